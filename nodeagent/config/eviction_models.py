@@ -72,8 +72,16 @@ class EvictionSection(Section):
         False,
         description="Whether pods with unreadable usage can be evicted. The kubelet ranks them first for eviction.",
     )
-    max_evictions_per_window: Count = Field(10, description="Maximum number of evictions per window. 0: no limit.")
-    eviction_window: Period = Field("10m", description="Length of the window of max_evictions_per_window.")
+    max_evictions_per_window: Count = Field(
+        10,
+        description="Maximum number of evictions for node pressure per window. 0: no limit. Above it, evictions for a "
+        "hard threshold on memory continue, one per 10 seconds.",
+    )
+    max_limit_evictions_per_window: Count = Field(
+        10,
+        description="Maximum number of evictions of pods above their own storage limits per window. 0: no limit.",
+    )
+    eviction_window: Period = Field("10m", description="Length of the window of both limits.")
     interval: Period = Field(
         "10s",
         description="Poll interval of the signals without pressure. It shrinks near a threshold, down to 200ms.",

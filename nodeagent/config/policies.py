@@ -86,6 +86,7 @@ def eviction(config: Config) -> EvictionSettings:
             local_storage_isolation=section.local_storage_isolation,
             evict_unmeasured=section.evict_unmeasured,
             max_evictions_per_window=section.max_evictions_per_window,
+            max_limit_evictions_per_window=section.max_limit_evictions_per_window,
             eviction_window_s=parse_duration_s(section.eviction_window),
         ),
         interval_s=parse_duration_s(section.interval),

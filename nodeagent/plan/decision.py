@@ -137,6 +137,7 @@ class ReasonCode(StrEnum):
     RECLAIM_FIRST = "reclaim-first"
     RECLAIM_SUFFICIENT = "reclaim-sufficient"
     EVICTION_LIMIT = "eviction-limit"
+    EVICTION_SLOWED = "eviction-slowed"
     EFFECT_OUTSTANDING = "effect-outstanding"
     EVICTION_INEFFECTIVE = "eviction-ineffective"
     # pods: kept, as another pod is evicted
@@ -234,6 +235,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.RECLAIM_FIRST: "{threshold} met; node-level reclaim first: {steps}",
     ReasonCode.RECLAIM_SUFFICIENT: "{threshold} was met; node-level reclaim was sufficient: {reading}",
     ReasonCode.EVICTION_LIMIT: "{count} pod(s) evicted in the last {window_s}, limit {limit}",
+    ReasonCode.EVICTION_SLOWED: (
+        "{count} pod(s) evicted in the last {window_s}, limit {limit}; next eviction for memory in {left_s}"
+    ),
     ReasonCode.EFFECT_OUTSTANDING: ("{threshold} met; waiting for the effect of {action}, at most {left_s}"),
     ReasonCode.EVICTION_INEFFECTIVE: ("{threshold} met; {action} freed too little, evictions paused for {left_s}"),
     ReasonCode.RANKED_LATER: "rank {rank} of {of}; at most one pod is evicted per pass: {measure}{note}",

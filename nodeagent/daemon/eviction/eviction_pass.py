@@ -10,7 +10,7 @@ from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.act.gc.progress import new_pass_id
 from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.daemon.eviction.node_reclaim import NodeReclaim
-from nodeagent.daemon.eviction.pass_result import EvictionRecord, PassResult
+from nodeagent.daemon.eviction.pass_result import NO_VICTIM, EvictionRecord, PassResult
 from nodeagent.daemon.eviction.reporting import eviction_fields
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.plan.decision import ReasonCode
@@ -21,6 +21,7 @@ from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import record_eviction
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from nodeagent.daemon.context import DaemonContext
@@ -32,11 +33,16 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+    from nodeagent.plan.eviction.thresholds import Threshold
 
 SLACK_S: Final = 60.0
 _MAX_FAILED: Final = 5
 _FAILED_KEPT_S: Final = 600.0
 _FAILED_ATTEMPTS: Final = 2
+_NOTHING_FOUND: Final = frozenset(
+    {PassResult.NO_POD, PassResult.NO_PRESSURE, PassResult.WAITING, PassResult.INEFFECTIVE, PassResult.URGENT}
+)
 _ENDS_THE_PASS: Final = frozenset({EvictionOutcome.EVICTED, EvictionOutcome.GONE, EvictionOutcome.DRY_RUN})
 
 
@@ -91,23 +97,48 @@ class EvictionPass:
         self._stop = stop
         self._node_reclaim = NodeReclaim(context, actions, monitors)
         self._reclaimed: set[ReclaimStep] = set()
+        self._without_victim: frozenset[Threshold] = frozenset()
 
-    async def run(self, evaluation: Evaluation) -> PassResult:
-        """Reclaim on the node, then evict at most one pod.
+    async def run(self, evaluation: Evaluation, is_limit_check_due: Callable[[], bool]) -> PassResult:
+        """Reclaim on the node, then evict at most one pod, for a threshold or for its own storage limit.
+
+        Args:
+            evaluation: status of the thresholds.
+            is_limit_check_due: returns whether to check the pods against their storage limits, if no threshold has a
+                victim.
 
         Raises:
             NodeAgentError: the pods or the image filesystem could not be read.
         """
-        if not evaluation.acting:  # pods over their own storage limits
-            return await self._evict_one(evaluation, with_disk=True)
+        result = PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
+        while evaluation.acting:
+            before = self._without_victim
+            found = await self._relieve(evaluation)
+            result = result if found is PassResult.NO_PRESSURE and before else found
+            if found not in NO_VICTIM:
+                break
+            if self._without_victim == before:
+                break
+        if (result in NO_VICTIM or not self._has_resource(evaluation)) and is_limit_check_due():
+            found = await self._evict_one(evaluation, with_disk=True)
+            return found if found not in _NOTHING_FOUND else result
+        return result
+
+    @staticmethod
+    def _has_resource(evaluation: Evaluation) -> bool:
+        """Return whether an eviction can relieve one of the thresholds acted on."""
+        return any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting)
+
+    async def _relieve(self, evaluation: Evaluation) -> PassResult:
+        """Act on the most urgent threshold that is not known to be without a victim."""
         plan = await self._reclaim(evaluation)
         if plan.selected is None:
             return self._withheld(plan) or (PassResult.RECLAIMED if self._reclaimed else PassResult.NO_PRESSURE)
         if plan.reclaim:
             return PassResult.RECLAIMING
-        if not plan.pods_may_be_chosen:
-            self._reporter.log_once("eviction_limit_reached", why="; ".join(plan.plan.warnings))
-            return PassResult.LIMITED
+        if plan.limited is not None:
+            self._without_victim |= {plan.selected.threshold}
+            return self._limited(plan)
         with_disk = MEANINGS[plan.selected.threshold.signal].filesystem is not None
         return await self._evict_one(evaluation, with_disk=with_disk)
 
@@ -118,12 +149,15 @@ class EvictionPass:
             if not plan.reclaim or plan.selected is None or self._stop.is_set():
                 return plan
             step = plan.reclaim[0]
-            if step not in self._attempts.dry_run_steps and not await self._node_reclaim.run_step(step, plan.selected):
+            if step not in self._attempts.dry_run_steps and not await self._run_step(step, plan.selected):
                 return plan
             self._reclaimed.add(step)
             await self._wait_for_effect(plan)
             if self._actions.dry_run:
                 self._attempts.dry_run_steps.add(step)
+
+    async def _run_step(self, step: ReclaimStep, status: ThresholdStatus) -> bool:
+        return await self._node_reclaim.run_step(step, status, self._without_victim)
 
     async def _evict_one(self, evaluation: Evaluation, *, with_disk: bool) -> PassResult:
         """Evict the first pod in eviction order that can be stopped."""
@@ -138,10 +172,7 @@ class EvictionPass:
             readings = await self._signals.read()
             plan = await self._plan(evaluation, readings, pods, excluded)
             if plan.victim is None:
-                self._reporter.log_no_evictable_pod(plan)
-                if plan.pods_may_be_chosen:
-                    return PassResult.NO_POD
-                return self._withheld(plan) or PassResult.NO_PRESSURE
+                return self._without_pod(plan)
             if await self._is_cancelled():
                 return PassResult.CALLED_OFF
             result = await self._evict(started_at, plan, plan.victim, pods, readings)
@@ -162,7 +193,8 @@ class EvictionPass:
         """Return the pods with their disk usage; ``None`` if a hard memory or PID threshold was met meanwhile."""
         work = asyncio.ensure_future(self._pods.read(with_disk=True))
         try:
-            return None if await self._signals.shortage_before(work) else await work
+            ignored = self._without_victim
+            return None if await self._signals.shortage_before(work, ignored) else await work
         finally:
             work.cancel()
 
@@ -171,14 +203,31 @@ class EvictionPass:
     ) -> EvictionPlan:
         return plan_eviction(
             replace(evaluation, state=self._context.eviction),
-            pods.facts if pods is not None else (),
+            pods.facts if pods is not None else None,
             self._policy,
             layout=await self._signals.layout(),
             now=readings.at,
             observations=readings.observations,
             reclaimed=frozenset(self._reclaimed),
             excluded=excluded,
+            without_victim=self._without_victim,
         )
+
+    def _without_pod(self, plan: EvictionPlan) -> PassResult:
+        """Log a plan without a victim, and keep the thresholds that it passed over."""
+        self._reporter.log_no_evictable_pod(plan)
+        passed_over, self._without_victim = plan.without_victim - self._without_victim, plan.without_victim
+        if plan.limited is not None:
+            return self._limited(plan)
+        if plan.pods_may_be_chosen or passed_over:
+            return PassResult.NO_POD
+        return self._withheld(plan) or PassResult.NO_PRESSURE
+
+    def _limited(self, plan: EvictionPlan) -> PassResult:
+        """Log that the limit of evictions keeps all pods."""
+        threshold = "" if plan.selected is None else plan.selected.threshold.text
+        self._reporter.log_once("eviction_limit_reached", why="; ".join(plan.plan.warnings), threshold=threshold)
+        return PassResult.SLOWED if plan.slowed else PassResult.LIMITED
 
     def _withheld(self, plan: EvictionPlan) -> PassResult | None:
         """Log an outstanding effect that withholds the pass; ``None`` if there is none."""
@@ -245,7 +294,8 @@ class EvictionPass:
             work.cancel()
         now = self._signals.now()
         if result.outcome is EvictionOutcome.EVICTED:
-            self._context.eviction = record_eviction(self._context.eviction, now)
+            for_limit = eviction.status is None
+            self._context.eviction = record_eviction(self._context.eviction, now, storage_limit=for_limit)
             await outstanding.stopped(uid, now)
             self._reporter.log_ineffective(eviction, effects)
         elif result.outcome is EvictionOutcome.FAILED and _relieves_disk(eviction):

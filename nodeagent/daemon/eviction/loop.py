@@ -17,6 +17,7 @@ from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS
 from nodeagent.plan.eviction.poll_interval import SOONEST_S
+from nodeagent.plan.eviction.signals import MEANINGS
 
 if TYPE_CHECKING:
     from nodeagent.config.eviction import EvictionSettings
@@ -111,14 +112,14 @@ class EvictionLoop:
         evaluation = await signals.evaluate(readings)
         if not evaluation.met:
             self._attempts.dry_run_steps.clear()
-        if not evaluation.acting:
+        if not any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting):
             await pods.refresh_if_due(near_threshold=signals.is_near_threshold(self._settings.interval_s))
         paused = self._context.pass_lock.pause() is not None
         policy = self._settings.policy
-        if not paused and (evaluation.acting or (policy.local_storage_isolation and pods.is_limit_check_due())):
-            a_pass = EvictionPass(self._context, policy, self._actions, self._monitors, self._attempts, stop)
-            return await a_pass.run(evaluation)
-        return PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
+        if paused:
+            return PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
+        a_pass = EvictionPass(self._context, policy, self._actions, self._monitors, self._attempts, stop)
+        return await a_pass.run(evaluation, lambda: policy.local_storage_isolation and pods.is_limit_check_due())
 
     def _register_triggers(self) -> None:
         stall = self._settings.stall

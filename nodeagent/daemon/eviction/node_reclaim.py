@@ -12,10 +12,13 @@ from nodeagent.plan.eviction.effects import effect_of_reclaim
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+    from nodeagent.plan.eviction.thresholds import Threshold
 
 _RECLAIM_S: Final = 600.0
 _CANCEL_WITHIN_S: Final = 5.0
@@ -30,18 +33,21 @@ class NodeReclaim:
         self._signals = monitors.signals
         self._reporter = monitors.reporter
 
-    async def run_step(self, step: ReclaimStep, status: ThresholdStatus) -> bool:
+    async def run_step(
+        self, step: ReclaimStep, status: ThresholdStatus, without_victim: AbstractSet[Threshold] = frozenset()
+    ) -> bool:
         """Run one step, interrupted when a hard memory or PID threshold is met; return whether it was completed.
 
-        A failed step counts as completed, so that it does not withhold evictions permanently. Afterwards the effect of
-        the step is outstanding, unless no space was freed.
+        Thresholds in ``without_victim`` interrupt no step, since no pod can be evicted for them. A failed step counts
+        as completed, so that it does not withhold evictions permanently. Afterwards the effect of the step is
+        outstanding, unless no space was freed.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
         """
         threshold = status.threshold.text
         try:
-            done = await self._run_locked(step, status)
+            done = await self._run_locked(step, status, without_victim)
         except PassBusyError as error:
             self._reporter.log_warnings([f"node-level reclaim postponed: {error}"])
             return False
@@ -66,7 +72,9 @@ class NodeReclaim:
         )
         return True
 
-    async def _run_locked(self, step: ReclaimStep, status: ThresholdStatus) -> Reclaimed | None:
+    async def _run_locked(
+        self, step: ReclaimStep, status: ThresholdStatus, without_victim: AbstractSet[Threshold]
+    ) -> Reclaimed | None:
         """Run a step under the pass lock; ``None`` if it was not started or was interrupted."""
         async with self._context.pass_lock.take(urgent=True) as end:
             if end.is_set():
@@ -74,7 +82,7 @@ class NodeReclaim:
             self._context.loop_statuses.beat(LOOP_NAME, _RECLAIM_S)
             work = asyncio.ensure_future(self._actions.reclaimer.run(step, end))
             try:
-                if not await self._signals.shortage_before(work):
+                if not await self._signals.shortage_before(work, without_victim):
                     return await work
                 end.set()
                 await asyncio.wait({work}, timeout=_CANCEL_WITHIN_S)

@@ -32,6 +32,8 @@ class PassResult(StrEnum):
     """Evictions are withheld since the last one freed too little."""
     LIMITED = "limited"
     """The limit of evictions is reached."""
+    SLOWED = "slowed"
+    """The limit of evictions is reached; evictions for a hard memory threshold are spaced out."""
     NO_POD = "no-pod"
     URGENT = "urgent"
     """A hard memory or PID threshold was met during the disk usage measurement."""
@@ -50,6 +52,8 @@ class PassResult(StrEnum):
         return self in _REPEATING
 
 
+NO_VICTIM: Final = frozenset({PassResult.NO_POD, PassResult.LIMITED})
+"""Results for a threshold that no pod can be evicted for now, so that the next threshold is acted on."""
 _REPEATING: Final = frozenset(
     {PassResult.NO_POD, PassResult.LIMITED, PassResult.FAILED, PassResult.DRY_RUN, PassResult.INEFFECTIVE}
 )

@@ -10,12 +10,14 @@ from nodeagent.plan.eviction.signals import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from collections.abc import Set as AbstractSet
 
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.eviction.reporting import EvictionReporter
     from nodeagent.model.pressure import FilesystemLayout, Moment
     from nodeagent.observe.eviction_signals import EvaluatedSignals, SignalLayout, SignalReadings
     from nodeagent.plan.eviction.state import Evaluation, EvictionState
+    from nodeagent.plan.eviction.thresholds import Threshold
 
 WATCH_S: Final = 0.5
 """Interval of the readings while directories are walked or images removed."""
@@ -104,15 +106,22 @@ class SignalMonitor:
         self._reporter.log_warnings(evaluated.warnings)
         return evaluation
 
-    async def shortage_before(self, work: asyncio.Future[Any]) -> bool:
-        """Evaluate while ``work`` runs; return whether a hard memory or PID threshold was met before its end."""
+    async def shortage_before(self, work: asyncio.Future[Any], ignored: AbstractSet[Threshold] = frozenset()) -> bool:
+        """Evaluate while ``work`` runs; return whether a hard memory or PID threshold was met before its end.
+
+        Thresholds in ``ignored`` do not count: no pod can be evicted for them.
+        """
         while True:
             done, _ = await asyncio.wait({work}, timeout=self._watch_s)
             if done:
                 return False
             evaluation = await self.evaluate()
             if any(
-                each.threshold.hard and MEANINGS[each.threshold.signal].filesystem is None for each in evaluation.acting
+                each.threshold.hard
+                and MEANINGS[each.threshold.signal].filesystem is None
+                and MEANINGS[each.threshold.signal].resource is not None
+                and each.threshold not in ignored
+                for each in evaluation.acting
             ):
                 return True
 

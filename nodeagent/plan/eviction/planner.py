@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.model.pressure import Resource
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.eviction.eviction import Eviction
+from nodeagent.plan.eviction.eviction_limit import limit_reached
 from nodeagent.plan.eviction.local_storage import find_violation
 from nodeagent.plan.eviction.message import limit_message, offenders, pressure_message
 from nodeagent.plan.eviction.protection import Protection
@@ -15,7 +16,6 @@ from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.reclaim import reclaim_steps
 from nodeagent.plan.eviction.selected_threshold import select_threshold
 from nodeagent.plan.eviction.signals import MEANINGS
-from nodeagent.plan.eviction.state import recent_evictions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -49,6 +49,8 @@ class EvictionPlan:
         ranking: all pods ranked for the selected threshold, protected ones too.
         victim: the pod to evict; ``None`` for none.
         withheld: reason for not acting on another met threshold: an outstanding effect.
+        limited: reason that no pod may be chosen: the limit of evictions per window.
+        without_victim: thresholds acted on that have no victim now.
     """
 
     plan: Plan
@@ -58,11 +60,18 @@ class EvictionPlan:
     ranking: tuple[RankedPod, ...] = ()
     victim: Eviction | None = None
     withheld: Reason | None = None
+    limited: Reason | None = None
+    without_victim: frozenset[Threshold] = frozenset()
+
+    @property
+    def slowed(self) -> bool:
+        """Whether a pod is evicted later, as evictions are spaced out above the limit."""
+        return self.limited is not None and self.limited.code is ReasonCode.EVICTION_SLOWED
 
 
 def plan_eviction(  # noqa: PLR0913 - inputs of one pass
     evaluation: Evaluation,
-    pods: Iterable[PodFacts],
+    pods: Iterable[PodFacts] | None,
     policy: EvictionPolicy,
     *,
     layout: FilesystemLayout,
@@ -70,37 +79,56 @@ def plan_eviction(  # noqa: PLR0913 - inputs of one pass
     observations: Iterable[Observation] | None = None,
     reclaimed: AbstractSet[ReclaimStep] = frozenset(),
     excluded: Mapping[str, str] = NO_FAILURES,
+    without_victim: AbstractSet[Threshold] = frozenset(),
 ) -> EvictionPlan:
     """Return a plan that evicts at most one pod; neither the order of pods nor that of thresholds matters.
 
-    Pods over their own storage limits precede others: lower priority first, then larger excess. Then the most urgent
-    threshold with a resource that is acted on and still met by the latest readings is selected. Node-level reclaim for
-    it precedes the first unprotected pod of the ranking. The next threshold is selected if a later reading cleared
-    this one, by its minimum reclaim if a reclaim step was run for it.
+    The most urgent threshold with a resource that is acted on and still met by the latest readings is selected.
+    Node-level reclaim for it precedes the first unprotected pod of the ranking. The next threshold is selected if a
+    later reading cleared this one, by its minimum reclaim if a reclaim step was run for it, and if this one has no
+    victim. A pod over its own storage limit is evicted if no threshold has a victim, and before those of a soft one;
+    the one of lower priority first, then of larger excess. Storage limits have an eviction window of their own.
 
     Unlike the kubelet, at most one pod is evicted for storage limits too; no pod is evicted for one threshold because
     another is still met; and a reading too old at ``now`` is rejected. While the effect of an earlier eviction or
-    reclaim is outstanding, thresholds of the same shortage are not acted on, others are.
+    reclaim is outstanding, thresholds of the same shortage are not acted on, others are. The kubelet evicts pods over
+    their limits first, so that under hard pressure it evicts them one after the other before it relieves the node.
 
     Args:
         evaluation: status of the thresholds; its state has the recent evictions and the outstanding effects.
-        pods: all pods of the node; missing or contradictory facts keep a pod.
+        pods: all pods of the node; missing or contradictory facts keep a pod. ``None`` if they were not read: the most
+            urgent threshold is selected, whether or not it has a victim.
         policy: protected pods, grace periods and limits.
         layout: which filesystems share a device.
         now: the instant of this decision, after the latest readings.
         observations: readings newer than the evaluated ones; ``None`` uses the evaluated ones.
         reclaimed: steps already run in this pass.
         excluded: pod UID to the reason of its earlier failed eviction.
+        without_victim: thresholds without a victim by an earlier plan of this pass, which are not selected again.
 
     Source: kubelet ``synchronize``, from local storage eviction on, and ``evictPod``.
     """
-    listed = sorted(dict.fromkeys(pods), key=lambda pod: (pod.uid, pod.namespace, pod.name))
+    listed = sorted(dict.fromkeys(pods or ()), key=lambda pod: (pod.uid, pod.namespace, pod.name))
     planner = _Planner(evaluation, listed, policy, layout, now, excluded)
-    over_limits = planner.pods_over_limits()
-    if over_limits and planner.limited is None:
-        return planner.evict_for_limit(*over_limits[0])
-    selected = select_threshold(evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed)
-    return planner.act_on(selected, reclaimed)
+    passed_over = frozenset(without_victim)
+    first: EvictionPlan | None = None
+    while True:
+        selected = select_threshold(
+            evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed, without_victim=passed_over
+        )
+        plan = planner.act_on(selected, reclaimed)
+        threshold = None if selected.status is None else selected.status.threshold
+        if threshold is None or not threshold.hard:
+            for_limit = planner.evict_for_limit(plan)
+            if for_limit is not None:
+                return replace(for_limit, without_victim=passed_over)
+        first = first or plan
+        if threshold is None or pods is None:
+            found = replace(first, withheld=first.withheld or plan.withheld, without_victim=passed_over)
+            return planner.report_suspended_limits(found)
+        if plan.victim is not None or plan.reclaim or plan.slowed:
+            return replace(plan, without_victim=passed_over)
+        passed_over |= {threshold}
 
 
 def effective_grace_s(threshold: Threshold | None, pod: PodFacts, policy: EvictionPolicy) -> float:
@@ -136,7 +164,7 @@ class _Planner:
         self._protection = Protection(pods, policy)
         self._excluded = excluded
         self._kept = {id(pod): reason for pod in pods if (reason := self._keep_reason(pod)) is not None}
-        self.limited = self._limit_reached()
+        self._limits: list[Reason] = []
 
     def pods_over_limits(self) -> list[tuple[PodFacts, Violation]]:
         """Return the unprotected pods over their own storage limits, in eviction order."""
@@ -149,8 +177,12 @@ class _Planner:
         ]
         return sorted(found, key=lambda each: (each[0].priority.value or 0, -each[1].excess_bytes, each[0].uid))
 
-    def evict_for_limit(self, pod: PodFacts, violation: Violation) -> EvictionPlan:
-        """Return the plan that evicts a pod over its own storage limit."""
+    def evict_for_limit(self, otherwise: EvictionPlan) -> EvictionPlan | None:
+        """Return the plan that evicts a pod over its own storage limit; ``None`` without one, and above the limit."""
+        over_limits = self.pods_over_limits()
+        if not over_limits or self._limited(None) is not None:
+            return None
+        pod, violation = over_limits[0]
         victim = Eviction(
             pod=pod,
             reason=violation.reason,
@@ -166,7 +198,21 @@ class _Planner:
             Decision(ItemKind.POD, pod.uid, _name(pod), Verdict.REMOVE, victim.reason, violation.usage_bytes),
             *(self._keep(each, others) for each in self._pods if each is not pod),
         ]
-        return EvictionPlan(self._plan(decisions), pods_may_be_chosen=True, victim=victim)
+        plan = self._plan(decisions)
+        return EvictionPlan(plan, pods_may_be_chosen=True, victim=victim, withheld=otherwise.withheld)
+
+    def report_suspended_limits(self, plan: EvictionPlan) -> EvictionPlan:
+        """Return a plan without a victim, with the pods over their limits kept by the limit of evictions, if any."""
+        over_limits = {pod.uid for pod, _ in self.pods_over_limits()}
+        reason = self._limited(None) if over_limits else None
+        if reason is None:
+            return plan
+        decisions = tuple(
+            each._replace(reason=reason) if each.id in over_limits else each for each in plan.plan.decisions
+        )
+        warnings = dict.fromkeys((*plan.plan.warnings, f"no pod is evicted: {reason.sentence}"))
+        changed = replace(plan.plan, decisions=decisions, warnings=tuple(warnings))
+        return replace(plan, plan=changed, limited=plan.limited or reason)
 
     def act_on(self, selected: SelectedThreshold, reclaimed: AbstractSet[ReclaimStep]) -> EvictionPlan:
         """Return the plan for the selected threshold: to reclaim, to evict a pod, or neither."""
@@ -177,13 +223,15 @@ class _Planner:
         signal = status.threshold.signal
         steps = tuple(step for step in reclaim_steps(signal, self._layout) if step not in reclaimed)
         ranking = rank_pods(self._pods, signal, self._layout)
-        common_reason = self.limited
+        limited = None if steps else self._limited(status.threshold)
+        common_reason = limited
         if steps:
             texts = tuple(step.text for step in steps)
             common_reason = Reason(ReasonCode.RECLAIM_FIRST, {"threshold": status.threshold.text, "steps": texts})
         if common_reason is not None:
             decisions = [self._keep(pod, common_reason) for pod in self._by_rank(ranking)]
-            return EvictionPlan(self._plan(decisions), status, steps, ranking=ranking, withheld=selected.withheld)
+            plan = self._plan(decisions)
+            return EvictionPlan(plan, status, steps, ranking=ranking, withheld=selected.withheld, limited=limited)
         return replace(self._choose(status, selected.reason, ranking), withheld=selected.withheld)
 
     def _choose(self, status: ThresholdStatus, reason: Reason, ranking: tuple[RankedPod, ...]) -> EvictionPlan:
@@ -232,12 +280,12 @@ class _Planner:
             return Reason(ReasonCode.BEING_EVICTED)
         return self._protection.keep_reason(pod)
 
-    def _limit_reached(self) -> Reason | None:
-        limit, window_s = self._policy.max_evictions_per_window, self._policy.eviction_window_s
-        count = len(recent_evictions(self._evaluation.state, self._policy, self._now))
-        if not 0 < limit <= count:
-            return None
-        return Reason(ReasonCode.EVICTION_LIMIT, {"count": count, "window_s": window_s, "limit": limit})
+    def _limited(self, threshold: Threshold | None) -> Reason | None:
+        """Return the reason that the limit of evictions permits none for a threshold, or for a storage limit."""
+        reason = limit_reached(self._evaluation.state, self._policy, self._now, threshold)
+        if reason is not None:
+            self._limits.append(reason)
+        return reason
 
     def _keep(self, pod: PodFacts, default: Reason) -> Decision:
         """Return the decision to keep a pod; its own reason precedes the common one."""
@@ -259,8 +307,8 @@ class _Planner:
         for status in self._evaluation.acting:
             if MEANINGS[status.threshold.signal].resource is None:
                 yield f"{status.threshold.text} is met, but no pod is evicted for it"
-        if self.limited is not None:
-            yield f"no pod is evicted: {self.limited.sentence}"
+        for reason in self._limits:
+            yield f"no pod is evicted: {reason.sentence}"
 
 
 def _decide(ranked: RankedPod, verdict: Verdict, reason: Reason) -> Decision:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodeagent.model.pressure import Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +25,9 @@ class EvictionPolicy:
         evict_unmeasured: whether a pod with unknown usage may be evicted. The kubelet evicts such a pod before all
             others.
         max_observation_age_s: age above which a reading is rejected.
-        max_evictions_per_window: limit of evictions; 0 for none.
-        eviction_window_s: period of that limit.
+        max_evictions_per_window: limit of evictions for node pressure; 0 for none.
+        max_limit_evictions_per_window: limit of evictions for the storage limits of pods; 0 for none.
+        eviction_window_s: period of both limits.
 
     Source: kubelet ``evictionPressureTransitionPeriod``, ``evictionMaxPodGracePeriod``,
     ``localStorageCapacityIsolation``; the other settings are this agent's own.
@@ -34,4 +41,9 @@ class EvictionPolicy:
     evict_unmeasured: bool = False
     max_observation_age_s: float = 1.0
     max_evictions_per_window: int = 0
+    max_limit_evictions_per_window: int = 0
     eviction_window_s: float = 600.0
+
+    def within_window(self, times_s: Iterable[float], now: Moment) -> tuple[float, ...]:
+        """Return the times of evictions that count against a limit at ``now``."""
+        return tuple(each for each in times_s if now.monotonic_s - each < self.eviction_window_s)

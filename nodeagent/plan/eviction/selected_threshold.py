@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+    from nodeagent.plan.eviction.thresholds import Threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,12 @@ def select_threshold(  # noqa: PLR0913 - inputs of one pass
     layout: FilesystemLayout,
     now: Moment,
     reclaimed: AbstractSet[ReclaimStep],
+    without_victim: AbstractSet[Threshold] = frozenset(),
 ) -> SelectedThreshold:
     """Return the most urgent threshold acted on that has a resource, is still met, and has no effect outstanding.
 
-    A threshold for which only pods are withheld is returned as long as reclaim steps remain.
+    A threshold for which only pods are withheld is returned as long as reclaim steps remain. Thresholds in
+    ``without_victim`` are skipped.
 
     Without newer readings the evaluated ones are validated by their age at ``now``. A threshold is cleared by its
     minimum reclaim only, if a reclaim step was run for its signal or if the last pass acted on it.
@@ -67,7 +70,7 @@ def select_threshold(  # noqa: PLR0913 - inputs of one pass
     skipped, withheld = [], None
     for status in evaluation.acting:
         resource = MEANINGS[status.threshold.signal].resource
-        if resource is None:
+        if resource is None or status.threshold in without_victim:
             continue
         signal = status.threshold.signal
         why_skipped = _skip_reason(status, readings, reclaimed=signal in signals)

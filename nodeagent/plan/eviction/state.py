@@ -36,7 +36,8 @@ class EvictionState:
         acted_on: thresholds whose grace period was over in the last pass; their minimum reclaim counts.
         last_read_s: time of the last reading used, by signal.
         reported: node conditions that were active in the last pass.
-        evicted_s: times of evictions within the window of the limit.
+        evicted_s: times of evictions for node pressure within the window of their limit.
+        limit_evicted_s: times of evictions for storage limits of pods within the window of their limit.
         outstanding: effects of evictions and reclaim that are not measured yet.
         victims: recently evicted pods.
 
@@ -49,6 +50,7 @@ class EvictionState:
     last_read_s: Mapping[Signal, float] = field(default_factory=dict)
     reported: frozenset[NodeCondition] = frozenset()
     evicted_s: tuple[float, ...] = ()
+    limit_evicted_s: tuple[float, ...] = ()
     outstanding: tuple[OutstandingEffect, ...] = ()
     victims: tuple[Victim, ...] = ()
 
@@ -143,20 +145,18 @@ def evaluate(
         acted_on=frozenset(acted_on),
         last_read_s={**previous.last_read_s, **last_read_s},
         reported=frozenset(each.condition for each in conditions if each.active),
-        evicted_s=recent_evictions(previous, policy, now),
+        evicted_s=policy.within_window(previous.evicted_s, now),
+        limit_evicted_s=policy.within_window(previous.limit_evicted_s, now),
         outstanding=previous.outstanding,
         victims=previous.victims,
     )
     return Evaluation(now, state, tuple(statuses), conditions, tuple(readings.rejected.values()))
 
 
-def recent_evictions(state: EvictionState, policy: EvictionPolicy, now: Moment) -> tuple[float, ...]:
-    """Return the times of the evictions within the window of the limit."""
-    return tuple(each for each in state.evicted_s if now.monotonic_s - each < policy.eviction_window_s)
-
-
-def record_eviction(state: EvictionState, now: Moment) -> EvictionState:
-    """Return the state with one more completed eviction."""
+def record_eviction(state: EvictionState, now: Moment, *, storage_limit: bool = False) -> EvictionState:
+    """Return the state with one more completed eviction, for node pressure or for the storage limit of its pod."""
+    if storage_limit:
+        return replace(state, limit_evicted_s=(*state.limit_evicted_s, now.monotonic_s))
     return replace(state, evicted_s=(*state.evicted_s, now.monotonic_s))
 
 
@@ -183,6 +183,7 @@ def suspended(state: EvictionState, now_s: float) -> EvictionState:
     """
     return EvictionState(
         evicted_s=state.evicted_s,
+        limit_evicted_s=state.limit_evicted_s,
         outstanding=tuple(each for each in state.outstanding if now_s < each.until_s),
         victims=state.victims,
     )

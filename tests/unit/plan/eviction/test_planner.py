@@ -22,10 +22,8 @@ from nodeagent.plan.eviction.message import format_quantity
 from nodeagent.plan.eviction.planner import effective_grace_s, plan_eviction
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.eviction.state import record_eviction
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import (
-    EMPTY_STATE,
     POLICY,
     SINGLE,
     at,
@@ -389,20 +387,6 @@ def test_grace_period_is_limited_by_the_kind_of_threshold(
     assert effective_grace_s(threshold, pod(termination_grace_s=known(own_s)), policy) == grace_s
 
 
-def test_eviction_limit_stops_evictions_and_not_reclaim() -> None:
-    policy = EvictionPolicy(max_evictions_per_window=2, eviction_window_s=60)
-    once = record_eviction(EMPTY_STATE, at(-50))
-    twice = record_eviction(once, at(-10))
-    assert victim(planned([pod()], policy=policy, state=once)) == "web"
-    limited = planned([pod()], policy=policy, state=twice)
-    assert reasons(limited) == {"web": "eviction-limit"}
-    assert limited.plan.warnings == ("no pod is evicted: 2 pod(s) evicted in the last 1m, limit 2",)
-    greedy = pod(empty_dirs=(EmptyDirFacts("tmp", 20, 10),))
-    disk_short = planned([greedy], read("nodefs.available", 5), limits=DISK, policy=policy, state=twice)
-    assert (disk_short.victim, len(disk_short.reclaim)) == (None, 3)
-    assert victim(planned([pod()], policy=policy, state=twice, seconds=10)) == "web"
-
-
 OVER = {
     "emptyDir": pod("greedy", empty_dirs=(EmptyDirFacts("ok", 9, 10), EmptyDirFacts("tmp", 6 * MIB, 5 * MIB))),
     "pod": pod("greedy", usage=PodUsage(ephemeral_bytes=6 * MIB), ephemeral_limit_bytes=5 * MIB),
@@ -464,14 +448,15 @@ def test_pod_within_its_limits_or_protected_is_not_evicted(facts: PodFacts, layo
     assert planned([facts], read(available_mib=900), layout=layout).victim is None
 
 
-def test_storage_limits_precede_pressure_with_one_pod_per_pass() -> None:
+def test_storage_limits_precede_soft_pressure_with_one_pod_per_pass() -> None:
     pods = [
         pod("much", empty_dirs=(EmptyDirFacts("tmp", 90, 10),)),
         pod("little", empty_dirs=(EmptyDirFacts("tmp", 11, 10),)),
         pod("high", priority=5, empty_dirs=(EmptyDirFacts("tmp", 900, 10),)),
         pod("hog", memory=900),
     ]
-    plan = planned(pods)
+    start = evaluated(read(seconds=-90), limits=SOFT, seconds=-90).state
+    plan = planned(pods, limits=SOFT, state=start)
     assert victim(plan) == "much"
     assert set(reasons(plan).values()) == {"empty-dir-over-limit", "another-pod-evicted"}
 

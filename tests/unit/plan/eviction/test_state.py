@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.pressure import NodeCondition, Observation, Signal
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.signals import MEANINGS
-from nodeagent.plan.eviction.state import Evaluation, EvictionState, evaluate, recent_evictions, record_eviction
+from nodeagent.plan.eviction.state import Evaluation, EvictionState, evaluate, record_eviction
 from tests.unit.plan.eviction.cases import EMPTY_STATE, POLICY, at, evaluated, read, thresholds
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def test_removed_thresholds_are_dropped_from_the_state() -> None:
 def test_evictions_are_kept_for_the_window() -> None:
     policy = EvictionPolicy(eviction_window_s=60)
     state = record_eviction(record_eviction(EMPTY_STATE, at(0)), at(30))
-    assert len(recent_evictions(state, policy, at(59))) == 2
+    assert len(policy.within_window(state.evicted_s, at(59))) == 2
     after = evaluate(state, [], (), policy, now=at(60)).state
     assert after.evicted_s == (at(30).monotonic_s,)
 
