@@ -177,7 +177,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
     if not dry_run:
         warn_of_pause(settings)
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
-        preview = await agent.collector.preview(Scope(request.scope))
+        preview = await agent.collector.prepare(Scope(request.scope))
         if dry_run or request.is_table:
             show_preview(request, agent, preview)
         if dry_run:

@@ -50,6 +50,8 @@ async def _collect(request: gc.Request, settings: Settings, minimum_age_s: float
     only_list = request.dry_run or not request.yes
     dry_run = only_list or settings.dry_run
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
+        if not dry_run:
+            await agent.recovery.run()
         preview = await agent.find_leaks(minimum_age_s, rooted=rooted)
         if dry_run or request.is_table:
             gc.show_preview(request, agent, preview)

@@ -146,7 +146,7 @@ async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) ->
     current = settings.policy
     settings = replace(settings, policy=stricter(saved.policy, current))
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
-        preview, drift = await agent.collector.preview_saved(saved, current)
+        preview, drift = await agent.collector.prepare_saved(saved, current)
         if dry_run:
             _show(request, preview, saved, drift, None)
             if not request.dry_run:

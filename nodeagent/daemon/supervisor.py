@@ -262,7 +262,7 @@ def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: D
             if context is not None:
                 context.loop_statuses.beat(scope.value, SILENCE_S)
 
-        preview = await agent.collector.preview(scope)
+        preview = await agent.collector.prepare(scope)
         report = await agent.run(
             preview,
             trigger=trigger,

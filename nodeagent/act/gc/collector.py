@@ -98,7 +98,7 @@ class Collector:
         """Create a collector; with ``dry_run`` its passes only report the planned removals.
 
         ``collect_garbage`` runs the runtime's own garbage collection; called only for plans with pending bytes.
-        ``recover`` completes interrupted removals; called before each plan, except in a dry run.
+        ``recover`` completes interrupted removals; called before each pass, except in a dry run.
         """
         self._recover = recover if not dry_run else None
         self._dry_run = dry_run
@@ -109,15 +109,24 @@ class Collector:
         self._clock = clock
         self._read_filesystem = read_filesystem
 
-    async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
-        """Observe and plan without removals; ``only`` restricts the removals, by id."""
+    async def prepare(self, scope: Scope) -> Preview:
+        """Complete interrupted removals, then observe and plan a pass."""
         if self._recover is not None:
             await self._recover()
+        return await self.preview(scope)
+
+    async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
+        """Observe and plan without any change to the node; ``only`` restricts the removals, by id.
+
+        Interrupted removals are left as they are: their completion waits for seconds and takes the pass lock.
+        """
         snapshot = await self._observer.observe(scope)
         return Preview(scope, snapshot, plans_for(scope, snapshot, self._policy, only))
 
-    async def preview_saved(self, saved: SavedPlan, current: GCPolicy) -> tuple[Preview, tuple[Drift, ...]]:
-        """Observe and plan the removals of a saved plan; return them with the listed items that are kept.
+    async def prepare_saved(self, saved: SavedPlan, current: GCPolicy) -> tuple[Preview, tuple[Drift, ...]]:
+        """Complete interrupted removals, then observe and plan the removals of a saved plan.
+
+        Returned are the plans of the pass, and the listed items that are kept.
 
         ``current`` is the policy in force; this collector's policy must be the stricter of it and the saved one.
         """

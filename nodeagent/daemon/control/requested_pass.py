@@ -102,7 +102,7 @@ class RequestedPass:
         """
         agent = require_agent(self._context)
         _refuse_disabled(scope, agent.settings)
-        preview = await agent.collector.preview(scope)
+        preview = await agent.collector.prepare(scope)
         report = await self._run(agent, preview, rounds=rounds, trigger="control", in_force=agent)
         return await self._report(agent, report)
 
@@ -127,7 +127,7 @@ class RequestedPass:
         async with open_agent(
             settings, record=True, dry_run=settings.dry_run, clock=self._context.clock, roles=in_force.roles
         ) as agent:
-            preview, drift = await agent.collector.preview_saved(saved, current)
+            preview, drift = await agent.collector.prepare_saved(saved, current)
             report = await self._run(agent, preview, rounds=1, trigger="apply", plan_id=saved.id, in_force=in_force)
             return await self._report(agent, report, drift)
 

@@ -255,6 +255,22 @@ async def test_deletion_that_timed_out_restores_the_batch_and_keeps_the_lease_un
         assert not made.node.store.leases
 
 
+async def test_interrupted_removal_is_completed_before_a_pass_and_not_by_a_preview(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        before = set(made.node.store.names)
+        made.server.faults.fail("Leases.Delete", times=1, status="UNAVAILABLE")
+        made.server.faults.fail("Images.Create", times=None, status="UNAVAILABLE")
+        await remove_all(made)
+        made.server.faults.clear()
+        missing = before - set(made.node.store.names)
+        await made.collector.preview(Scope.IMAGES)
+        assert missing == before - set(made.node.store.names) != set()
+        assert made.node.store.leases
+        await made.collector.prepare(Scope.IMAGES)
+        assert set(made.node.store.names) == before
+        assert not made.node.store.leases
+
+
 async def test_recent_removal_is_not_restored_without_the_lock(rig: Opener, tmp_path: Path) -> None:
     async with rig(bulk=True) as made:
         made.server.faults.fail("Leases.Delete", times=1, status="UNAVAILABLE")

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.api import requests as api
 from nodeagent.api.codec import Document, decode, encode
 from nodeagent.api.config import EffectiveConfig
@@ -203,6 +204,25 @@ async def test_response_is_decoded_without_loss(node: Node, method: str, request
     (Path(node.sim.root_path) / "io.containerd.snapshotter.v1.overlayfs").mkdir()
     answer = await node.ask(method, request_)
     assert json.loads(encode(decode(json.dumps(answer), kind))) == answer
+
+
+async def test_only_passes_complete_interrupted_removals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    completions: list[None] = []
+
+    async def complete(_: RemovalRecovery) -> None:
+        completions.append(None)
+
+    monkeypatch.setattr(RemovalRecovery, "run", complete)
+    (tmp_path / "io.containerd.snapshotter.v1.overlayfs").mkdir()
+    requests = {"Plan": api.PlanRequest(scope="all", lasts_seconds=60), "Explain": api.ExplainRequest(name=IMAGE)}
+    readings = {name for name, each in OPERATIONS.items() if each.access is Access.READ} - {"Events", "DiskUsage"}
+    async with serving(tmp_path) as node:
+        for each in sorted(readings):
+            await node.ask(each, requests.get(each))
+        assert node.faults.count("ListImages")
+        assert not completions
+        await node.ask("Apply", api.ApplyRequest(scope="images", rounds=1))
+        assert len(completions) == 1
 
 
 async def test_configuration_has_the_values_in_force_with_their_sources(node: Node) -> None:
