@@ -59,11 +59,13 @@ class ImageRecord:
         names: every name of the image (tags, digests, the config digest); it is removed with the last of them.
         pulled_at: latest pull, which is the creation or the change of the target of a name; ``None`` if unknown.
         complete: whether every blob and snapshot that it references exists.
+        pinned: whether a label of one of the names pins it.
     """
 
     names: tuple[str, ...]
     pulled_at: datetime | None = None
     complete: bool = True
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,8 +296,7 @@ class Observer:  # 14 attributes: the sources of the snapshot, and four caches
         observed, error = await self._image_filesystem()
         storage = await self._build_graph(snapshot.images, stored, status, observed.path if observed else "/", warnings)
         if storage is not None:
-            names = await self._storage.list_image_names()
-            snapshot = replace(snapshot, images=with_pins(snapshot.images, names, storage))
+            snapshot = replace(snapshot, images=with_pins(snapshot.images, storage))
         pulled = {image.id: _pulled_at(storage, image.id) for image in snapshot.images}
         in_use = images_in_use(snapshot)
         use = _NOT_OBSERVED  # contradictory lists would record used images as unused, and unlisted ones as removed

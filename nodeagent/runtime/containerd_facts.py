@@ -44,15 +44,7 @@ def is_pinned(stored: StoredImage) -> bool:
     return stored.labels.get(PINNED_LABEL) == "pinned"
 
 
-def with_pins(images: Sequence[Image], names: Iterable[StoredImage], storage: StorageGraph) -> tuple[Image, ...]:
+def with_pins(images: Sequence[Image], storage: StorageGraph) -> tuple[Image, ...]:
     """Return the images with pins from containerd's labels added; a pin on any of an image's names counts."""
-    pinned = {each.name for each in names if is_pinned(each)}
-
-    def names_of(image: Image) -> tuple[str, ...]:
-        record = storage.records.get(image.id)
-        return record.names if record is not None else image.references
-
-    return tuple(
-        replace(image, pinned=True) if not image.pinned and not pinned.isdisjoint(names_of(image)) else image
-        for image in images
-    )
+    pinned = {image_id for image_id, record in storage.records.items() if record.pinned}
+    return tuple(replace(image, pinned=True) if image.id in pinned and not image.pinned else image for image in images)

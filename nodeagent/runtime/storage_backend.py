@@ -83,9 +83,6 @@ class StorageBackend(Protocol):
             ObservationError: the backend has no records of references.
         """
 
-    async def list_image_names(self) -> tuple[StoredImage, ...]:
-        """Return every image name; none for CRI alone."""
-
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return the existing ones of these image names; none for CRI alone."""
 
@@ -146,10 +143,6 @@ class CriOnlyStorage:
     ) -> tuple[UnreferencedPiece, ...]:
         """Raise ObservationError, since CRI has no records of references."""
         raise ObservationError("references are recorded only by containerd's own services: disabled or unavailable")
-
-    async def list_image_names(self) -> tuple[StoredImage, ...]:
-        """Return an empty tuple."""
-        return ()
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return an empty tuple."""
@@ -230,10 +223,6 @@ class ContainerdStorage:
         if self._cache is None:
             self._cache = self._make_cache(path)
         return self._cache
-
-    async def list_image_names(self) -> tuple[StoredImage, ...]:
-        """Return every image name."""
-        return await self._client.list_images()
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return the existing ones of these image names."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
 from nodeagent.model import ImageRecord, PieceKind, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
+from nodeagent.runtime.containerd_facts import is_pinned
 from nodeagent.runtime.containerd_records import LeasedResource, SnapshotKind, SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
@@ -85,11 +86,13 @@ class _Resolved:
         names: every name of the image.
         nodes: the existing blobs and snapshots that it references.
         complete: whether every referenced blob and snapshot exists.
+        pinned: whether a label of one of its names pins it.
     """
 
     names: tuple[str, ...]
     nodes: tuple[Node, ...]
     complete: bool
+    pinned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,7 @@ class LayerCache:
         """
         await self._load_usage()
         inventory = await self._read(client, snapshotter, containers)
+        images = sorted(images, key=lambda each: each.id)  # containerd lists the same images in changing order
         layout = self._layout
         if layout is None or not _is_valid(layout, inventory, images):
             layout = self._layout = await self._lay_out(client, inventory, tuple(images))
@@ -296,7 +300,9 @@ class LayerCache:
             pieces=tuple(self._piece(node, inventory, usage) for node in nodes),
             by_image={image_id: tuple(index[node] for node in each.nodes) for image_id, each in sized.items()},
             records={
-                image_id: ImageRecord(each.names, max(times[name] for name in each.names).at, each.complete)
+                image_id: ImageRecord(
+                    each.names, max(times[name] for name in each.names).at, each.complete, each.pinned
+                )
                 for image_id, each in resolved.items()
             },
         )
@@ -417,7 +423,8 @@ def _resolve(images: Iterable[Image], inventory: Inventory) -> dict[str, _Resolv
         if stored:
             referenced = inventory.referenced_by_images(stored.values())
             nodes = tuple(node for node in referenced if node in existing)
-            resolved[listed.id] = _Resolved(tuple(stored), nodes, _is_complete(referenced, inventory.stored))
+            complete, pinned = _is_complete(referenced, inventory.stored), any(map(is_pinned, stored.values()))
+            resolved[listed.id] = _Resolved(tuple(stored), nodes, complete, pinned)
     return resolved
 
 

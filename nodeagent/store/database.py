@@ -20,6 +20,7 @@ from nodeagent.store.item_times import FirstSeen, ItemKey, update_first_seen
 from nodeagent.store.observation import GapLimits, ObservationTracker
 from nodeagent.store.sqlite import BROKEN, BUSY_TIMEOUT_S, check, connect, identity, is_corrupt, micros, quarantine
 from nodeagent.store.usage_file import ADDITIONS, MIGRATIONS, StoredUsage, read_usage, write_usage
+from nodeagent.store.write_interval import is_due
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -178,7 +179,7 @@ class Store:
                 ahead=at.wall - node_time,
                 **({} if jumped_at is None else {"pulls_valid_since": jumped_at}),
             )
-            self._write()
+            self._write(only_if_due=True)
             return self._use_record(self._usage, record, at)
 
     def interrupt(self, cause: GapCause) -> None:
@@ -354,13 +355,15 @@ class Store:
             "of images"
         )
 
-    def _write(self) -> None:
+    def _write(self, *, only_if_due: bool = False) -> None:
         if self._read_only or not self._loaded:
             return
         now = StoredUsage(
             dict(self._usage), self._clock, self._tracker.current, self._tracker.gaps, dict(self._first_seen)
         )
         try:
+            if only_if_due and not is_due(now, self._written) and identity(self._path) == self._file:
+                return
             with closing(self._open_for_writing()) as connection:
                 if self._written is None:
                     check(connection)

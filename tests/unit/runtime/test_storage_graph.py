@@ -280,6 +280,16 @@ async def test_second_build_reads_only_new_records(client: ContainerdClient, sto
     assert store.usage_calls == ["base/b1"]
 
 
+async def test_unchanged_images_in_another_order_have_the_same_graph_without_another_layout(
+    client: ContainerdClient,
+) -> None:
+    cache = LayerCache()
+    first = await cache.build(client, [A, B])
+    second = await cache.build(client, [B, A])
+    assert second == first
+    assert second.by_image is first.by_image
+
+
 class SavedUsage:
     def __init__(self) -> None:
         self.records: dict[Node, tuple[Stamp, SnapshotUsage]] = {}

@@ -19,7 +19,9 @@ from nodeagent.act.gc.outcomes import Outcome, PassReport
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.lock import process_lock
+from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.runtime.containerd_facts import PINNED_LABEL
 from nodeagent.sim.store import Lease, RefusedError, Snapshot, SnapshotKind
 
 if TYPE_CHECKING:
@@ -366,3 +368,14 @@ async def test_lease_that_cannot_be_completed_nor_deleted_removes_nothing(rig: O
         report = await remove_all(made)
         assert set(outcomes(report).values()) == {Outcome.FAILED}
         assert set(made.node.store.names) == before
+
+
+async def test_image_pinned_by_the_label_of_any_name_is_kept(rig: Opener) -> None:
+    async with rig(profile="1.6") as made:
+        victim = (await made.collector.preview(Scope.IMAGES)).removals[0]
+        name = next(each for each in made.node.names_of(victim.id) if each != victim.id)
+        made.node.set_name(replace(made.node.store.names[name], labels={PINNED_LABEL: "pinned"}))
+        (plan,) = (await made.collector.preview(Scope.IMAGES)).plans
+        assert {each.id: each.reason.code for each in plan.decisions}[victim.id] is ReasonCode.PINNED
+        made.node.set_name(replace(made.node.store.names[name], labels={}))
+        assert victim.id in {each.id for each in (await made.collector.preview(Scope.IMAGES)).removals}
