@@ -134,8 +134,8 @@ class Cut(Enum):
     Attributes:
         END: its end.
         MIDDLE: its middle.
-        PATH: leading components that end with a slash, or a part of them where much would be left out; the middle of
-            the last component where that alone does not fit.
+        PATH: leading components that end with a slash, or a part of them if whole ones are too many; the middle of the
+            last component if that alone is too long.
     """
 
     PATH = "path"

@@ -83,12 +83,6 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
     kept_because: Reason | None
     facts: PodFacts
 
-    @property
-    def disk_bytes(self) -> int | None:
-        """The known disk usage; ``None`` if all of it is unknown."""
-        parts = [each for each in (self.writable_bytes, self.logs_bytes, self.volumes_bytes) if each is not None]
-        return sum(parts) if parts else None
-
     @classmethod
     def of(cls, ranked: RankedPod, protection: Protection) -> RankedPodUsage:
         """Return the document form of a ranked pod."""

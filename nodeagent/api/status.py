@@ -132,7 +132,7 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
 
 
 class ObservationGap(Part, frozen=True, kw_only=True):
-    """A gap after which the observation of image use began anew.
+    """A gap after which the observation of image use restarted.
 
     Attributes:
         started_at: last detection before the gap; ``None`` if it is not recorded.

@@ -35,7 +35,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "history": (
         ("List the passes of the last day", "nodeagent history --since 24h"),
-        ("Show who removed an image, and why", "nodeagent history --image registry.example.com/shop --details"),
+        (
+            "Show which pass removed an image, and the reason",
+            "nodeagent history --image registry.example.com/shop --details",
+        ),
         ("Show one pass with its removals", "nodeagent history 20261122T012412Z-8e871c"),
     ),
     "du": (

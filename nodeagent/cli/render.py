@@ -1,4 +1,4 @@
-"""Tables of rich, for commands whose cells use several lines."""
+"""Tables with cells of several lines, printed by rich."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def _plain(key: str) -> Callable[[Given], Iterable[ConvertedField]]:
 
 
 def _period(key: str, *, for_zero: str) -> Callable[[Given], Iterable[ConvertedField]]:
-    """Convert a duration; 0 stands for the kubelet's default."""
+    """Convert a duration; 0 means the kubelet's default."""
 
     def convert(given: Given) -> Iterable[ConvertedField]:
         ((name, value),) = given.items()

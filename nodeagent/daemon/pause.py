@@ -75,7 +75,7 @@ def _add(context: DaemonContext, stored: StoredPause, seconds: float) -> None:
 
 
 def _refuse_for_others(context: DaemonContext, by: str) -> None:
-    """Reject the replacement or end of a pause placed by a user other than ``by``, who relies on it."""
+    """Reject a change, requested by ``by``, of a pause that another user placed."""
     try:
         stored = PauseFile(context.settings.state_directory).read()
     except StoreError as error:

@@ -78,7 +78,7 @@ class GapCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservationGap:
-    """A gap after which the observation of image use began anew.
+    """A gap after which the observation of image use restarted.
 
     Attributes:
         started_at: last detection before the gap; ``None`` if it is not recorded.

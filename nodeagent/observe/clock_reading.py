@@ -33,7 +33,7 @@ _CREATED, _FINISHED, _SANDBOX, _LOGS, _LINK = (
 def read_clocks(clock: Clock, boot_id: str | None = None) -> ClockReading:
     """Return a reading of both clocks; ``boot_id`` is read unless given.
 
-    Both are read again if they were read too far apart, since that would look like a jump of the wall clock.
+    Both are read again if they were read too far apart; the difference would be taken for a jump of the wall clock.
     """
     boot_id = read_boot_id() if boot_id is None else boot_id
     for _ in range(_ATTEMPTS):

@@ -342,7 +342,7 @@ class Store:
         self.health = StoreHealth()
 
     def _lose(self) -> None:
-        """Note that a file exists whose content is unknown."""
+        """Record that the content of the existing file is unknown."""
         self._is_lost = True
         self._tracker.interrupt(GapCause.STATE_LOST)
 

@@ -2,8 +2,8 @@
 
 The package is built as a wheel and installed with its dependencies alone into an environment of its own, byte-compiled.
 The node has 100 images of ten layers and 20 containers: on a real containerd as root, otherwise on a simulated runtime.
-The runs of all commands alternate, so that a change of the machine's load affects them alike; each ratio is that of the
-median wall times. The processor time of the command's own process does not include the time for which it waits for the
+The runs of all commands alternate, so that a change of the machine's load affects all; each ratio is that of the median
+wall times. The processor time of the command's own process does not include the time for which it waits for the
 daemon; its ratio varies less on a busy machine.
 
     python -m tests.bench.bench_start [--runs N] [--simulated]

@@ -7,7 +7,6 @@ Long registry references, an image with twenty tags, restarted containers, finis
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from nodeagent.model import ContainerState
 from nodeagent.sim.clock import SimClock
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import PAUSE, SimNode
-from nodeagent.sim.server import SimServer
+from tests.support.serving import serve
 
 REGISTRY: Final = "123456789012.dkr.ecr.eu-central-1.amazonaws.com"
 TAGGED: Final = f"{REGISTRY}/platform/payments/payments-api"
@@ -87,20 +86,13 @@ def write_config(directory: Path) -> Path:
     return path
 
 
-async def _serve(node: SimNode, directory: Path) -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with SimServer(node, directory / "s"):
-        await stop.wait()
-
-
 def main(directory: Path) -> None:
     node = crowded_node(directory)
     for name in ("pods", "containers"):
         (directory / name).mkdir(exist_ok=True)
     Path(node.imagefs_path).mkdir(parents=True, exist_ok=True)
     write_config(directory)
-    asyncio.run(_serve(node, directory))
+    asyncio.run(serve(node, directory / "s"))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import grp
 import os
-import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from nodeagent.model import ContainerState
 from nodeagent.sim.clock import SimClock
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import PAUSE, SimNode
-from nodeagent.sim.server import SimServer
+from tests.support.serving import serve
 
 NAMES: Final = (
     "[/x]",
@@ -108,19 +107,12 @@ def write_config(directory: Path) -> Path:
     return path
 
 
-async def _serve(node: SimNode, directory: Path) -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with SimServer(node, directory / "s"):
-        await stop.wait()
-
-
 def main(directory: Path) -> None:
     node = hostile_node(directory)
     Path(node.imagefs_path).mkdir(parents=True, exist_ok=True)
     write_logs(directory / "pods", directory / "containers")
     write_config(directory)
-    asyncio.run(_serve(node, directory))
+    asyncio.run(serve(node, directory / "s"))
 
 
 if __name__ == "__main__":

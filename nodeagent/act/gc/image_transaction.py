@@ -438,7 +438,7 @@ def _owners_by_target(
 
 
 def _conflict(image_id: str, own: Sequence[ImageName], owners: Mapping[str, frozenset[str]]) -> str:
-    """Return the reason to keep an image one of whose names belongs to another image by now; empty normally.
+    """Return the reason to keep an image after one of its names was moved to another image; otherwise empty.
 
     CRI processes the move of a tag with a delay and attributes it to the old image until then. The names of its new
     target are those of the other image, which can be in use.

@@ -19,16 +19,6 @@ _PAST_PASSES: Final = 5
 _MAX_SIMILAR: Final = 3
 
 
-async def preview_collection(agent: Agent, scope: Scope) -> Preview:
-    """Return the plans of a pass starting now.
-
-    Raises:
-        NodeAgentError: the node cannot be observed.
-    """
-    preview = await agent.collector.preview(scope)
-    return Preview.of(scope.value, preview.snapshot, preview.plans, agent.settings.policy.images)
-
-
 async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Preview:
     """Return the plan for unreferenced blobs and snapshots.
 

@@ -12,6 +12,7 @@ import pytest
 
 from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.store.history import History, PastAction, PastPass, Retention
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,16 +23,6 @@ KEEP = Retention(timedelta(days=30), 16 << 20)
 PLANNED = PastAction("image", "a", "r/a:1", (), "planned", "", "all-unused", "unused", 7, 0.0)
 DONE = replace(PLANNED, outcome="done")
 BEGUN = PastPass("one", T0, 0.0, "interval", "images", "p", False, "running", "", 0, None, 91, None, (PLANNED,) * 3)
-
-
-class Clock:
-    at_s = 0.0
-
-    def now(self) -> datetime:
-        return T0
-
-    def monotonic_s(self) -> float:
-        return self.at_s
 
 
 class SlowHistory(History):
@@ -69,13 +60,13 @@ async def entered(history: SlowHistory) -> None:
 
 
 async def test_pass_is_on_disk_when_begin_returns(tmp_path: Path) -> None:
-    await HistoryWriter(History(tmp_path), KEEP, Clock()).begin(BEGUN)
+    await HistoryWriter(History(tmp_path), KEEP, ManualClock(T0)).begin(BEGUN)
     assert [each.id for each in History(tmp_path).read()] == ["one"]
 
 
 async def test_outcomes_that_arrive_during_a_write_share_the_next_one(tmp_path: Path) -> None:
     history = SlowHistory(tmp_path)
-    writer = HistoryWriter(history, KEEP, Clock())
+    writer = HistoryWriter(history, KEEP, ManualClock(T0))
     begin = asyncio.ensure_future(writer.begin(BEGUN))
     await entered(history)
     for position in range(3):
@@ -88,7 +79,7 @@ async def test_outcomes_that_arrive_during_a_write_share_the_next_one(tmp_path: 
 
 async def test_begin_that_ends_late_is_written_before_the_end_of_the_pass(tmp_path: Path) -> None:
     history = SlowHistory(tmp_path)
-    writer = HistoryWriter(history, KEEP, Clock())
+    writer = HistoryWriter(history, KEEP, ManualClock(T0))
     await writer.begin(BEGUN, within_s=0.0)
     await entered(history)
     finish = asyncio.ensure_future(writer.finish(BEGUN))
@@ -98,7 +89,7 @@ async def test_begin_that_ends_late_is_written_before_the_end_of_the_pass(tmp_pa
 
 
 async def test_hanging_disk_is_reported_and_delays_no_further_pass(tmp_path: Path) -> None:
-    history, clock = SlowHistory(tmp_path), Clock()
+    history, clock = SlowHistory(tmp_path), ManualClock(T0)
     writer = HistoryWriter(history, KEEP, clock)
     await writer.begin(BEGUN, within_s=0.0)
     await entered(history)
@@ -119,7 +110,7 @@ async def test_hanging_disk_is_reported_and_delays_no_further_pass(tmp_path: Pat
 
 async def test_queued_writes_are_bounded_and_dropped_ones_are_reported(tmp_path: Path) -> None:
     history = SlowHistory(tmp_path)
-    writer = HistoryWriter(history, KEEP, Clock())
+    writer = HistoryWriter(history, KEEP, ManualClock(T0))
     await writer.begin(BEGUN, within_s=0.0)
     await entered(history)
     for number in range(600):
@@ -138,7 +129,7 @@ async def test_unexpected_error_of_the_history_is_reported_and_does_not_fail_the
         def begin(self, past: PastPass) -> None:
             raise KeyError(past.id)
 
-    writer = HistoryWriter(Broken(tmp_path), KEEP, Clock())
+    writer = HistoryWriter(Broken(tmp_path), KEEP, ManualClock(T0))
     await writer.begin(BEGUN)
     assert writer.problem == "cannot write history: KeyError('one'); this is a bug"
     await writer.finish(BEGUN)
@@ -148,7 +139,7 @@ async def test_unexpected_error_of_the_history_is_reported_and_does_not_fail_the
 async def test_trust_in_the_wall_clock_is_evaluated_for_each_pass(tmp_path: Path) -> None:
     history, trust = SlowHistory(tmp_path), [True, False]
     history.released.set()
-    writer = HistoryWriter(history, KEEP, Clock(), trust.pop)
+    writer = HistoryWriter(history, KEEP, ManualClock(T0), trust.pop)
     await writer.finish(BEGUN)
     await writer.finish(BEGUN)
     assert history.notes == [("add", ("one", False)), ("add", ("one", True))]
@@ -156,7 +147,7 @@ async def test_trust_in_the_wall_clock_is_evaluated_for_each_pass(tmp_path: Path
 
 @pytest.mark.parametrize("cause", ["cancelled", "crashed"])
 async def test_interrupted_pass_is_recorded_with_its_cause(tmp_path: Path, cause: str) -> None:
-    writer = HistoryWriter(History(tmp_path), KEEP, Clock())
+    writer = HistoryWriter(History(tmp_path), KEEP, ManualClock(T0))
     await writer.begin(BEGUN)
     writer.update("one", 1, DONE, 1.0)
     writer.interrupt("one", cause)

@@ -1,6 +1,6 @@
 """Outputs of commands on terminals of 80, 120 and 200 columns and in a pipe, against stored ones.
 
-``NODEAGENT_TEST_UPDATE_GOLDEN=1`` writes the stored outputs anew; the difference is to be read before it is committed.
+``NODEAGENT_TEST_UPDATE_GOLDEN=1`` replaces the stored outputs; read the difference before the commit.
 The outputs are those of a node with the names of a production cluster, without colour.
 """
 
@@ -165,7 +165,7 @@ def compare(name: str, columns: int | None, text: str) -> None:
     if os.environ.get("NODEAGENT_TEST_UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    assert text == path.read_text(), f"{path} differs; NODEAGENT_TEST_UPDATE_GOLDEN=1 writes it anew"
+    assert text == path.read_text(), f"{path} differs; NODEAGENT_TEST_UPDATE_GOLDEN=1 replaces it"
 
 
 @pytest.mark.parametrize("columns", WIDTHS)

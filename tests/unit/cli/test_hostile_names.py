@@ -33,7 +33,7 @@ from nodeagent.observe import storage_usage
 storage_usage.mount_point = lambda _: "{directory}"
 main()
 """
-"""The command line, with the usage breakdown limited to a directory, whose filesystem is that of the whole machine."""
+"""The command line, with the usage breakdown limited to a directory, since its filesystem holds the whole machine."""
 CURSOR = re.compile(r"\x1b\[(?:\?25[lh]|[0-9]*[AK])")  # control sequences of the progress bar
 SHOWN = [escape(os.fsdecode(each)) for each in DIRECTORIES]
 
@@ -61,7 +61,7 @@ def node() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _walk_of_own_files_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit the usage breakdown to the test's directory, whose filesystem is that of the whole machine."""
+    """Limit the usage breakdown to the test's directory, since its filesystem holds the whole machine."""
     monkeypatch.setattr("nodeagent.observe.storage_usage.mount_point", lambda path: str(Path(path).parents[0]))
 
 

@@ -1,4 +1,4 @@
-"""Property of every command that prints foreign text: whatever tenants write, one escaped line per object."""
+"""Property of every command that prints foreign text: one escaped line per object for any text of a tenant."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -19,22 +18,13 @@ from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.model import Role
 from nodeagent.telemetry import logging as log
+from tests.support.manual_clock import ManualClock
 from tests.unit.daemon_node import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nodeagent.act.agent import Agent
-
-
-class Clock:
-    at_s = 0.0
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 10, tzinfo=UTC)
-
-    def monotonic_s(self) -> float:
-        return self.at_s
 
 
 class _Agent:
@@ -47,12 +37,12 @@ class _AgentWithoutHistory:
         problem = "cannot write history /state/history.db: disk full; continuing in memory"
 
 
-def lose_history(context: DaemonContext, _: Clock) -> None:
+def lose_history(context: DaemonContext, _: ManualClock) -> None:
     context.agent = cast("Agent", _AgentWithoutHistory())
 
 
-def healthy() -> tuple[DaemonContext, Clock]:
-    clock = Clock()
+def healthy() -> tuple[DaemonContext, ManualClock]:
+    clock = ManualClock()
     made = DaemonContext(
         checked(Origin()), log.configure("json", "info", io.StringIO()), clock, LoopStatuses(clock), PassLock(clock)
     )
@@ -62,31 +52,31 @@ def healthy() -> tuple[DaemonContext, Clock]:
     return made, clock
 
 
-def lose_runtime(context: DaemonContext, _: Clock) -> None:
+def lose_runtime(context: DaemonContext, _: ManualClock) -> None:
     context.counters.count_event({"event": "runtime_unavailable", "loop": "images"})
 
 
-def lose_and_restore_runtime(context: DaemonContext, clock: Clock) -> None:
+def lose_and_restore_runtime(context: DaemonContext, clock: ManualClock) -> None:
     lose_runtime(context, clock)
     context.counters.count_event({"event": "runtime_available", "loop": "images"})
 
 
-def remove_agent(context: DaemonContext, _: Clock) -> None:
+def remove_agent(context: DaemonContext, _: ManualClock) -> None:
     context.agent = None
 
 
-def remove_agent_and_lose_runtime(context: DaemonContext, clock: Clock) -> None:
+def remove_agent_and_lose_runtime(context: DaemonContext, clock: ManualClock) -> None:
     remove_agent(context, clock)
     lose_runtime(context, clock)
 
 
-def make_loop_stuck(context: DaemonContext, clock: Clock) -> None:
+def make_loop_stuck(context: DaemonContext, clock: ManualClock) -> None:
     del context
     clock.at_s = 71
 
 
-def pause(*origins: PausedBy) -> Callable[[DaemonContext, Clock], None]:
-    def add(context: DaemonContext, _: Clock) -> None:
+def pause(*origins: PausedBy) -> Callable[[DaemonContext, ManualClock], None]:
+    def add(context: DaemonContext, _: ManualClock) -> None:
         for by in origins:
             context.pass_lock.add_pause(Pause(by, "reason"))
 
@@ -183,7 +173,7 @@ async def test_daemon_without_a_runtime_is_not_ready_before_the_first_call() -> 
     ],
 )
 async def test_fault_has_its_reasons_in_liveness_or_readiness(
-    change: Callable[[DaemonContext, Clock], None], alive: tuple[str, ...], ready: tuple[str, ...]
+    change: Callable[[DaemonContext, ManualClock], None], alive: tuple[str, ...], ready: tuple[str, ...]
 ) -> None:
     made, clock = healthy()
     change(made, clock)

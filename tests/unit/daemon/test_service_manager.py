@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +26,7 @@ from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differenc
 from nodeagent.errors import ConfigError, RuntimeUnavailableError
 from nodeagent.host.notify import Notifier
 from nodeagent.telemetry import logging as log
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,17 +34,6 @@ if TYPE_CHECKING:
 
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.reload_effect import Reloaded
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.at_s = 0.0
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 10, tzinfo=UTC)
-
-    def monotonic_s(self) -> float:
-        return self.at_s
 
 
 @pytest.fixture
@@ -67,7 +56,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def context(config: Path, stream: io.StringIO) -> DaemonContext:
-    clock = Clock()
+    clock = ManualClock()
     logger = log.configure("json", "info", stream)
     return DaemonContext(checked(Origin(config)), logger, clock, LoopStatuses(clock), PassLock(clock))
 
@@ -117,7 +106,7 @@ def test_watchdog_of_another_process_is_ignored() -> None:
 
 
 def test_watchdog_is_not_fed_while_a_task_is_stuck(tmp_path: Path, manager: socket.socket, config: Path) -> None:
-    stream, clock = io.StringIO(), Clock()
+    stream, clock = io.StringIO(), ManualClock()
     made = replace(context(config, stream), clock=clock, loop_statuses=LoopStatuses(clock))
     watchdog = WatchdogTask(made, Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3000000"}))
     made.loop_statuses.running("images", within_s=10)

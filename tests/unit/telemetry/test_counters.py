@@ -15,6 +15,7 @@ from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import COUNTED_EVENTS, MAX_SERIES, METRICS, OTHER, Counters, Kind
 from nodeagent.telemetry.event_bus import subscribe, unsubscribe
 from nodeagent.telemetry.event_catalogue import EVENTS
+from tests.support.manual_clock import ManualClock
 
 T0 = datetime(2026, 1, 10, tzinfo=UTC)
 AT_S = T0.timestamp()
@@ -42,14 +43,6 @@ FROM_STATE = {
     "nodeagent_history_records_dropped_total",
 }
 """Gauges read from the state of the daemon; tested with the exposition."""
-
-
-class Clock:
-    def now(self) -> datetime:
-        return T0
-
-    def monotonic_s(self) -> float:
-        return 0.0
 
 
 def event(name: str, **values: object) -> dict[str, object]:
@@ -174,7 +167,7 @@ HISTOGRAMS = {
 
 @pytest.mark.parametrize(("events", "name", "labels", "value"), CASES)
 def test_event_is_counted(events: list[dict[str, object]], name: str, labels: tuple[str, ...], value: float) -> None:
-    counters = Counters(Clock())
+    counters = Counters(ManualClock(T0))
     for each in events:
         counters.count_event(each)
     assert counters.values[name][labels] == value
@@ -182,7 +175,7 @@ def test_event_is_counted(events: list[dict[str, object]], name: str, labels: tu
 
 @pytest.mark.parametrize(("calls", "name", "labels", "value"), CALLS)
 def test_call_is_counted(calls: list[tuple[str, float, str]], name: str, labels: tuple[str, ...], value: float) -> None:
-    counters = Counters(Clock())
+    counters = Counters(ManualClock(T0))
     for each in calls:
         counters.call(*each)
     assert counters.values[name][labels] == value
@@ -210,7 +203,7 @@ def test_counted_events_are_in_the_catalogue() -> None:
 def test_durations_are_counted_in_buckets(
     name: str, labels: tuple[str, ...], counts: dict[float, int], total: float
 ) -> None:
-    counters = Counters(Clock())
+    counters = Counters(ManualClock(T0))
     for duration_s in (2.0, 8.0, 1000.0):
         counters.count_event(event("pass_finished", **PASS | {"duration_s": duration_s}))
     for took_s in (0.25, 0.5):  # a bucket includes its upper bound
@@ -225,7 +218,7 @@ def test_durations_are_counted_in_buckets(
 
 @pytest.mark.parametrize("status", ["OK", "CANCELLED"])
 def test_call_cancelled_by_the_agent_is_not_an_error(status: str) -> None:
-    counters = Counters(Clock())
+    counters = Counters(ManualClock(T0))
     counters.call("Version", 0.1, status)
     assert "kubelet_runtime_operations_errors_total" not in counters.values
     assert "nodeagent_runtime_errors_total" not in counters.values
@@ -246,13 +239,13 @@ def test_call_cancelled_by_the_agent_is_not_an_error(status: str) -> None:
     ],
 )
 def test_calls_are_labelled_with_kubelet_operation_types(method: str, operation: str) -> None:
-    counters = Counters(Clock())
+    counters = Counters(ManualClock(T0))
     counters.call(method, 0.1, "OK")
     assert set(counters.values["kubelet_runtime_operations_total"]) == {(operation,)}
 
 
 def test_runtime_is_down_until_every_affected_loop_reports_it_available() -> None:
-    counters = Counters(Clock())
+    counters = Counters(ManualClock(T0))
     for name in ("images", "containers"):
         counters.count_event(event("runtime_unavailable", loop=name))
     counters.count_event(event("runtime_available", loop="images"))
@@ -262,7 +255,7 @@ def test_runtime_is_down_until_every_affected_loop_reports_it_available() -> Non
 
 
 def test_known_label_values_start_at_0() -> None:
-    counters = Counters(Clock())
+    counters = Counters(ManualClock(T0))
     assert counters.values["nodeagent_evictions_withheld_total"] == {("no-pod",): 0, ("limit",): 0}
     assert counters.values["nodeagent_config_reloads_total"] == {("done",): 0, ("refused",): 0}
     for name, metric in METRICS.items():
@@ -280,7 +273,7 @@ def test_metric_names_and_help_texts_are_well_formed() -> None:
 
 
 def test_label_values_above_the_limit_are_counted_as_other() -> None:
-    counters = Counters(Clock())
+    counters = Counters(ManualClock(T0))
     for number in range(MAX_SERIES * 3):
         counters.count_event(event("oom_kill", pod_namespace=f"n{number}", processes=1))
         counters.call(f"Method{number}", 0.1, "OK")
@@ -306,11 +299,11 @@ def test_label_values_above_the_limit_are_counted_as_other() -> None:
     ),
 )
 def test_any_event_values_are_counted_without_an_error(name: str, values: dict[str, Any]) -> None:
-    Counters(Clock()).count_event({"event": name, **values})
+    Counters(ManualClock(T0)).count_event({"event": name, **values})
 
 
 def test_subscribed_counters_count_logged_events() -> None:
-    counters = Counters(Clock())
+    counters = Counters(ManualClock(T0))
     subscribe(counters.count_event)
     try:
         log.configure("json", "error", io.StringIO()).info("removal", **REMOVAL)
@@ -321,7 +314,7 @@ def test_subscribed_counters_count_logged_events() -> None:
 
 
 def test_label_with_invalid_utf_8_is_counted_with_its_escaped_form() -> None:
-    counters = Counters(Clock())
+    counters = Counters(ManualClock(T0))
     counters.count_event(event("oom_kill", pod_namespace="a\udcff", processes=1))
     counters.count_event(event("oom_kill", pod_namespace="a\\xff", processes=2))
     assert counters.values["nodeagent_oom_kills_total"] == {("a\\xff",): 3}

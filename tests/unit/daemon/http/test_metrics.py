@@ -33,6 +33,7 @@ from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import METRICS, Kind
+from tests.support.manual_clock import ManualClock
 from tests.unit.telemetry.test_counters import CALLS, CASES
 
 if TYPE_CHECKING:
@@ -46,18 +47,8 @@ T0 = datetime(2026, 1, 10, tzinfo=UTC)
 GIB = float(1 << 30)
 
 
-class Clock:
-    at_s = 0.0
-
-    def now(self) -> datetime:
-        return T0
-
-    def monotonic_s(self) -> float:
-        return self.at_s
-
-
-def context(clock: Clock | None = None) -> DaemonContext:
-    clock = clock or Clock()
+def context(clock: ManualClock | None = None) -> DaemonContext:
+    clock = clock or ManualClock(T0)
     return DaemonContext(
         checked(Origin()), log.configure("json", "info", io.StringIO()), clock, LoopStatuses(clock), PassLock(clock)
     )
@@ -203,7 +194,7 @@ async def test_state_of_the_agent_is_exposed() -> None:
 
 
 async def test_tasks_are_exposed_one_by_one() -> None:
-    clock = Clock()
+    clock = ManualClock(T0)
     made = context(clock)
     made.loop_statuses.disabled("eviction", "not enabled")
     made.loop_statuses.ended("images", "complete")
@@ -262,7 +253,7 @@ async def test_any_label_value_is_exposed_unchanged(text: str) -> None:
 
 
 async def test_signals_are_read_where_eviction_is_disabled(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock(T0)
     made = context(clock)
     reader = SignalReader(made)
     assert await reader.read() is None
@@ -289,7 +280,7 @@ async def test_signals_are_read_where_eviction_is_disabled(tmp_path: Path) -> No
 async def test_signals_except_those_of_imagefs_are_read_without_a_runtime(tmp_path: Path) -> None:
     made = context()
     made.settings = replace(made.settings, endpoint=f"unix://{tmp_path}/none", state_directory=tmp_path / "state")
-    async with open_agent(made.settings, record=False, dry_run=True, clock=Clock()) as agent:
+    async with open_agent(made.settings, record=False, dry_run=True, clock=ManualClock(T0)) as agent:
         made.agent = agent
         found = await SignalReader(made).read()
     assert found is not None

@@ -9,7 +9,6 @@ import socket
 import stat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,22 +25,13 @@ from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsTask
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.telemetry import logging as log
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 WITHIN_S = 30
 GET_METRICS = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-class Clock:
-    at_s = 0.0
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 10, tzinfo=UTC)
-
-    def monotonic_s(self) -> float:
-        return self.at_s
 
 
 class Stream(io.StringIO):
@@ -84,7 +74,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(listen: Listen | None, *, read_within_s: float = WITHIN_S) -> AsyncIterator[Served]:
-    stream, clock, written = Stream(), Clock(), asyncio.Event()
+    stream, clock, written = Stream(), ManualClock(), asyncio.Event()
     stream.written = written
     logger = log.configure("json", "info", stream)
     made = replace(checked(Origin()), metrics=MetricsSettings(listen))

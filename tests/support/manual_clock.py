@@ -1,0 +1,25 @@
+"""Clock for tests, whose monotonic time is set by the test."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+MIDNIGHT: Final = datetime(2026, 1, 10, tzinfo=UTC)
+
+
+class ManualClock:
+    """Constant wall time, and a monotonic time in seconds that changes only by assignment to ``at_s``."""
+
+    def __init__(self, now: datetime = MIDNIGHT, *, at_s: float = 0.0) -> None:
+        """Start at a wall time and a monotonic time."""
+        self.at_s = at_s
+        self._now = now
+
+    def now(self) -> datetime:
+        """Return the wall time, aware, in UTC."""
+        return self._now
+
+    def monotonic_s(self) -> float:
+        """Return the monotonic time in seconds."""
+        return self.at_s
