@@ -209,14 +209,17 @@ def note_dry_run() -> None:
 
 def warn_of_pause(settings: Settings) -> None:
     """Print a warning if the daemon is paused; a command of the operator runs nevertheless."""
-    from nodeagent.store.pause import PauseFile  # noqa: PLC0415 - not for a dry run
+    from nodeagent.observe.clock_reading import read_clocks  # noqa: PLC0415 - not for a dry run
+    from nodeagent.store.pause import PauseFile  # noqa: PLC0415
 
     try:
         pause = PauseFile(settings.state_directory).read()
     except StoreError as error:
         warn(f"nodeagent: {error}")
         return
-    if pause is not None and pause.until > SystemClock().now():
+    at = read_clocks(SystemClock())
+    left_s = pause.left_in_boot_s(at) if pause is not None else None
+    if pause is not None and (pause.until > at.wall if left_s is None else left_s > 0):
         until = format_time(pause.until)
         warn(f"nodeagent: daemon paused by {pause.by} until {until}: {pause.why}; this command continues")
 

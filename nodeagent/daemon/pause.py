@@ -3,33 +3,104 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.errors import StoreError, UsageError
+from nodeagent.observe.clock_reading import read_clocks
+from nodeagent.store.clock_record import advance, trust
 from nodeagent.store.pause import PauseFile, StoredPause
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.store.clock_record import ClockRecord
 
 LONGEST_S: Final = 7 * 86_400.0
 
+POLL_S: Final = 10.0
+"""Interval at which the end of a pause is checked."""
 
-def restore_pause(context: DaemonContext) -> None:
-    """Restore the pause of an earlier process. An unreadable pause counts as one without an end."""
+
+def restore_pause(context: DaemonContext) -> StoredPause | None:
+    """Restore the pause of an earlier process. An unreadable pause counts as one without an end.
+
+    In the boot in which it was placed, its rest is exact. After a reboot it lasts for its whole duration from the
+    boot, so that a wrong wall clock neither ends it early nor keeps it forever, unless ``PauseTask`` ends it earlier.
+
+    Returns:
+        The pause of an earlier boot, for ``PauseTask``; otherwise ``None``.
+    """
     try:
         stored = PauseFile(context.settings.state_directory).read()
     except StoreError as error:
         context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, str(error)))
         context.logger.error("pause_unreadable", error=str(error))  # noqa: TRY400 - no bug
-        return
+        return None
     if stored is None:
-        return
-    remaining_s = min(LONGEST_S, (stored.until - context.clock.now()).total_seconds())
-    if remaining_s > 0:
-        _add(context, stored, remaining_s)
+        return None
+    at = read_clocks(context.clock)
+    left_s = stored.left_in_boot_s(at)
+    is_earlier = left_s is None
+    if left_s is None:
+        left_s = min(LONGEST_S, stored.seconds or LONGEST_S) - at.boottime_s
+    if left_s <= 0:
+        return None
+    _add(context, stored, left_s)
+    return stored if is_earlier else None
+
+
+class PauseTask:
+    """Ends a pause of an earlier boot by the wall clock, and removes the stored pause once it has ended."""
+
+    def __init__(self, context: DaemonContext, earlier: StoredPause | None = None) -> None:
+        """Take the pause of an earlier boot, as returned by ``restore_pause``."""
+        self._context = context
+        self._earlier = earlier
+        self._clocks: ClockRecord | None = None
+        self._was_paused = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Check the pause until ``stop`` is set."""
+        while not stop.is_set():
+            await self.check()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), POLL_S)
+
+    async def check(self) -> None:
+        """End a pause of an earlier boot that has ended by a steady wall clock; remove an ended one from the disk."""
+        if self._earlier is not None:
+            at = read_clocks(self._context.clock)
+            self._clocks = advance(self._clocks, at)
+            if (now := trust(self._clocks, at).expiry_now) is not None:
+                await self._limit((self._earlier.until - now).total_seconds())
+        is_paused = self._context.pass_lock.pause_of(PausedBy.OPERATOR) is not None
+        if self._was_paused and not is_paused:
+            await self._clear()
+        self._was_paused = is_paused
+
+    async def _limit(self, left_s: float) -> None:
+        """Set the rest of the pause of an earlier boot, unless another one replaced it."""
+        context = self._context
+        async with context.pausing:
+            earlier, self._earlier = self._earlier, None
+            in_force = context.pass_lock.pause_of(PausedBy.OPERATOR)
+            if earlier is None or in_force is None or in_force.reason != _reason(earlier):
+                return
+            until_s = context.clock.monotonic_s() + max(0.0, left_s)
+            if in_force.until_s is not None and until_s < in_force.until_s:
+                context.pass_lock.add_pause(replace(in_force, until_s=until_s))
+
+    async def _clear(self) -> None:
+        """Remove the stored pause after its end; after a failure it counts as one of an earlier boot at worst."""
+        context = self._context
+        async with context.pausing:
+            if context.pass_lock.pause_of(PausedBy.OPERATOR) is None:
+                with suppress(StoreError):
+                    await asyncio.to_thread(PauseFile(context.settings.state_directory).clear)
 
 
 async def pause(context: DaemonContext, *, by: str, is_root: bool, why: str, seconds: float) -> None:
@@ -42,7 +113,8 @@ async def pause(context: DaemonContext, *, by: str, is_root: bool, why: str, sec
     async with context.pausing:
         if not is_root:
             await asyncio.to_thread(_refuse_for_others, context, by)
-        stored = StoredPause(by, why, context.clock.now() + timedelta(seconds=seconds))
+        at = read_clocks(context.clock)
+        stored = StoredPause(by, why, at.wall + timedelta(seconds=seconds), seconds, at.boot_id, at.boottime_s)
         await asyncio.to_thread(PauseFile(context.settings.state_directory).write, stored)
         _add(context, stored, seconds)
 
@@ -80,12 +152,13 @@ def _refuse_for_others(context: DaemonContext, by: str) -> None:
         stored = PauseFile(context.settings.state_directory).read()
     except StoreError as error:
         raise UsageError(f"cannot change the pause: its author is unknown: {error}; requires root") from error
-    if stored is not None and stored.until > context.clock.now():
-        if stored.by != by:
-            until = format_time(stored.until)
-            raise UsageError(f"cannot change the pause: placed by {stored.by} until {until}; requires root")
-    elif context.pass_lock.pause_of(PausedBy.OPERATOR) is not None:
+    if context.pass_lock.pause_of(PausedBy.OPERATOR) is None:
+        return
+    if stored is None:
         raise UsageError("cannot change the pause: its author is unknown; requires root")
+    if stored.by != by:
+        until = format_time(stored.until)
+        raise UsageError(f"cannot change the pause: placed by {stored.by} until {until}; requires root")
 
 
 def _reason(stored: StoredPause) -> str:

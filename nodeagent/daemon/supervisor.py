@@ -30,7 +30,7 @@ from nodeagent.daemon.loops import (
     wait_for_any,
 )
 from nodeagent.daemon.pass_lock import PassLock
-from nodeagent.daemon.pause import restore_pause
+from nodeagent.daemon.pause import PauseTask, restore_pause
 from nodeagent.daemon.reload_grace import restore_grace
 from nodeagent.daemon.reload_preview import log_reload_effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, announce_grace
@@ -117,9 +117,9 @@ async def supervise(
                     _log_start(agent, logger)
                     await agent.log_interrupted(logger)
                     return await _once(_passes(agent, logger, "once"), logger, context)
-            restore_pause(context)
+            pausing = PauseTask(context, restore_pause(context))
             restore_grace(context.grace, context.settings)
-            await _run_tasks(context, lasting_tasks(context))
+            await _run_tasks(context, (*lasting_tasks(context), pausing))
             return PassEnd.COMPLETE
     finally:
         logger.info("agent_stopped")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,8 @@ from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from nodeagent.store.clock_record import ClockReading
 
 FILE_NAME: Final = "pause.json"
 _SCHEMA: Final = SchemaId.PAUSE_FILE.value
@@ -26,11 +29,27 @@ class StoredPause:
         by: author of the pause.
         why: reason given by the user.
         until: end of the pause, aware UTC.
+        seconds: duration of the pause; ``None`` if unknown, as in files of version 0.1.
+        boot_id: boot in which it was placed; empty if unknown.
+        placed_s: CLOCK_BOOTTIME at its start; ``None`` if unknown.
     """
 
     by: str
     why: str
     until: datetime
+    seconds: float | None = None
+    boot_id: str = ""
+    placed_s: float | None = None
+
+    def left_in_boot_s(self, at: ClockReading) -> float | None:
+        """Return the rest of the pause in the boot in which it was placed, 0 or less after its end.
+
+        ``None`` in another boot: there only the wall clock knows the end.
+        """
+        same_boot = bool(self.boot_id) and self.boot_id == at.boot_id
+        if not same_boot or self.placed_s is None or self.seconds is None or self.placed_s > at.boottime_s:
+            return None
+        return self.placed_s + self.seconds - at.boottime_s
 
 
 class PauseFile:
@@ -50,7 +69,7 @@ class PauseFile:
             return _decode(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreError(f"cannot read pause {self._path}: {error}; 'nodeagent resume' ends the pause") from error
 
     def write(self, pause: StoredPause) -> None:
@@ -59,7 +78,13 @@ class PauseFile:
         Raises:
             StoreError: the pause cannot be written.
         """
-        document = {"schema": _SCHEMA, "by": pause.by, "why": pause.why, "until": pause.until.isoformat()}
+        document: dict[str, object] = {
+            "schema": _SCHEMA,
+            "by": pause.by,
+            "why": pause.why,
+            "until": pause.until.isoformat(),
+        }
+        document |= {"seconds": pause.seconds, "boot_id": pause.boot_id, "placed_s": pause.placed_s}
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             replace_file(self._path, json.dumps(document, ensure_ascii=False) + "\n")
@@ -85,4 +110,16 @@ def _decode(text: str) -> StoredPause:
     until = datetime.fromisoformat(document["until"])
     if until.tzinfo is None:
         raise ValueError("until has no time zone")
-    return StoredPause(str(document["by"]), str(document["why"]), until)
+    boot_id = document.get("boot_id", "")  # this and the next two are absent in files of version 0.1
+    seconds, placed_s = (_seconds(document.get(name)) for name in ("seconds", "placed_s"))
+    if not isinstance(boot_id, str):
+        raise TypeError("boot_id is not a text")
+    return StoredPause(str(document["by"]), str(document["why"]), until, seconds, boot_id, placed_s)
+
+
+def _seconds(value: object) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= float(str(value)) < math.inf:
+        raise ValueError(f"not a number of seconds: {str(value)[:80]}")
+    return float(str(value))
