@@ -174,7 +174,9 @@ class Agent:
         found = await self.observer.find_unreferenced()
         at = self.read_clocks()
         trust = await asyncio.to_thread(self.store.read_clock, at)
-        plan = plan_leaks(found, at.wall, minimum_age_s=minimum_age_s, rooted=rooted, clock=trust)
+        plan = await asyncio.to_thread(
+            plan_leaks, found, at.wall, minimum_age_s=minimum_age_s, rooted=rooted, clock=trust
+        )
         plan = replace(plan, warnings=(*plan.warnings, *await self.recovery.describe()))
         return Preview(Scope.LEAKS, preview.snapshot, (plan,))
 

@@ -187,7 +187,7 @@ async def _find(agent: Agent, earlier: Settings, partial: _PartialEffect) -> Non
     partial.problems += [f"{plan.kind}: {plan.blocked}" for plan in preview.plans if plan.blocked]
     before = set()
     if not activated:
-        plans = plans_for(Scope.ALL, preview.snapshot, earlier.policy)
+        plans = await asyncio.to_thread(plans_for, Scope.ALL, preview.snapshot, earlier.policy)
         before = {each.id for each in _removals(plans, earlier)}
     partial.removals = tuple(each for each in _removals(preview.plans, agent.settings) if each.id not in before)
     await _find_evictions(agent, None if activated else earlier, partial)

@@ -248,8 +248,8 @@ async def _read_stored(
 ) -> Stored:
     """List the snapshots of every named snapshotter and return them with the blobs."""
     same_blobs = known is not None and _same(blobs, known.blobs)
-    named = known.snapshotters if known is not None and same_blobs else Stored(blobs, {}).snapshotters
-    snapshotters = sorted({*names, *named} or {DEFAULT_SNAPSHOTTER})
+    named = known if known is not None and same_blobs else await asyncio.to_thread(Stored, blobs, {})
+    snapshotters = sorted({*names, *named.snapshotters} or {DEFAULT_SNAPSHOTTER})
     before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
 
     async def list_snapshots(name: str) -> Mapping[str, Snapshot]:
@@ -266,7 +266,7 @@ async def _read_stored(
         and snapshots.keys() == before.keys()
         and all(_same(snapshots[key], before[key]) for key in snapshotters)
     )
-    return known if known is not None and same else Stored(blobs, snapshots)
+    return known if known is not None and same else await asyncio.to_thread(Stored, blobs, snapshots)
 
 
 def _same(new: Mapping[str, object], old: Mapping[str, object]) -> bool:

@@ -286,7 +286,7 @@ class LayerCache:
             self._stored = frozenset(self._usage)
 
     async def _lay_out(self, client: ContainerdClient, inventory: Inventory, images: tuple[Image, ...]) -> _Layout:
-        resolved = _resolve(images, inventory)
+        resolved = await asyncio.to_thread(_resolve, images, inventory)  # seconds for thousands of images
         referenced = dict.fromkeys(node for each in resolved.values() for node in each.nodes)
         before = dict(self._usage)
         usage = await self._read_usage(client, inventory, referenced)

@@ -118,10 +118,11 @@ class Collector:
     async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
         """Observe and plan without any change to the node; ``only`` restricts the removals, by id.
 
-        Interrupted removals are left as they are: their completion waits for seconds and takes the pass lock.
+        Interrupted removals are left as they are: their completion waits for seconds and takes the pass lock. Plans are
+        computed in a thread, since those of large nodes take long enough to delay the other tasks of the daemon.
         """
         snapshot = await self._observer.observe(scope)
-        return Preview(scope, snapshot, plans_for(scope, snapshot, self._policy, only))
+        return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, self._policy, only))
 
     async def prepare_saved(self, saved: SavedPlan, current: GCPolicy) -> tuple[Preview, tuple[Drift, ...]]:
         """Complete interrupted removals, then observe and plan the removals of a saved plan.
@@ -133,7 +134,7 @@ class Collector:
         if self._recover is not None:
             await self._recover()
         snapshot = await self._observer.observe(saved.scope)
-        in_force, plans = plans_for_saved(saved, snapshot, current)
+        in_force, plans = await asyncio.to_thread(plans_for_saved, saved, snapshot, current)
         return Preview(saved.scope, snapshot, plans), find_drift(saved, (*in_force, *plans))
 
     async def run(  # noqa: PLR0913 - the options of a pass

@@ -1,4 +1,4 @@
-"""Documents of garbage collection previews, explanations and disk usage."""
+"""Documents of garbage collection previews, explanations and disk usage, created in a thread as those of lists."""
 
 from __future__ import annotations
 
@@ -14,9 +14,20 @@ from nodeagent.plan.gc.scope import Scope
 
 if TYPE_CHECKING:
     from nodeagent.act.agent import Agent
+    from nodeagent.act.gc import preview as gc_preview
 
 _PAST_PASSES: Final = 5
 _MAX_SIMILAR: Final = 3
+
+
+async def preview_collection(agent: Agent, scope: Scope) -> Preview:
+    """Return the plans of a pass starting now.
+
+    Raises:
+        NodeAgentError: the node cannot be observed.
+    """
+    preview = await agent.collector.preview(scope)
+    return await _document(scope, preview, agent)
 
 
 async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Preview:
@@ -31,7 +42,12 @@ async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Pre
         NodeAgentError: references cannot be read from the runtime.
     """
     preview = await agent.find_leaks(minimum_age_s, rooted=rooted)
-    return Preview.of(Scope.LEAKS.value, preview.snapshot, preview.plans, agent.settings.policy.images)
+    return await _document(Scope.LEAKS, preview, agent)
+
+
+async def _document(scope: Scope, preview: gc_preview.Preview, agent: Agent) -> Preview:
+    policy = agent.settings.policy.images
+    return await asyncio.to_thread(Preview.of, scope.value, preview.snapshot, preview.plans, policy)
 
 
 async def explain_items(agent: Agent, name: str) -> Explanation:
@@ -42,7 +58,8 @@ async def explain_items(agent: Agent, name: str) -> Explanation:
     """
     preview = await agent.collector.preview(Scope.ALL)
     policy = agent.settings.policy
-    found = explain(preview.snapshot, policy, plans_by_loop(preview.snapshot, policy), name)
+    plans = await asyncio.to_thread(plans_by_loop, preview.snapshot, policy)
+    found = await asyncio.to_thread(explain, preview.snapshot, policy, plans, name)
     try:
         past = await asyncio.to_thread(agent.history.read, image=name, limit=_PAST_PASSES)
         problem = ""

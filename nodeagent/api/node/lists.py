@@ -1,7 +1,11 @@
-"""Documents of the images, containers and pods of the node, each with its verdict."""
+"""Documents of the images, containers and pods of the node, each with its verdict.
+
+Documents are created in a thread: those of large nodes would delay the other tasks of the daemon.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from nodeagent.api import lists
@@ -14,7 +18,8 @@ from nodeagent.plan.pods.deletion import check_pods
 
 if TYPE_CHECKING:
     from nodeagent.act.agent import Agent
-    from nodeagent.model import Container, Sandbox
+    from nodeagent.act.gc.preview import Preview
+    from nodeagent.model import Container, NodeSnapshot, Sandbox
 
 
 async def list_images(agent: Agent) -> lists.Images:
@@ -23,7 +28,10 @@ async def list_images(agent: Agent) -> lists.Images:
     Raises:
         NodeAgentError: the node cannot be observed.
     """
-    preview = await agent.collector.preview(Scope.IMAGES)
+    return await asyncio.to_thread(_images, await agent.collector.preview(Scope.IMAGES))
+
+
+def _images(preview: Preview) -> lists.Images:
     (plan,) = preview.plans
     decisions = {decision.id: decision for decision in plan.decisions}
     images = sorted(preview.snapshot.images, key=lambda image: (image.name, image.id))
@@ -39,7 +47,10 @@ async def list_image_layers(agent: Agent) -> lists.ImageTree:
         ObservationError: the layers of the images are unknown.
         NodeAgentError: the node cannot be observed.
     """
-    snapshot = (await agent.collector.preview(Scope.IMAGES)).snapshot
+    return await asyncio.to_thread(_image_tree, (await agent.collector.preview(Scope.IMAGES)).snapshot)
+
+
+def _image_tree(snapshot: NodeSnapshot) -> lists.ImageTree:
     if snapshot.storage is None:
         why = "; ".join(snapshot.warnings) or "runtime.containerd_api is off, or the runtime is not containerd"
         raise ObservationError(f"cannot show image layers: {why}")
@@ -54,7 +65,10 @@ async def list_containers(agent: Agent) -> lists.Containers:
     Raises:
         NodeAgentError: the node cannot be observed.
     """
-    preview = await agent.collector.preview(Scope.CONTAINERS)
+    return await asyncio.to_thread(_containers, await agent.collector.preview(Scope.CONTAINERS))
+
+
+def _containers(preview: Preview) -> lists.Containers:
     decisions = {
         decision.id: decision
         for plan in preview.plans
@@ -75,7 +89,11 @@ async def list_pods(agent: Agent) -> lists.Pods:
         NodeAgentError: the node cannot be observed.
     """
     snapshot = (await agent.collector.preview(Scope.CONTAINERS)).snapshot
-    statuses = check_pods(snapshot, agent.settings.policy.containers.deleted_pod_grace_s)
+    return await asyncio.to_thread(_pods, snapshot, agent.settings.policy.containers.deleted_pod_grace_s)
+
+
+def _pods(snapshot: NodeSnapshot, deleted_pod_grace_s: float) -> lists.Pods:
+    statuses = check_pods(snapshot, deleted_pod_grace_s)
     grouped: dict[str, list[Sandbox]] = {}
     for sandbox in snapshot.sandboxes:
         grouped.setdefault(sandbox.uid, []).append(sandbox)

@@ -14,7 +14,6 @@ from nodeagent import __version__
 from nodeagent.api.codec import encode_line, plain
 from nodeagent.api.config import EffectiveConfig, Setting
 from nodeagent.api.diagnostics import Version
-from nodeagent.api.gc import Preview
 from nodeagent.api.history import History
 from nodeagent.api.holds import HoldList
 from nodeagent.api.node import eviction, gc, lists, shutdown
@@ -34,7 +33,7 @@ from nodeagent.store import HoldFile
 from nodeagent.telemetry.event_bus import Subscription
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
     from nodeagent.act.agent import Agent
     from nodeagent.api import requests
@@ -79,27 +78,29 @@ class Readings:
         """Return the plan of a pass starting now; with a lifetime it can be saved and applied."""
         scope = parse_scope(request.scope)
         lasts_s = check_number(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
-        agent = require_agent(self._context)
-        preview = await self._alone(agent.collector.preview(scope))
         if not lasts_s:
-            return encode_line(Preview.of(scope.value, preview.snapshot, preview.plans, agent.settings.policy.images))
-        saved = encode_saved_plan(
-            scope.value,
-            preview.snapshot,
-            preview.plans,
-            agent.settings.policy,
-            node=node_identity(),
-            expires_at=preview.snapshot.observed_at + timedelta(seconds=lasts_s),
-            agent_version=__version__,
-            key=await self._plan_key.read(),
-        )
-        return encode_line(saved)
+            return await self._document(lambda agent: gc.preview_collection(agent, scope))
+        key = await self._plan_key.read()
+
+        async def save(agent: Agent) -> Mapping[str, object]:
+            preview = await agent.collector.preview(scope)
+            return await asyncio.to_thread(
+                encode_saved_plan,
+                scope.value,
+                preview.snapshot,
+                preview.plans,
+                agent.settings.policy,
+                node=node_identity(),
+                expires_at=preview.snapshot.observed_at + timedelta(seconds=lasts_s),
+                agent_version=__version__,
+                key=key,
+            )
+
+        return await self._document(save)
 
     async def pods(self, _: requests.Empty) -> str:
         """Return the pods with their usage, in eviction order under memory pressure."""
-        agent = require_agent(self._context)
-        document = await self._alone(pods_document(agent, self._status_reader(), self._context.eviction))
-        return encode_line(document)
+        return await self._document(lambda agent: pods_document(agent, self._status_reader(), self._context.eviction))
 
     async def history(self, request: requests.HistoryRequest) -> str:
         """Return past passes and node stops."""
@@ -216,8 +217,16 @@ class Readings:
         """
         return await run_exclusively(self._heavy, work)
 
-    async def _document(self, make: Callable[[Agent], Coroutine[object, object, Document]]) -> str:
-        return encode_line(await self._alone(make(require_agent(self._context))))
+    async def _document(
+        self, make: Callable[[Agent], Coroutine[object, object, Document | Mapping[str, object]]]
+    ) -> str:
+        """Return a document from an observation, encoded in a thread: a large one would delay other requests."""
+        agent = require_agent(self._context)
+
+        async def encoded() -> str:
+            return await asyncio.to_thread(encode_line, await make(agent))
+
+        return await self._alone(encoded())
 
     def _status_reader(self) -> StatusReader:
         agent = require_agent(self._context)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -81,6 +82,54 @@ async def test_lookups_of_closed_requests_occupy_one_thread_and_root_is_answered
     finally:
         go_on.set()
     assert most[0] == 1
+
+
+_COLLECTOR, _LISTS, _GC = "nodeagent.act.gc.collector.", "nodeagent.api.node.lists.", "nodeagent.api.node.gc."
+_READINGS = "nodeagent.daemon.control.readings."
+
+
+@pytest.mark.parametrize(
+    ("operation", "request_", "blocking"),
+    [
+        ("Images", None, f"{_COLLECTOR}plans_for"),
+        ("Images", None, f"{_LISTS}list_header"),
+        ("Images", None, f"{_READINGS}encode_line"),
+        ("Images", None, "nodeagent.runtime.storage_graph._resolve"),
+        ("Images", None, "nodeagent.runtime.metadata_graph.Stored"),
+        ("ImageLayers", None, f"{_LISTS}sharing_tree"),
+        ("Containers", None, f"{_LISTS}list_header"),
+        ("PodList", None, f"{_LISTS}check_pods"),
+        ("Plan", api.PlanRequest(scope="all"), f"{_COLLECTOR}plans_for"),
+        ("Plan", api.PlanRequest(scope="all"), f"{_READINGS}encode_line"),
+        ("Plan", api.PlanRequest(scope="all", lasts_seconds=60), f"{_READINGS}encode_saved_plan"),
+        ("Explain", api.ExplainRequest(name="app"), f"{_GC}plans_by_loop"),
+        ("Explain", api.ExplainRequest(name="app"), f"{_GC}explain"),
+        ("Leaks", api.LeaksRequest(), "nodeagent.act.agent.plan_leaks"),
+        ("Apply", api.ApplyRequest(scope="all", rounds=1), f"{_COLLECTOR}plans_for"),
+    ],
+)
+async def test_other_requests_are_answered_during_the_computation_of_a_large_answer(
+    node: Node, monkeypatch: pytest.MonkeyPatch, operation: str, request_: Any, blocking: str
+) -> None:
+    module, _, name = blocking.rpartition(".")
+    compute = getattr(importlib.import_module(module), name)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def block(*words: Any, **more: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(WITHIN_S)
+        return compute(*words, **more)
+
+    monkeypatch.setattr(blocking, block)
+    answer = asyncio.ensure_future(node.ask(operation, request_))
+    assert await asyncio.to_thread(begun.wait, WITHIN_S)
+    try:
+        other = await asyncio.wait_for(node.ask("Version"), WITHIN_S)
+    finally:
+        go_on.set()
+    assert other["schema"] == "nodeagent/version/v1"
+    assert await answer
 
 
 async def test_root_does_not_wait_for_the_plan_of_a_member(node: Node) -> None:
