@@ -259,7 +259,7 @@ class Observer:  # 14 attributes: the sources of the snapshot, and four caches
 
         Finish times are read only for pods without a ready sandbox, mounted images only on runtimes with image volumes.
         """
-        known = self._details = _only(self._details, {container.id for container in containers})
+        known = self._details = _only(self._details, {each.id for each in containers}) if self._details else {}
         ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
         mounting = scope is not Scope.CONTAINERS and mounts_images(info)
         ending = scope is not Scope.IMAGES
@@ -282,7 +282,9 @@ class Observer:  # 14 attributes: the sources of the snapshot, and four caches
                         raise ObservationError(f"cannot read the image volumes of containers: {error}") from error
 
         await asyncio.gather(*(read(container.id) for container in containers if must_read(container)))
-        return tuple(_merged(container, known.get(container.id)) for container in containers)
+        if not known:
+            return tuple(containers)
+        return tuple([_merged(each, known[each.id]) if each.id in known else each for each in containers])
 
     async def _with_images(
         self,
@@ -367,10 +369,8 @@ def _only(known: Mapping[str, T], listed: Collection[str]) -> dict[str, T]:
     return {each: value for each, value in known.items() if each in listed}
 
 
-def _merged(container: Container, detail: Container | None) -> Container:
+def _merged(container: Container, detail: Container) -> Container:
     """Return a listed container with the fields of its status; a finish time only if it is listed as exited."""
-    if detail is None:
-        return container
     ended = container.state is ContainerState.EXITED and detail.state is ContainerState.EXITED
     return replace(
         container,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome, Result
@@ -292,7 +293,14 @@ class PodLogRemover:
         self._clock = clock
         self._trust = template.clock
         self._directories = {each.name: each for each in template.pod_log_directories}
-        self._listed = {each.uid for each in template.sandboxes} | {each.pod_uid for each in template.containers}
+        self._template = template
+
+    @cached_property
+    def _listed(self) -> frozenset[str]:
+        """UIDs of the pods that the runtime listed; computed only for a removal."""
+        return frozenset([each.uid for each in self._template.sandboxes]).union(
+            [each.pod_uid for each in self._template.containers]
+        )
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the directory unless its pod is in the runtime, or its tree changed, is open or cannot be read."""

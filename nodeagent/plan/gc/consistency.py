@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.plan.decision import Reason, ReasonCode, Verdict
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from nodeagent.model import Container, Image, ListContradiction, Sandbox
     from nodeagent.plan.decision import Plan
+
+_IMAGE: Final = attrgetter("image_ref", "image_id")
 
 EMPTY_PODS_MIN: Final = 2
 """Minimum number of ready sandboxes without containers for a suspicion, if they are half of all ready ones."""
@@ -107,10 +110,11 @@ def _without_image(lists: RuntimeLists) -> Iterator[Suspicion]:
     if lists.images is None:
         return
     ids = {bare_id(image.id) for image in lists.images}
+    unlisted = {pair for pair in set(map(_IMAGE, lists.containers)) if ids.isdisjoint(map(bare_id, pair))}
     candidates = {
         tuple(filter(None, image_references(each))): each
-        for each in lists.containers
-        if bare_id(each.image_ref) not in ids and bare_id(each.image_id) not in ids
+        for each in (lists.containers if unlisted else ())
+        if _IMAGE(each) in unlisted
     }
     if not candidates:
         return
@@ -134,9 +138,12 @@ def _pods_without_containers(lists: RuntimeLists) -> Iterator[Suspicion]:
     """
     if lists.running_known:
         return
-    used = {each.sandbox_id for each in lists.containers} | {each.pod_uid for each in lists.containers}
+    used = {each.sandbox_id for each in lists.containers}
     ready = [each for each in lists.sandboxes if each.ready]
-    empty = [each for each in ready if each.id not in used and each.uid not in used]
+    empty = [each for each in ready if each.id not in used]
+    if empty:  # rare, and the UIDs of all containers take longer than their sandboxes
+        uids = {each.pod_uid for each in lists.containers}
+        empty = [each for each in empty if each.uid not in uids]
     if len(empty) >= EMPTY_PODS_MIN and 2 * len(empty) >= len(ready):
         detail = f"{len(empty)} of {len(ready)} ready sandboxes have no listed container"
         yield Suspicion(SuspicionKind.PODS_WITHOUT_CONTAINERS, "", detail)

@@ -123,7 +123,9 @@ class ImageIndex:
         if at:
             by_digest = {*self._by_digest.get(digest)} or self._find(digest, shortened=shortened)
             return by_digest or self._named(name)
-        named = {*self._by_digest.get(reference)} or self._named(reference)
+        # A digest has no slash. Most references are names with one, and never need the index of digests.
+        as_digest = () if "/" in reference else self._by_digest.get(reference)
+        named = {*as_digest} or self._named(reference)
         return named or (self._with_id_prefix(bare) if shortened else set())
 
     def _named(self, reference: str) -> set[str]:

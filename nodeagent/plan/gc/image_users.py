@@ -96,7 +96,16 @@ def images_in_use(snapshot: NodeSnapshot) -> frozenset[str]:
     its former and its current image.
     Source: kubelet image manager, ``detectImages``; CRI ``Container`` and ``Mount.image``.
     """
-    return find_users(snapshot).images
+    # Without the users of each image: a large node has ten times as many containers as distinct references.
+    index = ImageIndex(snapshot.images)
+    found = {
+        image_id
+        for *references, volumes in set(map(_REFERENCES, snapshot.containers))
+        for image_id in index.resolve_all((*references, *volumes))
+    }
+    for reference in {sandbox.image for sandbox in snapshot.sandboxes}:
+        found.update(index.resolve(reference))
+    return frozenset(found)
 
 
 def in_use_reason(image_id: str, users: ImageUsers) -> Reason:
