@@ -21,7 +21,7 @@ from nodeagent.daemon.pause import LONGEST_S, pause, resume
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.model import LONGEST_HOLD_S
-from nodeagent.plan.gc.image_protection import parse_rule
+from nodeagent.plan.gc.image_protection import EXPRESSION_PREFIX, parse_rule
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -53,6 +53,8 @@ class ControlService(Readings):
             except ValueError as error:
                 raise UsageError(f"image: {error}") from error
         caller, by = CALLER.get(), check_text(request.by, "by")
+        if image.strip().startswith(EXPRESSION_PREFIX) and not caller.is_root:
+            raise UsageError("image: only root places holds by regular expressions; use a pattern such as */team/*")
         if by and not caller.is_root:
             raise UsageError("by: only root places holds for other users")
         at, clock = await self._clock_trust()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.model import ALL_IMAGES
 from nodeagent.plan.decision import Reason, ReasonCode
-from nodeagent.plan.gc.image_protection import parse_rule
+from nodeagent.plan.gc.image_protection import EXPRESSION_PREFIX, parse_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,12 +53,17 @@ def left_in_boot_s(hold: Hold, clock: ClockTrust) -> float | None:
 
 
 def images_of(hold: Hold, images: Iterable[Image], index: ImageIndex) -> set[str]:
-    """Return the ids of the images matched by a hold: by reference, by id or as a protection rule."""
+    """Return the ids of the images matched by a hold: by reference, by id or as a protection rule.
+
+    An invalid expression, such as one with a look-ahead that version 0.1 accepted, matches every image.
+    """
     if hold.image == ALL_IMAGES:
         return {image.id for image in images}
     matched = set(index.resolve(hold.image))
     try:
         rule = parse_rule(hold.image)
     except ValueError:
+        if hold.image.startswith(EXPRESSION_PREFIX):
+            return {image.id for image in images}  # an expression of an earlier version: its images are unknown
         return matched
     return matched | {image.id for image in images if rule.matched_by(image)}

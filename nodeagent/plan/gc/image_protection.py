@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.gc.image_references import bare_id, repository_of
+from nodeagent.plan.gc.linear_expression import ExpressionError, compile_expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from nodeagent.model import Image, ImageUsage
 
+EXPRESSION_PREFIX: Final = "regex:"
 RULE_FORM: Final = (
-    "a pattern such as registry.example/team/*, regex: and a regular expression, or sha256: and 64 hexadecimal digits"
+    "a pattern such as registry.example/team/*, regex: and an expression of RE2, or sha256: and 64 hexadecimal digits"
 )
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -59,7 +61,7 @@ class ProtectionRule:
         if self.kind is RuleKind.DIGEST:
             return _digest_match(image, _both_forms((self.value,)))
         if self.kind is RuleKind.REGEX:
-            search = _compiled(self.value).search
+            search = compile_expression(self.value)
             return next((each for each in image.references if search(each)), "")
         match = _compiled(_translated(self.value)).match
         return next((each for each in image.references if match(each)), "")
@@ -68,7 +70,8 @@ class ProtectionRule:
 def parse_rule(text: str) -> ProtectionRule:
     """Parse a protection rule.
 
-    - ``regex:EXPRESSION`` is searched for in every reference as listed by the runtime; anchor it with ``^`` and ``$``.
+    - ``regex:EXPRESSION``, in the syntax of RE2, is searched for in every reference as listed by the runtime; anchor it
+      with ``^`` and ``$``.
     - ``sha256:DIGEST`` or ``digest:sha256:DIGEST`` is an image id or the digest of any of its references.
     - Anything else is a pattern with ``*``, ``?`` and ``[...]``, case-sensitive, where ``*`` also matches slashes.
       It has to match the whole of one of: the reference (``registry.k8s.io/pause:3.9``), the reference without tag
@@ -79,7 +82,7 @@ def parse_rule(text: str) -> ProtectionRule:
         ValueError: invalid rule; the message has the allowed forms.
     """
     stripped = text.strip()
-    if stripped.startswith("regex:"):
+    if stripped.startswith(EXPRESSION_PREFIX):
         return _regex_rule(stripped)
     if stripped.startswith(("sha256:", "sha512:", "digest:")):
         digest = stripped.removeprefix("digest:")
@@ -92,12 +95,12 @@ def parse_rule(text: str) -> ProtectionRule:
 
 
 def _regex_rule(text: str) -> ProtectionRule:
-    expression = text.removeprefix("regex:")
+    expression = text.removeprefix(EXPRESSION_PREFIX)
     if not expression:
         raise ValueError(f"{text!r} has no expression: write {RULE_FORM}")
     try:
-        re.compile(expression)
-    except (re.error, OverflowError, RecursionError) as error:  # "unbalanced parenthesis at position 3"
+        compile_expression(expression)
+    except ExpressionError as error:
         raise ValueError(f"{expression!r} is not a regular expression: {error}: write {RULE_FORM}") from error
     return ProtectionRule(text, RuleKind.REGEX, expression)
 
@@ -166,7 +169,7 @@ class _Matcher:
         self._rules = rules
         globs = [_translated(rule.value) for rule in rules if rule.kind is RuleKind.GLOB]
         self._any_glob = re.compile("|".join(globs)).match if globs else None
-        self._searches = [re.compile(rule.value).search for rule in rules if rule.kind is RuleKind.REGEX]
+        self._searches = [compile_expression(rule.value) for rule in rules if rule.kind is RuleKind.REGEX]
         self._digests = _both_forms(rule.value for rule in rules if rule.kind is RuleKind.DIGEST)
 
     @staticmethod

@@ -470,6 +470,13 @@ async def test_member_removes_own_hold(as_actor: Node) -> None:
     assert (await as_actor.ask("Holds"))["holds"] == []
 
 
+async def test_member_cannot_hold_images_by_a_regular_expression(as_actor: Node) -> None:
+    code, why = await as_actor.refused("AddHold", api.AddHoldRequest(image="regex:^app", seconds=60))
+    assert (code, "only root places holds by regular expressions" in why) == (400, True), why
+    as_actor.peer[0] = ROOT
+    assert (await as_actor.ask("AddHold", api.AddHoldRequest(image="regex:^app", seconds=60)))["image"] == "regex:^app"
+
+
 @pytest.mark.parametrize("placed_by", [ROOT, OTHER_MEMBER])
 @pytest.mark.parametrize(("method", "request_"), [("Resume", None), ("Pause", api.PauseRequest(seconds=1))])
 async def test_member_cannot_end_or_replace_the_pause_of_another_user(

@@ -70,9 +70,14 @@ def test_reason_has_the_first_matching_rule() -> None:
         ("", "empty rule: write "),
         ("  ", "empty rule"),
         ("regex:", "has no expression: write "),
-        ("regex:a(b", r"'a\(b' is not a regular expression: missing \), unterminated subpattern at position 1: write "),
-        ("regex:*", "nothing to repeat at position 0"),
-        ("regex:a{99999999999}", "is not a regular expression"),
+        ("regex:a(b", r"'a\(b' is not a regular expression: missing \): a\(b: write "),
+        ("regex:*", "no argument for repetition operator"),
+        ("regex:(?!a)b", "without look-around, back references"),
+        (r"regex:(a)\1", "without look-around, back references"),
+        ("regex:" + "a" * 513, "513 characters, more than 512"),
+        ("regex:((a{0,30}){0,30})#", r"too large \(1834 instructions, at most 300\): use fewer repetitions"),
+        ("regex:a{0,1000}{0,1000}", "is not a regular expression"),
+        ("regex:\udcff", "is not a regular expression: "),
         ("sha256:abc", "'sha256:abc' is not a full digest: write a pattern such as"),
         ("digest:nginx", "is not a full digest"),
         ("sha256:" + "G" * 64, "is not a full digest"),
@@ -141,3 +146,15 @@ def test_image_without_recorded_use_is_the_newest() -> None:
 def test_rule_has_precedence_over_newest_tags() -> None:
     policy = ProtectionPolicy((parse_rule("*/pause"),), keep_last_n_tags_per_repository=1)
     assert policy.reasons((PAUSE,), {})[PAUSE.id].code.value == "protected"
+
+
+@pytest.mark.parametrize("expression", [r"^(([a-z./0-9:-])+)+#$", "(a+)+$", "(a|aa)+$", "(.*a){20}#"])
+def test_expression_that_backtracks_for_hours_in_other_engines_ends(expression: str) -> None:
+    names = [f"registry.example.com/{'a' * 200}/app{number}:v1" for number in range(100)]
+    policy = ProtectionPolicy((parse_rule(f"regex:{expression}"),))
+    assert policy.reasons([tagged(name, name) for name in names], {}) == {}
+
+
+def test_expression_matches_names_that_are_not_valid_text() -> None:
+    (matched,) = ProtectionPolicy((parse_rule("regex:^r/é.*app"),)).reasons([tagged("i", "r/é\udcffapp:v1")], {})
+    assert matched == "i"
