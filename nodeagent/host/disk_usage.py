@@ -6,6 +6,7 @@ without following symlinks.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import time
@@ -13,16 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Generator, Iterable
 
 _BLOCK_BYTES = 512  # Source: stat(2), st_blocks
-_DEADLINE_CHECK_ENTRIES = 256
-_MAX_DEPTH = 256
+_STEP_ENTRIES = 256
+_MOST_OPEN = 32
+_MOST_SHOWN = 64
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LARGE_FILE_BYTES = 1 << 20
 _MOST_FILES = 3
-_OpenDirectory = tuple[int, str, list[str]]
-"""Descriptor, path, and the names of the directories in it that are still to be read."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Tree:
 
     Attributes:
         size_bytes: allocated bytes; a file with several hard links counts once.
-        complete: false if the deadline expired or a directory could not be read; the sizes are then lower bounds.
+        complete: false if the walk was interrupted or a directory could not be read; the sizes are then lower bounds.
         inodes: number of inodes behind ``size_bytes``.
         files: size and path of its largest files, at most three of at least 1 MiB, largest first.
     """
@@ -56,18 +56,58 @@ class Tree:
 class TreeReader:
     """Measures trees of one filesystem. A file with several hard links counts once over all trees of a reader."""
 
-    def __init__(self, device_id: int, deadline_s: float) -> None:
-        """Measure only files on ``device_id``, until ``deadline_s`` on the clock of ``time.monotonic``."""
+    def __init__(self, device_id: int, deadline_s: float = math.inf, mounts: Collection[str] = ()) -> None:
+        """Measure only files on ``device_id``.
+
+        Args:
+            device_id: of the filesystem.
+            deadline_s: end of ``measure`` and ``largest``, on the clock of ``time.monotonic``.
+            mounts: paths to omit without a stat, which never returns for the mount of a dead server.
+        """
         self._device_id = device_id
         self._deadline_s = deadline_s
+        self._mounts = mounts
         self._counted_inodes: set[int] = set()
         self._entries = 0
 
     def measure(self, path: str, skip: Collection[str] = ()) -> Tree:
         """Return the disk usage of the tree at ``path`` without the paths in ``skip``; links are not followed."""
         tree = Tree(path)
-        self._walk(path, frozenset(skip), tree)
+        self._finish(tree, skip)
         return tree
+
+    def walk(self, tree: Tree, skip: Collection[str] = (), *, only_files: bool = False) -> Generator[None, None, None]:
+        """Add the entries below ``tree.path``, which may be a symlink itself, to the tree.
+
+        Yields after every 256 entries. ``tree.complete`` is meaningful at the end; closing the iterator earlier closes
+        its descriptors.
+
+        Args:
+            tree: receives the usage.
+            skip: paths to omit.
+            only_files: omit the content of subdirectories.
+        """
+        omitted = frozenset(skip) | {each for each in self._mounts if each.startswith(f"{tree.path}/")}
+        levels = _Levels(tree.path, omitted)
+        try:
+            yield from self._enter(levels, tree.path, tree)
+            while levels.stack and not only_files:
+                if name := levels.next_directory():
+                    yield from self._enter(levels, name, tree)
+                elif not levels.leave():
+                    tree.complete = False
+                    return
+        finally:
+            levels.close()
+
+    def _finish(self, tree: Tree, skip: Collection[str], *, only_files: bool = False) -> None:
+        """Walk a tree until the deadline."""
+        steps = self.walk(tree, skip, only_files=only_files)
+        for _ in steps:
+            if time.monotonic() > self._deadline_s:
+                tree.complete = False
+                break
+        steps.close()
 
     def largest(self, root: str, skip: Collection[str], count: int, depth: int = 3) -> tuple[Tree, ...]:
         """Return the largest directories below ``root``, at most ``depth`` deep, and the largest files of both.
@@ -77,7 +117,7 @@ class TreeReader:
         """
         skipped = frozenset(skip)
         beside = Tree(root)
-        self._walk(root, skipped, beside, only_files=True)
+        self._finish(beside, skipped, only_files=True)
         files = [Tree(path, size, inodes=1) for size, path in beside.files]
         found = [part for tree in self._split(root, skipped, depth) for part in tree.without_large_files()] + files
         found.sort(key=lambda tree: (-tree.size_bytes, tree.path))
@@ -92,7 +132,7 @@ class TreeReader:
                 continue
             parts = [self.measure(each, skip) for each in self._directories(path, skip)]
             own = Tree(path)
-            self._walk(path, skip, own, only_files=True)
+            self._finish(own, skip, only_files=True)
             total = Tree(
                 path,
                 own.size_bytes + sum(each.size_bytes for each in parts),
@@ -123,82 +163,128 @@ class TreeReader:
         status = entry.stat(follow_symlinks=False)
         return stat.S_ISDIR(status.st_mode) and status.st_dev == self._device_id
 
-    def _walk(self, root: str, skip: frozenset[str], tree: Tree, *, only_files: bool = False) -> None:
-        """Add the entries below ``root``, which may be a symlink itself; with ``only_files`` those directly in it."""
-        opened: list[_OpenDirectory] = []  # from the root to the current one
+    def _enter(self, levels: _Levels, name: str, tree: Tree) -> Generator[None, None, None]:
+        """Open a directory below the current one and add its entries."""
         try:
-            self._enter(None, root, root, opened, skip, tree)
-            while opened:
-                descriptor, path, names = opened[-1]
-                if only_files or not names:
-                    os.close(descriptor)
-                    opened.pop()
-                else:
-                    name = names.pop()
-                    self._enter(descriptor, name, _below(path, name), opened, skip, tree)
-        except _DeadlineError:
-            tree.complete = False
-        finally:
-            for descriptor, _, _ in opened:
-                os.close(descriptor)
-
-    def _enter(  # noqa: PLR0913, PLR0917 - the state of a walk
-        self,
-        parent: int | None,
-        name: str,
-        path: str,
-        opened: list[_OpenDirectory],
-        skip: frozenset[str],
-        tree: Tree,
-    ) -> None:
-        """Open a directory below another one and add its entries; without ``parent``, ``name`` is a path."""
-        if len(opened) >= _MAX_DEPTH:
-            tree.complete = False
-            return
-        try:
-            descriptor = os.open(name, _DIRECTORY if parent is None else _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-            opened.append((descriptor, path, names := []))
-            names += self._read(descriptor, path, skip, tree)
+            descriptor = levels.enter(name)
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    self._entries += 1
+                    if self._entries % _STEP_ENTRIES == 0:
+                        yield
+                    self._add(levels, entry, tree)
         except FileNotFoundError:
             pass  # removed since its parent was listed
         except OSError:
             tree.complete = False
 
-    def _read(self, descriptor: int, path: str, skip: frozenset[str], tree: Tree) -> list[str]:
-        """Add the entries of one open directory; return the names of its directories.
+    def _add(self, levels: _Levels, entry: os.DirEntry[str], tree: Tree) -> None:
+        """Add an entry of the current directory."""
+        if levels.is_omitted(entry.name):
+            return
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if status.st_dev != self._device_id:
+            return
+        size_bytes = status.st_blocks * _BLOCK_BYTES
+        if stat.S_ISDIR(status.st_mode):
+            levels.stack[-1].directories.append(entry.name)
+        elif status.st_nlink > 1:
+            if status.st_ino in self._counted_inodes:
+                return
+            self._counted_inodes.add(status.st_ino)
+        if size_bytes >= _LARGE_FILE_BYTES and stat.S_ISREG(status.st_mode):
+            tree.add_files([(size_bytes, levels.path_of(entry.name))])
+        tree.size_bytes += size_bytes
+        tree.inodes += 1
+
+
+@dataclass(slots=True)
+class _Level:
+    """One directory of the current path.
+
+    Attributes:
+        identity: device and inode.
+        descriptor: ``None`` while closed.
+        directories: names of the directories in it that are still to be read.
+    """
+
+    name: str
+    identity: tuple[int, int]
+    descriptor: int | None
+    directories: list[str] = field(default_factory=list)
+
+
+class _Levels:
+    """The directories from the root of a walk to the current one.
+
+    The depth is unlimited, the number of open descriptors is not: the uppermost levels are closed, and opened again as
+    the parent of the level below, if that is still the same directory.
+    """
+
+    def __init__(self, root: str, omitted: Collection[str]) -> None:
+        self.stack: list[_Level] = []
+        self._root = root
+        self._omitted = omitted
+        self._omitted_depth = max((each.count("/") - root.count("/") for each in omitted), default=0)
+
+    def enter(self, name: str) -> int:
+        """Open a directory below the current one without following a symlink; the first ``name`` is a path.
 
         Raises:
-            OSError: it cannot be read.
-            _DeadlineError: the deadline expired.
+            OSError: it cannot be opened, or is not a directory.
         """
-        names = []
-        with os.scandir(descriptor) as entries:
-            for entry in entries:
-                self._entries += 1
-                if self._entries % _DEADLINE_CHECK_ENTRIES == 0 and time.monotonic() > self._deadline_s:
-                    raise _DeadlineError
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if status.st_dev != self._device_id or (skip and _below(path, entry.name) in skip):
-                    continue
-                size_bytes = status.st_blocks * _BLOCK_BYTES
-                if stat.S_ISDIR(status.st_mode):
-                    names.append(entry.name)
-                elif status.st_nlink > 1:
-                    if status.st_ino in self._counted_inodes:
-                        continue
-                    self._counted_inodes.add(status.st_ino)
-                if size_bytes >= _LARGE_FILE_BYTES and stat.S_ISREG(status.st_mode):
-                    tree.add_files([(size_bytes, _below(path, entry.name))])
-                tree.size_bytes += size_bytes
-                tree.inodes += 1
-        return names
+        parent = self.stack[-1].descriptor if self.stack else None
+        descriptor = os.open(name, _DIRECTORY if parent is None else _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        status = os.fstat(descriptor)
+        self.stack.append(_Level(name, (status.st_dev, status.st_ino), descriptor))
+        if len(self.stack) > _MOST_OPEN:
+            _close(self.stack[-1 - _MOST_OPEN])
+        return descriptor
+
+    def next_directory(self) -> str:
+        """Return the next directory in the current one; empty if all were read."""
+        directories = self.stack[-1].directories
+        return directories.pop() if directories else ""
+
+    def leave(self) -> bool:
+        """Return to the parent of the current directory; false if it was moved during the walk."""
+        left = self.stack.pop()
+        try:
+            if not self.stack or self.stack[-1].descriptor is not None or left.descriptor is None:
+                return True
+            parent = self.stack[-1]
+            parent.descriptor = os.open("..", _DIRECTORY | os.O_NOFOLLOW, dir_fd=left.descriptor)
+            status = os.fstat(parent.descriptor)
+        except OSError:
+            return False
+        finally:
+            _close(left)
+        return (status.st_dev, status.st_ino) == parent.identity
+
+    def is_omitted(self, name: str) -> bool:
+        """Whether an entry of the current directory is omitted."""
+        return len(self.stack) <= self._omitted_depth and self.path_of(name) in self._omitted
+
+    def path_of(self, name: str) -> str:
+        """Return the path of an entry of the current directory; of a very deep one without the middle."""
+        names = [each.name for each in self.stack[1:_MOST_SHOWN]]
+        if len(self.stack) > _MOST_SHOWN:
+            names.append("...")
+        return _below(self._root, "/".join((*names, name)))
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for each in self.stack:
+            _close(each)
 
 
-class _DeadlineError(Exception):
-    """The deadline of a reader expired."""
+def _close(level: _Level) -> None:
+    if level.descriptor is not None:
+        os.close(level.descriptor)
+        level.descriptor = None
 
 
 def _below(path: str, name: str) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from nodeagent.host.disk_usage import TreeReader, mount_point
+import pytest
 
-if TYPE_CHECKING:
-    import pytest
+from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
 
 
 def reader(path: Path, seconds: float = 60) -> TreeReader:
@@ -112,14 +110,85 @@ def test_directory_that_becomes_a_symlink_during_the_walk_is_not_followed(
     assert (tree.size_bytes < 100_000, tree.complete) == (True, False)
 
 
-def test_tree_deeper_than_the_limit_is_incomplete_and_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    top = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(300):
-        os.mkdir("d", dir_fd=top)
-        below = os.open("d", os.O_RDONLY, dir_fd=top)
-        os.close(top)
-        top = below
-    os.close(top)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    assert not reader(tmp_path).measure(str(tmp_path)).complete
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+def nest(path: Path, name: str, depth: int) -> int:
+    """Create directories below each other; return a descriptor of the innermost."""
+    current = os.open(path, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=current)
+        below = os.open(name, os.O_RDONLY, dir_fd=current)
+        os.close(current)
+        current = below
+    return current
+
+
+def write_below(directory: int, name: str, size_bytes: int) -> None:
+    file = os.open(name, os.O_WRONLY | os.O_CREAT, dir_fd=directory)
+    os.write(file, os.urandom(size_bytes))
+    os.fsync(file)
+    os.close(file)
+
+
+@pytest.mark.parametrize(("name", "depth"), [("d", 3000), ("long" * 60, 60)], ids=["deep", "longer than PATH_MAX"])
+def test_files_below_deep_paths_count_and_few_descriptors_are_open(tmp_path: Path, name: str, depth: int) -> None:
+    innermost = nest(tmp_path, name, depth)
+    write_below(innermost, "hidden", 3 << 20)
+    os.close(innermost)
+    fill(tmp_path / name / "beside", 2 << 20)
+    before = open_descriptors()
+    tree, most = Tree(str(tmp_path)), 0
+    for _ in TreeReader(tmp_path.stat().st_dev).walk(tree):
+        most = max(most, open_descriptors())
+    assert tree.complete
+    assert (5 << 20) <= tree.size_bytes < (5 << 20) + depth * 8192
+    assert tree.inodes == depth + 2
+    assert open_descriptors() == before
+    assert most <= before + 40
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_tree_moved_during_the_walk_is_incomplete(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    innermost = nest(root, "d", 50)
+    for number in range(300):
+        write_below(innermost, str(number), 1)
+    os.close(innermost)
+    tree = Tree(str(root))
+    steps = TreeReader(root.stat().st_dev).walk(tree)
+    next(steps)  # in the innermost directory
+    (root / "d/d/d").rename(elsewhere / "d")
+    for _ in steps:
+        pass
+    assert not tree.complete
+
+
+def test_closed_walk_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    innermost = nest(tmp_path, "d", 50)
+    for number in range(300):
+        write_below(innermost, str(number), 1)
+    os.close(innermost)
+    before = open_descriptors()
+    steps = TreeReader(tmp_path.stat().st_dev).walk(Tree(str(tmp_path)))
+    next(steps)
+    assert open_descriptors() > before
+    steps.close()
+    assert open_descriptors() == before
+
+
+def test_mounts_are_omitted_without_a_stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "cache/data", 100_000)
+    fill(tmp_path / "cache/dead/data", 3 << 20)
+    dead = str(tmp_path / "cache/dead")
+    opening = os.open
+
+    def hang(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+        assert path != "dead"
+        return opening(path, flags, dir_fd=dir_fd)
+
+    monkeypatch.setattr("nodeagent.host.disk_usage.os.open", hang)
+    tree = TreeReader(tmp_path.stat().st_dev, mounts=[dead]).measure(str(tmp_path / "cache"))
+    assert (tree.complete, tree.inodes) == (True, 1)
