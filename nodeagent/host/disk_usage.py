@@ -31,7 +31,8 @@ class Tree:
 
     Attributes:
         size_bytes: allocated bytes; a file with several hard links counts once.
-        complete: false if the walk was interrupted or a directory could not be read; the sizes are then lower bounds.
+        complete: false before the end of the walk, and if a directory could not be read; the sizes are then lower
+            bounds.
         inodes: number of inodes behind ``size_bytes``.
         files: size and path of its largest files, at most three of at least 1 MiB, largest first.
     """
@@ -79,8 +80,7 @@ class TreeReader:
     def walk(self, tree: Tree, skip: Collection[str] = (), *, only_files: bool = False) -> Generator[None, None, None]:
         """Add the entries below ``tree.path``, which may be a symlink itself, to the tree.
 
-        Yields after every 256 entries. ``tree.complete`` is meaningful at the end; closing the iterator earlier closes
-        its descriptors.
+        Yields after every 256 entries; closing the iterator before the end closes its descriptors.
 
         Args:
             tree: receives the usage.
@@ -89,14 +89,15 @@ class TreeReader:
         """
         omitted = frozenset(skip) | {each for each in self._mounts if each.startswith(f"{tree.path}/")}
         levels = _Levels(tree.path, omitted)
+        tree.complete = False
         try:
-            yield from self._enter(levels, tree.path, tree)
+            complete = yield from self._enter(levels, tree.path, tree)
             while levels.stack and not only_files:
                 if name := levels.next_directory():
-                    yield from self._enter(levels, name, tree)
+                    complete = (yield from self._enter(levels, name, tree)) and complete
                 elif not levels.leave():
-                    tree.complete = False
                     return
+            tree.complete = complete
         finally:
             levels.close()
 
@@ -105,7 +106,6 @@ class TreeReader:
         steps = self.walk(tree, skip, only_files=only_files)
         for _ in steps:
             if time.monotonic() > self._deadline_s:
-                tree.complete = False
                 break
         steps.close()
 
@@ -163,8 +163,8 @@ class TreeReader:
         status = entry.stat(follow_symlinks=False)
         return stat.S_ISDIR(status.st_mode) and status.st_dev == self._device_id
 
-    def _enter(self, levels: _Levels, name: str, tree: Tree) -> Generator[None, None, None]:
-        """Open a directory below the current one and add its entries."""
+    def _enter(self, levels: _Levels, name: str, tree: Tree) -> Generator[None, None, bool]:
+        """Open a directory below the current one and add its entries; return whether all of them were read."""
         try:
             descriptor = levels.enter(name)
             with os.scandir(descriptor) as entries:
@@ -174,9 +174,10 @@ class TreeReader:
                         yield
                     self._add(levels, entry, tree)
         except FileNotFoundError:
-            pass  # removed since its parent was listed
+            return True  # removed since its parent was listed
         except OSError:
-            tree.complete = False
+            return False
+        return True
 
     def _add(self, levels: _Levels, entry: os.DirEntry[str], tree: Tree) -> None:
         """Add an entry of the current directory."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.model import FsObservation
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
+
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 def filesystem_type(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
@@ -32,6 +35,30 @@ def filesystem_type(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
     except (OSError, IndexError):
         return ""
     return ""
+
+
+def read_mounts(mountinfo: str = "/proc/self/mountinfo") -> dict[str, str]:
+    """Return the type of the filesystem by mount point; of stacked mounts the last one. Empty if unreadable.
+
+    Source: proc(5) on ``mountinfo``.
+    """
+    found = {}
+    try:
+        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123 - a fixed path
+            for line in lines:
+                left, _, right = line.partition(" - ")
+                found[unescape(left.split()[4])] = right.split()[0]
+    except (OSError, IndexError):
+        return {}
+    return found
+
+
+def unescape(text: str) -> str:
+    """Return a path of ``mountinfo`` with its octal escapes decoded.
+
+    Source: proc(5), ``/proc/PID/mounts``.
+    """
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def mount_id(descriptor: int) -> str:

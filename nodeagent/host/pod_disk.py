@@ -8,21 +8,17 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.host.disk_usage import TreeReader
-from nodeagent.host.filesystems import filesystem_type
+from nodeagent.host.disk_usage import Tree, TreeReader
 from nodeagent.model.pressure import Footprint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Iterable, Mapping
     from pathlib import Path
-
-    from nodeagent.host.disk_usage import Tree
 
 _EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
 # Volumes on the node's own disk. Others are not even examined: a stat of a dead network mount never returns.
 _LOCAL: Final = ("kubernetes.io~configmap", "kubernetes.io~downward-api", "kubernetes.io~git-repo")
 _MEMORY_TYPES: Final = frozenset({"tmpfs", "ramfs"})
-_NOTHING: Final = Footprint(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,8 @@ class PodDisk:
         container_logs_bytes: by container name.
         volumes: emptyDirs on disk, and other volumes on the node's own disk.
         empty_dir_bytes: by volume name; for one in memory the usage of its tmpfs.
-        complete: false after a timeout or read error: the values are then lower bounds.
+        layers: writable layers by container id.
+        complete: false before the end of the walk and after a read error: the values are then lower bounds.
     """
 
     log_tree: Footprint | None = None
@@ -43,64 +40,143 @@ class PodDisk:
     container_logs_bytes: Mapping[str, int] = field(default_factory=dict)
     volumes: Footprint | None = None
     empty_dir_bytes: Mapping[str, int] = field(default_factory=dict)
+    layers: Mapping[str, Tree] = field(default_factory=dict)
     complete: bool = True
 
 
-def read_pod_disk(uid: str, log_directory: Path, kubelet_root: Path, *, deadline_s: float) -> PodDisk:
-    """Return the disk usage of a pod. Links and mounts are not followed.
+class PodDiskWalk:
+    """Measurement of one pod's disk usage in steps. Links and mounts are not followed.
 
-    Args:
-        uid: names the pod's directory below ``kubelet_root``.
-        log_directory: log directory of the pod.
-        kubelet_root: the kubelet's root directory, which has the volumes of pods.
-        deadline_s: deadline on the clock of ``time.monotonic``.
+    Attributes:
+        name: of the pod's log directory.
 
     Source: kubelet ``GetPodVolumesDir``, ``podLocalEphemeralStorageUsage``.
     """
-    log_tree, logs, by_container, logs_complete = _logs(str(log_directory), deadline_s)
-    if not uid or "/" in uid or "\0" in uid or uid in (".", ".."):
-        return PodDisk(log_tree, logs, by_container, complete=False)
-    volumes, empty_dirs, complete = _volumes(str(kubelet_root / "pods" / uid / "volumes"), deadline_s)
-    return PodDisk(log_tree, logs, by_container, volumes, empty_dirs, complete and logs_complete)
 
+    def __init__(
+        self,
+        uid: str,
+        log_directory: Path,
+        kubelet_root: Path,
+        *,
+        upper_directories: Mapping[str, str] | None = None,
+        mounts: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare the walk without reading a directory.
 
-def _logs(directory: str, deadline_s: float) -> tuple[Footprint | None, Footprint | None, dict[str, int], bool]:
-    device = _device(directory)
-    if device is None:
-        missing = "\0" not in directory and not os.path.lexists(directory)
-        return (_NOTHING, _NOTHING, {}, True) if missing else (None, None, {}, False)
-    reader = TreeReader(device, deadline_s)
-    try:
-        with os.scandir(directory) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    except OSError:
-        return None, None, {}, False
-    trees = {name: reader.measure(f"{directory}/{name}") for name in names if _device(f"{directory}/{name}") == device}
-    rest = reader.measure(directory, skip=[tree.path for tree in trees.values()])
-    by_container = {name: tree.size_bytes for name, tree in trees.items()}
-    complete = rest.complete and all(tree.complete for tree in trees.values())
-    return _sum(*trees.values(), rest), _sum(*trees.values()), by_container, complete
+        Args:
+            uid: names the pod's directory below ``kubelet_root``.
+            log_directory: log directory of the pod.
+            kubelet_root: the kubelet's root directory, which has the volumes of pods.
+            upper_directories: of the writable layers, by container id.
+            mounts: type of the filesystem by mount point; these paths are not walked.
+        """
+        self._logs_path = f"{os.path.realpath(log_directory.parent)}/{log_directory.name}"
+        self.name = log_directory.name
+        valid = bool(uid) and "/" not in uid and "\0" not in uid and uid not in {".", ".."}
+        self._volumes_path = f"{os.path.realpath(kubelet_root)}/pods/{uid}/volumes" if valid else None
+        self._upper_directories = upper_directories or {}
+        self._mounts = mounts or {}
+        self._log_trees: dict[str, Tree] | None = None
+        self._log_rest = Tree(self._logs_path)
+        self._empty_dirs: dict[str, Tree] = {}
+        self._empty_dirs_in_memory: dict[str, int] = {}
+        self._volume_trees: list[Tree] | None = None
+        self._layers: dict[str, Tree] = {}
+        self._is_complete = valid
+        self._logs_ended = self._volumes_ended = self._ended = False
+        self._steps = self._walk()
 
+    def advance(self, until_s: float) -> bool:
+        """Continue until a time on the clock of ``time.monotonic``, by at least one step; return whether it ended."""
+        for _ in self._steps:
+            if time.monotonic() >= until_s:
+                return False
+        self._ended = True
+        return True
 
-def _volumes(directory: str, deadline_s: float) -> tuple[Footprint | None, dict[str, int], bool]:
-    device = _device(directory)
-    if device is None:
-        missing = not os.path.lexists(directory)
-        return (_NOTHING, {}, True) if missing else (None, {}, False)
-    reader = TreeReader(device, deadline_s)
-    found: dict[str, int] = {}
-    trees: list[Tree] = []
-    parent = f"{directory}/{_EMPTY_DIRS}"
-    for name in _directories(parent):
-        path = f"{parent}/{name}"
-        if _device(path) == device:
-            trees.append(reader.measure(path))
-            found[name] = trees[-1].size_bytes
-        elif (size_bytes := _in_memory_bytes(path)) is not None:
-            found[name] = size_bytes
-    others = [f"{directory}/{name}" for name in _LOCAL]
-    trees += [reader.measure(path) for path in others if _device(path) == device]
-    return _sum(*trees), found, all(tree.complete for tree in trees)
+    def close(self) -> None:
+        """Close the descriptors of a walk before its end."""
+        self._steps.close()
+
+    def reading(self) -> PodDisk:
+        """Return the usage measured up to now; another thread may continue the walk."""
+        logs = None if self._log_trees is None else dict(self._log_trees)
+        volumes = None if self._volume_trees is None else list(self._volume_trees)
+        layers = dict(self._layers)
+        trees = [*(logs or {}).values(), self._log_rest, *(volumes or ()), *layers.values()]
+        return PodDisk(
+            None if logs is None else _sum([*logs.values(), self._log_rest], ended=self._logs_ended),
+            None if logs is None else _sum(logs.values(), ended=self._logs_ended),
+            {name: tree.size_bytes for name, tree in (logs or {}).items()},
+            None if volumes is None else _sum(volumes, ended=self._volumes_ended),
+            {name: tree.size_bytes for name, tree in dict(self._empty_dirs).items()} | self._empty_dirs_in_memory,
+            layers,
+            self._ended and self._is_complete and all(each.complete for each in trees),
+        )
+
+    def _walk(self) -> Generator[None, None, None]:
+        """Walk logs and volumes, which have few files as a rule, before the writable layers."""
+        yield from self._walk_logs()
+        self._logs_ended = True
+        if self._volumes_path is not None:
+            yield from self._walk_volumes(self._volumes_path)
+        self._volumes_ended = True
+        for container_id, upper in self._upper_directories.items():
+            device = _device(upper)
+            if device is not None:
+                self._layers[container_id] = Tree(upper)
+                yield from self._reader(device).walk(self._layers[container_id])
+
+    def _walk_logs(self) -> Generator[None, None, None]:
+        directory = self._logs_path
+        device = _device(directory)
+        if device is None:
+            missing = "\0" not in directory and not os.path.lexists(directory)
+            self._log_trees = {} if missing else None
+            self._is_complete = self._is_complete and missing
+            return
+        try:
+            with os.scandir(directory) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError:
+            self._is_complete = False
+            return
+        reader = self._reader(device)
+        self._log_trees = {}
+        for name in names:
+            path = f"{directory}/{name}"
+            if path not in self._mounts and _device(path) == device:
+                self._log_trees[name] = Tree(path)
+                yield from reader.walk(self._log_trees[name])
+        yield from reader.walk(self._log_rest, skip=[tree.path for tree in self._log_trees.values()])
+
+    def _walk_volumes(self, directory: str) -> Generator[None, None, None]:
+        device = _device(directory)
+        if device is None:
+            missing = not os.path.lexists(directory)
+            self._volume_trees = [] if missing else None
+            self._is_complete = self._is_complete and missing
+            return
+        reader = self._reader(device)
+        self._volume_trees = []
+        parent = f"{directory}/{_EMPTY_DIRS}"
+        for name in _directories(parent):
+            path = f"{parent}/{name}"
+            if path in self._mounts:
+                if self._mounts[path] in _MEMORY_TYPES and (size_bytes := _filesystem_bytes(path)) is not None:
+                    self._empty_dirs_in_memory[name] = size_bytes
+            elif _device(path) == device:
+                self._empty_dirs[name] = Tree(path)
+                self._volume_trees.append(self._empty_dirs[name])
+                yield from reader.walk(self._empty_dirs[name])
+        for path in (f"{directory}/{name}" for name in _LOCAL):
+            if path not in self._mounts and _device(path) == device:
+                self._volume_trees.append(Tree(path))
+                yield from reader.walk(self._volume_trees[-1])
+
+    def _reader(self, device: int) -> TreeReader:
+        return TreeReader(device, mounts=self._mounts)
 
 
 def _directories(path: str) -> list[str]:
@@ -122,21 +198,18 @@ def _device(path: str) -> int | None:
     return status.st_dev if stat.S_ISDIR(status.st_mode) else None
 
 
-def _in_memory_bytes(path: str) -> int | None:
-    """Return the usage of a filesystem in memory; ``None`` for other types, whose statvfs could hang."""
-    if filesystem_type(path) not in _MEMORY_TYPES:
-        return None
+def _sum(trees: Iterable[Tree], *, ended: bool) -> Footprint:
+    found = tuple(trees)
+    complete = ended and all(each.complete for each in found)
+    return Footprint(
+        sum(each.size_bytes for each in found), sum(each.inodes for each in found), is_lower_bound=not complete
+    )
+
+
+def _filesystem_bytes(path: str) -> int | None:
+    """Return the usage of a filesystem in memory."""
     try:
         status = os.statvfs(path)
     except OSError:
         return None
     return (status.f_blocks - status.f_bfree) * status.f_frsize
-
-
-def _sum(*trees: Tree) -> Footprint:
-    return Footprint(sum(tree.size_bytes for tree in trees), sum(tree.inodes for tree in trees))
-
-
-def deadline_in(seconds: float) -> float:
-    """Return the deadline ``seconds`` from now on the clock of ``time.monotonic``."""
-    return time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Current disk usage of the writable layers of running containers.
+"""Directories of the writable layers of running containers.
 
 The runtime measures them as well, but containerd only every ten seconds. In such old readings a pod that fills a disk
 appears small, and another pod would be evicted.
@@ -6,19 +6,14 @@ appears small, and another pod would be evicted.
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.host.disk_usage import TreeReader
+from nodeagent.host.filesystems import unescape
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from nodeagent.host.disk_usage import Tree
-
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _UPPER: Final = "upperdir="
 _SNAPSHOTTER: Final = "io.containerd.snapshotter.v1."
 
@@ -38,12 +33,12 @@ def find_upper_directories(container_ids: Collection[str], mountinfo: str = "/pr
                 left, _, right = line.partition(" - ")
                 if not right.startswith("overlay "):
                     continue
-                name = PurePosixPath(_plain(left.split()[4])).parent.name
+                name = PurePosixPath(unescape(left.split()[4])).parent.name
                 if name not in ids:  # also excludes mounts made inside a container
                     continue
                 upper = next((each for each in right.split()[-1].split(",") if each.startswith(_UPPER)), "")
                 if upper.startswith(f"{_UPPER}/"):
-                    found[name] = _plain(upper.removeprefix(_UPPER))
+                    found[name] = unescape(upper.removeprefix(_UPPER))
     except (OSError, IndexError):
         return {}
     return found
@@ -56,19 +51,3 @@ def snapshotter_of(upper: str) -> str:
     """
     names = (each.removeprefix(_SNAPSHOTTER) for each in PurePosixPath(upper).parts if each.startswith(_SNAPSHOTTER))
     return next(names, "")
-
-
-def measure_writable_layer(upper: str, deadline_s: float) -> Tree | None:
-    """Return the disk usage of a writable layer; ``None`` if its directory is inaccessible.
-
-    ``deadline_s`` is on the clock of ``time.monotonic``. Links are not followed, mounts not crossed.
-    """
-    try:
-        device = os.lstat(upper).st_dev
-    except OSError:
-        return None
-    return TreeReader(device, deadline_s).measure(upper)
-
-
-def _plain(text: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)

@@ -154,10 +154,15 @@ class PodLifecycle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Usage of a filesystem; ``None`` where unknown."""
+    """Usage of a filesystem; ``None`` where unknown.
+
+    Attributes:
+        is_lower_bound: whether the measurement is incomplete.
+    """
 
     used_bytes: int | None = None
     used_inodes: int | None = None
+    is_lower_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)

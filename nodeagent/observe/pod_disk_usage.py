@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.host.pod_disk import deadline_in, read_pod_disk
-from nodeagent.host.writable_layers import find_upper_directories, measure_writable_layer
+from nodeagent.host.filesystems import read_mounts
+from nodeagent.host.pod_disk import PodDisk, PodDiskWalk
+from nodeagent.host.writable_layers import find_upper_directories
 from nodeagent.model.pressure import Footprint
 from nodeagent.observe.pod_cgroups import total
+from nodeagent.observe.walk_queue import HANGS_S, QueuedWalk, WalkQueue
 from nodeagent.runtime.cri_messages import ContainerUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from nodeagent.host.disk_usage import Tree
-    from nodeagent.host.pod_disk import PodDisk
     from nodeagent.model.pods import PodReading, RuntimePod
 
-_WALK_S: Final = 10.0
-_WALK_POD_S: Final = 2.0
+WAIT_S: Final = 10.0
+"""Time for which a reading waits for directory walks."""
+
+FRESH_S: Final = 120.0
+"""Age at which the result of a walk longer than ``WAIT_S`` does not count any more."""
+
 _NAMED: Final = 3
 
 
@@ -32,109 +39,203 @@ class DiskUsage:
     Attributes:
         pods: logs and volumes by pod UID.
         layers: writable layers of running containers by container id, where known.
-        incomplete: names of the pods whose walk hit its time limit; their usage is a lower bound.
     """
 
     pods: Mapping[str, PodDisk] = field(default_factory=dict)
     layers: Mapping[str, Tree] = field(default_factory=dict)
-    incomplete: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _PodWalk:
+    """The current walk of one pod.
+
+    Attributes:
+        is_slow: whether readings do not wait for it, since one waited in vain for this walk or for the previous one.
+    """
+
+    disk: PodDiskWalk
+    queued: QueuedWalk
+    is_slow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _SlowResult:
+    """Complete result of a walk longer than a reading waits."""
+
+    started_s: float
+    disk: PodDisk
 
 
 class PodDiskReader:
-    """Walks the directories of pods, in one thread at a time."""
+    """Measures the disk usage of pods.
 
-    def __init__(self, pod_log_root: Path, kubelet_root: Path, root: Path) -> None:
+    The walks of all pods advance in turn. A walk that takes longer than a reading waits continues in the background;
+    its result counts in later readings while its start is at most ``FRESH_S`` ago and no growth was measured since.
+    Otherwise the pod's usage is a lower bound.
+    """
+
+    def __init__(self, pod_log_root: Path, kubelet_root: Path, root: Path, *, wait_s: float = WAIT_S) -> None:
         """Create a reader without walking directories.
 
         Args:
             pod_log_root: parent of the log directories of pods without a configured one.
             kubelet_root: the kubelet's root directory, which has the volumes of pods.
             root: parent of ``proc``.
+            wait_s: time in seconds for which a reading waits for walks.
         """
+        self._wait_s = wait_s
         self._pod_log_root = pod_log_root
         self._kubelet_root = kubelet_root
-        self._root = root
-        self._walk: asyncio.Future[DiskUsage] | None = None
+        self._mountinfo = str(root / "proc/self/mountinfo")
+        self._queue = WalkQueue()
+        self._walks: dict[str, _PodWalk] = {}
+        self._slow: dict[str, _SlowResult] = {}
 
     async def read(
         self, pods: Sequence[RuntimePod], log_directories: Mapping[str, str | None], warnings: list[str]
     ) -> DiskUsage:
-        """Return the disk usage of pods; empty while a directory hangs.
-
-        A stat on a dead mount never returns, so that a hanging walk is not started a second time. The result of a walk
-        abandoned by an earlier call is discarded, since it may be hours old.
+        """Return the disk usage of pods.
 
         Args:
             pods: the pods to measure.
             log_directories: by sandbox id; missing for the directory below the pod log root.
             warnings: receives a sentence for missing and for incomplete measurements.
         """
-        walk = None
-        if self._walk is None or await _finished(self._walk):
-            walk = self._walk = asyncio.ensure_future(asyncio.to_thread(self._measure, pods, log_directories))
-        if walk is None or not await _finished(walk):
-            warnings.append("cannot measure pod disk usage: a directory does not answer")
-            return DiskUsage()
-        self._walk = None
-        measured = await walk
-        if names := measured.incomplete:
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            shown = ", ".join(names[:_NAMED])
-            warnings.append(f"pod disk usage is incomplete for {shown}{more}: walk timed out; at least the shown bytes")
-        return measured
+        self._drop_removed({pod.uid for pod in pods})
+        new = await asyncio.to_thread(self._prepare, pods, log_directories)
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        queued = self._queue.add(new.values(), _notifier(loop, changed))
+        for (uid, walk), one in zip(new.items(), queued, strict=True):
+            self._walks[uid] = _PodWalk(walk, one, is_slow=uid in self._slow)
+        await self._wait(changed)
+        names = {pod.uid: f"{pod.sandbox.namespace}/{pod.sandbox.name}" for pod in pods}
+        disks = {uid: self._result(uid) for uid in names}
+        warnings += self._warnings(disks, names)
+        return DiskUsage(disks, {key: tree for disk in disks.values() for key, tree in disk.layers.items()})
 
-    def _measure(self, pods: Sequence[RuntimePod], log_directories: Mapping[str, str | None]) -> DiskUsage:
-        """Walk the directories of all pods, each within its share of the time; blocking.
+    def close(self) -> None:
+        """Cancel the walks in progress."""
+        self._drop_removed(())
 
-        Logs and volumes have few files as a rule, so they are measured for all pods before the writable layers.
-        """
-        ends_s = deadline_in(_WALK_S)
-        disks, incomplete = {}, []
+    def _drop_removed(self, uids: Collection[str]) -> None:
+        """Remove ended walks, and cancel those of removed pods and of an interrupted reading."""
+        for uid, each in list(self._walks.items()):
+            ended_s = each.queued.ended_s
+            if ended_s is not None:
+                took_s, disk = ended_s - each.queued.started_s, each.disk.reading()
+                self._slow.pop(uid, None)
+                if took_s > self._wait_s and disk.complete:
+                    self._slow[uid] = _SlowResult(each.queued.started_s, disk)
+            if ended_s is not None or uid not in uids or not each.is_slow:
+                each.queued.cancelled = True
+                if not each.queued.hangs:
+                    del self._walks[uid]
+        now_s = time.monotonic()
+        self._slow = {
+            uid: each for uid, each in self._slow.items() if uid in uids and now_s - each.started_s <= FRESH_S
+        }
+
+    def _prepare(self, pods: Sequence[RuntimePod], log_directories: Mapping[str, str | None]) -> dict[str, PodDiskWalk]:
+        """Return a new walk for each pod without one in progress."""
+        mounts = read_mounts(self._mountinfo)
+        uppers = find_upper_directories([each.id for pod in pods for each in pod.running], self._mountinfo)
+        found = {}
         for pod in pods:
+            if pod.uid in self._walks:
+                continue
             sandbox = pod.sandbox
             directory = log_directories.get(sandbox.id)
             name = f"{sandbox.namespace}_{sandbox.name}_{pod.uid}".replace("/", "_")
-            disk = read_pod_disk(
+            found[pod.uid] = PodDiskWalk(
                 pod.uid,
                 Path(directory) if directory else self._pod_log_root / name,
                 self._kubelet_root,
-                deadline_s=min(ends_s, deadline_in(_WALK_POD_S)),
+                upper_directories={each.id: uppers[each.id] for each in pod.running if each.id in uppers},
+                mounts=mounts,
             )
-            disks[pod.uid] = disk
-            if not disk.complete:
-                incomplete.append(f"{sandbox.namespace}/{sandbox.name}")
-        uppers = find_upper_directories(
-            [each.id for pod in pods for each in pod.running], str(self._root / "proc/self/mountinfo")
-        )
-        layers = {}
-        for container_id, upper in uppers.items():
-            tree = measure_writable_layer(upper, min(ends_s, deadline_in(_WALK_POD_S)))
-            if tree is not None:
-                layers[container_id] = tree
-        return DiskUsage(disks, layers, tuple(incomplete))
+        return found
+
+    async def _wait(self, changed: asyncio.Event) -> None:
+        """Wait for all walks except hanging ones, up to the time limit."""
+        ends_s = time.monotonic() + self._wait_s
+        while any(not (each.queued.ended or each.queued.hangs or each.is_slow) for each in self._walks.values()):
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                break
+            changed.clear()
+            try:
+                await asyncio.wait_for(changed.wait(), min(left_s, HANGS_S))
+            except TimeoutError:
+                self._queue.replace_hanging_workers()
+        for each in self._walks.values():
+            each.is_slow = True
+
+    def _result(self, uid: str) -> PodDisk:
+        """Return the result of a pod's walk, or what is known before its end."""
+        reading, known = self._walks[uid].disk.reading(), self._slow.get(uid)
+        return reading if reading.complete or known is None or _exceeds(reading, known.disk) else known.disk
+
+    def _warnings(self, disks: Mapping[str, PodDisk], names: Mapping[str, str]) -> list[str]:
+        found = []
+        for uid, each in self._walks.items():
+            if each.queued.error is not None and uid in names:
+                found.append(f"cannot measure the disk usage of {names[uid]}: {each.queued.error!r}")
+        hanging = [names[uid] for uid, each in self._walks.items() if each.queued.hangs and uid in names]
+        if hanging:
+            found.append(f"pod disk usage is incomplete for {_enumerate(hanging)}: a directory does not answer")
+        slow = [names[uid] for uid, each in disks.items() if not each.complete and names[uid] not in hanging]
+        if slow:
+            found.append(f"pod disk usage is incomplete for {_enumerate(slow)}; at least the shown bytes")
+        return found
 
 
-async def _finished(walk: asyncio.Future[DiskUsage]) -> bool:
-    """Wait for a walk up to its time limit; return whether it finished, with a result or an error."""
-    done, _ = await asyncio.wait([walk], timeout=_WALK_S + _WALK_POD_S)
-    return bool(done)
+def _notifier(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> Callable[[], None]:
+    def notify() -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(changed.set)
+
+    return notify
 
 
-def replace_layers(stats: Mapping[str, ContainerUsage], layers: Mapping[str, Tree]) -> dict[str, ContainerUsage]:
-    """Return the runtime's statistics with measured writable layers.
+def _enumerate(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
+def _exceeds(reading: PodDisk, known: PodDisk) -> bool:
+    """Return whether an incomplete reading shows growth since a complete one."""
+    pairs = [(reading.log_tree, known.log_tree), (reading.volumes, known.volumes)]
+    if any((new.used_bytes or 0) > (old.used_bytes or 0) for new, old in pairs if new is not None and old is not None):
+        return True
+    return any(
+        tree.size_bytes > (known.layers[key].size_bytes if key in known.layers else 0)
+        for key, tree in reading.layers.items()
+    )
+
+
+def replace_layers(
+    stats: Mapping[str, ContainerUsage], layers: Mapping[str, Tree]
+) -> tuple[dict[str, ContainerUsage], frozenset[str]]:
+    """Return the runtime's statistics with measured writable layers, and the container ids of lower bounds.
 
     The runtime's figures are up to ten seconds old. An incomplete walk counts only if it exceeds the runtime's figure.
     """
-    found = dict(stats)
+    found, lower_bounds = dict(stats), set[str]()
     for container_id, tree in layers.items():
         reported = found.get(container_id, ContainerUsage(container_id))
-        if tree.complete or tree.size_bytes > (reported.writable_bytes or 0):
+        if tree.complete or reported.writable_bytes is None or tree.size_bytes > reported.writable_bytes:
             found[container_id] = replace(reported, writable_bytes=tree.size_bytes, writable_inodes=tree.inodes)
-    return found
+            lower_bounds |= set() if tree.complete else {container_id}
+    return found, frozenset(lower_bounds)
 
 
 def with_stats(
-    reading: PodReading, pod: RuntimePod, stats: Mapping[str, ContainerUsage], *, fill_memory: bool
+    reading: PodReading,
+    pod: RuntimePod,
+    stats: Mapping[str, ContainerUsage],
+    *,
+    fill_memory: bool,
+    lower_bounds: Collection[str] = (),
 ) -> PodReading:
     """Return a reading with the writable layers, and with ``fill_memory`` with the runtime's memory usage.
 
@@ -147,6 +248,7 @@ def with_stats(
     layers = {key: each.writable_bytes for key, each in reported.items() if each.writable_bytes is not None}
     complete = all(each.id in layers for each in pod.running)
     inodes = [each.writable_inodes or 0 for each in reported.values()]
+    is_lower_bound = not reported.keys().isdisjoint(lower_bounds)
     memory, memory_bytes = dict(reading.container_memory_bytes), reading.memory_bytes
     if fill_memory:
         memory = {
@@ -158,7 +260,7 @@ def with_stats(
         reading,
         memory_bytes=memory_bytes,
         container_memory_bytes=memory,
-        writable=Footprint(sum(layers.values()), sum(inodes)) if complete else None,
+        writable=Footprint(sum(layers.values()), sum(inodes), is_lower_bound) if complete else None,
         container_writable_bytes=layers,
     )
 

@@ -155,7 +155,8 @@ class PodReader:
         return PodInventory(facts, shutdown_pods(facts, pods, specs), handles, now, tuple(warnings))
 
     async def close(self) -> None:
-        """Cancel a read of the kubelet's list in progress."""
+        """Cancel a read of the kubelet's list and directory walks in progress."""
+        self._disk.close()
         await self._listing.close()
 
     async def _lists(
@@ -191,12 +192,16 @@ class PodReader:
         disk = DiskUsage()
         if with_disk:
             disk = await self._disk.read(pods, self._details.log_directories, warnings)
+        lower_bounds: frozenset[str] = frozenset()
         if disk.layers:
-            stats = replace_layers(stats or {}, disk.layers)
+            stats, lower_bounds = replace_layers(stats or {}, disk.layers)
         if stats is not None:
             fill = not self._cgroups.has_memory
             readings = {
-                pod.uid: with_stats(readings.get(pod.uid, PodReading()), pod, stats, fill_memory=fill) for pod in pods
+                pod.uid: with_stats(
+                    readings.get(pod.uid, PodReading()), pod, stats, fill_memory=fill, lower_bounds=lower_bounds
+                )
+                for pod in pods
             }
         return {pod.uid: with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid)) for pod in pods}
 

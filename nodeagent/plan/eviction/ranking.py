@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nodeagent.model.pressure import FactSource, FilesystemLayout, FilesystemRole, PodLifecycle, Resource, Signal
@@ -26,6 +26,7 @@ class RankedPod:
     Attributes:
         rank: position in eviction order, from 1.
         usage: of ``resource``, in bytes, inodes or PIDs; ``None`` if unknown.
+        is_lower_bound: whether the measurement of the usage is incomplete.
         request: in bytes; 0 for inodes and PIDs, which have no requests.
         priority: 0 if unknown.
         assumed: names of the relevant facts that were inferred or assumed.
@@ -38,6 +39,7 @@ class RankedPod:
     request: int
     priority: int
     assumed: tuple[str, ...] = ()
+    is_lower_bound: bool = False
 
     @property
     def excess(self) -> int | None:
@@ -49,10 +51,11 @@ class RankedPod:
         """Usage, request and priority as text."""
         if self.usage is None:
             return f"{self.resource} usage unknown, priority {self.priority}"
+        uses = "uses at least" if self.is_lower_bound else "uses"
         if self.resource not in _BYTES:
-            return f"uses {self.usage} {self.resource}, priority {self.priority}"
+            return f"{uses} {self.usage} {self.resource}, priority {self.priority}"
         compared = f"request {format_bytes(self.request)}" if self.request else "no request"
-        return f"uses {format_bytes(self.usage)} of {self.resource}, {compared}, priority {self.priority}"
+        return f"{uses} {format_bytes(self.usage)} of {self.resource}, {compared}, priority {self.priority}"
 
     @property
     def note(self) -> str:
@@ -69,6 +72,8 @@ class RankedPod:
             if unit == "bytes":
                 details["request_bytes"] = self.request
                 details["excess_bytes"] = self.usage - self.request
+        if self.is_lower_bound:
+            details["usage_is_lower_bound"] = True
         if self.assumed:
             details["assumed"] = self.assumed
         return details
@@ -81,7 +86,8 @@ def rank_pods(pods: Iterable[PodFacts], signal: Signal, layout: FilesystemLayout
     - Inodes: any usage first; then lower priority; then more inodes.
     - PIDs: lower priority first; then more PIDs.
 
-    A pod with unknown usage precedes the others in every comparison of usage. Ties are broken by UID. For
+    A pod with unknown usage, or with an incomplete measurement of it, precedes the others in every comparison of usage:
+    a tenant can prolong the measurement of its pod, which must not hide usage. Ties are broken by UID. For
     ``swap.free`` memory includes swapped-out memory, which an eviction frees as well.
 
     Unlike the kubelet, inodes are not compared with the storage request, which counts bytes. The ranking of a signal
@@ -94,10 +100,7 @@ def rank_pods(pods: Iterable[PodFacts], signal: Signal, layout: FilesystemLayout
         return ()
     measured = [_measure(pod, signal, resource, layout) for pod in pods if pod.lifecycle is not PodLifecycle.FINISHED]
     measured.sort(key=_key_pids if resource is Resource.PIDS else _key_usage)
-    return tuple(
-        RankedPod(each.pod, rank, each.resource, each.usage, each.request, each.priority, each.assumed)
-        for rank, each in enumerate(measured, start=1)
-    )
+    return tuple(replace(each, rank=rank) for rank, each in enumerate(measured, start=1))
 
 
 def usage_of(usage: PodUsage | None, signal: Signal, layout: FilesystemLayout) -> tuple[int | None, tuple[str, ...]]:
@@ -122,6 +125,13 @@ def usage_of(usage: PodUsage | None, signal: Signal, layout: FilesystemLayout) -
     if found and len(missing) == len(found):
         return None, ()
     return sum(number or 0 for number in found.values()), missing
+
+
+def _is_lower_bound(usage: PodUsage | None, signal: Signal, layout: FilesystemLayout) -> bool:
+    filesystem = MEANINGS[signal].filesystem
+    if usage is None or filesystem is None:
+        return False
+    return any(each.is_lower_bound for each in _parts(usage, filesystem, layout).values())
 
 
 def _plain_usage(usage: PodUsage, signal: Signal) -> tuple[int | None, tuple[str, ...]]:
@@ -153,12 +163,14 @@ def _measure(pod: PodFacts, signal: Signal, resource: Resource, layout: Filesyst
         facts.append((f"{resource} request", fact))
         request = fact.value or 0
     assumed = tuple(f"{name} {fact.source}" for name, fact in facts if fact.source in _GUESSED)
-    return RankedPod(pod, 0, resource, usage, request, pod.priority.value or 0, assumed + unread)
+    is_lower_bound = _is_lower_bound(pod.usage, signal, layout)
+    return RankedPod(pod, 0, resource, usage, request, pod.priority.value or 0, assumed + unread, is_lower_bound)
 
 
 def _key_usage(each: RankedPod) -> tuple[bool, bool, int, int, str]:
     excess = each.excess
-    return excess is not None, excess is not None and excess <= 0, each.priority, -(excess or 0), each.pod.uid
+    is_measured = excess is not None and not each.is_lower_bound
+    return is_measured, is_measured and (excess or 0) <= 0, each.priority, -(excess or 0), each.pod.uid
 
 
 def _key_pids(each: RankedPod) -> tuple[int, bool, int, str]:

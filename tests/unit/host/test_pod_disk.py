@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.host.pod_disk import deadline_in, read_pod_disk
+from nodeagent.host.filesystems import read_mounts
+from nodeagent.host.pod_disk import PodDiskWalk
 from nodeagent.model.pressure import Footprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from nodeagent.host.pod_disk import PodDisk
 
@@ -40,8 +42,14 @@ def write(path: Path, kib: int) -> int:
     return path.lstat().st_blocks * 512
 
 
-def read(tmp_path: Path, *, uid: str = UID, seconds: float = 60) -> PodDisk:
-    return read_pod_disk(uid, tmp_path / "logs/shop_web_u-1", tmp_path / "kubelet", deadline_s=deadline_in(seconds))
+def walk(tmp_path: Path, *, uid: str = UID, logs: str = "logs/shop_web_u-1", **more: Any) -> PodDiskWalk:
+    return PodDiskWalk(uid, tmp_path / logs, tmp_path / "kubelet", mounts=read_mounts(), **more)
+
+
+def read(tmp_path: Path, **more: Any) -> PodDisk:
+    one = walk(tmp_path, **more)
+    assert one.advance(math.inf)
+    return one.reading()
 
 
 def test_pod_without_directories_has_no_usage(tmp_path: Path) -> None:
@@ -103,12 +111,45 @@ def test_volumes_of_an_invalid_uid_are_not_read(tmp_path: Path, uid: str) -> Non
     assert not found.complete
 
 
-def test_usage_is_incomplete_after_the_deadline(tmp_path: Path, logs: Path) -> None:
+def test_usage_is_a_lower_bound_before_the_end_of_the_walk(tmp_path: Path, logs: Path, volumes: Path) -> None:
+    (logs / "app").mkdir(parents=True)
+    for number in range(600):
+        (logs / f"app/{number}.log").write_text("x")
+    write(volumes / EMPTY_DIRS / "cache/data", 64)
+    one, inodes = walk(tmp_path), []
+    while not one.advance(-math.inf):
+        reading = one.reading()
+        assert not reading.complete
+        assert reading.logs is not None
+        assert reading.logs.is_lower_bound
+        inodes.append(reading.logs.used_inodes)
+    assert inodes[:2] == [255, 511]
+    complete = one.reading()
+    assert complete.complete
+    assert complete.logs is not None
+    assert (complete.logs.used_inodes, complete.logs.is_lower_bound) == (600, False)
+    assert complete.volumes == Footprint(complete.empty_dir_bytes["cache"], 1)
+
+
+def test_writable_layers_are_measured_by_container(tmp_path: Path) -> None:
+    upper = tmp_path / "upper"
+    size = write(upper / "a", 70)
+    (upper / "out").symlink_to("/usr")
+    found = read(tmp_path, upper_directories={"c-1": str(upper), "c-2": str(tmp_path / "missing")}).layers
+    assert {key: (tree.size_bytes, tree.inodes, tree.complete) for key, tree in found.items()} == {
+        "c-1": (size + (upper / "out").lstat().st_blocks * 512, 2, True)
+    }
+
+
+def test_closed_walk_leaves_no_descriptor_open(tmp_path: Path, logs: Path) -> None:
     (logs / "app").mkdir(parents=True)
     for number in range(600):
         (logs / f"app/{number}.log").touch()
-    assert not read(tmp_path, seconds=-1).complete
-    assert read(tmp_path).complete
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    one = walk(tmp_path)
+    assert not one.advance(-math.inf)
+    one.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.fixture
@@ -131,5 +172,5 @@ def test_emptydir_in_memory_does_not_count_as_disk_usage(tmp_path: Path, in_memo
 
 def test_usage_of_names_with_a_nul_is_unknown(tmp_path: Path) -> None:
     assert not read(tmp_path, uid="u\0").complete
-    found = read_pod_disk(UID, tmp_path / "lo\0gs", tmp_path / "kubelet", deadline_s=deadline_in(60))
+    found = read(tmp_path, logs="lo\0gs")
     assert (found.logs, found.complete) == (None, False)

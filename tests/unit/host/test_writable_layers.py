@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.writable_layers import find_upper_directories, measure_writable_layer, snapshotter_of
+from nodeagent.host.writable_layers import find_upper_directories, snapshotter_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,16 +44,6 @@ def test_mount_inside_a_container_is_not_its_writable_layer(tmp_path: Path) -> N
 
 def test_no_layers_are_found_with_unreadable_mounts(tmp_path: Path) -> None:
     assert find_upper_directories([ID], str(tmp_path / "none")) == {}
-
-
-def test_usage_of_a_layer_is_that_of_its_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x" * 70_000)
-    (tmp_path / "out").symlink_to("/usr")
-    tree = measure_writable_layer(str(tmp_path), time.monotonic() + 5)
-    assert tree is not None
-    assert (tree.complete, tree.inodes) == (True, 2)
-    assert tree.size_bytes == sum(each.lstat().st_blocks * 512 for each in tmp_path.iterdir())
-    assert measure_writable_layer(str(tmp_path / "missing"), time.monotonic() + 5) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.errors import ObservationError, RuntimeUnavailableError
-from nodeagent.host.pod_disk import read_pod_disk
+from nodeagent.host.pod_disk import PodDiskWalk
 from nodeagent.model import ContainerState, Role, Sandbox
 from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.model.pods import PodSpec, RuntimePod
@@ -383,13 +383,14 @@ async def test_result_of_an_abandoned_walk_is_discarded(node: Node, monkeypatch:
     log.write_bytes(b"")
     started, release = threading.Event(), threading.Event()
 
-    def slowly(*words: Any, **more: Any) -> Any:
-        disk = read_pod_disk(*words, **more)
+    def slowly(walk: PodDiskWalk, until_s: float) -> bool:
+        ended = advance(walk, until_s)
         started.set()
         release.wait(20)
-        return disk
+        return ended
 
-    monkeypatch.setattr("nodeagent.observe.pod_disk_usage.read_pod_disk", slowly)
+    advance = PodDiskWalk.advance
+    monkeypatch.setattr(PodDiskWalk, "advance", slowly)
     reader = node.reader()
     interrupted = asyncio.ensure_future(reader.read(with_disk=True))
     assert await asyncio.to_thread(started.wait, 20)
@@ -402,16 +403,46 @@ async def test_result_of_an_abandoned_walk_is_discarded(node: Node, monkeypatch:
     assert facts.usage.logs == Footprint(log.stat().st_blocks * 512, 1)
 
 
-async def test_failed_walk_is_repeated(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_walk_is_reported_and_repeated(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.pod("web")
     reader = node.reader()
     with monkeypatch.context() as patch:
-        patch.setattr("nodeagent.observe.pod_disk_usage.read_pod_disk", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            await reader.read(with_disk=True)
+        patch.setattr(PodDiskWalk, "advance", lambda *_: 1 / 0)
+        inventory = await reader.read(with_disk=True)
+    assert (
+        inventory.warnings[0] == "cannot measure the disk usage of default/web: ZeroDivisionError('division by zero')"
+    )
     usage = facts_of(await reader.read(with_disk=True), "web").usage
     assert usage is not None
     assert usage.logs == Footprint(0, 0)
+
+
+async def test_hanging_directory_hides_only_the_usage_of_its_pod(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.sim.pod_log_root = str(node.root / "logs")
+    logs = {name: node.root / "logs" / node.pod(name).log_directory_name / "c0" for name in ("dead", "web")}
+    for each in logs.values():
+        each.mkdir(parents=True)
+        (each / "0.log").write_bytes(b"x" * MIB)
+    monkeypatch.setattr("nodeagent.observe.walk_queue.HANGS_S", 0.05)
+    monkeypatch.setattr("nodeagent.observe.pod_disk_usage.HANGS_S", 0.05)
+    release, calls = threading.Event(), []
+
+    def hang(walk: PodDiskWalk, until_s: float) -> bool:
+        if "_dead_" in walk.name:
+            calls.append(walk)
+            release.wait(20)
+        return advance(walk, until_s)
+
+    advance = PodDiskWalk.advance
+    monkeypatch.setattr(PodDiskWalk, "advance", hang)
+    reader = node.reader()
+    for _ in range(3):
+        inventory = await reader.read(with_disk=True)
+        used = {each.name: each.usage.logs for each in inventory.facts if each.usage is not None}
+        assert used == {"dead": Footprint(), "web": Footprint((logs["web"] / "0.log").stat().st_blocks * 512, 1)}
+        assert inventory.warnings == ("pod disk usage is incomplete for default/dead: a directory does not answer",)
+    assert len(calls) == 1
+    release.set()
 
 
 # ---- the kubelet ----

@@ -293,14 +293,16 @@ async def test_hanging_signal_reading_blocks_one_thread(
     assert all("does not answer" in each["warnings"][-1] for each in answer)
 
 
-async def test_hanging_pod_directory_blocks_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.observe.pod_disk_usage.read_pod_disk", hang)
-    monkeypatch.setattr("nodeagent.observe.pod_disk_usage._WALK_S", 0.05)
-    monkeypatch.setattr("nodeagent.observe.pod_disk_usage._WALK_POD_S", 0.05)
+async def test_hanging_pod_directories_block_one_thread_each(
+    node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.observe.pod_disk_usage.PodDiskWalk.advance", hang)
+    monkeypatch.setattr("nodeagent.observe.walk_queue.HANGS_S", 0.05)
+    monkeypatch.setattr("nodeagent.observe.pod_disk_usage.HANGS_S", 0.05)
     node.sim.add_pod("db")
     for _ in range(3):
         assert "a directory does not answer" in (await node.ask("Pods"))["warnings"][-1]
-    assert hang.calls == 1
+    assert hang.calls == len(node.sim.sandboxes)
 
 
 async def test_plan_has_the_removals_of_the_collector(node: Node) -> None:

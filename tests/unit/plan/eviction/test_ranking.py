@@ -180,6 +180,19 @@ def test_unread_part_counts_as_0_with_a_note() -> None:
     assert usage_of(usage, Signal.NODEFS_AVAILABLE, DEDICATED) == (None, ())
 
 
+def test_incomplete_measurement_ranks_before_complete_ones_and_by_what_is_known() -> None:
+    def hidden(name: str, used_bytes: int, priority: int = 0) -> PodFacts:
+        usage = PodUsage(volumes=Footprint(used_bytes, 5, is_lower_bound=True))
+        return replace(pod(name, priority=priority), usage=usage)
+
+    big = replace(pod("big"), usage=PodUsage(volumes=Footprint(900 * MIB, 5)))
+    pods = [hidden("much", 8 * MIB), big, hidden("important", 9 * MIB, priority=5), hidden("little", 60 << 10)]
+    assert order(pods, "nodefs.available") == ["much", "little", "important", "big"]
+    ranked = rank_pods(pods, Signal("nodefs.available"), SINGLE)
+    assert ranked[0].measure.startswith("uses at least 8.00 MiB of ")
+    assert [each.details.get("usage_is_lower_bound") for each in ranked] == [True, True, True, None]
+
+
 def test_finished_pods_and_signals_without_a_resource_have_no_ranking() -> None:
     pods = [pod("done", lifecycle=PodLifecycle.FINISHED), pod("ending", lifecycle=PodLifecycle.ENDING)]
     assert [each.pod.name for each in rank_pods(pods, Signal.MEMORY_AVAILABLE, SINGLE)] == ["ending"]
