@@ -27,7 +27,7 @@ WAIT_S: Final = 10.0
 """Time for which a reading waits for directory walks."""
 
 FRESH_S: Final = 120.0
-"""Age at which the result of a walk longer than ``WAIT_S`` does not count any more."""
+"""Maximum age of the result of a walk longer than ``WAIT_S``."""
 
 _NAMED: Final = 3
 
@@ -171,7 +171,7 @@ class PodDiskReader:
             each.is_slow = True
 
     def _result(self, uid: str) -> PodDisk:
-        """Return the result of a pod's walk, or what is known before its end."""
+        """Return the result of a pod's walk, or the usage known before its end."""
         reading, known = self._walks[uid].disk.reading(), self._slow.get(uid)
         return reading if reading.complete or known is None or _exceeds(reading, known.disk) else known.disk
 
