@@ -19,6 +19,15 @@ def _rule(value: str) -> str:
 Rule = Annotated[str, AfterValidator(_rule)]
 
 
+def _registry(value: str) -> str:
+    if not value or not value.isprintable() or any(each in value for each in "/@ "):
+        raise ValueError(f"{value!r} is not a registry: write HOST or HOST:PORT, without scheme and path")
+    return value
+
+
+Registry = Annotated[str, AfterValidator(_registry)]
+
+
 class ImageGCSection(Section):
     """Removal of unused images."""
 
@@ -47,6 +56,16 @@ class ImageGCSection(Section):
         description="Maximum wait of a removal for container creations in progress, once per transaction of up to 200 "
         "images; 0.3s below an eviction threshold. Shorter waits restore more images, or miss a slow creation.",
     )
+    irreplaceable: Literal["last", "never", "ignore"] = Field(
+        "last",
+        description="Images that cannot be pulled again: imported or built on the node, never pulled under one of "
+        "their names, or of an unreachable registry. last: removed for space only, after all other images; never: "
+        "kept; ignore: removed like others. Unless ignored, images of unknown origin are kept; CRI alone reports no "
+        "origin of any image, where only never keeps them.",
+    )
+    unreachable_registries: Annotated[
+        tuple[Registry, ...], Field(json_schema_extra={"form": "list; each HOST or HOST:PORT, * matches any text"})
+    ] = Field((), description="Registries from which no image can be pulled on this node.")
     max_images_per_pass: Count = Field(0, description="Maximum number of images removed per pass. 0: no limit.")
     max_bytes_per_pass: Size = Field("0", description="Approximate maximum of bytes freed per pass. 0: no limit.")
 

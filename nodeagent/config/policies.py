@@ -16,6 +16,7 @@ from nodeagent.model import Role
 from nodeagent.model.pressure import MemorySource
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.gc.containers import ContainerGCPolicy
+from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
@@ -123,6 +124,8 @@ def policies(config: Config) -> GCPolicy:
             protection=ProtectionPolicy(
                 rules=tuple(parse_rule(rule) for rule in config.protect.images),
                 keep_last_n_tags_per_repository=config.protect.keep_last_n_tags_per_repository,
+                irreplaceable=Irreplaceable(images.irreplaceable),
+                unreachable_registries=images.unreachable_registries,
             ),
         ),
         containers=ContainerGCPolicy(

@@ -44,6 +44,9 @@ class NodeSnapshot:
         image_usage: image id to its recorded use; an image without an entry counts as first detected now.
         image_use_observed_since: begin of the observation of image use without a gap; ``None`` without observation:
             then no image is removed by age.
+        image_sources: image id to the repositories that its content was pulled from, such as
+            ``docker.io/library/nginx`` (without port); none for an imported image. An image without an entry has an
+            unknown origin; ``None`` on a runtime that does not report origins.
         sandbox_images: references or ids of the runtime's configured sandbox image; empty if not reported.
         sandboxes_unread: ids of sandboxes whose own image could not be read.
         image_filesystem: the image filesystem; ``None`` if it could not be read.
@@ -69,6 +72,7 @@ class NodeSnapshot:
     sandboxes: tuple[Sandbox, ...] = ()
     image_usage: Mapping[str, ImageUsage] = field(default_factory=dict)
     image_use_observed_since: datetime | None = None
+    image_sources: Mapping[str, frozenset[str]] | None = None
     sandbox_images: frozenset[str] = frozenset()
     sandboxes_unread: frozenset[str] = frozenset()
     image_filesystem: FsObservation | None = None

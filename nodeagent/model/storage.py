@@ -60,12 +60,14 @@ class ImageRecord:
         pulled_at: latest pull, which is the creation or the change of the target of a name; ``None`` if unknown.
         complete: whether every blob and snapshot that it references exists.
         pinned: whether a label of one of the names pins it.
+        sources: repositories that its content was pulled from; ``None`` if unknown.
     """
 
     names: tuple[str, ...]
     pulled_at: datetime | None = None
     complete: bool = True
     pinned: bool = False
+    sources: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

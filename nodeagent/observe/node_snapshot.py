@@ -122,6 +122,7 @@ class Observer:  # 14 attributes: the sources of the snapshot, and four caches
         self._details: dict[str, Container] = {}
         self._sandbox_details: dict[str, Sandbox] = {}
         self._filled_sandboxes: dict[str, tuple[Sandbox, Sandbox]] = {}
+        self._sources: dict[str, frozenset[str]] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
         self._lists = ListCheck(cri, find_running, self._list_stored, confirm_s=settings.confirm_s)
         self.list_problem = ""
@@ -317,6 +318,7 @@ class Observer:  # 14 attributes: the sources of the snapshot, and four caches
             snapshot,
             holds=holds,
             pod_images=pods,
+            image_sources=self._image_sources(storage),
             holds_error=holds_error,
             storage=storage,
             image_usage=use.usage,
@@ -338,6 +340,19 @@ class Observer:  # 14 attributes: the sources of the snapshot, and four caches
         except NodeAgentError as error:
             warnings.append(f"sizes are upper bounds: containerd's own services failed: {error}")
             return None
+
+    def _image_sources(self, storage: StorageGraph | None) -> Mapping[str, frozenset[str]] | None:
+        """Return the sources of images; those of the last storage graph if there is none now, ``None`` with CRI alone.
+
+        The content of an image id never changes, and a later pull only adds sources.
+        """
+        if storage is not None:
+            self._sources = {
+                image_id: record.sources for image_id, record in storage.records.items() if record.sources is not None
+            }
+        elif isinstance(self._storage, CriOnlyStorage):
+            return None
+        return self._sources
 
     async def _read_in_time(self, path: str) -> FsObservation:
         """Read a filesystem in a thread with a deadline, since statvfs on a dead mount never returns."""

@@ -58,6 +58,8 @@ class ReasonCode(StrEnum):
     LEAST_RECENTLY_USED = "least-recently-used"
     UNUSED_TOO_LONG = "unused-too-long"
     ALL_UNUSED = "all-unused"
+    IRREPLACEABLE_LAST = "irreplaceable-last"
+    IRREPLACEABLE_UNUSED = "irreplaceable-unused"
     # images: kept
     IN_USE_BY_CONTAINER = "in-use-by-container"
     IN_USE_BY_SANDBOX = "in-use-by-sandbox"
@@ -66,6 +68,9 @@ class ReasonCode(StrEnum):
     NAMED_BY_POD = "named-by-pod"
     PROTECTED = "protected"
     NEWEST_TAGS = "newest-tags"
+    IRREPLACEABLE = "irreplaceable"
+    IRREPLACEABLE_LATER = "irreplaceable-later"
+    ORIGIN_UNKNOWN = "origin-unknown"
     HELD = "held"
     TOO_YOUNG = "too-young"
     USED_THIS_PASS = "used-this-pass"
@@ -161,6 +166,8 @@ _SENTENCES: dict[ReasonCode, str] = {
         "not seen in use for {unused_s}, more than the maximum of {maximum_s}; observed since {observed_since_at}"
     ),
     ReasonCode.ALL_UNUSED: "unused; all unused images are removed",
+    ReasonCode.IRREPLACEABLE_LAST: "cannot be pulled again: {how}; removed last, as no other image frees enough",
+    ReasonCode.IRREPLACEABLE_UNUSED: "cannot be pulled again: {how}; unused, all unused images are removed",
     ReasonCode.IN_USE_BY_CONTAINER: "in use by {count} container(s): {containers}{note}",
     ReasonCode.IN_USE_BY_SANDBOX: "in use by {count} sandbox(es): {sandboxes}{note}",
     ReasonCode.SANDBOX_IMAGE: "sandbox image of the runtime ({how})",
@@ -168,6 +175,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.NAMED_BY_POD: "named by {count} pod(s) of this node: {pods}",
     ReasonCode.PROTECTED: "protected by {rule}, which matches {matched}",
     ReasonCode.NEWEST_TAGS: "among the newest {keep} image(s) of {repository}",
+    ReasonCode.IRREPLACEABLE: "cannot be pulled again: {how}",
+    ReasonCode.IRREPLACEABLE_LATER: "cannot be pulled again: {how}; removed for space only, after all other images",
+    ReasonCode.ORIGIN_UNKNOWN: "unknown whether it can be pulled again: its origin is not known",
     ReasonCode.HELD: "held by {by} until {until_at}: {why} (hold {hold})",
     ReasonCode.TOO_YOUNG: "first seen {age_s} ago, less than the minimum age {minimum_s}; eligible from {eligible_at}",
     ReasonCode.USED_THIS_PASS: "used at {last_used_at}, after this pass started",

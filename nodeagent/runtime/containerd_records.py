@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 
 GC_LABELS = "containerd.io/gc."
+SOURCE_LABELS = "containerd.io/distribution.source."
 
+_NO_SOURCES: frozenset[str] = frozenset()
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -72,6 +75,7 @@ class Blob(NamedTuple):
     Attributes:
         labels: garbage collection labels only; a node has too many blobs to cache the others.
         record_bytes: length of the encoded record.
+        sources: repositories that it was pulled from, such as ``docker.io/library/nginx``.
     """
 
     digest: str
@@ -79,6 +83,7 @@ class Blob(NamedTuple):
     labels: Mapping[str, str]
     created: Stamp
     record_bytes: int = 0
+    sources: frozenset[str] = frozenset()
 
 
 class Snapshot(NamedTuple):
@@ -173,7 +178,12 @@ def decode_lease_record(message: leases_pb2.Lease) -> Lease:
 def decode_blob(message: content_pb2.Info) -> Blob:
     """Return one blob with its garbage collection labels."""
     return Blob(
-        message.digest, message.size, _gc_labels(message.labels), _stamp(message.created_at), message.ByteSize()
+        message.digest,
+        message.size,
+        _gc_labels(message.labels),
+        _stamp(message.created_at),
+        message.ByteSize(),
+        _sources(message.labels),
     )
 
 
@@ -196,3 +206,23 @@ def _stamp(message: Timestamp) -> Stamp:
 def _gc_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     names = [name for name in labels if name.startswith(GC_LABELS)]
     return {name: labels[name] for name in names} if names else _NO_LABELS
+
+
+def _sources(labels: Mapping[str, str]) -> frozenset[str]:
+    """Return the repositories in the distribution source labels, one object for equal sets.
+
+    Source: containerd ``AppendDistributionSourceLabel``: a label for each registry, with its repositories.
+    """
+    found = [
+        f"{name.removeprefix(SOURCE_LABELS)}/{repository}"
+        for name in labels
+        if name.startswith(SOURCE_LABELS)
+        for repository in labels[name].split(",")
+        if repository
+    ]
+    return _interned(tuple(sorted(found))) if found else _NO_SOURCES
+
+
+@lru_cache(maxsize=4096)
+def _interned(repositories: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(repositories)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.model import Image
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import Snapshot, StoredContainer, StoredImage
+    from nodeagent.runtime.containerd_records import Blob, Snapshot, StoredContainer, StoredImage
     from nodeagent.runtime.metadata_graph import Stored
 
 # Directories of a snapshot that its usage does not include: its own, and overlay's work directory.
@@ -87,12 +87,14 @@ class _Resolved:
         nodes: the existing blobs and snapshots that it references.
         complete: whether every referenced blob and snapshot exists.
         pinned: whether a label of one of its names pins it.
+        sources: repositories that the targets of its names were pulled from; ``None`` if unknown.
     """
 
     names: tuple[str, ...]
     nodes: tuple[Node, ...]
     complete: bool
     pinned: bool
+    sources: frozenset[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +303,11 @@ class LayerCache:
             by_image={image_id: tuple(index[node] for node in each.nodes) for image_id, each in sized.items()},
             records={
                 image_id: ImageRecord(
-                    each.names, max(times[name] for name in each.names).at, each.complete, each.pinned
+                    each.names,
+                    max(times[name] for name in each.names).at,
+                    each.complete,
+                    each.pinned,
+                    each.sources,
                 )
                 for image_id, each in resolved.items()
             },
@@ -424,8 +430,21 @@ def _resolve(images: Iterable[Image], inventory: Inventory) -> dict[str, _Resolv
             referenced = inventory.referenced_by_images(stored.values())
             nodes = tuple(node for node in referenced if node in existing)
             complete, pinned = _is_complete(referenced, inventory.stored), any(map(is_pinned, stored.values()))
-            resolved[listed.id] = _Resolved(tuple(stored), nodes, complete, pinned)
+            sources = _image_sources(stored.values(), inventory.stored.blobs)
+            resolved[listed.id] = _Resolved(tuple(stored), nodes, complete, pinned, sources)
     return resolved
+
+
+def _image_sources(names: Iterable[StoredImage], blobs: Mapping[str, Blob]) -> frozenset[str] | None:
+    """Return the repositories that the targets of these names were pulled from.
+
+    None if one of them was imported, since its name is then not pulled; ``None`` if a target is missing.
+    """
+    targets = {each.target for each in names}
+    found = [blobs[target].sources for target in targets if target in blobs]
+    if len(found) < len(targets):
+        return None
+    return frozenset().union(*found) if all(found) else frozenset()
 
 
 def _is_complete(referenced: Iterable[Node], stored: Stored) -> bool:

@@ -47,6 +47,7 @@ PAUSE: Final = "registry.k8s.io/pause:3.9"
 GIB: Final = 1024**3
 _WRITABLE_BYTES: Final = 20480  # size of an unused writable layer with the files of overlayfs and the runtime
 _WRITABLE_INODES: Final = 8
+_SOURCE_LABEL: Final = "containerd.io/distribution.source."
 _FILE_BYTES: Final = 16384
 
 
@@ -165,6 +166,7 @@ class SimNode:
         docker: bool = False,
         unpacked: bool = True,
         layer_blobs: bool = True,
+        imported: bool = False,
     ) -> SimImage:
         """Pull an image and return it; a tag of another image moves to this one.
 
@@ -179,6 +181,7 @@ class SimNode:
             docker: whether to use Docker's media types.
             unpacked: whether the layers have snapshots.
             layer_blobs: whether the compressed layers are kept (containerd's ``discard_unpacked_layers`` removes them).
+            imported: whether the image is imported from an archive instead.
         """
         at = self.now - timedelta(seconds=age_s)
         built = build_image(layers, variant=tags[0] if variant is None else variant, index=index, docker=docker)
@@ -191,7 +194,7 @@ class SimNode:
                 labels = {"containerd.io/uncompressed": layer.diff_id}
                 self.store.put_blob(Blob(layer.blob_digest, layer.blob_bytes, at, labels))
         chain_id = built.chain_ids[-1] if unpacked and built.chain_ids else ""
-        self._put_documents(built, chain_id, at)
+        self._put_documents(built, chain_id, at, {} if imported else _source_labels(tags))
         config, target = built.config.descriptor, built.target.descriptor
         image = self.images.get(config.digest) or SimImage(
             config.digest,
@@ -217,7 +220,7 @@ class SimNode:
         built = build_artifact(files, artifact_type)
         for file in files:
             self.store.put_blob(Blob(file.blob_digest, file.blob_bytes, self.now))
-        self._put_documents(built, "", self.now)
+        self._put_documents(built, "", self.now, _source_labels((name,)))
         self.set_name(ImageName(name, built.target.descriptor, self.now, self.now))
         return built.target.descriptor.digest
 
@@ -539,11 +542,17 @@ class SimNode:
             raise ValueError(f"unknown container {container_id}")
         return self.containers[container_id]
 
-    def _put_documents(self, built: BuiltImage, chain_id: str, at: datetime) -> None:
-        """Store the documents of an image with the labels used by containerd's garbage collector."""
+    def _put_documents(self, built: BuiltImage, chain_id: str, at: datetime, sources: Mapping[str, str]) -> None:
+        """Store the documents of an image with the labels of a pull and those used by containerd's collector."""
         config_digest = built.config.descriptor.digest
         for document in built.documents:
-            labels: dict[str, str] = {}
+            stored = self.store.blobs.get(document.descriptor.digest)
+            if stored is not None:  # pulled again, under other names perhaps
+                for name, repositories in sources.items():
+                    known = [each for each in stored.labels.get(name, "").split(",") if each]
+                    stored.labels[name] = ",".join(dict.fromkeys((*known, *repositories.split(","))))
+                continue
+            labels = dict(sources)
             references = [(PieceKind.BLOB, child.digest) for child in document.children]
             for number, child in enumerate(document.children):
                 key = "config" if child.digest == config_digest else f"l.{number - 1}"
@@ -626,6 +635,15 @@ def _by_prefix(records: Mapping[str, _T], prefix: str) -> _T | None:
         return known
     found = [key for key in records if key.startswith(prefix)]
     return records[found[0]] if len(found) == 1 else None
+
+
+def _source_labels(references: Iterable[str]) -> dict[str, str]:
+    """Return the distribution source labels of a pull under these names."""
+    repositories: dict[str, dict[str, None]] = {}
+    for reference in references:
+        host, _, path = repository_of(normalise(reference)).partition("/")
+        repositories.setdefault(_SOURCE_LABEL + host.partition(":")[0], {})[path] = None
+    return {label: ",".join(paths) for label, paths in repositories.items()}
 
 
 def _container_labels(pod: SimSandbox, name: str) -> dict[str, str]:

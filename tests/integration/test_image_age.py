@@ -61,7 +61,7 @@ class Node:
         self.pods = pods
         self.clock = AheadClock()
         made = [images.image(tag, layers=[images.blob(tag, 1 << 20)]) for tag in (JOB, UNUSED)]
-        containerd.import_images(images.write_oci(containerd.base / "made.tar", *made))
+        containerd.import_images(images.write_oci(containerd.base / "made.tar", *made), pulled=True)
         self.sandbox_image = containerd.sandbox_image
         self.clock.ahead_s += 20 * DAY_S
         self.config = containerd.base / "nodeagent.toml"

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parents[2]
 Document = dict[str, Any]
-KEPT_FOR = ("enough-freed", "protected", "in-use-by-container", "in-use-by-sandbox", "sandbox-image")
+KEPT_FOR = ("irreplaceable-later", "protected", "in-use-by-container", "in-use-by-sandbox", "sandbox-image")
 
 
 @pytest.fixture(scope="module")

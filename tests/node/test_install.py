@@ -26,6 +26,7 @@ reload_grace = "5s"
 interval = "2s"
 minimum_age = "0s"
 maximum_unused_age = "1s"
+irreplaceable = "ignore"
 [container_gc]
 enabled = false
 """

@@ -27,6 +27,7 @@ reload_grace = "5s"
 interval = "2s"
 minimum_age = "0s"
 maximum_unused_age = "10s"
+irreplaceable = "ignore"
 [container_gc]
 enabled = false
 [shutdown]

@@ -28,6 +28,7 @@ format = "json"
 interval = "2s"
 minimum_age = "0s"
 maximum_unused_age = "1s"
+irreplaceable = "ignore"
 [container_gc]
 interval = "2s"
 deleted_pod_grace = "1s"

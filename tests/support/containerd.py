@@ -186,18 +186,23 @@ class Containerd:
         """Run this version's ``ctr`` and return its output; raises ContainerdError with its error."""
         return _run(self._inside("ctr", "--address", str(self.socket), "--namespace", namespace, *arguments), stdin)
 
-    def import_images(self, archive: images.Archive | Path) -> None:
+    def import_images(self, archive: images.Archive | Path, *, pulled: bool = False) -> None:
         """Import an archive and, where its contents are known, wait until CRI lists every image of it.
 
         CRI lists imported images with a delay, on 2.x of seconds for hundreds of them, since it updates its list by
         events.
 
-        An archive with artifacts is not unpacked, and there is no wait for it: CRI lists no artifact.
+        An archive with artifacts is not unpacked, and there is no wait for it: CRI lists no artifact. With ``pulled``
+        the images get the labels of a pull under their names, so that they count as images of a registry.
         """
         path = archive if isinstance(archive, Path) else archive.path
         known = isinstance(archive, images.Archive) and not archive.has_artifacts
         options = [] if isinstance(archive, Path) or known else ["--no-unpack"]
         self.ctr("images", "import", *options, str(path))
+        for image in archive.images if pulled and isinstance(archive, images.Archive) else ():
+            for tag in image.tags:
+                registry, _, repository = tag.rpartition(":")[0].partition("/")
+                self.ctr("content", "label", image.digest, f"containerd.io/distribution.source.{registry}={repository}")
         if isinstance(archive, images.Archive) and known:
             expected = set(archive.tags)
             cri = self._client()

@@ -70,7 +70,7 @@ def wear(containerd: Containerd, *, used_percent: int = 91) -> WornNode:
     config = containerd.base / "nodeagent.toml"
     config.write_text(_config(containerd, link_root))
     node = WornNode(containerd, config, containerd.pods())
-    containerd.import_images(images.write_oci(containerd.base / "old.tar", *_old_images()))
+    containerd.import_images(images.write_oci(containerd.base / "old.tar", *_old_images()), pulled=True)
     node.aged_at = time.monotonic()
     containerd.ctr("images", "label", PINNED, "io.cri-containerd.pinned=pinned")
     _run_pods(node, link_root)
@@ -82,7 +82,7 @@ def wear(containerd: Containerd, *, used_percent: int = 91) -> WornNode:
     )
     node.fresh_at = time.monotonic()
     fresh = images.image(FRESH, layers=[images.blob("frontend base", 6 * MIB), images.blob("frontend v9", 9 * MIB)])
-    containerd.import_images(images.write_oci(containerd.base / "fresh.tar", fresh))
+    containerd.import_images(images.write_oci(containerd.base / "fresh.tar", fresh), pulled=True)
     usage = os.statvfs(containerd.root)
     containerd.fill(usage.f_blocks * usage.f_frsize * (100 - used_percent) // 100)
     return node

@@ -25,6 +25,7 @@ from nodeagent.model import (
     StorageGraph,
     StoredPiece,
 )
+from nodeagent.plan.gc.image_references import repository_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -58,6 +59,11 @@ def image(
     names = tags or (f"registry.example/{image_id.removeprefix('sha256:')}:1",)
     size_bytes = None if size_mib is None else size_mib * MIB
     return Image(image_id, names, tuple(digests), size_bytes, pinned)
+
+
+def pulled_from(listed: Image) -> frozenset[str]:
+    """Return the repositories of an image that was pulled under all its names."""
+    return frozenset({repository_of(each) for each in listed.references} or {"registry.example/untagged"})
 
 
 def used(last_s: float | None = None, *, seen_s: float = DAY_S) -> ImageUsage:
@@ -188,6 +194,7 @@ def snapshot(
         "image_usage": usage,
         "image_use_observed_since": ago(3650 * DAY_S),
         "image_filesystem": filesystem(50),
+        "image_sources": {each.id: pulled_from(each) for each in listed},
         "booted_at": ago(10 * DAY_S),
     }
     return NodeSnapshot(**(defaults | fields))

@@ -10,6 +10,7 @@ from nodeagent.act.gc.preview import Preview
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.reclaim import ReclaimAction
+from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.planner import plan_containers
 from nodeagent.plan.gc.scope import Scope
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.model import NodeSnapshot, Sandbox
     from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.gc.images import ImageGCPolicy
     from nodeagent.plan.gc.planner import GCPolicy
 
 
@@ -133,11 +135,12 @@ class Reclaimer:
         Raises:
             NodeAgentError: the node could not be observed.
         """
-        if step.action is ReclaimAction.UNUSED_IMAGES:
+        if step.action in (ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES):
             snapshot = await self._observe(Scope.IMAGES)
-            return Preview(
-                Scope.IMAGES, snapshot, (plan_image_gc(snapshot, self._policy.images, remove_all_unused=True),)
-            )
+            policy = self._policy.images
+            if step.action is ReclaimAction.UNUSED_IMAGES and snapshot.image_sources is not None:
+                policy = without_irreplaceable(policy)
+            return Preview(Scope.IMAGES, snapshot, (plan_image_gc(snapshot, policy, remove_all_unused=True),))
         snapshot = await self._observe(Scope.CONTAINERS)
         evicted = _still_evicted(self._evicted(), snapshot.sandboxes)
         plans = plan_containers(snapshot, self._policy, evict_non_deleted_pods=True, evicted=evicted)
@@ -147,6 +150,13 @@ class Reclaimer:
         ids = {each.id for each in snapshot.sandboxes if each.uid in evicted}
         own = replace(plans.sandboxes, decisions=tuple(each for each in plans.sandboxes.decisions if each.id in ids))
         return Preview(Scope.CONTAINERS, snapshot, (own, plans.logs) if ids else (plans.logs,))
+
+
+def without_irreplaceable(policy: ImageGCPolicy) -> ImageGCPolicy:
+    """Return the policy of a step before the removal of images that cannot be pulled again."""
+    if policy.protection.irreplaceable is Irreplaceable.IGNORE:
+        return policy
+    return replace(policy, protection=replace(policy.protection, irreplaceable=Irreplaceable.NEVER))
 
 
 def _still_evicted(evicted: Mapping[str, Collection[str]], sandboxes: Iterable[Sandbox]) -> frozenset[str]:

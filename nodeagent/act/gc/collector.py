@@ -41,6 +41,7 @@ EVICTION_TRIGGER = "eviction"
 """Trigger of passes below an eviction threshold, which wait less for container creations in progress."""
 
 _ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
+_FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.IRREPLACEABLE_LAST})
 SETTLE_WITHIN_S = 10.0
 SETTLE_STEP_S = 0.1
 MEASUREMENT_SLACK_BYTES = 1 << 20
@@ -224,7 +225,7 @@ class Collector:
         low = self._policy.images.low_threshold_percent - (1 if exact else 0)
 
         def enough(decision: Decision) -> bool:
-            if decision.kind is not ItemKind.IMAGE or decision.reason.code is not ReasonCode.LEAST_RECENTLY_USED:
+            if decision.kind is not ItemKind.IMAGE or decision.reason.code not in _FOR_SPACE:
                 return False
             try:
                 return self._read_filesystem(observed.path).used_percent <= low

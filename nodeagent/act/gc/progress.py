@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.act.gc.outcomes import Outcome, PassReport
 from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.gc.images import Spent
+from nodeagent.plan.gc.pass_limits import Spent
 
 if TYPE_CHECKING:
     from datetime import datetime

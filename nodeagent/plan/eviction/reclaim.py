@@ -20,12 +20,14 @@ class ReclaimAction(StrEnum):
     """A kind of node-level reclaim.
 
     ``DEAD_CONTAINERS``: dead containers and sandboxes, of finished pods as well. ``LOGS``: logs of deleted pods
-    and removed containers. ``UNUSED_IMAGES``: all unused images above the minimum age.
+    and removed containers. ``UNUSED_IMAGES``: all unused images above the minimum age that can be pulled again.
+    ``IRREPLACEABLE_IMAGES``: the unused images that cannot be pulled again, unless they are kept by the configuration.
     """
 
     DEAD_CONTAINERS = "dead-containers"
     LOGS = "logs"
     UNUSED_IMAGES = "unused-images"
+    IRREPLACEABLE_IMAGES = "irreplaceable-images"
 
 
 class ReclaimStep(NamedTuple):
@@ -52,14 +54,15 @@ _DEVICES: Final[Mapping[FilesystemLayout, Mapping[FilesystemRole, FilesystemRole
         FilesystemLayout.SPLIT: {_NODEFS: _NODEFS, _IMAGEFS: _IMAGEFS, _CONTAINERFS: _NODEFS},
     }
 )
-_CONTAINERS, _LOGS, _IMAGES = ReclaimAction.DEAD_CONTAINERS, ReclaimAction.LOGS, ReclaimAction.UNUSED_IMAGES
+_CONTAINERS, _LOGS = ReclaimAction.DEAD_CONTAINERS, ReclaimAction.LOGS
+_IMAGES = (ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES)
 _ACTIONS: Final[Mapping[tuple[FilesystemLayout, FilesystemRole], tuple[ReclaimAction, ...]]] = MappingProxyType(
     {
-        (FilesystemLayout.SINGLE, _NODEFS): (_CONTAINERS, _LOGS, _IMAGES),
+        (FilesystemLayout.SINGLE, _NODEFS): (_CONTAINERS, _LOGS, *_IMAGES),
         (FilesystemLayout.DEDICATED_IMAGEFS, _NODEFS): (_LOGS,),
-        (FilesystemLayout.DEDICATED_IMAGEFS, _IMAGEFS): (_CONTAINERS, _IMAGES),
+        (FilesystemLayout.DEDICATED_IMAGEFS, _IMAGEFS): (_CONTAINERS, *_IMAGES),
         (FilesystemLayout.SPLIT, _NODEFS): (_CONTAINERS, _LOGS),
-        (FilesystemLayout.SPLIT, _IMAGEFS): (_IMAGES,),
+        (FilesystemLayout.SPLIT, _IMAGEFS): _IMAGES,
     }
 )
 
@@ -68,8 +71,8 @@ def reclaim_steps(signal: Signal, layout: FilesystemLayout) -> tuple[ReclaimStep
     """Return the steps for a signal, in order; none for memory, PIDs and stalls.
 
     These are the kubelet's, with logs in a step of their own: the kubelet removes logs in its container garbage
-    collection. With a dedicated imagefs the kubelet has no step for nodefs; here orphaned logs, which are on nodefs,
-    are removed.
+    collection. Images that cannot be pulled again are removed in the last step. With a dedicated imagefs the kubelet
+    has no step for nodefs; here orphaned logs, which are on nodefs, are removed.
 
     Source: kubelet ``buildSignalToNodeReclaimFuncs``.
     """

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import NO_FAILURES, Reason, ReasonCode
 from nodeagent.plan.gc.holds import held_images
+from nodeagent.plan.gc.image_origin import origin_keep_reasons
 from nodeagent.plan.gc.image_references import is_named_like_pause
 from nodeagent.plan.gc.image_users import find_users, in_use_reason
 
@@ -98,6 +99,12 @@ def _protected(context: KeepContext) -> Mapping[str, Reason]:
     return context.protection.reasons(context.snapshot.images, context.snapshot.image_usage)
 
 
+def _irreplaceable(context: KeepContext) -> Mapping[str, Reason]:
+    """Keep the images that cannot be pulled again, if configured, and images of unknown origin."""
+    protection = context.protection
+    return origin_keep_reasons(context.snapshot, protection.irreplaceable, protection.unreachable_registries)
+
+
 def _held(context: KeepContext) -> Mapping[str, Reason]:
     """Keep the images of holds that have not ended."""
     return held_images(context.snapshot, context.users.index)
@@ -159,6 +166,7 @@ KEEP_RULES: Final[tuple[KeepRule, ...]] = (
     KeepRule((ReasonCode.SANDBOX_IMAGE,), _sandbox_images),
     KeepRule((ReasonCode.NAMED_BY_POD,), _named_by_pods),
     KeepRule((ReasonCode.PROTECTED, ReasonCode.NEWEST_TAGS), _protected),
+    KeepRule((ReasonCode.IRREPLACEABLE, ReasonCode.ORIGIN_UNKNOWN), _irreplaceable),
     KeepRule((ReasonCode.HELD,), _held),
     KeepRule((ReasonCode.NOT_IN_PLAN,), _not_in_plan),
     KeepRule((ReasonCode.FAILED_EARLIER,), _failed),

@@ -17,6 +17,7 @@ from heapq import nlargest
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import Reason, ReasonCode
+from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_references import bare_id, repository_of
 from nodeagent.plan.gc.linear_expression import ExpressionError, compile_expression
 
@@ -112,10 +113,14 @@ class ProtectionPolicy:
     Attributes:
         rules: matched in order; the reason has the first match.
         keep_last_n_tags_per_repository: number of newest images kept of each repository; 0 disables this.
+        irreplaceable: treatment of images that cannot be pulled again.
+        unreachable_registries: registries without access; see ``irreplaceable_images``.
     """
 
     rules: tuple[ProtectionRule, ...] = ()
     keep_last_n_tags_per_repository: int = 0
+    irreplaceable: Irreplaceable = Irreplaceable.LAST
+    unreachable_registries: tuple[str, ...] = ()
 
     def reasons(self, images: Sequence[Image], usage: Mapping[str, ImageUsage]) -> dict[str, Reason]:
         """Return the id of every protected image with the reason; rules have precedence over the newest images."""

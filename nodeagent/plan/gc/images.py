@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +20,16 @@ from nodeagent.plan.gc.accounting import ledger_for
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.gc.image_keep_rules import first_keep_reasons, keep_context, use_unknown
 from nodeagent.plan.gc.image_order import NEVER, in_order_of_use
+from nodeagent.plan.gc.image_origin import (
+    Irreplaceable,
+    irreplaceable_images,
+    origin_warning,
+    removal_reason,
+    with_last_reasons,
+)
 from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.image_users import find_users
+from nodeagent.plan.gc.pass_limits import LIMITS, PassLimits, Spent
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
@@ -41,7 +49,6 @@ _REMOVE, _KEEP, _REMOVAL_FAILED = Verdict.REMOVE, Verdict.KEEP, Verdict.FAILED
 _ENOUGH = Reason(ReasonCode.ENOUGH_FREED)
 _THRESHOLD_OFF = Reason(ReasonCode.THRESHOLD_DISABLED)
 _ALL_UNUSED = Reason(ReasonCode.ALL_UNUSED)
-_LIMITS: Final = frozenset({ReasonCode.LIMIT_IMAGES_PER_PASS, ReasonCode.LIMIT_BYTES_PER_PASS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +81,6 @@ class ImageGCPolicy:
     protection: ProtectionPolicy = field(default_factory=ProtectionPolicy)
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Removals of earlier rounds of a pass, counted against the limits per pass."""
-
-    images: int = 0
-    size_bytes: int = 0
-
-
 _NOTHING_SPENT: Final = Spent()
 
 
@@ -99,8 +98,9 @@ def plan_image_gc(  # noqa: PLR0913 - inputs of one round of a pass
 
     Images kept by a keep rule (see ``image_keep_rules``) are never chosen. The others are removed least recently
     used first (never used before all others), ties by first detection, then by id: first images unused for longer than
-    the maximum age; then, if the remaining usage is at the high threshold, until enough is freed. The decisions are the
-    removals in that order, then the kept images in the same order.
+    the maximum age; then, if the remaining usage is at the high threshold, until enough is freed. Images that cannot be
+    pulled again are removed after all others and for space only, unless configured otherwise (see ``image_origin``).
+    The decisions are the removals in that order, then the kept images in order of use.
 
     Differences from the kubelet, each of which keeps more images: the maximum age counts from the latest of last use,
     first detection and begin of the observation of image use (see ``unused_since``), where the kubelet treats an image
@@ -151,12 +151,15 @@ class _ImagePlanner:
         self._policy = policy
         self._now = snapshot.observed_at
         self._ledger = ledger_for(snapshot)
-        self._limits = _PassLimits(policy, spent)
+        self._limits = PassLimits(policy.max_images_per_pass, policy.max_bytes_per_pass, spent)
         self._context = context
         self._removals: list[Decision] = []
         self._freed_bytes = 0
         self._kept: dict[str, Reason] = {}
         self._unobserved: dict[str, Reason] = {}
+        protection, self._last = policy.protection, dict[str, str]()
+        if protection.irreplaceable is Irreplaceable.LAST:
+            self._last = irreplaceable_images(snapshot, protection.unreachable_registries)
 
     def plan(self, *, remove_all_unused: bool) -> Plan:
         """Return the plan."""
@@ -166,9 +169,10 @@ class _ImagePlanner:
         if self._policy.maximum_unused_age_s > 0 and not remove_all_unused:
             candidates = self._remove_unused_too_long(candidates)
         target = _Target(None, _ALL_UNUSED) if remove_all_unused else self._target()
-        self._remove_until_enough(self._old_enough(candidates), target)
+        self._remove_in_groups(self._old_enough(candidates), target)
+        self._kept = with_last_reasons(self._kept, self._last)
         for image_id, reason in self._unobserved.items():
-            if image_id in self._kept and self._kept[image_id].code not in _LIMITS:
+            if image_id in self._kept and self._kept[image_id].code not in LIMITS:
                 self._kept[image_id] = reason
         return Plan(
             "images",
@@ -192,7 +196,7 @@ class _ImagePlanner:
         rest = []
         for each in candidates:
             since = max(each.first_detected, each.last_used)
-            if since >= oldest:
+            if since >= oldest or each.id in self._last:
                 rest.append(each)
                 continue
             if observed_since is None or observed_since >= oldest:
@@ -278,20 +282,42 @@ class _ImagePlanner:
             return _Target(kept, reason, pending_bytes=pending_bytes)
         return _Target(None, reason, wanted_bytes - pending_bytes + self._freed_bytes, pending_bytes)
 
-    def _remove_until_enough(self, candidates: Sequence[ImageCandidate], target: _Target) -> None:
-        """Remove candidates in order until enough is freed.
+    def _remove_in_groups(self, candidates: Sequence[ImageCandidate], target: _Target) -> None:
+        """Remove candidates until enough is freed: first the images that can be pulled again, then the others.
+
+        The others are not removed for bytes that images of the first group free in a later pass, once they have the
+        minimum age or their removal succeeds.
+        """
+        last = [each for each in candidates if each.id in self._last]
+        rest = self._remove_until_enough([each for each in candidates if each.id not in self._last], target)
+        if not last:
+            return
+        if target.enough_bytes is not None:
+            later = {ReasonCode.TOO_YOUNG, _FAILED}
+            waiting = [
+                image
+                for image in self._snapshot.images
+                if image.id in self._kept and self._kept[image.id].code in later and image.id not in self._last
+            ]
+            later_bytes = sum(self._ledger.gain(image)[0] or 0 for image in waiting)
+            target = replace(target, enough_bytes=target.enough_bytes - later_bytes)
+        self._remove_until_enough([*rest, *last], target)
+
+    def _remove_until_enough(self, candidates: Sequence[ImageCandidate], target: _Target) -> list[ImageCandidate]:
+        """Remove candidates in order until enough is freed; return the candidates with too small a gain.
 
         Candidates with too small a gain are evaluated again after other removals, since the gain of an image grows when
         images with common layers are removed.
         """
         if target.kept is not None:
             self._kept.update((each.id, target.kept) for each in candidates)
-            return
-        skipped, progress = candidates, True
+            return []
+        skipped, progress = list(candidates), True
         while skipped and progress:
             before = len(self._removals)
             skipped = self._remove_once(skipped, target)
             progress = len(self._removals) > before
+        return skipped
 
     def _remove_once(self, candidates: Sequence[ImageCandidate], target: _Target) -> list[ImageCandidate]:
         """Remove candidates in order until enough is freed; return the candidates with too small a gain."""
@@ -316,7 +342,11 @@ class _ImagePlanner:
                 self._kept[image.id] = exceeded
                 continue
             self._kept.pop(image.id, None)
-            self._remove(image, gain, target.removed)
+            how = self._last.get(image.id)
+            reason = target.removed
+            if how is not None:
+                reason = removal_reason(how, all_unused=target.enough_bytes is None)
+            self._remove(image, gain, reason)
         return skipped
 
     def _remove(self, image: Image, gain: Gain, reason: Reason) -> None:
@@ -338,6 +368,10 @@ class _ImagePlanner:
         return decisions
 
     def _warnings(self, target: _Target) -> Iterator[str]:
+        protection = self._policy.protection
+        origin = origin_warning(self._snapshot, protection.irreplaceable, removes=bool(self._removals))
+        if origin:
+            yield origin
         unknown = use_unknown(self._context)
         if unknown is not None:
             yield f"no image is removed: {unknown.details['detail']}"
@@ -358,31 +392,6 @@ class _ImagePlanner:
         unsized = sum(decision.frees_bytes is None for decision in self._removals)
         if unsized:
             yield f"size of {unsized} image(s) to remove unknown; counted as 0"
-
-
-class _PassLimits:
-    """The limits per pass. Once a removal would exceed one, no further image is removed, not even a smaller one."""
-
-    def __init__(self, policy: ImageGCPolicy, spent: Spent) -> None:
-        self._max_images = policy.max_images_per_pass
-        self._max_bytes = policy.max_bytes_per_pass
-        self._images = spent.images
-        self._bytes = spent.size_bytes
-        self._exceeded: Reason | None = None
-
-    def exceeded_by(self, size_bytes: int | None) -> Reason | None:
-        """Return the limit exceeded by one more image of this size; ``None`` if none."""
-        if self._exceeded is None:
-            if 0 < self._max_images <= self._images:
-                self._exceeded = Reason(ReasonCode.LIMIT_IMAGES_PER_PASS, {"limit": self._max_images})
-            elif 0 < self._max_bytes < self._bytes + (size_bytes or 0) and self._images:
-                self._exceeded = Reason(ReasonCode.LIMIT_BYTES_PER_PASS, {"limit_bytes": self._max_bytes})
-        return self._exceeded
-
-    def count(self, size_bytes: int | None) -> None:
-        """Count one more removal."""
-        self._images += 1
-        self._bytes += size_bytes or 0
 
 
 def _earlier(moment: datetime, seconds: float) -> datetime:

@@ -24,6 +24,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "images.max_bytes_per_pass": "image_gc.max_bytes_per_pass",
     "images.protection.rules": "protect.images",
     "images.protection.keep_last_n_tags_per_repository": "protect.keep_last_n_tags_per_repository",
+    "images.protection.irreplaceable": "image_gc.irreplaceable",
+    "images.protection.unreachable_registries": "image_gc.unreachable_registries",
     "containers.minimum_age_s": "container_gc.minimum_age",
     "containers.max_per_pod_container": "container_gc.max_per_pod_container",
     "containers.max_containers": "container_gc.max_containers",

@@ -18,6 +18,7 @@ _NEVER: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.PINNED: "pinned in the runtime",
     ReasonCode.SANDBOX_IMAGE: "the sandbox image",
     ReasonCode.PROTECTED: "matched by protect.images",
+    ReasonCode.IRREPLACEABLE: 'irreplaceable and image_gc.irreplaceable = "never"',
 }
 _ONCE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.IN_USE_BY_CONTAINER: "it is unreferenced",
@@ -28,10 +29,12 @@ _ONCE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.TOO_YOUNG: "it is old enough",
     ReasonCode.USED_THIS_PASS: "its last use is in the past",
     ReasonCode.USE_UNKNOWN: "image use is known",
+    ReasonCode.ORIGIN_UNKNOWN: "its origin is known",
     ReasonCode.FILESYSTEM_UNREADABLE: "the image filesystem can be read",
 }
 _AT: Final[Mapping[ReasonCode, str]] = {ReasonCode.HELD: "until_at", ReasonCode.TOO_YOUNG: "eligible_at"}
 _OF_IMAGE: Final[Mapping[ReasonCode, str]] = {
+    ReasonCode.IRREPLACEABLE_LATER: "when imagefs is above its high threshold and no other image frees enough",
     ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass; this one is at its limit",
     ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass; this one is at its limit",
     ReasonCode.COLLECTION_PENDING: "if imagefs is still above its threshold after the runtime's garbage collection",

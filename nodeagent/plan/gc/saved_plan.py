@@ -21,6 +21,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from nodeagent.plan.decision import ItemKind, Verdict, sentence_of
+from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
@@ -40,7 +41,9 @@ _T = TypeVar("_T")
 _Time = Annotated[datetime, Meta(tz=True)]
 _SKEW: Final = timedelta(minutes=5)
 """Tolerated difference of clocks between saving and applying."""
-_ADDED_SETTINGS: Final = frozenset({"logs.period_s"})
+_ADDED_SETTINGS: Final = frozenset(
+    {"logs.period_s", "images.protection.irreplaceable", "images.protection.unreachable_registries"}
+)
 """Settings that plans of version 0.1 lack; their default applies."""
 
 
@@ -144,6 +147,8 @@ class _Document(Struct):
 class _Protection(Struct):
     rules: list[str]
     keep_last_n_tags_per_repository: int
+    irreplaceable: Irreplaceable = Irreplaceable.LAST
+    unreachable_registries: tuple[str, ...] = ()
 
 
 def snapshot_digest(snapshot: NodeSnapshot) -> str:
@@ -279,7 +284,12 @@ def decode_policy(document: Mapping[str, Any]) -> GCPolicy:
     protection = _convert(images.get("protection"), _Protection)
     without_rules = {name: value for name, value in images.items() if name != "protection"}
     policy = _convert({**plain, "images": without_rules}, GCPolicy)
-    rules = ProtectionPolicy(tuple(map(parse_rule, protection.rules)), protection.keep_last_n_tags_per_repository)
+    rules = ProtectionPolicy(
+        tuple(map(parse_rule, protection.rules)),
+        protection.keep_last_n_tags_per_repository,
+        protection.irreplaceable,
+        protection.unreachable_registries,
+    )
     policy = replace(policy, images=replace(policy.images, protection=rules))
     present, expected = _keys(document), _keys(encode_policy(policy))
     odd = (present ^ expected) - (_ADDED_SETTINGS - present)

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 from nodeagent.plan.gc.containers import ContainerGCPolicy
+from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
@@ -69,6 +70,10 @@ def _only_if_both(saved: bool, current: bool) -> bool:  # noqa: FBT001 - values 
     return saved and current
 
 
+def _stricter_treatment(saved: Irreplaceable, current: Irreplaceable) -> Irreplaceable:
+    return max(saved, current, key=(Irreplaceable.IGNORE, Irreplaceable.LAST, Irreplaceable.NEVER).index)
+
+
 def _union(saved: tuple[object, ...], current: tuple[object, ...]) -> tuple[object, ...]:
     return tuple(dict.fromkeys((*saved, *current)))
 
@@ -88,6 +93,8 @@ STRICTNESS: Final[Mapping[type, Mapping[str, Rule]]] = {
     ProtectionPolicy: {
         "rules": _union,
         "keep_last_n_tags_per_repository": _larger,
+        "irreplaceable": _stricter_treatment,
+        "unreachable_registries": _union,
     },
     ContainerGCPolicy: {
         "minimum_age_s": _larger,

@@ -182,6 +182,46 @@ async def test_image_with_several_tags_and_digests_is_one_record(client: Contain
     assert graph.records[A.id].names == ("a:1", "a:2", "a@m-a", "sha256:a", "unparsable NAME")
 
 
+SOURCE = "containerd.io/distribution.source."
+
+
+@pytest.mark.parametrize(
+    ("labels", "sources"),
+    [
+        pytest.param({}, frozenset(), id="imported"),
+        pytest.param({f"{SOURCE}r.io": "app"}, {"r.io/app"}, id="pulled"),
+        pytest.param(
+            {f"{SOURCE}r.io": "app,x/y", f"{SOURCE}q.io": "app"}, {"r.io/app", "r.io/x/y", "q.io/app"}, id="more"
+        ),
+        pytest.param({f"{SOURCE}r.io": ""}, frozenset(), id="empty"),
+        pytest.param(None, None, id="manifest missing"),
+    ],
+)
+async def test_sources_of_an_image_are_those_of_its_manifest(
+    client: ContainerdClient, store: Store, labels: dict[str, str] | None, sources: set[str] | None
+) -> None:
+    if labels is None:
+        del store.blobs["m-a"]
+    else:
+        store.blobs["m-a"][1].update(labels)
+    assert (await LayerCache().build(client, [A])).records[A.id].sources == sources
+
+
+async def test_image_with_a_pulled_and_an_imported_name_has_no_source(client: ContainerdClient, store: Store) -> None:
+    store.blobs["m-a"][1][f"{SOURCE}r.io"] = "app"
+    store.blobs["other"] = (500, {})
+    store.images["local:1"] = "other"
+    images = [Image(A.id, ("a:1", "local:1"))]
+    assert (await LayerCache().build(client, images)).records[A.id].sources == frozenset()
+
+
+async def test_source_added_by_a_later_pull_is_read(client: ContainerdClient, store: Store) -> None:
+    cache = LayerCache()
+    await cache.build(client, [A])
+    store.blobs["m-a"][1][f"{SOURCE}r.io"] = "app"
+    assert (await cache.build(client, [A])).records[A.id].sources == frozenset({"r.io/app"})
+
+
 async def test_index_without_the_other_platforms_is_complete(client: ContainerdClient, store: Store) -> None:
     labels = {f"{REF}content.m.0": "m-a", f"{REF}content.m.1": "m-arm64"}
     store.blobs["i"] = (200, labels)

@@ -14,6 +14,8 @@ from nodeagent.errors import RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.model import NodeSnapshot, Role
 from nodeagent.model.pressure import FilesystemRole
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.plan.gc.image_origin import Irreplaceable
+from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
@@ -69,6 +71,29 @@ async def test_all_unused_images_are_removed_regardless_of_thresholds() -> None:
     assert [each.id for each in preview.removals] == ["older", "old"]
 
 
+@pytest.mark.parametrize(
+    ("treatment", "first", "second"),
+    [
+        (Irreplaceable.LAST, ["old"], ["old", "older"]),
+        (Irreplaceable.NEVER, ["old"], ["old"]),
+        (Irreplaceable.IGNORE, ["older", "old"], ["older", "old"]),
+    ],
+)
+async def test_images_that_cannot_be_pulled_again_are_removed_in_the_last_step(
+    treatment: Irreplaceable, first: list[str], second: list[str]
+) -> None:
+    node = Node()
+    sources = {"old": frozenset({"registry.example/old"}), "older": frozenset[str]()}
+    node.snapshot = replace(SNAPSHOT, image_sources=sources)
+    policy = replace(POLICY, images=replace(POLICY.images, protection=ProtectionPolicy(irreplaceable=treatment)))
+    reclaimer = Reclaimer(node.observe, policy, node.run)
+    removed = [
+        [each.id for each in (await reclaimer.preview(step(action))).removals]
+        for action in (ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES)
+    ]
+    assert removed == [first, second]
+
+
 async def test_step_without_removals_runs_no_pass() -> None:
     node = Node()
     reclaimer = Reclaimer(node.observe, POLICY, node.run)
@@ -86,6 +111,7 @@ async def test_each_step_makes_only_the_plans_of_its_kinds() -> None:
         ReclaimAction.DEAD_CONTAINERS: ["containers", "sandboxes"],
         ReclaimAction.LOGS: ["logs"],
         ReclaimAction.UNUSED_IMAGES: ["images"],
+        ReclaimAction.IRREPLACEABLE_IMAGES: ["images"],
     }
 
 

@@ -20,6 +20,10 @@ from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.lock import process_lock
 from nodeagent.plan.decision import ReasonCode
+from nodeagent.plan.gc.image_origin import Irreplaceable
+from nodeagent.plan.gc.image_protection import ProtectionPolicy
+from nodeagent.plan.gc.images import ImageGCPolicy
+from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.containerd_facts import PINNED_LABEL
 from nodeagent.sim.store import Lease, RefusedError, Snapshot, SnapshotKind
@@ -324,7 +328,8 @@ async def test_first_detection_follows_a_pull_and_no_label_edit(
 
 
 async def test_tag_moved_to_a_used_image_but_listed_with_the_old_one_leaves_the_used_image_whole(rig: Opener) -> None:
-    async with rig(bulk=True) as made:
+    images = ImageGCPolicy(protection=ProtectionPolicy(irreplaceable=Irreplaceable.IGNORE))
+    async with rig(bulk=True, policy=GCPolicy(images=images)) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         old = preview.removals[0].id
         used = next(each.id for each in preview.snapshot.images if made.node.users_of(each.id))

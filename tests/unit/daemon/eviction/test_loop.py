@@ -288,7 +288,12 @@ async def test_pod_is_evicted_only_after_insufficient_node_level_reclaim() -> No
         readings=lambda: (read("nodefs.available", 50),),
     )
     await run_pass(node)
-    assert node.reclaimed == ["dead-containers on nodefs", "logs on nodefs", "unused-images on nodefs"]
+    assert node.reclaimed == [
+        "dead-containers on nodefs",
+        "logs on nodefs",
+        "unused-images on nodefs",
+        "irreplaceable-images on nodefs",
+    ]
     assert node.evicted == ["writer"]
 
     enough = Node(limits="nodefs.available<10%", pods=(pod("writer", writable=disk(300)),))
@@ -318,7 +323,7 @@ async def test_pod_is_evicted_after_failed_reclaim_steps() -> None:
     )
     await run_pass(node)
     assert node.evicted == ["writer"]
-    assert len(node.events("reclaim_failed")) == 3
+    assert len(node.events("reclaim_failed")) == 4
 
 
 async def test_dry_run_logs_the_eviction_once_and_evicts_nothing() -> None:

@@ -320,7 +320,11 @@ def test_inodes_of_the_same_filesystem_are_withheld_as_well() -> None:
 def test_ineffective_eviction_withholds_pods_and_not_reclaim() -> None:
     ineffective = effect(ineffective=True)
     before = plan_with(ineffective)
-    assert [each.text for each in before.reclaim] == ["dead-containers on imagefs", "unused-images on imagefs"]
+    assert [each.text for each in before.reclaim] == [
+        "dead-containers on imagefs",
+        "unused-images on imagefs",
+        "irreplaceable-images on imagefs",
+    ]
     after = plan_with(ineffective, reclaimed=EVERYTHING)
     assert (after.reclaim, after.victim) == ((), None)
     assert reasons(after) == {"writer": "eviction-ineffective"}

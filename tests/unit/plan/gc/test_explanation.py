@@ -151,6 +151,8 @@ _REMOVED = frozenset(
         ReasonCode.LEAST_RECENTLY_USED,
         ReasonCode.UNUSED_TOO_LONG,
         ReasonCode.ALL_UNUSED,
+        ReasonCode.IRREPLACEABLE_LAST,
+        ReasonCode.IRREPLACEABLE_UNUSED,
         ReasonCode.POD_DELETED,
         ReasonCode.POD_FINISHED,
         ReasonCode.OVER_PER_CONTAINER_LIMIT,

@@ -10,18 +10,20 @@ import pytest
 from nodeagent.model import Hold, Image, NodeSnapshot, PodImages
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.gc.image_keep_rules import KEEP_RULES, first_keep_reasons, keep_context, keep_reasons
+from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.image_users import find_users
 from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
 from tests.unit.builders import NOW, container, digest, filesystem, image, snapshot, used
 
-PROTECTION = ProtectionPolicy((parse_rule("r.io/*"),))
+PROTECTION = ProtectionPolicy((parse_rule("r.io/*"),), irreplaceable=Irreplaceable.NEVER)
 PRECEDENCE = [
     "in-use-by-container",
     "pinned",
     "sandbox-image",
     "named-by-pod",
     "protected",
+    "irreplaceable",
     "held",
     "not-in-plan",
     "failed-earlier",
@@ -38,6 +40,7 @@ def node(**fields: object) -> NodeSnapshot:
         containers=(container("c", image_ref="all"),),
         holds=(Hold("1", "all", "why", "me", NOW, NOW + timedelta(hours=1)),),
         holds_error="cannot read holds",
+        image_sources={"all": frozenset(), "one": frozenset({"other"})},
         pod_images=PodImages({"r.io/pause:1": ("shop/web (kubelet)",)}),
         **fields,
     )

@@ -11,7 +11,8 @@ from nodeagent.model import ContainerState, Image, NodeSnapshot
 from nodeagent.plan.decision import Accounting, ReasonCode, Verdict
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.image_users import images_in_use
-from nodeagent.plan.gc.images import ImageGCPolicy, Spent, plan_image_gc
+from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.pass_limits import Spent
 from tests.unit.builders import (
     DAY_S,
     MIB,

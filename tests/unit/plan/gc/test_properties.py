@@ -30,7 +30,8 @@ from nodeagent.plan.gc.containers import ContainerGCPolicy, plan_container_gc
 from nodeagent.plan.gc.image_keep_rules import keep_reasons
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.image_users import images_in_use
-from nodeagent.plan.gc.images import ImageGCPolicy, Spent, plan_image_gc
+from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.pass_limits import Spent
 from nodeagent.plan.gc.planner import GCPlan, GCPolicy, plan_all, plan_containers
 from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.plan.gc.containers import ContainerGCPolicy
+from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
@@ -60,6 +61,12 @@ CASES: dict[str, list[tuple[object, object, object]]] = {
     "images.max_bytes_per_pass": [(0, 3, 3), (3, 0, 3), (9, 3, 3), (2, 3, 2), (0, 0, 0)],
     "images.protection.rules": [((), (A,), (A,)), ((A,), (), (A,)), ((B, A), (A,), (B, A))],
     "images.protection.keep_last_n_tags_per_repository": [(0, 2, 2), (3, 2, 3)],
+    "images.protection.irreplaceable": [
+        (Irreplaceable.IGNORE, Irreplaceable.LAST, Irreplaceable.LAST),
+        (Irreplaceable.NEVER, Irreplaceable.LAST, Irreplaceable.NEVER),
+        (Irreplaceable.LAST, Irreplaceable.IGNORE, Irreplaceable.LAST),
+    ],
+    "images.protection.unreachable_registries": [((), ("a",), ("a",)), (("b", "a"), ("a",), ("b", "a"))],
     "containers.minimum_age_s": [(0.0, 60.0, 60.0), (90.0, 60.0, 90.0)],
     "containers.max_per_pod_container": [(0, 1, 1), (5, 1, 5), (-1, 1, -1), (0, -1, -1)],
     "containers.max_containers": [(0, 10, 10), (20, 10, 20), (-1, 10, -1), (0, -1, -1)],

@@ -1,0 +1,45 @@
+"""Limits on the image removals of one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from nodeagent.plan.decision import Reason, ReasonCode
+
+LIMITS: Final = frozenset({ReasonCode.LIMIT_IMAGES_PER_PASS, ReasonCode.LIMIT_BYTES_PER_PASS})
+"""The reasons of images kept by a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Removals of earlier rounds of a pass, counted against the limits per pass."""
+
+    images: int = 0
+    size_bytes: int = 0
+
+
+class PassLimits:
+    """The limits per pass. Once a removal would exceed one, no further image is removed, not even a smaller one."""
+
+    def __init__(self, max_images: int, max_bytes: int, spent: Spent) -> None:
+        """Begin with the removals of earlier rounds; a limit of 0 means none."""
+        self._max_images = max_images
+        self._max_bytes = max_bytes
+        self._images = spent.images
+        self._bytes = spent.size_bytes
+        self._exceeded: Reason | None = None
+
+    def exceeded_by(self, size_bytes: int | None) -> Reason | None:
+        """Return the limit exceeded by one more image of this size; ``None`` if none."""
+        if self._exceeded is None:
+            if 0 < self._max_images <= self._images:
+                self._exceeded = Reason(ReasonCode.LIMIT_IMAGES_PER_PASS, {"limit": self._max_images})
+            elif 0 < self._max_bytes < self._bytes + (size_bytes or 0) and self._images:
+                self._exceeded = Reason(ReasonCode.LIMIT_BYTES_PER_PASS, {"limit_bytes": self._max_bytes})
+        return self._exceeded
+
+    def count(self, size_bytes: int | None) -> None:
+        """Count one more removal."""
+        self._images += 1
+        self._bytes += size_bytes or 0
