@@ -29,6 +29,11 @@ class Listen:
     path: str = ""
 
     @property
+    def is_loopback(self) -> bool:
+        """Whether only processes of this machine reach the address over TCP."""
+        return self.host == "::1" or self.host.startswith("127.")
+
+    @property
     def text(self) -> str:
         """The address in the form of the configuration file."""
         if self.path:

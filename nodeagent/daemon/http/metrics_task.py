@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.daemon.http.admission import ConnectionLimits
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
-from nodeagent.daemon.http.messages import Response, Route, text
+from nodeagent.daemon.http.host_header import is_own_host
+from nodeagent.daemon.http.messages import RefusedRequestError, Response, Route, text
 from nodeagent.daemon.http.server import HttpServer, bind
 from nodeagent.daemon.loops import wait_for_any
 
@@ -55,7 +56,7 @@ class MetricsTask:
                 "/readyz": Route({"GET": self._ready}),
             }
         )
-        self._service = Service(router, _allow, self._fail, deadlines or Deadlines())
+        self._service = Service(router, self._check_host, self._fail, deadlines or Deadlines())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until stopped."""
@@ -111,6 +112,17 @@ class MetricsTask:
         wait_s, self._retry_s = self._retry_s, min(_LAST_RETRY_S, self._retry_s * 2)
         await self._wait(wait_s, listen, stop)
 
+    async def _check_host(self, request: Request) -> None:
+        """Reject requests for a foreign host; otherwise the address decides on access.
+
+        Raises:
+            RefusedRequestError: the host is not one of this node.
+        """
+        listen, host = self._listen, request.headers.get("host", "")
+        if listen is not None and not is_own_host(host, listen):
+            hint = f"address the agent by {listen.text}, localhost, or the name of the node"
+            raise RefusedRequestError(text(HTTPStatus.MISDIRECTED_REQUEST, f"unknown host {host}; {hint}"))
+
     async def _metrics(self, request: Request) -> Response:
         async with self._loading:
             if self._exposition is None:
@@ -132,10 +144,6 @@ class MetricsTask:
 def _remove(path: str) -> None:
     with suppress(OSError):
         Path(path).unlink()
-
-
-async def _allow(_: Request) -> None:
-    """Allow every request: the address decides on access."""
 
 
 def _load() -> type[Exposition]:

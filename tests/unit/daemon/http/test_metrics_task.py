@@ -108,10 +108,12 @@ async def send(listen: Listen, *parts: bytes) -> bytes:
         writer.transport.abort()
 
 
-async def get(listen: Listen, path: str, *, method: str = "GET", accept: str = "") -> tuple[int, dict[str, str], str]:
+async def get(
+    listen: Listen, path: str, *, method: str = "GET", accept: str = "", host: str = "localhost"
+) -> tuple[int, dict[str, str], str]:
     """Return status, headers and body."""
     extra = f"Accept: {accept}\r\n" if accept else ""
-    answer = await send(listen, f"{method} {path} HTTP/1.1\r\nHost: a\r\n{extra}\r\n".encode())
+    answer = await send(listen, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{extra}\r\n".encode())
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body.decode()
@@ -149,6 +151,15 @@ async def test_metrics_and_health_are_served(place: str, free_port: Listen, sock
         assert await get(listen, "/healthz") == (200, {**headers, **_text("ok\n")}, "ok\n")
         status, _, body = await get(listen, "/readyz")
         assert (status, body.startswith("agent not composed")) == (503, True)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
+async def test_page_that_resolves_its_name_to_loopback_is_refused(path: str, free_port: Listen) -> None:
+    async with serving(free_port) as made:
+        await made.until("metrics_listening")
+        status, _, body = await get(free_port, path, host="evil.example:20310")
+        hint = f"address the agent by {free_port.text}, localhost, or the name of the node"
+        assert (status, body) == (421, f"unknown host evil.example:20310; {hint}\n")
 
 
 def _text(body: str) -> dict[str, str]:
