@@ -31,6 +31,7 @@ class ReferenceKind(StrEnum):
     OTHER_NAMESPACE = "other-namespace"
     INGEST = "ingest"
     UNLISTED_IMAGE = "unlisted-image"
+    GC_LABEL = "gc-label"
 
 
 @dataclass(frozen=True, slots=True)

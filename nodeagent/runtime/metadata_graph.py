@@ -21,7 +21,7 @@ from nodeagent.errors import RuntimeRequestError
 from nodeagent.runtime.containerd_records import GC_LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import (
@@ -47,6 +47,7 @@ EXPIRE = "containerd.io/gc.expire"
 
 _GC = GC_LABELS
 _BACK_REF = "containerd.io/gc.bref."
+_REF = "containerd.io/gc.ref."
 _ROOT = "containerd.io/gc.root"
 _FLAT = "containerd.io/gc.flat"
 _LAYER_REF = "containerd.io/gc.ref.content.l."
@@ -68,6 +69,9 @@ class References(NamedTuple):
         back: the referencing objects.
         optional: the objects in ``to`` that may be missing.
         root: whether it has a ``containerd.io/gc.root`` label.
+        unknown: whether it has another ``containerd.io/gc.`` label of unknown meaning, which counts as a reference to
+            it, since a newer collector or a snapshotter may keep it for that.
+        named: ids in unknown ``gc.ref`` labels; every blob and snapshot with this id counts as referenced.
         has_layers: whether it references layers.
     """
 
@@ -76,6 +80,8 @@ class References(NamedTuple):
     optional: tuple[Node, ...] = ()
     root: bool = False
     has_layers: bool = False
+    unknown: bool = False
+    named: tuple[str, ...] = ()
 
 
 _NO_REFERENCES = References()
@@ -92,6 +98,7 @@ class Stored:
         optional: manifests referenced by an index; a missing one belongs to a platform that was not pulled.
         with_layers: manifests that reference layer blobs.
         rooted: nodes with a ``containerd.io/gc.root`` label.
+        held: nodes with a garbage collection label of unknown meaning, and the nodes that such labels may name.
         snapshotters: number of labels that name each snapshotter.
     """
 
@@ -103,6 +110,7 @@ class Stored:
         self.optional: set[Node] = set()
         self.with_layers: set[Node] = set()
         self.rooted: set[Node] = set()
+        self.held: set[Node] = set()
         self.snapshotters: Counter[str] = Counter()
         interned: dict[Node, Node] = {}
         for digest, blob in blobs.items():
@@ -112,6 +120,19 @@ class Stored:
             for key, snapshot in listed.items():
                 parent = (Node(kind, snapshot.parent),) if snapshot.parent else ()
                 self._add(Node(kind, key), parent, snapshot.labels, interned)
+        self.held.update(self.with_ids({each for node in self.held for each in self._labels_of(node).named}))
+
+    def with_ids(self, ids: Collection[str]) -> list[Node]:
+        """Return every blob and snapshot with one of these ids."""
+        if not ids:
+            return []
+        kinds = (CONTENT, *(SNAPSHOTS + name for name in self.snapshots))
+        return [node for each in sorted(ids) for kind in kinds if (node := Node(kind, each)) in self.existing]
+
+    def _labels_of(self, node: Node) -> References:
+        if node.kind == CONTENT:
+            return references(self.blobs[node.id].labels)
+        return references(self.snapshots[node.kind.removeprefix(SNAPSHOTS)][node.id].labels)
 
     def _add(self, node: Node, parent: tuple[Node, ...], labels: Mapping[str, str], interned: dict[Node, Node]) -> None:
         found = references(labels) if labels else _NO_REFERENCES
@@ -129,6 +150,8 @@ class Stored:
             self.with_layers.add(node)
         if found.root:
             self.rooted.add(node)
+        if found.unknown:
+            self.held.add(node)
         for source in found.back:
             self.edges[source] = (*self.edges.get(source, ()), node)
 
@@ -167,17 +190,26 @@ class Inventory:
         """Return all nodes reachable from image names."""
         starts: list[Node] = []
         for image in images:
-            starts += (Node(CONTENT, image.target), Node(IMAGES, image.name), *references(image.labels).to)
+            starts += (Node(CONTENT, image.target), Node(IMAGES, image.name), *self._named_by(image.labels))
         return self.closure(starts)
 
     def referenced_by_containers(self) -> dict[Node, None]:
         """Return all nodes reachable from containers: their writable snapshots and the parents of these."""
         starts: list[Node] = []
         for container in self.containers:
-            starts += (Node(CONTAINERS, container.id), *references(container.labels).to)
+            starts += (Node(CONTAINERS, container.id), *self._named_by(container.labels))
             if container.snapshotter:
                 starts.append(Node(SNAPSHOTS + container.snapshotter, container.snapshot_key))
         return self.closure(starts)
+
+    def _named_by(self, labels: Mapping[str, str]) -> tuple[Node, ...]:
+        """Return the nodes referenced by the labels of an image name or a container."""
+        found = references(labels)
+        return (*found.to, *self.stored.with_ids(found.named)) if found.named else found.to
+
+    def referenced_by_unknown_labels(self) -> dict[Node, None]:
+        """Return all nodes reachable from blobs and snapshots with labels of unknown meaning."""
+        return self.closure(sorted(self.stored.held))
 
     def referenced_by_leases(self) -> set[Node]:
         """Return all nodes reachable from leases; a flat lease references its blobs without their own references.
@@ -300,9 +332,12 @@ def _snapshotters(kinds: Iterable[str]) -> list[str]:
 
 
 def _expired(lease: Lease, now: datetime) -> bool:
-    """Return whether a lease expired; one with an invalid expiry time has not, as in containerd."""
+    """Return whether a lease expired.
+
+    One with an invalid expiry time has not, as in containerd, and neither has one with a label of unknown meaning.
+    """
     text = lease.labels.get(EXPIRE)
-    if text is None:
+    if text is None or references(_others(lease.labels)).unknown:
         return False
     try:
         expiry = datetime.fromisoformat(text)
@@ -311,33 +346,45 @@ def _expired(lease: Lease, now: datetime) -> bool:
     return (expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)) < now
 
 
+def _others(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a lease without those of known meaning for leases."""
+    return {name: labels[name] for name in labels if name != EXPIRE and not name.startswith(_FLAT)}
+
+
 def references(labels: Mapping[str, str]) -> References:
     """Return the references in an object's garbage collection labels.
+
+    Labels of unknown meaning count as references: unknown kinds of ``gc.ref.`` and ``gc.bref.``, ``gc.expire``,
+    ``gc.cond.`` and any other.
 
     Source: containerd ``containerd.io/gc.ref.content[./]*``, ``.image``, ``.snapshot.NAME[/*]``, ``gc.bref.*`` (only
     newer servers) and ``gc.root``.
     """
     if not any(name.startswith(_GC) for name in labels):
         return _NO_REFERENCES
-    to, back, optional = [], [], []
+    to, back, optional, named = [], [], [], []
+    root = unknown = has_layers = False
     for name in sorted(labels):
-        if name.startswith(_BACK_REF):
+        if name.startswith(_REF):
+            node = _target(name.removeprefix(_REF), labels[name])
+            if node is None:
+                named.append(labels[name])
+                unknown = True
+                continue
+            to.append(node)
+            has_layers = has_layers or name.startswith(_LAYER_REF)
+            if name.startswith(_PLATFORM_REF):
+                optional.append(node)
+        elif name.startswith(_BACK_REF):
             node = _target(name.removeprefix(_BACK_REF), labels[name])
             if node is not None:
                 back.append(node)
-            continue
-        node = _target(name.removeprefix(_GC + "ref."), labels[name]) if name.startswith(_GC + "ref.") else None
-        if node is not None:
-            to.append(node)
-            if name.startswith(_PLATFORM_REF):
-                optional.append(node)
-    return References(
-        tuple(to),
-        tuple(back),
-        tuple(optional),
-        root=any(name.startswith(_ROOT) for name in labels),
-        has_layers=any(name.startswith(_LAYER_REF) for name in labels),
-    )
+            unknown = unknown or node is None
+        elif name.startswith(_ROOT):
+            root = True
+        elif name.startswith(_GC):
+            unknown = True
+    return References(tuple(to), tuple(back), tuple(optional), root, has_layers, unknown, tuple(named))
 
 
 def _target(name: str, value: str) -> Node | None:

@@ -215,6 +215,7 @@ class LayerCache:
             inventory.referenced_by_containers(),
             inventory.referenced_by_leases(),
             inventory.referenced_by_ingests(),
+            inventory.referenced_by_unknown_labels(),
         )
         rooted = inventory.closure(sorted(inventory.stored.rooted - referenced))
         unreferenced = sorted(inventory.stored.existing - referenced)
@@ -490,5 +491,6 @@ def _other_references(layout: _Layout, inventory: Inventory) -> tuple[tuple[Refe
         (ReferenceKind.SNAPSHOT_CHILD, parents),
         (ReferenceKind.OTHER_NAMESPACE, [Node(CONTENT, digest) for digest in inventory.foreign]),
         (ReferenceKind.INGEST, inventory.referenced_by_ingests()),
+        (ReferenceKind.GC_LABEL, inventory.referenced_by_unknown_labels()),
         (ReferenceKind.UNLISTED_IMAGE, inventory.referenced_by_images(unlisted)),
     )

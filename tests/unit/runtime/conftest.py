@@ -93,6 +93,7 @@ class Store:
     """containerd's metadata of one namespace, to be filled by a test; content of other namespaces by name."""
 
     images: dict[str, str] = field(default_factory=dict)
+    image_labels: dict[str, dict[str, str]] = field(default_factory=dict)
     blobs: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     snapshots: dict[str, dict[str, tuple[str, dict[str, str]]]] = field(default_factory=lambda: {"overlayfs": {}})
     containers: dict[str, str] = field(default_factory=dict)
@@ -152,6 +153,7 @@ class _Images(_Part):
         for name, target in self.store.images.items():
             image = answer.images.add(name=name)
             image.target.digest = target
+            image.labels.update(self.store.image_labels.get(name, {}))
             image.created_at.FromSeconds(1_700_000_000)
             image.updated_at.FromSeconds(1_700_000_060)
         return answer

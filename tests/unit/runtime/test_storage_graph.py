@@ -432,3 +432,96 @@ def test_back_reference_label_is_decoded(store: Store) -> None:
 async def test_blob_with_a_back_reference_belongs_to_the_image(client: ContainerdClient, store: Store) -> None:
     store.blobs["signature"] = (10, {"containerd.io/gc.bref.content": "m-a"})
     assert "signature" in keys(await LayerCache().build(client, [A]), A)
+
+
+GC = "containerd.io/gc."
+
+
+@pytest.mark.parametrize(
+    ("labels", "unknown", "named"),
+    [
+        pytest.param({f"{GC}root": "2024"}, False, (), id="root"),
+        pytest.param({f"{GC}ref.content.l.0": "x", f"{GC}bref.content": "y"}, False, (), id="known"),
+        pytest.param({f"{GC}ref.mount.0": "x"}, True, ("x",), id="unknown kind of object"),
+        pytest.param({f"{GC}bref.image2": "x"}, True, (), id="unknown kind of referencing object"),
+        pytest.param({f"{GC}expire": "2020-01-01T00:00:00Z"}, True, (), id="expiry, which leases only have"),
+        pytest.param({f"{GC}cond.x": "y"}, True, (), id="condition"),
+        pytest.param({f"{GC}flat": "t"}, True, (), id="flat, which leases only have"),
+        pytest.param({"containerd.io/snapshot/remote": "x", "containerd.io/snapshot.ref": "y"}, False, (), id="stargz"),
+        pytest.param({"containerd.io/snapshot/nydus-blob": "true"}, False, (), id="nydus"),
+        pytest.param({f"{GC}ref.content.soci-index": "x", f"{GC}ref.content.ztoc.0": "y"}, False, (), id="soci"),
+        pytest.param({f"{GC}ref.snapshot.stargz/linux-amd64": "x"}, False, (), id="snapshot of stargz"),
+    ],
+)
+def test_label_of_unknown_meaning_is_recognised(
+    labels: dict[str, str], *, unknown: bool, named: tuple[str, ...]
+) -> None:
+    found = references(labels)
+    assert (found.unknown, found.named) == (unknown, named)
+
+
+@pytest.mark.parametrize("label", ["ref.mount.x", "bref.lease", "expire", "cond.unless", "flat", "anything"])
+@pytest.mark.parametrize("kind", ["blob", "snapshot"])
+async def test_piece_with_a_label_of_unknown_meaning_counts_as_referenced(
+    client: ContainerdClient, store: Store, kind: str, label: str
+) -> None:
+    labels = {GC + label: "l-loose"}
+    store.blobs["l-loose"] = (10, {})
+    if kind == "blob":
+        store.blobs["held"] = (10, {**labels, f"{GC}ref.content.l.0": "below"})
+        store.blobs["below"] = (10, {})
+    else:
+        store.snapshots["overlayfs"]["below"] = ("", {})
+        store.snapshots["overlayfs"]["held"] = ("below", labels)
+    found = {each.piece.key for each in await LayerCache().find_unreferenced(client)}
+    assert found == (set() if label.startswith("ref") else {"l-loose"})
+
+
+async def test_image_with_a_label_of_unknown_meaning_frees_nothing(client: ContainerdClient, store: Store) -> None:
+    store.blobs["m-a"][1][f"{GC}cond.x"] = "y"
+    graph = await LayerCache().build(client, [A, B])
+    kinds = {piece.key: piece.references for piece in graph.pieces if piece.key in ("m-a", "base/a1", "base/b1")}
+    assert kinds == {
+        "m-a": (ReferenceKind.GC_LABEL,),
+        "base/a1": (ReferenceKind.GC_LABEL,),
+        "base/b1": (),
+    }
+
+
+async def test_object_named_by_an_unknown_label_of_an_image_belongs_to_the_image(
+    client: ContainerdClient, store: Store
+) -> None:
+    store.blobs["estargz-toc"] = (10, {})
+    store.snapshots["overlayfs"]["erofs"] = ("", {})
+    store.image_labels["a:1"] = {f"{GC}ref.toc.0": "estargz-toc", f"{GC}ref.mount": "erofs"}
+    assert {"estargz-toc", "erofs"} <= keys(await LayerCache().build(client, [A]), A)
+    assert await LayerCache().find_unreferenced(client) == ()
+
+
+@pytest.mark.parametrize(
+    ("labels", "valid"),
+    [
+        ({f"{GC}expire": "2020-01-01T00:00:00Z"}, False),
+        ({f"{GC}expire": "2020-01-01T00:00:00Z", f"{GC}flat": "t"}, False),
+        ({f"{GC}expire": "2020-01-01T00:00:00Z", f"{GC}cond.x": "y"}, True),
+    ],
+)
+async def test_expired_lease_with_a_label_of_unknown_meaning_is_valid(
+    client: ContainerdClient, store: Store, labels: dict[str, str], *, valid: bool
+) -> None:
+    store.blobs["leased"] = (10, {})
+    store.leases["l"] = (labels, [("content", "leased")])
+    found = {each.piece.key for each in await LayerCache().find_unreferenced(client)}
+    assert found == (set() if valid else {"leased"})
+
+
+async def test_lazily_pulled_image_has_the_snapshots_of_its_remote_snapshotter(
+    client: ContainerdClient, store: Store
+) -> None:
+    store.snapshots["stargz"] = {"chain": ("", {"containerd.io/snapshot/remote": "x"})}
+    store.blobs["sha256:a"][1][f"{REF}snapshot.stargz"] = "chain"
+    store.blobs["m-a"][1][f"{REF}content.soci-index"] = "index"
+    store.blobs["index"] = (10, {f"{REF}content.ztoc.0": "ztoc"})
+    store.blobs["ztoc"] = (10, {})
+    assert {"stargz/chain", "index", "ztoc"} <= keys(await LayerCache().build(client, [A]), A)
+    assert await LayerCache().find_unreferenced(client) == ()
