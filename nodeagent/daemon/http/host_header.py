@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import TYPE_CHECKING
 
-from nodeagent.config.metrics import Listen
+if TYPE_CHECKING:
+    from nodeagent.config.metrics import Listen
 
 
 def is_own_host(host: str, listen: Listen) -> bool:
