@@ -138,9 +138,13 @@ class KubeletSection(Section):
     url: str = Field(
         "",
         json_schema_extra={"form": "https://HOST:10250 or http://HOST:10255"},
-        description="URL of the kubelet API, source of /pods. Empty disables.",
+        description="URL of the kubelet API, source of /pods. Empty disables. Priorities are taken from https without "
+        "insecure only; a server on this node must be run by root.",
     )
-    token_file: OptionalPath = Field("", description="File with a bearer token for the kubelet API.")
+    token_file: OptionalPath = Field(
+        "",
+        description="File with a bearer token for the kubelet API; excludes insecure, as any server would receive it.",
+    )
     certificate_file: OptionalPath = Field(
         "", description="File with a client certificate for the kubelet API, PEM, optionally with its key."
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import os
 import socket
 import threading
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from nodeagent.errors import ObservationError
@@ -33,11 +36,25 @@ _HINTS: Final = {
 }
 
 
+class FindOwners(Protocol):
+    """Finds the users that serve a TCP port of this node; blocking."""
+
+    def __call__(self, port: int, client_port: int, /) -> frozenset[int]:
+        """Return the users of the listeners on ``port``, and of its end of the connection from ``client_port``.
+
+        Raises:
+            OSError: they cannot be read.
+            ValueError: the kernel's answer is malformed.
+        """
+
+
 class KubeletPods:
     """Reads the pods of one kubelet."""
 
-    def __init__(self, access: KubeletAccess) -> None:
+    def __init__(self, access: KubeletAccess, find_owners: FindOwners) -> None:
+        """Take the address and credentials, and the owners of ports of this node."""
         self._access = access
+        self._find_owners = find_owners
 
     async def read(self) -> tuple[PodSpec, ...]:
         """Return all pods of the kubelet, static ones included.
@@ -49,7 +66,9 @@ class KubeletPods:
         """
         access = self._access
         try:
-            return await asyncio.wait_for(asyncio.to_thread(_read, access), access.timeout_s + _MARGIN_S)
+            return await asyncio.wait_for(
+                asyncio.to_thread(_read, access, self._find_owners), access.timeout_s + _MARGIN_S
+            )
         except TimeoutError as error:
             raise ObservationError(f"{_endpoint(access)}: no answer in {access.timeout_s:g} s") from error
 
@@ -70,17 +89,18 @@ def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
     return tuple(parse_pod(each, f"{where}: pod {number}") for number, each in enumerate(items))
 
 
-def _read(access: KubeletAccess) -> tuple[PodSpec, ...]:
+def _read(access: KubeletAccess, find_owners: FindOwners) -> tuple[PodSpec, ...]:
     endpoint = _endpoint(access)
-    body = _fetch(access, endpoint)
+    body = _fetch(access, endpoint, find_owners)
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ObservationError(f"{endpoint}: answer is not JSON: {str(error)[:100]}") from error
-    return parse_pod_list(document, endpoint)
+    pods = parse_pod_list(document, endpoint)
+    return pods if access.is_verified else tuple(replace(each, is_verified=False) for each in pods)
 
 
-def _fetch(access: KubeletAccess, endpoint: str) -> bytes:
+def _fetch(access: KubeletAccess, endpoint: str, find_owners: FindOwners) -> bytes:
     """Return the complete body of the answer; at the deadline a timer shuts the connection down."""
     import http.client  # noqa: PLC0415 - saves memory on nodes without a kubelet
 
@@ -108,6 +128,7 @@ def _fetch(access: KubeletAccess, endpoint: str) -> bytes:
             opened.append(sock)
             if secured is not None:
                 secured.do_handshake()
+            _check_owner(sock, find_owners)
             connection = http.client.HTTPConnection(host, port)
             connection.sock = sock
             connection.request("GET", _PATH, headers=headers)
@@ -118,6 +139,22 @@ def _fetch(access: KubeletAccess, endpoint: str) -> bytes:
             if time.monotonic() < ends_s:
                 raise ObservationError(f"{endpoint}: {_cause(error)}") from error
     raise ObservationError(f"{endpoint}: no answer in {access.timeout_s:g} s")
+
+
+def _check_owner(connected: socket.socket, find_owners: FindOwners) -> None:
+    """Refuse a server of this node that neither root nor the agent's user runs, before a request is sent.
+
+    Every user can listen on the kubelet's port while the kubelet is down. After the TLS handshake the server has
+    accepted the connection, so that its owner is known.
+    """
+    own, server = connected.getsockname(), connected.getpeername()
+    if own[0] != server[0] and not ipaddress.ip_address(server[0].partition("%")[0]).is_loopback:
+        return  # another node
+    owners = find_owners(server[1], own[1])
+    others = sorted(owners - {0, os.geteuid()})
+    if others or not owners:
+        by = f"run by user {others[0]}, not by root" if others else "of an unknown user"
+        raise ObservationError(f"server {by}: no credentials sent, and its pod list not read")
 
 
 def _shut_down(opened: list[socket.socket]) -> None:

@@ -23,7 +23,7 @@ class KubeletAccess:
         key_file: key of the client certificate; ``None`` if the certificate file contains it.
         ca_file: CA of the serving certificate; ``None`` for the system's CAs.
         server_name: name in the serving certificate, if it differs from the URL's host.
-        insecure: skip TLS verification.
+        insecure: skip TLS verification; not with a token, which any server on the address would receive.
         timeout_s: deadline of the whole response.
         max_bytes: limit of the response body.
     """
@@ -42,7 +42,8 @@ class KubeletAccess:
         """Check the fields against each other.
 
         Raises:
-            ConfigError: the URL has neither form, or credentials would be sent over plain HTTP.
+            ConfigError: the URL has neither form, credentials would be sent over plain HTTP, or a token to a server
+                that is not verified.
         """
         try:
             parts = urlsplit(self.url)
@@ -53,5 +54,15 @@ class KubeletAccess:
             raise ConfigError(f"kubelet url = {self.url!r}: expected https://HOST:10250 or http://HOST:10255")
         if parts.scheme == "http" and (self.token_file or self.certificate_file):
             raise ConfigError(f"kubelet url = {self.url!r}: credentials are not sent over plain http; use https")
+        if self.insecure and self.token_file:
+            raise ConfigError(
+                "kubelet token_file is set with insecure = true: a token is not sent to a server that is not verified; "
+                "set ca_file (and server_name if the name differs) instead of insecure"
+            )
         if self.key_file and not self.certificate_file:
             raise ConfigError("kubelet key_file is set without certificate_file")
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether only the kubelet can answer, by its certificate."""
+        return urlsplit(self.url).scheme == "https" and not self.insecure

@@ -57,6 +57,8 @@ class PodSpec:
         deleting: whether it has a deletion timestamp.
         phase: the Kubernetes phase; empty in a manifest.
         images: references of all images: of init, main and ephemeral containers and of image volumes; each once.
+        is_verified: whether its source is authentic: a manifest, or a kubelet with a verified certificate. Priority,
+            static and mirror are not taken from another one.
 
     Source: Kubernetes ``Pod``.
     """
@@ -78,6 +80,7 @@ class PodSpec:
     deleting: bool = False
     phase: str = ""
     images: tuple[str, ...] = ()
+    is_verified: bool = True
 
 
 @dataclass(frozen=True, slots=True)

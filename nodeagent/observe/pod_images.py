@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
+from nodeagent.host.port_owners import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import NO_POD_IMAGES, PodImages
@@ -105,7 +106,7 @@ class PodImageReader:
 
 def make_pod_image_reader(settings: KubeletSettings, clock: Clock) -> PodImageReader:
     """Return the reader of the configured sources."""
-    kubelet = KubeletPods(settings.access) if settings.access is not None else None
+    kubelet = KubeletPods(settings.access, port_owners) if settings.access is not None else None
     manifests = ManifestReader(settings.manifests) if settings.manifests is not None else None
     return PodImageReader(clock, kubelet=kubelet, manifests=manifests)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.host.kubelet_files import KUBELET_ROOT
+from nodeagent.host.port_owners import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.kube.listing import KubeletListing
 from nodeagent.kube.manifests import ManifestReader
@@ -102,7 +103,7 @@ class PodReader:
         self._clock = clock
         self._role = role or (lambda: settings.role)
         if kubelet is None and settings.kubelet is not None:
-            kubelet = KubeletPods(settings.kubelet)
+            kubelet = KubeletPods(settings.kubelet, port_owners)
         if manifests is None and settings.manifests is not None:
             manifests = ManifestReader(settings.manifests)
         self._listing = KubeletListing(kubelet, clock, settings.kubelet_max_age_s)

@@ -174,6 +174,7 @@ class _Merger:
     def __init__(self, pod: RuntimePod, specs: SpecIndex, capacity_bytes: int | None, *, assume: bool) -> None:
         self._pod = pod
         self._kubelet = specs.in_kubelet(pod)
+        self._verified = self._kubelet if self._kubelet is not None and self._kubelet.is_verified else None
         self._manifest = specs.in_manifests(pod)
         self._assume = assume
         self._annotations = pod.sandbox.annotations
@@ -187,7 +188,8 @@ class _Merger:
     def facts(self, reading: PodReading | None) -> PodFacts:
         """Return the merged facts."""
         static, mirror = self._static(), self._mirror()
-        priority_class = next((each.priority_class for each in self._specs() if each.priority_class), "")
+        ranking = (each for each in (self._verified, self._manifest) if each is not None)
+        priority_class = next((each.priority_class for each in ranking if each.priority_class), "")
         inferred = infer_critical(self._pod, self._qos.value)
         critical = self._critical(inferred)
         ephemeral = self._best(self._defined(attrgetter("ephemeral_request_bytes")), self._assumed(0))
@@ -215,9 +217,10 @@ class _Merger:
     def _specs(self) -> Iterator[PodSpec]:
         yield from (each for each in (self._kubelet, self._manifest) if each is not None)
 
-    def _defined(self, get: Callable[[PodSpec], T | None]) -> Fact[T | None]:
-        """Return a field of the kubelet's definition, else of the manifest."""
-        for spec, source in ((self._kubelet, FactSource.KUBELET), (self._manifest, FactSource.MANIFEST)):
+    def _defined(self, get: Callable[[PodSpec], T | None], *, verified: bool = False) -> Fact[T | None]:
+        """Return a field of the kubelet's definition, else of the manifest; if ``verified``, not of an unverified list."""
+        listed = self._verified if verified else self._kubelet
+        for spec, source in ((listed, FactSource.KUBELET), (self._manifest, FactSource.MANIFEST)):
             value = None if spec is None else get(spec)
             if value is not None:
                 return Fact(value, source)
@@ -253,7 +256,7 @@ class _Merger:
 
     def _static(self) -> Fact[bool | None]:
         """Return whether the pod is static; the kubelet annotates pods with their source."""
-        from_list = self._kubelet.annotations.get(ANNOTATION_SOURCE) if self._kubelet is not None else None
+        from_list = self._verified.annotations.get(ANNOTATION_SOURCE) if self._verified is not None else None
         listed = _static(from_list, FactSource.KUBELET)
         defined = UNKNOWN if self._manifest is None else Fact(value=True, source=FactSource.MANIFEST)
         from_runtime = self._annotations.get(ANNOTATION_SOURCE)
@@ -268,17 +271,17 @@ class _Merger:
         return self._best(listed, defined, annotated, fallback)
 
     def _mirror(self) -> Fact[bool | None]:
-        if self._kubelet is not None and ANNOTATION_MIRROR in self._kubelet.annotations:
+        if self._verified is not None and ANNOTATION_MIRROR in self._verified.annotations:
             return Fact(value=True, source=FactSource.KUBELET)
         if ANNOTATION_MIRROR in self._annotations:
             return Fact(value=True, source=FactSource.CRI)
-        return Fact(value=False, source=FactSource.CRI if self._kubelet is None else FactSource.KUBELET)
+        return Fact(value=False, source=FactSource.CRI if self._verified is None else FactSource.KUBELET)
 
     def _critical(self, inferred: Fact[bool | None]) -> Fact[bool | None]:
-        spec = self._kubelet or self._manifest
+        spec = self._verified or self._manifest
         if spec is None:
             return inferred
-        source = FactSource.KUBELET if self._kubelet is not None else FactSource.MANIFEST
+        source = FactSource.KUBELET if self._verified is not None else FactSource.MANIFEST
         by_class = spec.priority_class in CRITICAL_CLASS_PRIORITIES or (spec.priority or 0) >= CRITICAL_PRIORITY
         if inferred.value and not by_class:
             self._contradictions.append("oom_score_adj is that of a critical pod, priority is not")
@@ -286,10 +289,10 @@ class _Merger:
 
     def _priority(self, critical: Fact[bool | None]) -> Fact[int | None]:
         """Return the priority; 0 for a definition with neither priority nor class."""
-        defined = self._defined(_priority_of)
+        defined = self._defined(_priority_of, verified=True)
         if defined.value is not None:
             return defined
-        if self._kubelet is None and self._manifest is None:
+        if self._verified is None and self._manifest is None:
             text = self._annotations.get(ANNOTATION_PRIORITY)
             # Pods of a kubelet have a Kubernetes priority, and tenants must not change it by this annotation.
             if text is not None and (self._assume or ANNOTATION_SOURCE not in self._annotations):

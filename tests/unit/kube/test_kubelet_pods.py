@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.errors import ConfigError, ObservationError
+from nodeagent.host.port_owners import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model.kubelet_access import KubeletAccess
 
@@ -90,13 +91,13 @@ def secured(authority: Path, *, client_certificate: bool = False) -> ssl.SSLCont
 
 async def refused(access: KubeletAccess) -> str:
     with pytest.raises(ObservationError) as caught:
-        await KubeletPods(access).read()
+        await KubeletPods(access, port_owners).read()
     return str(caught.value)
 
 
 async def test_read_only_port_requires_no_credentials() -> None:
     with kubelet(answer := Answer()) as url:
-        (pod,) = await KubeletPods(KubeletAccess(url)).read()
+        (pod,) = await KubeletPods(KubeletAccess(url), port_owners).read()
     assert (pod.uid, pod.namespace, pod.name, pod.priority) == ("u-1", "shop", "web", 7)
     assert answer.requests[0]["path"] == "/pods"
     assert "Authorization" not in answer.requests[0]
@@ -105,7 +106,9 @@ async def test_read_only_port_requires_no_credentials() -> None:
 async def test_token_file_is_read_for_each_request(authority: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     with kubelet(answer := Answer(), secured(authority)) as url:
-        lister = KubeletPods(KubeletAccess(url, token_file=token, ca_file=authority / "cert.pem", server_name="node-1"))
+        lister = KubeletPods(
+            KubeletAccess(url, token_file=token, ca_file=authority / "cert.pem", server_name="node-1"), port_owners
+        )
         for text in ("first\n", "second"):
             token.write_text(text)
             assert len(await lister.read()) == 1
@@ -116,7 +119,7 @@ async def test_client_certificate_is_presented(authority: Path) -> None:
     with kubelet(Answer(), secured(authority, client_certificate=True)) as url:
         known: dict[str, Any] = {"ca_file": authority / "cert.pem", "server_name": "node-1", "timeout_s": 3}
         own: dict[str, Any] = {"certificate_file": authority / "cert.pem", "key_file": authority / "key.pem"}
-        assert len(await KubeletPods(KubeletAccess(url, **known, **own)).read()) == 1
+        assert len(await KubeletPods(KubeletAccess(url, **known, **own), port_owners).read()) == 1
         assert "kubelet" in await refused(KubeletAccess(url, **known))
 
 
@@ -128,7 +131,41 @@ async def test_unknown_certificate_is_refused_unless_insecure(authority: Path) -
         named = await refused(KubeletAccess(url, ca_file=authority / "cert.pem"))
         assert "certificate not trusted" in named
         assert answer.requests == []
-        assert len(await KubeletPods(KubeletAccess(url, insecure=True)).read()) == 1
+        assert len(await KubeletPods(KubeletAccess(url, insecure=True), port_owners).read()) == 1
+
+
+@pytest.mark.parametrize("owners", [frozenset({12345}), frozenset({0, 12345}), frozenset()])
+async def test_server_of_another_user_gets_no_request_and_no_token(
+    authority: Path, tmp_path: Path, owners: frozenset[int]
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    known: dict[str, Any] = {"ca_file": authority / "cert.pem", "server_name": "node-1"}
+    for fields, context in ((known | {"token_file": tmp_path / "token"}, secured(authority)), ({}, None)):
+        refusal = pytest.raises(ObservationError, match=r"server .* user.*: no credentials sent")
+        with kubelet(answer := Answer(), context) as url, refusal:
+            await KubeletPods(KubeletAccess(url, **fields), lambda *_: owners).read()
+        assert answer.requests == []
+
+
+async def test_server_whose_owner_cannot_be_read_gets_no_request() -> None:
+    def fail(*_: int) -> frozenset[int]:
+        raise PermissionError(13, "Permission denied")
+
+    with kubelet(answer := Answer()) as url, pytest.raises(ObservationError, match="Permission denied"):
+        await KubeletPods(KubeletAccess(url), fail).read()
+    assert answer.requests == []
+
+
+async def test_only_a_list_of_a_verified_server_is_marked_as_verified(authority: Path) -> None:
+    known: dict[str, Any] = {"ca_file": authority / "cert.pem", "server_name": "node-1"}
+    for fields, context, verified in (
+        (known, secured(authority), True),
+        ({"insecure": True}, secured(authority), False),
+        ({}, None, False),
+    ):
+        with kubelet(Answer(), context) as url:
+            (pod,) = await KubeletPods(KubeletAccess(url, **fields), port_owners).read()
+        assert pod.is_verified == verified
 
 
 @pytest.mark.parametrize(
@@ -160,7 +197,7 @@ async def test_invalid_answer_is_an_error_with_its_cause(answer: Answer, cause: 
 
 async def test_list_without_pods_is_valid() -> None:
     with kubelet(Answer(body=b'{"kind": "PodList", "items": null}')) as url:
-        assert await KubeletPods(KubeletAccess(url)).read() == ()
+        assert await KubeletPods(KubeletAccess(url), port_owners).read() == ()
 
 
 async def test_refused_connection_is_an_error() -> None:
@@ -211,6 +248,7 @@ async def test_unreadable_credentials_are_an_error_with_the_setting(tmp_path: Pa
         {"url": "https://user@x"},
         {"url": "http://x", "token_file": "t"},
         {"url": "http://x", "certificate_file": "c"},
+        {"url": "https://x", "token_file": "t", "insecure": True},
         {"url": "https://x", "key_file": "k"},
     ],
 )

@@ -45,6 +45,28 @@ def kept(facts: PodFacts, **policy: Any) -> str | None:
     return None if reason is None else reason.code.value
 
 
+# ---- from a server that is not verified ----
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"priority": CRITICAL_PRIORITY},
+        {"priority": -1000},
+        {"priority_class": "system-node-critical"},
+        {"annotations": FILE},
+        {"annotations": {**API, "kubernetes.io/config.mirror": "x"}},
+    ],
+)
+def test_unverified_list_changes_neither_priority_nor_protection(forged: dict[str, Any]) -> None:
+    pod = runtime_pod(traits(999))
+    alone, facts = merged(pod), merged(pod, kubelet=[spec(is_verified=False, **forged)])
+    for name in ("priority", "priority_class", "critical", "static", "mirror", "contradictions"):
+        assert getattr(facts, name) == getattr(alone, name), name
+    assert kept(facts) is None
+    assert merged(pod, kubelet=[spec(**forged)]) != facts
+
+
 # ---- from the runtime alone ----
 
 
