@@ -218,7 +218,7 @@ class _Merger:
         yield from (each for each in (self._kubelet, self._manifest) if each is not None)
 
     def _defined(self, get: Callable[[PodSpec], T | None], *, verified: bool = False) -> Fact[T | None]:
-        """Return a field of the kubelet's definition, else of the manifest; if ``verified``, not of an unverified list."""
+        """Return a field of the kubelet's definition, else of the manifest; ``verified`` excludes unverified lists."""
         listed = self._verified if verified else self._kubelet
         for spec, source in ((listed, FactSource.KUBELET), (self._manifest, FactSource.MANIFEST)):
             value = None if spec is None else get(spec)
