@@ -42,6 +42,8 @@ class SchemaId(StrEnum):
     STATUS = "nodeagent/status/v1"
     TOP = "nodeagent/top/v1"
     TRIGGER = "nodeagent/trigger/v1"
+    UNDO = "nodeagent/undo/v1"
+    UNDO_LIST = "nodeagent/undo-list/v1"
     VERSION = "nodeagent/version/v1"
 
     # files in the state directory

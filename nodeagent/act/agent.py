@@ -8,20 +8,22 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.gc.collector import MAX_ROUNDS, Collector
-from nodeagent.act.gc.history_record import past_pass
+from nodeagent.act.gc.history_record import past_pass, past_undo
 from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.act.gc.pass_record import HistoryRecorder
 from nodeagent.act.gc.preview import Preview
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.act.gc.remover_factory import RemoverFactory
+from nodeagent.act.gc.undo import ImageUndo, NotUndoableError
 from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.clock import SystemClock
-from nodeagent.errors import NodeAgentError
+from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.host.container_cgroups import find_running
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import process_lock
@@ -34,6 +36,7 @@ from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.observe.pod_images import make_pod_image_reader
 from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
 from nodeagent.observe.storage_usage import read_breakdown
+from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.leaks import plan_leaks
 from nodeagent.plan.gc.saved_plan import plan_id as make_plan_id
 from nodeagent.plan.gc.scope import Scope
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.dry_run_changes import DryRunWatch
     from nodeagent.act.gc.outcomes import PassReport, Result
     from nodeagent.act.gc.pass_record import PassStart
+    from nodeagent.act.gc.undo import UndoReport
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.model import FsObservation, NodeSnapshot, RoleDecision
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
     from nodeagent.store import ClockReading
 
 _BREAKDOWN_WITHIN_S: Final = 10.0
+_PASSES_OF_UNDO: Final = 1_000
 
 
 @dataclass
@@ -87,6 +92,7 @@ class Agent:
     observer: Observer
     collector: Collector
     recovery: RemovalRecovery
+    undo: ImageUndo
     roles: RoleWatch
     record: bool
     dry_run: bool
@@ -159,6 +165,39 @@ class Agent:
             await self.history_writer.finish(past_pass(recorded, preview.snapshot, plan_id))
             report = replace(report, warnings=(*report.warnings, *self.history.take_notices()))
         return report
+
+    async def undo_removals(self, pass_id: str) -> UndoReport:
+        """Restore the images removed by a pass, and record that in the history; arguments as ``ImageUndo.undo``.
+
+        Raises:
+            UsageError: no removal of such a pass can be undone; the text has the reason.
+            NodeAgentError: as ``ImageUndo.undo``.
+        """
+        try:
+            report = await self.undo.undo(pass_id)
+        except NotUndoableError as error:
+            raise UsageError(await self._not_undoable(pass_id, error)) from error
+        if self.record:
+            await self.history_writer.finish(past_undo(report, {}))
+        return report
+
+    async def _not_undoable(self, pass_id: str, error: NotUndoableError) -> str:
+        """Return the reason that a pass cannot be undone: unknown, or its undo window is over."""
+        if not pass_id:
+            return str(error)
+        try:
+            past = await asyncio.to_thread(partial(self.history.read, limit=_PASSES_OF_UNDO))
+        except StoreError:
+            return str(error)
+        found = next((each for each in past if each.id.startswith(pass_id)), None)
+        if found is None:
+            return f"no pass {pass_id} in the history; 'nodeagent gc undo --list' lists those that can be undone"
+        if not any(each.kind == ItemKind.IMAGE.value and each.outcome == "done" for each in found.actions):
+            return f"nothing to undo: pass {found.id} removed no image"
+        return (
+            f"pass {found.id} cannot be undone: its undo window is over, or its removals had none "
+            "(image_gc.undo_window; removals of the daemon for space are final)"
+        )
 
     def read_clocks(self) -> ClockReading:
         """Return a reading of the clocks of this node."""
@@ -301,6 +340,13 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             read_pod_images=read_pod_images,
         )
         recovery = RemovalRecovery(storage, settings.state_directory / "pass.lock", clock)
+        undo = ImageUndo(
+            storage,
+            cri,
+            settings.state_directory / "pass.lock",
+            clock,
+            timedelta(seconds=settings.undo_window_s if settings.bulk_removal else 0.0),
+        )
         collector = Collector(
             observer,
             removers,
@@ -309,6 +355,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             read_filesystem=read,
             collect_garbage=storage.collect_garbage,
             recover=recovery.run,
+            undo=undo,
             dry_run=dry_run,
         )
         history = History(settings.state_directory, writer=own_process(), is_running=is_running)
@@ -318,7 +365,20 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
 
         writer = HistoryWriter(history, configured_retention(settings), clock, clock_trusted)
         yield Agent(
-            settings, clock, cri, storage, store, history, writer, observer, collector, recovery, roles, record, dry_run
+            settings,
+            clock,
+            cri,
+            storage,
+            store,
+            history,
+            writer,
+            observer,
+            collector,
+            recovery,
+            undo,
+            roles,
+            record,
+            dry_run,
         )
 
 

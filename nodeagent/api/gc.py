@@ -287,6 +287,8 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
     Attributes:
         end: result of the pass; ``end_detail`` gives the cause, empty on success.
         freed_bytes: measured on the image filesystem; ``None`` without measurement.
+        undo_until: end of the undo window of removed images; ``None`` without one.
+        undo_bytes: predicted bytes that the end of the undo window frees; not in ``predicted_bytes``.
         breakdown: present if the pass missed its target.
         drift: present after a saved plan was applied.
     """
@@ -308,6 +310,8 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
     warnings: tuple[str, ...]
     results: tuple[ResultFields, ...]
     plans: tuple[Plan, ...]
+    undo_until: Time | None = None
+    undo_bytes: int = 0
     breakdown: BreakdownFields | UnsetType = UNSET
     drift: tuple[Drift, ...] | UnsetType = UNSET
 
@@ -338,6 +342,8 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
             warnings=value.warnings,
             results=tuple(map(ResultFields.of_result, value.results)),
             plans=tuple(map(Plan.of, value.plans)),
+            undo_until=value.undo_until,
+            undo_bytes=value.undo_bytes,
             breakdown=UNSET if breakdown is None else BreakdownFields.of(breakdown),
             drift=UNSET if drift is None else tuple(map(Drift.of, drift)),
         )

@@ -22,6 +22,7 @@ from nodeagent.api import (
     reload,
     shutdown,
     status,
+    undo,
 )
 from nodeagent.api.operations import OPERATIONS, path_variables
 from nodeagent.api.requests import request_type
@@ -47,12 +48,14 @@ _RESPONSES: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "Holds": (holds.HoldList,),
     "Events": (),
     "PreviewReload": (reload.Reload,),
+    "UndoList": (undo.UndoList,),
     "AddHold": (holds.Hold,),
     "RemoveHold": (holds.Hold,),
     "Pause": (control.Paused,),
     "Resume": (control.Resumed,),
     "Trigger": (control.Triggered,),
     "Reload": (reload.Reload,),
+    "Undo": (undo.Undone,),
     "Apply": (gc.Result, gc.Report),
 }
 """Documents of a successful response. The fields of an event and of a saved plan are not fixed."""

@@ -77,6 +77,9 @@ OPERATIONS: Final = {
     "Holds": Operation("GET", "/v1/holds", Access.READ, "Image holds in force", SchemaId.HOLD_LIST),
     "Events": Operation("GET", "/v1/events", Access.READ, "Events of the daemon as they occur", streams=True),
     "PreviewReload": Operation("GET", "/v1/reload", Access.READ, "Changes and effect of a reload", SchemaId.RELOAD),
+    "UndoList": Operation(
+        "GET", "/v1/undo", Access.READ, "Passes with image removals that can be undone", SchemaId.UNDO_LIST
+    ),
     "AddHold": Operation(
         "POST", "/v1/holds", Access.ACT, "Add an image hold", SchemaId.HOLD, body_bytes=SMALL_BODY_BYTES
     ),
@@ -99,6 +102,14 @@ OPERATIONS: Final = {
         body_bytes=SMALL_BODY_BYTES,
     ),
     "Reload": Operation("POST", "/v1/reload", Access.ACT, "Reload the configuration", SchemaId.RELOAD),
+    "Undo": Operation(
+        "POST",
+        "/v1/undo",
+        Access.ACT,
+        "Restore the images removed by a pass",
+        SchemaId.UNDO,
+        body_bytes=SMALL_BODY_BYTES,
+    ),
     "Apply": Operation(
         "POST", "/v1/passes", Access.ACT, "Run a pass, or a saved plan", streams=True, body_bytes=LARGE_BODY_BYTES
     ),

@@ -126,6 +126,12 @@ class TriggerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wait: bool = False
 
 
+class UndoRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``Undo``; ``pass_id`` is a pass or the beginning of its id, empty for the newest."""
+
+    pass_id: str = ""
+
+
 class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fields of ``Apply``.
 
@@ -152,6 +158,7 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "RemoveHold": RemoveHoldRequest,
     "Pause": PauseRequest,
     "Trigger": TriggerRequest,
+    "Undo": UndoRequest,
     "Apply": ApplyRequest,
 }
 """By operation; an operation without an entry has no fields."""

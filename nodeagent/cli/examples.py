@@ -74,6 +74,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("List unreferenced blobs and snapshots", "nodeagent gc leaks"),
         ("Delete those older than a week", "nodeagent gc leaks --minimum-age 7d --yes"),
     ),
+    "gc undo": (
+        ("List the passes that can be undone", "nodeagent gc undo --list"),
+        ("Restore the images removed by the newest of them", "nodeagent gc undo"),
+    ),
     "plan": (
         ("Save a plan for the next two hours", "nodeagent plan --out plan.json --expires 2h"),
         ("Save a plan for images only, and review the removals", "nodeagent plan --scope images | jq .decisions"),

@@ -136,6 +136,11 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
         f"{report.end}{detail}: removed {removed} of {len(report.results)}"
         f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}"
     )
+    if report.undo_until is not None:
+        say(
+            f"{format_bytes(report.undo_bytes)} are freed at {format_time(report.undo_until)}, unless undone: "
+            f"nodeagent gc undo {report.pass_id}"
+        )
     if isinstance(report.breakdown, BreakdownFields):
         from nodeagent.cli import du  # noqa: PLC0415 - imported only after a missed target
 

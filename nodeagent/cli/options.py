@@ -170,6 +170,7 @@ IMAGE_GC: Final = (
     ),
     _setting("image_gc.max_images_per_pass", int, "--max-images", "N", "Remove at most N images in this pass"),
     _setting("image_gc.max_bytes_per_pass", str, "--max-bytes", "SIZE", "Free at most about SIZE in this pass"),
+    _setting("image_gc.undo_window", str, "--undo-window", "DURATION", "Free the space after this time; 0s: at once"),
 )
 CONTAINER_GC: Final = (
     _setting(

@@ -166,9 +166,14 @@ def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None)
     removed = ", ".join(kind.counted(count) for kind, count in counted.items()) or "nothing"
     settled = f" ({format_duration(report.settled_s)} waiting for container creations)" if report.settled_s else ""
     line = Line(f"Removed {removed} in {format_duration(report.duration_s)}{settled}", "bold")
-    if report.freed_bytes is not None and counted:
+    if report.freed_bytes is not None and counted and (report.predicted_bytes or report.undo_until is None):
         line.append(f"; predicted {format_bytes(report.predicted_bytes)}, measured {format_bytes(report.freed_bytes)}")
     yield line
+    if report.undo_until is not None:
+        left = format_duration(max(0.0, (report.undo_until - report.started_at).total_seconds() - report.duration_s))
+        yield Line(
+            f"{format_bytes(report.undo_bytes)} are freed in {left}, unless undone: nodeagent gc undo {report.id}"
+        )
     if report.after is not None:
         yield usage_line(report.after, columns, policy)
     ended = report.end in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO)

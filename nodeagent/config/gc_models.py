@@ -66,6 +66,12 @@ class ImageGCSection(Section):
     unreachable_registries: Annotated[
         tuple[Registry, ...], Field(json_schema_extra={"form": "list; each HOST or HOST:PORT, * matches any text"})
     ] = Field((), description="Registries from which no image can be pulled on this node.")
+    undo_window: Duration = Field(
+        "10m",
+        description="Time for which image removals by age, and all of commands, can be undone (nodeagent gc undo). "
+        "Their space is freed when it ends, or when a pass needs more space. Removals of the daemon for space are "
+        "final. 0: none can be undone.",
+    )
     max_images_per_pass: Count = Field(0, description="Maximum number of images removed per pass. 0: no limit.")
     max_bytes_per_pass: Size = Field("0", description="Approximate maximum of bytes freed per pass. 0: no limit.")
 

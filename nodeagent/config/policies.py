@@ -40,6 +40,7 @@ def settings(config: Config) -> Settings:
         removal_timeout_s=runtime.removal_timeout_s,
         bulk_removal=images.removal == "auto",
         settle_s=parse_duration_s(images.settle),
+        undo_window_s=parse_duration_s(images.undo_window),
         imagefs_path=runtime.imagefs_path,
         pod_log_root=Path(containers.pod_log_root),
         container_log_root=Path(containers.container_log_root),

@@ -49,6 +49,7 @@ class Settings:
         removal_timeout_s: deadline of CRI calls that stop or remove.
         bulk_removal: whether images can be removed through containerd's image service.
         settle_s: maximum wait of a removal for container creations in progress.
+        undo_window_s: time for which image removals by age and by commands can be undone; 0 for none.
         imagefs_path: path on the image filesystem; empty for the mount point reported by the runtime.
         pod_log_root: root directory of pod logs.
         container_log_root: directory of the symbolic links to container logs.
@@ -80,6 +81,7 @@ class Settings:
     removal_timeout_s: float
     bulk_removal: bool
     settle_s: float
+    undo_window_s: float
     imagefs_path: str
     pod_log_root: Path
     container_log_root: Path

@@ -81,12 +81,14 @@ class StorageGraph:
             could not be resolved; its size is unknown.
         pending_bytes: size of the unreferenced pieces, freed by the runtime's next garbage collection.
         records: CRI image id to its records in the image service.
+        undo_bytes: size of the pieces that only undo windows of removed images keep.
     """
 
     pieces: tuple[StoredPiece, ...] = ()
     by_image: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     records: Mapping[str, ImageRecord] = field(default_factory=dict)
     pending_bytes: int = 0
+    undo_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

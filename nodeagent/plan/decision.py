@@ -81,6 +81,7 @@ class ReasonCode(StrEnum):
     AGE_NOT_OBSERVED = "age-not-observed"
     ENOUGH_FREED = "enough-freed"
     COLLECTION_PENDING = "collection-pending"
+    UNDO_WINDOW_OPEN = "undo-window-open"
     LIMIT_IMAGES_PER_PASS = "limit-images-per-pass"
     LIMIT_BYTES_PER_PASS = "limit-bytes-per-pass"
     FILESYSTEM_UNREADABLE = "filesystem-unreadable"
@@ -191,6 +192,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.COLLECTION_PENDING: (
         "{pending_bytes} of unreferenced content, not collected by the runtime yet, free enough"
     ),
+    ReasonCode.UNDO_WINDOW_OPEN: "{undo_bytes} of removed images, freed when their undo window ends, are enough",
     ReasonCode.LIMIT_IMAGES_PER_PASS: "{limit} image(s) removed by this pass, the limit per pass",
     ReasonCode.LIMIT_BYTES_PER_PASS: "exceeds the limit of {limit_bytes} per pass",
     ReasonCode.FILESYSTEM_UNREADABLE: "cannot read the image filesystem: {detail}",
@@ -364,9 +366,11 @@ class Plan:
         decisions: one for each item of that kind in the snapshot; removals first, in order of execution.
         accounting: accuracy of the byte figures.
         wanted_bytes: target of the removals; 0 without target.
-        pending_bytes: bytes freed by the runtime's own garbage collection, in addition to the removals.
+        pending_bytes: bytes freed by the runtime's own garbage collection, in addition to the removals; with
+            ``ends_undo`` including removed images in their undo window.
         warnings: warnings for the operator.
         blocked: reason that no decision is possible; empty normally. A blocked plan has no removals.
+        ends_undo: whether undo windows end before the removals, because space is needed.
     """
 
     kind: str
@@ -377,6 +381,7 @@ class Plan:
     pending_bytes: int = 0
     warnings: tuple[str, ...] = ()
     blocked: str = ""
+    ends_undo: bool = False
 
     @property
     def removals(self) -> tuple[Decision, ...]:

@@ -139,6 +139,10 @@ class CriClient:
             found += decode(part.images)
         return merge_images(found)
 
+    async def image_ids(self) -> frozenset[str]:
+        """Return the id of every image."""
+        return frozenset(image.id for image in await self.list_images())
+
     async def image_status(self, reference: str) -> Image | None:
         """Return the image of a reference or id; ``None`` if absent."""
         request = api.ImageStatusRequest(image=api.ImageSpec(image=reference))

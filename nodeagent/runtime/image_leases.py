@@ -22,6 +22,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -43,8 +44,11 @@ MAX_LABELS_BYTES: Final = 4 << 20
 """Maximum size of the recorded names; containerd accepts requests of 16 MiB by default."""
 
 _NAME_LABEL: Final = "nodeagent/name."
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _CHUNK: Final = 3500  # containerd accepts 4096 bytes of key and value
 _PENDING: Final = "pending"
+REMOVED: Final = "removed"
+"""Value of ``KIND_LABEL`` after the decision to remove: the names can be restored until the lease expires."""
 
 
 class ImageName(NamedTuple):
@@ -112,7 +116,12 @@ class ImageLeases:
         return {stored.name: (stored, encoded) for stored, encoded in await self._client.list_image_records()}
 
     async def open(
-        self, names: Sequence[ImageName], further: Iterable[LeasedResource] = (), *, window: timedelta
+        self,
+        names: Sequence[ImageName],
+        further: Iterable[LeasedResource] = (),
+        *,
+        window: timedelta,
+        labels: Mapping[str, str] = _NO_LABELS,
     ) -> str:
         """Create a lease that keeps the content of images and records their names; return its id.
 
@@ -120,6 +129,7 @@ class ImageLeases:
             names: the names that will be deleted.
             further: pieces of the images that no label references from a target.
             window: time after which containerd deletes the lease by itself.
+            labels: further labels of the lease; with ``KIND_LABEL`` for another kind than a removal without decision.
 
         Raises:
             ObservationError: the lease could not be completed, nor deleted. Its names must not be deleted: the next
@@ -129,7 +139,7 @@ class ImageLeases:
         expires = (self._clock.now() + window).isoformat(timespec="seconds").replace("+00:00", "Z")
         targets = dict.fromkeys(LeasedResource(each.stored.target, CONTENT) for each in names)
         try:
-            await self._client.create_lease(lease_id, {EXPIRE: expires, **encode_names(names)})
+            await self._client.create_lease(lease_id, {EXPIRE: expires, **encode_names(names), **labels})
             await run_bounded(
                 lambda resource: self._client.add_lease_resource(lease_id, resource), [*targets, *further]
             )
@@ -145,7 +155,8 @@ class ImageLeases:
 
     async def list_open(self) -> tuple[OpenRemoval, ...]:
         """Return the removals without decision, of this process and of others."""
-        return tuple(decode_lease(each) for each in await self._client.list_leases() if KIND_LABEL in each.labels)
+        leases = await self._client.list_leases()
+        return tuple(decode_lease(each) for each in leases if each.labels.get(KIND_LABEL, REMOVED) != REMOVED)
 
     async def restore(self, names: Iterable[ImageName]) -> dict[str, Restored]:
         """Create the absent ones of these names, with the recorded target and labels; return the result by image id.
@@ -177,6 +188,11 @@ class ImageLeases:
     async def release(self, lease_id: str, *, sync: bool) -> None:
         """Delete a lease; success if absent. With ``sync``, return after the garbage collection that it causes."""
         await self._client.delete_lease(lease_id, sync=sync)
+
+
+def is_undo(lease: Lease) -> bool:
+    """Return whether a lease keeps the content of removed images until their undo window ends."""
+    return lease.labels.get(KIND_LABEL) == REMOVED
 
 
 def encode_names(names: Iterable[ImageName]) -> dict[str, str]:

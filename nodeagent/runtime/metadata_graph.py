@@ -211,13 +211,18 @@ class Inventory:
         """Return all nodes reachable from blobs and snapshots with labels of unknown meaning."""
         return self.closure(sorted(self.stored.held))
 
-    def referenced_by_leases(self) -> set[Node]:
+    def referenced_by_leases(self, counts: Callable[[Lease], bool] = lambda _: True) -> set[Node]:
         """Return all nodes reachable from leases; a flat lease references its blobs without their own references.
+
+        Args:
+            counts: whether a lease is included.
 
         Source: containerd label ``containerd.io/gc.flat``.
         """
         referenced: set[Node] = set()
         for lease, resources in self.leases:
+            if not counts(lease):
+                continue
             nodes = [Node(resource.type, resource.id) for resource in resources]
             flat = {node for node in nodes if node.kind == CONTENT and _FLAT in lease.labels}
             referenced.update(flat, self.closure(node for node in nodes if node not in flat))

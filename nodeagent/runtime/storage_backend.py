@@ -20,6 +20,7 @@ from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestErr
 from nodeagent.runtime.creations import Creations
 from nodeagent.runtime.image_leases import ImageLeases
 from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER, run_bounded
+from nodeagent.runtime.undo_leases import UndoLeases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,11 +40,13 @@ class RemovalRecords:
 
     Attributes:
         leases: opens, restores and releases removals.
+        undo: keeps the content of removed images for an undo.
         creations: reads the container creations in progress.
         extents: returns the extent of images, by id and from their names, as of the last storage graph.
     """
 
     leases: ImageLeases
+    undo: UndoLeases
     creations: Creations
     extents: Callable[[Mapping[str, Sequence[StoredImage]]], dict[str, ImageExtent]]
 
@@ -195,7 +198,9 @@ class ContainerdStorage:
         self._clock = clock
         self._make_cache = make_cache
         self._cache: LayerCache | None = None
-        self._removals = RemovalRecords(ImageLeases(client, clock), Creations(client, clock), self._extents)
+        leases = ImageLeases(client, clock)
+        undo = UndoLeases(client, leases)
+        self._removals = RemovalRecords(leases, undo, Creations(client, clock), self._extents)
 
     async def build_graph(
         self,

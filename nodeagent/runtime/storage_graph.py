@@ -20,6 +20,7 @@ from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeT
 from nodeagent.model import ImageRecord, PieceKind, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
 from nodeagent.runtime.containerd_facts import is_pinned
 from nodeagent.runtime.containerd_records import LeasedResource, SnapshotKind, SnapshotUsage, Stamp
+from nodeagent.runtime.image_leases import is_undo
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
     DEFAULT_SNAPSHOTTER,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.model import Image
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import Blob, Snapshot, StoredContainer, StoredImage
+    from nodeagent.runtime.containerd_records import Blob, Lease, Snapshot, StoredContainer, StoredImage
     from nodeagent.runtime.metadata_graph import Stored
 
 # Directories of a snapshot that its usage does not include: its own, and overlay's work directory.
@@ -194,12 +195,15 @@ class LayerCache:
             layout.index, *(nodes for kind, nodes in others if kind is not _FOREIGN)
         )
         usage = await self._read_usage(client, inventory, sorted(unreferenced)) if unreferenced else {}
-        pending = [
-            self._piece(node, inventory, usage)
+        undoable = inventory.referenced_by_leases(is_undo) & unreferenced
+        sizes = {
+            node: self._piece(node, inventory, usage).size_bytes
             for node in unreferenced
             if node in usage or (node.kind == CONTENT and node.id not in inventory.foreign)
-        ]
-        return replace(_with_references(layout, others), pending_bytes=sum(piece.size_bytes for piece in pending))
+        }
+        undo_bytes = sum(size for node, size in sizes.items() if node in undoable)
+        graph = _with_references(layout, others)
+        return replace(graph, pending_bytes=sum(sizes.values()) - undo_bytes, undo_bytes=undo_bytes)
 
     async def find_unreferenced(
         self, client: ContainerdClient, *, snapshotter: str | None = None
@@ -479,6 +483,11 @@ def _with_references(layout: _Layout, others: Iterable[tuple[ReferenceKind, Iter
     return replace(layout.graph, pieces=tuple(pieces))
 
 
+def _lasts(lease: Lease) -> bool:
+    """Return whether a lease counts as a reference; those of undo windows are released before space is needed."""
+    return not is_undo(lease)
+
+
 def _other_references(layout: _Layout, inventory: Inventory) -> tuple[tuple[ReferenceKind, Iterable[Node]], ...]:
     """Return the nodes referenced other than by listed images, by kind; a ``gc.root`` label counts as a lease."""
     rooted = inventory.stored.rooted
@@ -487,7 +496,7 @@ def _other_references(layout: _Layout, inventory: Inventory) -> tuple[tuple[Refe
     unlisted = [image for image in inventory.images if image.name not in layout.names]
     return (
         (ReferenceKind.CONTAINER, inventory.referenced_by_containers()),
-        (ReferenceKind.LEASE, inventory.referenced_by_leases() | rooted | (below - parents)),
+        (ReferenceKind.LEASE, inventory.referenced_by_leases(_lasts) | rooted | (below - parents)),
         (ReferenceKind.SNAPSHOT_CHILD, parents),
         (ReferenceKind.OTHER_NAMESPACE, [Node(CONTENT, digest) for digest in inventory.foreign]),
         (ReferenceKind.INGEST, inventory.referenced_by_ingests()),

@@ -62,6 +62,9 @@ EVENTS: Final[Mapping[str, Event]] = {
         "8455d73e607046e483d4cb5248ef002a", "cannot read image filesystem usage: {error}"
     ),
     "image_removal_recovered": Event("d2f4c8a16b0e4f7397c5e8a1b3d60f24", "{notice}"),
+    "image_removal_undone": Event(
+        "5acd8263fdfd45eeb1a1aa75e2da3d01", "images removed by pass {pass_id} restored: {restored}, failed: {failed}"
+    ),
     "store_notice": Event("9e81a0620184428d94833fed784d10d7", "{notice}"),
     "store_degraded": Event(
         "ebc1a14ed1fd4e18a01725d7ae473fa3", "cannot write the state database, continuing in memory: {problem}"

@@ -67,7 +67,7 @@ def nodeagent(node: WornNode, *arguments: str, code: int = 0) -> str:
 
 
 def gc(node: WornNode, scope: str, *options: str, code: int = 0) -> Document:
-    age = () if scope == "containers" else ("--minimum-age", node.minimum_age)
+    age = () if scope == "containers" else ("--minimum-age", node.minimum_age, "--undo-window", "0s")
     answer: Document = json.loads(nodeagent(node, "gc", scope, *options, *age, "--output", "json", code=code))
     return answer
 

@@ -41,7 +41,7 @@ def node(stacked: StackedNode) -> StackedNode:
     (base / "nodeagent.toml").write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{stacked.containerd.socket}"\n'
         f'[state]\ndirectory = "{base}/agent-state"\n'
-        '[image_gc]\nhigh_threshold_percent = 40\nlow_threshold_percent = 36\nminimum_age = "0s"\n'
+        '[image_gc]\nhigh_threshold_percent = 40\nlow_threshold_percent = 36\nminimum_age = "0s"\nundo_window = "0s"\n'
         '[protect]\nimages = ["*/tools/*"]\n'
         f'[container_gc]\npod_log_root = "{stacked.containerd.log_root}"\ncontainer_log_root = "{base}/none"\n'
     )

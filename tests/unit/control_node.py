@@ -170,6 +170,7 @@ async def serving(
     max_per_pod_container: int = 0,
     simulated_peers: bool = True,
     head: str = "",
+    extra: str = "",
     sim: SimNode | None = None,
 ) -> AsyncIterator[Node]:
     """Serve the control API; its socket is removed at the end.
@@ -179,6 +180,7 @@ async def serving(
         max_per_pod_container: number of dead containers to keep of each container; the node has two.
         simulated_peers: whether the caller is ``Node.peer``, not the peer reported by the kernel.
         head: first lines of the configuration.
+        extra: further sections of the configuration.
         sim: node with the items of a test; a node with two dead containers of one pod by default.
     """
     directory = Path(tempfile.mkdtemp(dir=tmp_path.parent if simulated_peers else None, prefix="c"))
@@ -189,7 +191,7 @@ async def serving(
         f'[state]\ndirectory = "{tmp_path}/state"\n'
         f'[container_gc]\nminimum_age = "0s"\nmax_per_pod_container = {max_per_pod_container}\n'
         f'pod_log_root = "{tmp_path}/pods"\ncontainer_log_root = "{tmp_path}/containers"\n'
-        f'[control]\nsocket = "{directory}/control.sock"\n'
+        f'[control]\nsocket = "{directory}/control.sock"\n{extra}'
     )
     stream, clock = io.StringIO(), SystemClock()
     logger = log.configure("json", "info", stream)

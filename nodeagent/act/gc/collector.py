@@ -17,6 +17,7 @@ from nodeagent.act.gc.outcomes import Outcome, PassEnd, Result
 from nodeagent.act.gc.pass_record import NoRecorder
 from nodeagent.act.gc.preview import Preview, plans_for, plans_for_saved
 from nodeagent.act.gc.progress import PassProgress
+from nodeagent.act.gc.undo_terms import undo_terms
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.plan.gc.images import plan_image_gc
@@ -26,10 +27,12 @@ from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from datetime import timedelta
 
     from nodeagent.act.gc.executor import BatchRemover, Remover
     from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.act.gc.pass_record import PassRecorder
+    from nodeagent.act.gc.undo_terms import UndoTerms
     from nodeagent.clock import Clock
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.plan.decision import Decision
@@ -55,6 +58,17 @@ class Observer(Protocol):
         """Return the current state of the node, limited to ``scope``."""
 
 
+class UndoWindows(Protocol):
+    """Undo windows of image removals."""
+
+    @property
+    def window(self) -> timedelta:
+        """The configured undo window."""
+
+    async def end_all(self) -> bool:
+        """End all undo windows, without a garbage collection; return whether there were any."""
+
+
 @runtime_checkable
 class Settling(Protocol):
     """A remover that waits for container creations in progress."""
@@ -68,16 +82,16 @@ class MakeRemovers(Protocol):
     """Creates the removers of a round."""
 
     def __call__(
-        self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False
+        self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False, undo: UndoTerms | None = None
     ) -> Mapping[ItemKind, Remover | BatchRemover]:
         """Return the remover of each kind of item, for a plan made from this snapshot and policy."""
 
 
 def dry_run_removers(
-    _snapshot: NodeSnapshot, _policy: GCPolicy, *, hurried: bool = False
+    _snapshot: NodeSnapshot, _policy: GCPolicy, *, hurried: bool = False, undo: UndoTerms | None = None
 ) -> Mapping[ItemKind, Remover | BatchRemover]:
     """Return the dry-run remover for every kind of item."""
-    del hurried
+    del hurried, undo
     return dict.fromkeys(ItemKind, DryRunRemover())
 
 
@@ -94,14 +108,17 @@ class Collector:
         read_filesystem: Callable[[str], FsObservation],
         collect_garbage: Callable[[], Awaitable[None]],
         recover: Callable[[], Awaitable[None]] | None = None,
+        undo: UndoWindows | None = None,
         dry_run: bool = False,
     ) -> None:
         """Create a collector; with ``dry_run`` its passes only report the planned removals.
 
         ``collect_garbage`` runs the runtime's own garbage collection; called only for plans with pending bytes.
-        ``recover`` completes interrupted removals; called before each pass, except in a dry run.
+        ``recover`` completes interrupted removals; called before each pass, except in a dry run. Without ``undo``
+        removals free their space at once.
         """
         self._recover = recover if not dry_run else None
+        self._undo = undo
         self._dry_run = dry_run
         self._collect_garbage = collect_garbage
         self._observer = observer
@@ -172,7 +189,12 @@ class Collector:
                 await recorder.begin_round(progress, current)
             if not await self._collected(progress, current):
                 break
-            removers = self._make_removers(current.snapshot, self._policy, hurried=trigger == EVICTION_TRIGGER)
+            removers = self._make_removers(
+                current.snapshot,
+                self._policy,
+                hurried=trigger == EVICTION_TRIGGER,
+                undo=self._undo_terms(progress, current),
+            )
             try:
                 results = await carry_out(
                     current.removals,
@@ -196,11 +218,17 @@ class Collector:
         return await self._report(progress, started_s, stop)
 
     async def _collected(self, progress: PassProgress, current: Preview) -> bool:
-        """Run the runtime's garbage collection if the plan counts on it; return false if the runtime is unavailable."""
-        if not current.pending_bytes or self._dry_run:
+        """End undo windows and run the runtime's garbage collection as far as the plan counts on it.
+
+        Returns false if the runtime is unavailable.
+        """
+        if self._dry_run or not (current.acts and (current.pending_bytes or current.ends_undo)):
             return True
         try:
-            await self._collect_garbage()
+            ended = current.ends_undo and self._undo is not None and await self._undo.end_all()
+            own_bytes = progress.end_undo() if ended else 0
+            if ended or current.pending_bytes:
+                await self._collect_garbage()
         except RuntimeUnavailableError as error:
             progress.end = PassEnd.RUNTIME_LOST, str(error)
             detail = f"runtime unavailable: {error}"
@@ -209,8 +237,13 @@ class Collector:
         except NodeAgentError as error:
             progress.warnings.append(f"unreferenced content not collected: {error}")
         else:
-            progress.collected_bytes += current.pending_bytes
+            progress.collected_bytes += max(0, current.pending_bytes - own_bytes)
         return True
+
+    def _undo_terms(self, progress: PassProgress, current: Preview) -> UndoTerms | None:
+        if self._undo is None:
+            return None
+        return undo_terms(progress.id, progress.trigger, self._undo.window, space_needed=current.ends_undo)
 
     def _enough(self, current: Preview) -> Callable[[Decision], bool] | None:
         """Return a check that ends removals by threshold once the measured usage is low enough.
@@ -245,7 +278,8 @@ class Collector:
         low = self._policy.images.low_threshold_percent
         try:
             after = await self._measure_after_collection(progress, current.snapshot.image_filesystem.path, stop)
-            if not any(plan.wanted_bytes for plan in current.plans) or not _missing_bytes(after, low):
+            missing_bytes = _missing_bytes(after, low) if any(plan.wanted_bytes for plan in current.plans) else 0
+            if missing_bytes <= progress.undo_bytes:
                 return None
             snapshot = await self._observer.observe(Scope.IMAGES)
         except NodeAgentError as error:
@@ -282,7 +316,7 @@ class Collector:
         predicted_bytes = progress.collected_bytes + sum(
             result.decision.frees_bytes or 0
             for result in progress.results
-            if result.outcome is Outcome.DONE and result.decision.kind in _ON_IMAGEFS
+            if result.outcome is Outcome.DONE and result.decision.kind in _ON_IMAGEFS and result.undo_until is None
         )
         certain_bytes = max(0, predicted_bytes * 98 // 100 - MEASUREMENT_SLACK_BYTES)
         target_bytes = (before.available_bytes if before is not None else 0) + certain_bytes
@@ -304,7 +338,7 @@ class Collector:
             return PassEnd.REFUSED, "; ".join(blocked)
         by_threshold = any(plan.wanted_bytes for plan in progress.plans if plan.kind == "images")
         low = self._policy.images.low_threshold_percent
-        if by_threshold and after is not None and _missing_bytes(after, low):
+        if by_threshold and after is not None and _missing_bytes(after, low) > progress.undo_bytes:
             return PassEnd.SHORTFALL, _shortfall_detail(progress, after, low)
         if not progress.results and not progress.collected_bytes:
             return PassEnd.NOTHING_TO_DO, ""

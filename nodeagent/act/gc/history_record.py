@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.gc.scope import Scope
 from nodeagent.store.history import PastAction, PastPass
 from nodeagent.store.write_ahead import PLANNED
 
@@ -13,8 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.act.gc.undo import UndoReport
     from nodeagent.model import NodeSnapshot
     from nodeagent.plan.decision import Decision
+
+UNDO: Final = "undo"
+"""Trigger and reason of an undo in the history."""
 
 
 def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastPass:
@@ -35,6 +41,43 @@ def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastP
         percent_before=report.before.used_percent if report.before else None,
         percent_after=report.after.used_percent if report.after else None,
         actions=tuple(past_action(result, names) for result in report.results),
+    )
+
+
+def past_undo(report: UndoReport, names: Mapping[str, str]) -> PastPass:
+    """Return the history record of an undo; ``names`` are the display names of images, by id."""
+    failed = len(report.failed)
+    detail = f"undo of pass {report.pass_id}"
+    actions = [
+        PastAction(
+            kind=ItemKind.IMAGE.value,
+            item_id=each.image_id,
+            name=names.get(each.image_id) or next(iter(each.names), each.image_id),
+            references=each.names,
+            outcome=each.outcome.value,
+            detail=each.detail,
+            reason=UNDO,
+            sentence=detail,
+            frees_bytes=None,
+            duration_s=0.0,
+        )
+        for each in report.results
+    ]
+    return PastPass(
+        id=report.id,
+        started_at=report.started_at,
+        duration_s=report.duration_s,
+        trigger=UNDO,
+        scope=Scope.IMAGES.value,
+        plan_id="",
+        dry_run=False,
+        result="failed" if failed else PassEnd.COMPLETE.value,
+        detail=f"{detail}: {failed} of {len(report.results)} images not restored" if failed else detail,
+        predicted_bytes=0,
+        freed_bytes=None,
+        percent_before=None,
+        percent_after=None,
+        actions=tuple(actions),
     )
 
 

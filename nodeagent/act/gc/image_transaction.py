@@ -24,11 +24,14 @@ from nodeagent.errors import NodeAgentError, RuntimeRequestError, RuntimeTimeout
 from nodeagent.runtime.containerd_facts import is_pinned
 from nodeagent.runtime.image_leases import MAX_LABELS_BYTES, ImageName
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, run_bounded
+from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from nodeagent.act.gc.removers import RuntimeActions
+    from nodeagent.act.gc.undo_terms import UndoTerms
     from nodeagent.clock import Clock
     from nodeagent.model import Hold, Image, NodeSnapshot
     from nodeagent.plan.decision import Decision
@@ -128,17 +131,19 @@ class TransactionalImageRemover(ImageRemover):
         names: NameActions,
         records: RemovalRecords,
         settle_s: float = DEFAULT_SETTLE_S,
+        undo: UndoTerms | None = None,
     ) -> None:
         """Compose the remover; see :class:`ImageRemover` for the guard's arguments.
 
         ``names`` deletes names, ``records`` has the leases and the creations in progress; ``settle_s`` is the maximum
-        wait for these, once per transaction.
+        wait for these, once per transaction; ``undo`` is the undo window of the removals, if any.
         """
         super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
         self._transaction_reader = reader
         self._names = names
         self._records = records
         self._settle_s = settle_s
+        self._undo_terms = undo
         self._clock = clock
         self._unconfirmed: list[Result] = []
         self._works = True
@@ -341,15 +346,43 @@ class TransactionalImageRemover(ImageRemover):
     async def _release(self, transaction: _Transaction) -> None:
         """Delete the lease, which decides the removal, and wait for the garbage collection."""
         removed = [each for image_id, each in transaction.deleted.items() if image_id not in transaction.keep]
+        undo = await self._keep_for_undo(transaction, removed)
         try:
-            await self._records.leases.release(transaction.lease_id, sync=bool(removed))
+            await self._records.leases.release(transaction.lease_id, sync=len(undo) < len(removed))
         except RuntimeTimeoutError:
             if any(each.lease_id == transaction.lease_id for each in await self._records.leases.list_open()):
                 raise
         for candidate in removed:
-            result = Result(candidate.decision, Outcome.DONE)
+            until = undo.get(candidate.image.id)
+            detail = f"undo possible until {format_time(until)}" if until is not None else ""
+            result = Result(candidate.decision, Outcome.DONE, detail, undo_until=until)
             transaction.results[candidate.decision.id] = result
             self._unconfirmed.append(result)
+
+    async def _keep_for_undo(self, transaction: _Transaction, removed: Sequence[_Candidate]) -> Mapping[str, datetime]:
+        """Keep the content of removed images that have an undo window; return its end by image id.
+
+        An image without it is removed nevertheless: on a full disk no lease can be created.
+        """
+        terms = self._undo_terms
+        covered = [each for each in removed if terms is not None and terms.covers(each.decision)]
+        if terms is None or not covered:
+            return {}
+        until = self._clock.now() + terms.window
+        extents = [transaction.extents[each.image.id] for each in covered if each.image.id in transaction.extents]
+        try:
+            await self._records.undo.keep(
+                [name for each in covered for name in each.names],
+                dict.fromkeys(piece for each in extents for piece in each.further),
+                pass_id=terms.pass_id,
+                window=terms.window,
+                size_bytes=sum(each.decision.frees_bytes or 0 for each in covered),
+            )
+        except RuntimeUnavailableError:
+            raise
+        except NodeAgentError:
+            return {}
+        return {each.image.id: until for each in covered}
 
     async def _through_cri(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
         return [

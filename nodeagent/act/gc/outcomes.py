@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime
 
     from nodeagent.model import FsObservation
@@ -44,6 +45,7 @@ class Result:
         detail: the cause; empty for an outcome without one.
         freed_bytes: bytes confirmed as freed by this item; ``None`` if not measured.
         duration_s: duration of the removal.
+        undo_until: end of its undo window, which frees its space; ``None`` without one.
     """
 
     decision: Decision
@@ -51,6 +53,7 @@ class Result:
     detail: str = ""
     freed_bytes: int | None = None
     duration_s: float = 0.0
+    undo_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,19 @@ class PassReport:
 
     @property
     def predicted_bytes(self) -> int:
-        """Predicted bytes of the items removed and of the collection before them."""
-        return self.collected_bytes + sum(result.decision.frees_bytes or 0 for result in self.removed)
+        """Predicted bytes of the items removed, without those in their undo window, and of the collection before."""
+        freed = [each.decision.frees_bytes or 0 for each in self.removed if each.undo_until is None]
+        return self.collected_bytes + sum(freed)
+
+    @property
+    def undo_until(self) -> datetime | None:
+        """Latest end of the undo windows of its removals; ``None`` without one."""
+        return max((each.undo_until for each in self.results if each.undo_until is not None), default=None)
+
+    @property
+    def undo_bytes(self) -> int:
+        """Predicted bytes that the end of its undo windows frees."""
+        return bytes_in_undo_windows(self.results)
 
     @property
     def freed_bytes(self) -> int | None:
@@ -106,3 +120,8 @@ class PassReport:
         if self.before is None or self.after is None or self.before.device_id != self.after.device_id:
             return None
         return self.after.available_bytes - self.before.available_bytes
+
+
+def bytes_in_undo_windows(results: Iterable[Result]) -> int:
+    """Return the predicted bytes of removed images in their undo window."""
+    return sum(each.decision.frees_bytes or 0 for each in results if each.undo_until is not None)

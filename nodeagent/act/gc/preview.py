@@ -38,6 +38,11 @@ class Preview:
         return sum(plan.pending_bytes for plan in self.plans)
 
     @property
+    def ends_undo(self) -> bool:
+        """Whether undo windows end before the first removal, because space is needed."""
+        return any(plan.ends_undo for plan in self.plans)
+
+    @property
     def acts(self) -> bool:
         """Whether a pass would collect garbage or remove an item."""
         return bool(self.pending_bytes) or any(plan.removals for plan in self.plans)

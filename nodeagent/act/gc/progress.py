@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nodeagent.act.gc.outcomes import Outcome, PassReport
+from nodeagent.act.gc.outcomes import Outcome, PassReport, bytes_in_undo_windows
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.pass_limits import Spent
 
@@ -47,6 +48,22 @@ class PassProgress:  # 12 attributes: every part of the final report
             for result in self.results
             if result.decision.kind is ItemKind.IMAGE and result.outcome in (Outcome.FAILED, Outcome.CHANGED)
         }
+
+    @property
+    def undo_bytes(self) -> int:
+        """Predicted bytes of removed images in their undo window."""
+        return bytes_in_undo_windows(self.results)
+
+    def end_undo(self) -> int:
+        """Note that the undo windows of this pass have ended; return the bytes that were in them."""
+        size_bytes = self.undo_bytes
+        self.results = [
+            replace(each, undo_until=None, detail="undo window ended: more space is needed")
+            if each.undo_until
+            else each
+            for each in self.results
+        ]
+        return size_bytes
 
     def removed_ids(self) -> frozenset[str]:
         """Return the ids of the removed items."""

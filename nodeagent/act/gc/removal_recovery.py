@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnsupportedError
 from nodeagent.host.lock import process_lock
-from nodeagent.units import format_time
+from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.clock import Clock
-    from nodeagent.runtime.image_leases import ImageLeases, OpenRemoval
-    from nodeagent.runtime.storage_backend import StorageBackend
+    from nodeagent.runtime.image_leases import OpenRemoval
+    from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
+    from nodeagent.runtime.undo_leases import UndoableRemoval
 
 
 _LONGEST_REMOVAL: Final = timedelta(minutes=15)
@@ -28,7 +29,7 @@ _MAX_ROUNDS: Final = 5
 
 
 class RemovalRecovery:
-    """Restores the images of interrupted removals; at the start of the daemon and before each pass."""
+    """Restores the images of interrupted removals and ends undo windows; at the daemon's start and before each pass."""
 
     def __init__(self, storage: StorageBackend, lock_path: Path, clock: Clock, *, stable_s: float = _STABLE_S) -> None:
         """Restore on ``storage``, under the lock of the node's passes.
@@ -47,34 +48,40 @@ class RemovalRecovery:
         return notices
 
     async def describe(self) -> tuple[str, ...]:
-        """Return a sentence for each removal without decision; empty if they cannot be read."""
+        """Return a sentence for each removal without decision or in its undo window; empty if they cannot be read."""
         records = self._storage.removals
+        if records is None:
+            return ()
         try:
-            found = await records.leases.list_open() if records is not None else ()
+            found, undoable = await records.leases.list_open(), await records.undo.list_all()
         except NodeAgentError:
             return ()
-        return tuple(
+        interrupted = [
             f"lease {each.lease_id} keeps the content of {len({name.image_id for name in each.names})} images whose "
             f"removal is in progress or was interrupted; the next pass restores them"
             + (f"; containerd deletes it after {format_time(each.expires_at)}" if each.expires_at else "")
             for each in found
-        )
+        ]
+        return *interrupted, *map(_undo_sentence, undoable)
 
     async def run(self) -> None:
-        """Restore the names of every interrupted removal; a failure is a notice, and the next run retries.
+        """Restore the names of every interrupted removal, and free the space of removals whose undo window has ended.
 
-        While another pass runs, on this node's lock, its removal is in progress, not interrupted.
+        A failure is a notice, and the next run retries. While another pass runs, on this node's lock, its removal is in
+        progress, not interrupted.
         """
         records = self._storage.removals
         if records is None:
             return
         try:
-            if not await records.leases.list_open():
-                return
-            with process_lock(self._lock_path) as unlocked:
-                for each in await records.leases.list_open():
-                    if not (unlocked and self._is_recent(each)):
-                        self._notices.append(await self._restore(records.leases, each))
+            if await records.leases.list_open():
+                with process_lock(self._lock_path) as unlocked:
+                    for each in await records.leases.list_open():
+                        if not (unlocked and self._is_recent(each)):
+                            self._notices.append(await self._restore(records, each))
+            now = self._clock.now()
+            over = [each for each in await records.undo.list_all() if each.is_over(now)]
+            await records.undo.release(over, collect=True)
         except (PassBusyError, RuntimeUnsupportedError):
             return
         except NodeAgentError as error:
@@ -84,12 +91,13 @@ class RemovalRecovery:
         """Return whether a removal may be in progress in another process; needed only without the lock."""
         return removal.opened_at is None or removal.opened_at > self._clock.now() - _LONGEST_REMOVAL
 
-    async def _restore(self, leases: ImageLeases, removal: OpenRemoval) -> str:
+    async def _restore(self, records: RemovalRecords, removal: OpenRemoval) -> str:
         """Restore the names of a removal and release its lease; return a sentence.
 
         Deletions that the interrupted process had sent can still take effect after its end. The lease is released only
-        once all names were present for ``stable_s`` seconds.
+        once all names were present for ``stable_s`` seconds, after those of undo windows of the same images.
         """
+        leases = records.leases
         created: dict[str, None] = {}
         for _ in range(_MAX_ROUNDS):
             results = (await leases.restore(removal.names)).values()
@@ -104,9 +112,22 @@ class RemovalRecovery:
             return f"removal {removal.lease_id} was interrupted: image names are deleted again; lease kept"
         if removal.damaged:  # the content remains until the lease expires
             return f"removal {removal.lease_id} was interrupted and its record is damaged; lease kept until it expires"
+        names = {each.stored.name for each in removal.names}
+        undo = await records.undo.list_all()
+        superfluous = [each for each in undo if names.issuperset(name.stored.name for name in each.names)]
+        await records.undo.release(superfluous, collect=False)
         await leases.release(removal.lease_id, sync=False)
         lost = [name for each in results for name in each.lost]
         text = (
             f"removal {removal.lease_id} was interrupted: {len(created)} of {len(removal.names)} image names restored"
         )
         return f"{text}; content is missing for {', '.join(lost[:5])}" if lost else text
+
+
+def _undo_sentence(removal: UndoableRemoval) -> str:
+    size = "" if removal.size_bytes is None else f" ({format_bytes(removal.size_bytes)})"
+    until = f" until {format_time(removal.expires_at)}" if removal.expires_at is not None else ""
+    return (
+        f"lease {removal.lease_id} keeps the content of {len(removal.image_ids)} images{size} removed by pass "
+        f"{removal.pass_id or 'unknown'} for an undo{until}"
+    )

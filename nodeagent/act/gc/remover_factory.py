@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.gc.executor import BatchRemover, Remover
     from nodeagent.act.gc.removers import LogActions
+    from nodeagent.act.gc.undo_terms import UndoTerms
     from nodeagent.clock import Clock
     from nodeagent.model import Hold, NodeSnapshot, PodImages, UnreferencedPiece
     from nodeagent.plan.gc.planner import GCPolicy
@@ -61,7 +62,7 @@ class RemoverFactory:
     read_pod_images: Callable[[], Awaitable[PodImages]] = no_pod_images
 
     def __call__(
-        self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False
+        self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False, undo: UndoTerms | None = None
     ) -> Mapping[ItemKind, Remover | BatchRemover]:
         """Return the remover of each kind of item."""
         # A missing storage graph means unreadable records during the observation; the guards then use CRI as well.
@@ -78,7 +79,7 @@ class RemoverFactory:
         return {
             ItemKind.BLOB: leaks,
             ItemKind.SNAPSHOT: leaks,
-            ItemKind.IMAGE: self._image_remover(reader, snapshot, policy, hurried=hurried),
+            ItemKind.IMAGE: self._image_remover(reader, snapshot, policy, undo, hurried=hurried),
             ItemKind.CONTAINER: ContainerRemover(reader, self.cri, self.logs),
             ItemKind.SANDBOX: SandboxRemover(reader, self.cri),
             ItemKind.POD_LOG_DIRECTORY: PodLogRemover(reader, self.logs, policy.logs, snapshot, clock=self.clock),
@@ -86,7 +87,13 @@ class RemoverFactory:
         }
 
     def _image_remover(
-        self, reader: RuntimeReader, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool
+        self,
+        reader: RuntimeReader,
+        snapshot: NodeSnapshot,
+        policy: GCPolicy,
+        undo: UndoTerms | None,
+        *,
+        hurried: bool,
     ) -> Remover | BatchRemover:
         records = self.storage.removals if self.bulk and snapshot.storage is not None else None
         if records is not None:
@@ -100,5 +107,6 @@ class RemoverFactory:
                 names=self.storage,
                 records=records,
                 settle_s=min(self.settle_s, HURRIED_SETTLE_S) if hurried else self.settle_s,
+                undo=undo,
             )
         return ImageRemover(reader, self.cri, policy.images, snapshot, clock=self.clock, read_holds=self.read_holds)

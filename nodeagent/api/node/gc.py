@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.act.gc.preview import plans_by_loop
 from nodeagent.api.explain import Explained, Explanation, PastRemoval
 from nodeagent.api.gc import DiskUsage, Preview
+from nodeagent.api.undo import UndoList
 from nodeagent.errors import StoreError
 from nodeagent.plan.gc.explanation import explain
 from nodeagent.plan.gc.scope import Scope
@@ -48,6 +49,15 @@ async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Pre
 async def _document(scope: Scope, preview: gc_preview.Preview, agent: Agent) -> Preview:
     policy = agent.settings.policy.images
     return await asyncio.to_thread(Preview.of, scope.value, preview.snapshot, preview.plans, policy)
+
+
+async def list_undoable(agent: Agent) -> UndoList:
+    """Return the passes with image removals that can be undone.
+
+    Raises:
+        NodeAgentError: the runtime cannot list them.
+    """
+    return UndoList.of(await agent.undo.list_undoable())
 
 
 async def explain_items(agent: Agent, name: str) -> Explanation:

@@ -135,6 +135,26 @@ def gc_leaks(
     collect_leaks(request, minimum_age=minimum_age, rooted=rooted)
 
 
+@gc_app.command("undo", epilog=EPILOG)
+def gc_undo(
+    pass_id: Annotated[
+        str, typer.Argument(metavar="[PASS]", help="Id of the pass, or its beginning [default: the newest]")
+    ] = "",
+    only_list: Annotated[bool, typer.Option("--list", help="List the passes that can be undone")] = False,
+    config: ConfigOption = None,
+    output: PlanOutputOption = PlanOutput.TABLE,
+    direct: DirectOption = False,
+) -> None:
+    """Restore the images removed by a pass.
+
+    Images removed by age, and all images removed by commands, can be restored for the time image_gc.undo_window; their
+    space is freed afterwards, or when a pass needs more space. Images that were pulled again are kept as they are.
+    """
+    from nodeagent.cli.undo import UndoRequest, undo  # noqa: PLC0415
+
+    undo(UndoRequest(pass_id, only_list, config, output.value, direct))
+
+
 class PlanScope(StrEnum):
     """Kinds of items in a saved plan."""
 

@@ -128,6 +128,10 @@ class Readings:
         found = await asyncio.to_thread(self._holds().read)
         return encode_line(HoldList.of(found, at.wall, clock))
 
+    async def undo_list(self, _: requests.Empty) -> str:
+        """Return the passes with image removals that can be undone."""
+        return await self._document(gc.list_undoable)
+
     async def events(self, _: requests.Empty) -> AsyncIterator[str]:
         """Yield events as they occur."""
         missed = 0

@@ -7,10 +7,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import model
+from nodeagent.act.gc.undo import UndoOutcome
 from nodeagent.api.codec import encode_line
 from nodeagent.api.control import Paused, Resumed, Triggered
 from nodeagent.api.gc import Result
 from nodeagent.api.holds import Hold
+from nodeagent.api.undo import Undone
 from nodeagent.daemon.control.caller import CALLER
 from nodeagent.daemon.control.readings import Readings
 from nodeagent.daemon.control.request_fields import check_number, check_text, parse_scope
@@ -145,6 +147,25 @@ class ControlService(Readings):
         except TimeoutError as error:
             raise NodeAgentError(f"configuration not reloaded within {_RELOAD_WITHIN_S:g} s") from error
         return encode_line(reload_document(reloaded))
+
+    async def undo(self, request: requests.UndoRequest) -> str:
+        """Restore the images removed by a pass."""
+        require_agent(self._context)
+        pass_id = check_text(request.pass_id, "pass_id")
+
+        async def restore() -> str:
+            async with self._context.pass_lock.take():
+                report = await require_agent(self._context).undo_removals(pass_id)
+            self._context.logger.info(
+                "image_removal_undone",
+                pass_id=report.pass_id,
+                undo_id=report.id,
+                restored=sum(each.outcome is UndoOutcome.RESTORED for each in report.results),
+                failed=len(report.failed),
+            )
+            return encode_line(Undone.of(report))
+
+        return await asyncio.shield(restore())  # a part of the names would be restored until the next pass
 
     async def apply(self, request: requests.ApplyRequest) -> AsyncIterator[str]:
         """Carry out a pass or a saved plan; yield each result as it occurs, then the report."""

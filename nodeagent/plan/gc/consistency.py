@@ -167,7 +167,7 @@ def withheld(plan: Plan, contradictions: Sequence[ListContradiction], *, by_imag
         each._replace(verdict=Verdict.KEEP, reason=reason) if each.verdict is Verdict.REMOVE else each
         for each in plan.decisions
     ]
-    return replace(plan, decisions=tuple(decisions), pending_bytes=0, blocked=reason.sentence)
+    return replace(plan, decisions=tuple(decisions), pending_bytes=0, blocked=reason.sentence, ends_undo=False)
 
 
 def persistent(first: Collection[Suspicion], second: Sequence[Suspicion]) -> tuple[Suspicion, ...]:

@@ -135,12 +135,14 @@ class _Target:
         removed: the reason of the removals.
         enough_bytes: bytes to be freed by the whole plan; ``None`` for as many as possible.
         pending_bytes: bytes freed in addition by the runtime's own garbage collection.
+        ends_undo: whether undo windows end first; their bytes are in ``pending_bytes``.
     """
 
     kept: Reason | None
     removed: Reason
     enough_bytes: int | None = None
     pending_bytes: int = 0
+    ends_undo: bool = False
 
 
 class _ImagePlanner:
@@ -168,7 +170,7 @@ class _ImagePlanner:
         candidates = [each for each in images if each.id not in self._kept]
         if self._policy.maximum_unused_age_s > 0 and not remove_all_unused:
             candidates = self._remove_unused_too_long(candidates)
-        target = _Target(None, _ALL_UNUSED) if remove_all_unused else self._target()
+        target = self._everything() if remove_all_unused else self._target()
         self._remove_in_groups(self._old_enough(candidates), target)
         self._kept = with_last_reasons(self._kept, self._last)
         for image_id, reason in self._unobserved.items():
@@ -182,6 +184,7 @@ class _ImagePlanner:
             wanted_bytes=target.enough_bytes or 0,
             pending_bytes=target.pending_bytes,
             warnings=tuple(self._warnings(target)),
+            ends_undo=target.ends_undo,
         )
 
     def _remove_unused_too_long(self, candidates: Sequence[ImageCandidate]) -> list[ImageCandidate]:
@@ -253,6 +256,14 @@ class _ImagePlanner:
             self._kept[each.id] = reasons[first]
         return old_enough
 
+    def _everything(self) -> _Target:
+        """Return the target without limit, as below an eviction threshold; it includes images in their undo window."""
+        return _Target(None, _ALL_UNUSED, pending_bytes=self._undo_bytes(), ends_undo=True)
+
+    def _undo_bytes(self) -> int:
+        storage = self._snapshot.storage
+        return storage.undo_bytes if storage is not None else 0
+
     def _target(self) -> _Target:
         """Return the removals required by the thresholds after the removals by maximum age.
 
@@ -275,12 +286,21 @@ class _ImagePlanner:
         wanted_bytes = capacity_bytes * (100 - low) // 100 - available_bytes
         if wanted_bytes <= 0:
             return _Target(_ENOUGH, reason)
+        return self._after_pending(wanted_bytes, reason)
+
+    def _after_pending(self, wanted_bytes: int, reason: Reason) -> _Target:
+        """Return the removals required in addition to content that is freed without one."""
         storage = self._snapshot.storage
-        pending_bytes = storage.pending_bytes if storage is not None else 0
+        pending_bytes, undo_bytes = storage.pending_bytes if storage is not None else 0, self._undo_bytes()
         if pending_bytes >= wanted_bytes:
             kept = Reason(ReasonCode.COLLECTION_PENDING, {"pending_bytes": pending_bytes})
             return _Target(kept, reason, pending_bytes=pending_bytes)
-        return _Target(None, reason, wanted_bytes - pending_bytes + self._freed_bytes, pending_bytes)
+        if pending_bytes + undo_bytes >= wanted_bytes:  # the shortage ends with the undo windows
+            kept = Reason(ReasonCode.UNDO_WINDOW_OPEN, {"undo_bytes": undo_bytes})
+            return _Target(kept, reason, pending_bytes=pending_bytes)
+        pending_bytes += undo_bytes
+        enough_bytes = wanted_bytes - pending_bytes + self._freed_bytes
+        return _Target(None, reason, enough_bytes, pending_bytes, ends_undo=True)
 
     def _remove_in_groups(self, candidates: Sequence[ImageCandidate], target: _Target) -> None:
         """Remove candidates until enough is freed: first the images that can be pulled again, then the others.
@@ -379,7 +399,10 @@ class _ImagePlanner:
             yield f"no image is removed by threshold: {target.kept.sentence}"
         if target.pending_bytes:
             size = format_bytes(target.pending_bytes)
-            yield f"{size} of unreferenced content is not collected yet; the runtime collects it before any removal"
+            undo = ", or in its undo window" if target.ends_undo and self._undo_bytes() else ""
+            yield (
+                f"{size} of unreferenced content is not collected yet{undo}; the runtime collects it before any removal"
+            )
         if self._unobserved:
             reason = next(iter(self._unobserved.values()))
             maximum = format_duration(self._policy.maximum_unused_age_s)

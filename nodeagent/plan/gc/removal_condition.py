@@ -38,6 +38,7 @@ _OF_IMAGE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass; this one is at its limit",
     ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass; this one is at its limit",
     ReasonCode.COLLECTION_PENDING: "if imagefs is still above its threshold after the runtime's garbage collection",
+    ReasonCode.UNDO_WINDOW_OPEN: "if imagefs is still above its threshold after the undo window of removed images",
     ReasonCode.GAIN_TOO_SMALL: "once its gain is larger (images with common layers removed), or minimum_gain is lower",
     ReasonCode.CLOCK_UNTRUSTED: "once the wall clock has not jumped for the grace period",
     ReasonCode.RUNTIME_INCONSISTENT: "once the lists of the runtime agree",

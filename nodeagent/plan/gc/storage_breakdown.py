@@ -159,6 +159,8 @@ def _image_shares(
         for index, piece in enumerate(storage.pieces)
         if index not in counted and piece.references and set(piece.references) != {ReferenceKind.CONTAINER}
     ]
+    if storage.undo_bytes:
+        others.append(("undo window of removed images", storage.undo_bytes))
     shares.append(Share(Part.HELD_OTHERWISE, sum(size for _, size in others), _largest(others)))
     return shares
 

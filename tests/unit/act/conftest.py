@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -11,6 +12,7 @@ from nodeagent.act.gc.collector import Collector
 from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.act.gc.remover_factory import RemoverFactory
+from nodeagent.act.gc.undo import ImageUndo
 from nodeagent.model import Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.observe.pod_images import no_pod_images
@@ -50,6 +52,7 @@ class Rig(NamedTuple):
     logs: Path
     storage: ContainerdStorage
     recovery: RemovalRecovery
+    undo: ImageUndo
 
 
 @pytest.fixture
@@ -66,6 +69,7 @@ def rig(tmp_path: Path) -> Opener:
         bulk: bool = False,
         containerd_api: bool | None = None,
         settle_s: float = 0.0,
+        undo_window: timedelta = timedelta(minutes=10),
         read_holds: Callable[[], tuple[Hold, ...]] = tuple,
         memory: NodeMemory | None = None,
         read_pod_images: PodImageSource = no_pod_images,
@@ -113,6 +117,7 @@ def rig(tmp_path: Path) -> Opener:
                 read_pod_images=read_pod_images,
             )
             recovery = RemovalRecovery(storage, tmp_path / "pass.lock", node.clock, stable_s=0.0)
+            undo = ImageUndo(storage, cri, tmp_path / "pass.lock", node.clock, undo_window)
             collector = Collector(
                 observer,
                 removers,
@@ -121,8 +126,9 @@ def rig(tmp_path: Path) -> Opener:
                 read_filesystem=read,
                 collect_garbage=storage.collect_garbage,
                 recover=recovery.run,
+                undo=undo,
                 dry_run=dry_run,
             )
-            yield Rig(node, server, observer, collector, tmp_path, storage, recovery)
+            yield Rig(node, server, observer, collector, tmp_path, storage, recovery, undo)
 
     return opened

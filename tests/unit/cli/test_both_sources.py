@@ -16,11 +16,14 @@ from nodeagent.api.requests import AddHoldRequest
 from nodeagent.cli import control_client
 from nodeagent.errors import NodeAgentError
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.runtime.image_leases import ImageName
 from nodeagent.store.history import Retention
 from tests.unit.control_node import IMAGE, MEMBER, Node, say, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from nodeagent.act.agent import Agent
 
 READING = {
     "images": "Images",
@@ -36,6 +39,7 @@ READING = {
     "gc containers --dry-run": "Plan",
     "gc all --dry-run": "Plan",
     "gc leaks": "Leaks",
+    "gc undo --list": "UndoList",
     "evict --simulate memory.available=1Mi": "EvictionPreview",
     "evict --dry-run": "EvictionPreview",
     "shutdown --dry-run": "ShutdownPlan",
@@ -64,7 +68,17 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         stop = NodeStop("b" * 32, StopKind.UNCLEAN, now, end=StopEnd.UNKNOWN, pods=(StoppedPod("u", "default", "web"),))
         agent.history.add_stop(stop, Retention(timedelta(days=30), 1 << 20), now)
         await made.ask("AddHold", AddHoldRequest(image="other:*", seconds=3600, why="rollback"))
+        await lease_for_undo(agent)
         yield made
+
+
+async def lease_for_undo(agent: Agent) -> None:
+    """Create the lease of a pass that removed an image."""
+    records = agent.storage.removals
+    assert records is not None
+    stored = await records.leases.list_names()
+    names = [ImageName(IMAGE, each, encoded) for each, encoded in stored.values()]
+    await records.undo.keep(names, (), pass_id="20260101T000000Z-abcdef", window=timedelta(hours=1), size_bytes=4096)
 
 
 @pytest.fixture

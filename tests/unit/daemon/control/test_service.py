@@ -39,6 +39,7 @@ from nodeagent.api.pressure import Pressure
 from nodeagent.api.requests import request_type
 from nodeagent.api.shutdown import ShutdownPlan, ShutdownStatus
 from nodeagent.api.status import Status
+from nodeagent.api.undo import UndoList
 from nodeagent.clock import SystemClock
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.handoff import checked
@@ -121,7 +122,7 @@ def test_rights_follow_from_user_group_and_configuration(
 def test_every_method_requires_an_access_right() -> None:
     assert all(hasattr(ControlService, method_name(each)) for each in OPERATIONS)
     actors = {name for name, right in ACCESS.items() if right is Access.ACT}
-    assert actors == {"AddHold", "RemoveHold", "Pause", "Resume", "Trigger", "Reload", "Apply"}
+    assert actors == {"AddHold", "RemoveHold", "Pause", "Resume", "Trigger", "Reload", "Undo", "Apply"}
     assert {each.method for each in OPERATIONS.values() if each.access is Access.READ} == {"GET"}
     assert Access.NOTHING not in ACCESS.values()
 
@@ -196,6 +197,7 @@ async def test_status_has_agent_runtime_loops_and_signals(node: Node) -> None:
         ("Config", None, EffectiveConfig),
         ("AddHold", api.AddHoldRequest(image="app:*", seconds=60), Hold),
         ("Holds", None, HoldList),
+        ("UndoList", None, UndoList),
         ("Pause", api.PauseRequest(seconds=60), Paused),
         ("Resume", None, Resumed),
     ],

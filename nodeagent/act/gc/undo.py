@@ -1,0 +1,227 @@
+"""Undo of image removals within their undo window.
+
+The undo itself is a removal without decision: first a lease of that kind is created on the content, from then on the
+names are restored after any interruption, by :mod:`nodeagent.act.gc.removal_recovery`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.act.gc.image_transaction import WINDOW
+from nodeagent.act.gc.progress import new_pass_id
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, RuntimeUnsupportedError, UsageError
+from nodeagent.host.lock import process_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import datetime, timedelta
+    from pathlib import Path
+
+    from nodeagent.clock import Clock
+    from nodeagent.runtime.image_leases import ImageName, Restored
+    from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
+    from nodeagent.runtime.undo_leases import UndoableRemoval
+
+_IMPOSSIBLE: Final = "image removals cannot be undone: CRI's RemoveImage deletes at once"
+_LISTED_WITHIN_S: Final = 20.0
+_FIRST_WAIT_S: Final = 0.02
+_LAST_WAIT_S: Final = 1.0
+
+
+class UndoOutcome(StrEnum):
+    """Outcome of the undo for one image. The values are part of the JSON output and of the history."""
+
+    RESTORED = "restored"
+    PRESENT = "present"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class UndoResult:
+    """One removed image with the outcome of its undo.
+
+    Attributes:
+        names: the names that it had before its removal, without its id.
+        detail: the cause; empty for an outcome without one.
+    """
+
+    image_id: str
+    names: tuple[str, ...]
+    outcome: UndoOutcome
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UndoReport:
+    """Outcome of an undo.
+
+    Attributes:
+        id: id of the undo in the history.
+        pass_id: the pass whose removals were undone.
+    """
+
+    id: str
+    pass_id: str
+    started_at: datetime
+    duration_s: float
+    results: tuple[UndoResult, ...]
+
+    @property
+    def failed(self) -> tuple[UndoResult, ...]:
+        """Results of images that are not restored."""
+        return tuple(each for each in self.results if each.outcome is UndoOutcome.FAILED)
+
+
+class NotUndoableError(UsageError):
+    """No image removal of a pass is in its undo window."""
+
+
+class ImageList(Protocol):
+    """Images as listed by CRI."""
+
+    async def image_ids(self) -> frozenset[str]:
+        """Return the id of every image that CRI lists."""
+
+
+class ImageUndo:
+    """Lists, undoes and ends image removals within their undo window."""
+
+    def __init__(
+        self, storage: StorageBackend, images: ImageList, lock_path: Path, clock: Clock, window: timedelta
+    ) -> None:
+        """Undo on ``storage``, under the lock of the node's passes; ``window`` is the configured undo window."""
+        self._storage = storage
+        self._images = images
+        self._lock_path = lock_path
+        self._clock = clock
+        self.window = window
+
+    async def list_undoable(self) -> tuple[UndoableRemoval, ...]:
+        """Return the removals that can be undone, newest first; none without containerd's services.
+
+        Raises:
+            NodeAgentError: containerd cannot list leases.
+        """
+        records = self._storage.removals
+        try:
+            found = await records.undo.list_all() if records is not None else ()
+        except RuntimeUnsupportedError:
+            return ()
+        now = self._clock.now()
+        return tuple(each for each in found if not each.is_over(now))
+
+    async def end_all(self) -> bool:
+        """End all undo windows, without a garbage collection; return whether there were any."""
+        records = self._storage.removals
+        if records is None:
+            return False
+        try:
+            found = await records.undo.list_all()
+        except RuntimeUnsupportedError:
+            return False
+        await records.undo.release(found, collect=False)
+        return bool(found)
+
+    async def undo(self, pass_id: str) -> UndoReport:
+        """Restore the images removed by a pass; the names that exist by now are kept as they are.
+
+        Args:
+            pass_id: the pass, or the beginning of its id; empty for the newest pass that can be undone.
+
+        Raises:
+            NotUndoableError: no removal of such a pass can be undone.
+        UsageError: ``pass_id`` is the beginning of several passes.
+            PassBusyError: another pass runs on this node.
+            RuntimeUnavailableError: the runtime is unavailable; the next pass completes an undo that has begun.
+            NodeAgentError: the runtime cannot undo removals.
+        """
+        records = self._storage.removals
+        if records is None:
+            raise NodeAgentError(f"{_IMPOSSIBLE}: runtime.containerd_api is off")
+        with process_lock(self._lock_path):
+            started_at, started_s = self._clock.now(), self._clock.monotonic_s()
+            try:
+                found = await records.undo.list_all()
+            except RuntimeUnsupportedError as error:
+                raise NodeAgentError(f"{_IMPOSSIBLE}: this runtime is not containerd") from error
+            chosen = _chosen([each for each in found if not each.is_over(started_at)], pass_id)
+            results: list[UndoResult] = []
+            for each in chosen:
+                results += await self._undo(records, each)
+            results = await self._listed(results)
+            duration_s = self._clock.monotonic_s() - started_s
+            return UndoReport(new_pass_id(started_at), chosen[0].pass_id, started_at, duration_s, tuple(results))
+
+    async def _undo(self, records: RemovalRecords, removal: UndoableRemoval) -> list[UndoResult]:
+        """Restore the names of one transaction; a failure is the result of its images."""
+        try:
+            lease_id = await records.undo.reopen(removal, window=WINDOW)
+            restored = await records.leases.restore(removal.names)
+            await records.undo.release([removal], collect=False)
+            await records.leases.release(lease_id, sync=False)
+        except RuntimeUnavailableError:
+            raise
+        except NodeAgentError as error:
+            return [UndoResult(*each, UndoOutcome.FAILED, str(error)) for each in by_image(removal.names)]
+        return [_result(image_id, names, restored[image_id]) for image_id, names in by_image(removal.names)]
+
+    async def _listed(self, results: list[UndoResult]) -> list[UndoResult]:
+        """Wait for a bounded time until CRI lists the restored images, which it reads from events."""
+        missing = {each.image_id for each in results if each.outcome is UndoOutcome.RESTORED}
+        waited_s, wait_s = 0.0, _FIRST_WAIT_S
+        missing -= await self._images.image_ids()
+        while missing and waited_s < _LISTED_WITHIN_S:
+            await asyncio.sleep(wait_s)
+            waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
+            missing -= await self._images.image_ids()
+        return [
+            UndoResult(each.image_id, each.names, UndoOutcome.FAILED, "names restored; CRI does not list it")
+            if each.image_id in missing
+            else each
+            for each in results
+        ]
+
+
+def _chosen(undoable: Sequence[UndoableRemoval], pass_id: str) -> tuple[UndoableRemoval, ...]:
+    """Return the transactions of one pass.
+
+    Raises:
+        NotUndoableError: there are none.
+        UsageError: ``pass_id`` is the beginning of several.
+    """
+    if not undoable:
+        raise NotUndoableError("nothing to undo: no image removal is in its undo window")
+    found = [each for each in undoable if each.pass_id.startswith(pass_id)] if pass_id else [undoable[0]]
+    passes = list(dict.fromkeys(each.pass_id for each in found))
+    if not passes:
+        others = ", ".join(dict.fromkeys(each.pass_id for each in undoable))
+        raise NotUndoableError(f"nothing to undo in pass {pass_id}; passes that can be undone: {others}")
+    if len(passes) > 1 and pass_id not in passes:
+        raise UsageError(f"{pass_id} is the beginning of several passes: {', '.join(passes)}")
+    name = pass_id if pass_id in passes else passes[0]
+    return tuple(each for each in undoable if each.pass_id == name)
+
+
+def by_image(names: Iterable[ImageName]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each image id with its other names."""
+    found: dict[str, list[str]] = {}
+    for each in names:
+        own = found.setdefault(each.image_id, [])
+        if not each.is_id:
+            own.append(each.stored.name)
+    for image_id, own in found.items():
+        yield image_id, tuple(own)
+
+
+def _result(image_id: str, names: tuple[str, ...], restored: Restored) -> UndoResult:
+    if restored.lost:
+        detail = f"cannot restore {', '.join(restored.lost[:3])}: content is missing"
+        return UndoResult(image_id, names, UndoOutcome.FAILED, detail)
+    detail = f"kept as pulled since: {', '.join(restored.taken[:3])}" if restored.taken else ""
+    if not restored.created:
+        return UndoResult(image_id, names, UndoOutcome.PRESENT, detail or "all names exist: pulled since")
+    return UndoResult(image_id, names, UndoOutcome.RESTORED, detail)

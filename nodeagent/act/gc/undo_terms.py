@@ -1,0 +1,53 @@
+"""Undo window of a pass: the removals whose content is kept for a while, so that they can be undone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.plan.decision import ItemKind, ReasonCode
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from nodeagent.plan.decision import Decision
+
+MANUAL_TRIGGERS: Final = frozenset({"command", "control", "apply"})
+"""Triggers of passes that a user requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndoTerms:
+    """The undo window of the removals of a pass.
+
+    Attributes:
+        pass_id: the pass.
+        window: time for which a removal can be undone.
+        only_by_age: whether the window is that of removals by maximum age only; other removals need the space at once.
+    """
+
+    pass_id: str
+    window: timedelta
+    only_by_age: bool
+
+    def covers(self, decision: Decision) -> bool:
+        """Return whether a removal has the window."""
+        if decision.kind is not ItemKind.IMAGE:
+            return False
+        return not self.only_by_age or decision.reason.code is ReasonCode.UNUSED_TOO_LONG
+
+
+def undo_terms(pass_id: str, trigger: str, window: timedelta, *, space_needed: bool) -> UndoTerms | None:
+    """Return the undo window of a pass; ``None`` if its removals free space at once.
+
+    Args:
+        pass_id: the pass.
+        trigger: its cause.
+        window: the configured window.
+        space_needed: whether the filesystem is above its threshold. A pass of the daemon then frees space at once; in a
+            pass requested by a user, the window ends with the next pass that needs the space.
+    """
+    manual = trigger in MANUAL_TRIGGERS
+    if window.total_seconds() <= 0 or (space_needed and not manual):
+        return None
+    return UndoTerms(pass_id, window, only_by_age=not manual)

@@ -1,0 +1,135 @@
+"""``nodeagent gc undo``: restore removed images within their undo window."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from nodeagent.act.gc.undo import UndoOutcome
+from nodeagent.api.codec import encode
+from nodeagent.api.node.gc import list_undoable
+from nodeagent.api.undo import UndoList, Undone
+from nodeagent.cli.control_client import daemon_for_user
+from nodeagent.cli.display import standard_output
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.output import say, warn
+from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.table import Heading, Table
+from nodeagent.cli.values import short_id, short_reference, size_cell
+from nodeagent.clock import SystemClock
+from nodeagent.errors import UsageError
+from nodeagent.text import Cut
+from nodeagent.units import format_duration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.api.undo import UndoablePass
+
+_WITHIN_S = 300.0
+_MOST_NAMES = 3
+
+
+class UndoRequest(NamedTuple):
+    """The options of ``gc undo``.
+
+    Attributes:
+        pass_id: id of the pass, or its beginning; empty for the newest.
+        only_list: whether the passes that can be undone are listed.
+        output: ``table``, ``wide``, ``json`` or ``yaml``.
+    """
+
+    pass_id: str
+    only_list: bool
+    config: Path | None
+    output: str
+    direct: bool
+
+
+def undo(request: UndoRequest) -> None:
+    """Restore the images removed by a pass, or list the passes that can be undone.
+
+    Raises:
+        UsageError: nothing can be undone, or a pass is given with ``--list``.
+        NodeAgentError: the runtime cannot undo removals, or another pass is running.
+    """
+    if request.only_list:
+        if request.pass_id:
+            raise UsageError("--list lists every pass that can be undone: omit PASS")
+        _print_list(request, _listed(request))
+        return
+    sys.exit(_print_undone(request, _undone(request)))
+
+
+def _listed(request: UndoRequest) -> UndoList:
+    with daemon_for_user(request.config, {}, root_too=True, direct=request.direct) as agent:
+        if agent is not None:
+            return agent.call("UndoList", UndoList, within_s=_WITHIN_S)
+    settings = load_settings(request.config, {})
+
+    async def read() -> UndoList:
+        async with open_for_command(settings, record=False) as node:
+            return await list_undoable(node)
+
+    return run_async(read())
+
+
+def _undone(request: UndoRequest) -> Undone:
+    with daemon_for_user(request.config, {}, root_too=True, direct=request.direct) as agent:
+        if agent is not None:
+            return agent.call("Undo", Undone, {"pass_id": request.pass_id}, within_s=_WITHIN_S)
+    settings = load_settings(request.config, {})
+
+    async def restore() -> Undone:
+        async with open_for_command(settings, record=True, dry_run=False) as node:
+            return Undone.of(await node.undo_removals(request.pass_id))
+
+    return run_async(restore())
+
+
+def _print_list(request: UndoRequest, document: UndoList) -> None:
+    if request.output not in ("table", "wide"):
+        sys.stdout.write(encode(document, request.output))
+        return
+    if not document.passes:
+        warn("nothing to undo: no image removal is in its undo window")
+        return
+    now = SystemClock().now()
+    table = Table(
+        "PASS",
+        Heading("IMAGES", right=True),
+        Heading("FREES", right=True),
+        "TIME LEFT",
+        Heading("NAMES", cut=Cut.END, at_least=24),
+    )
+    for each in document.passes:
+        left = "?" if each.until is None else format_duration(max(0.0, (each.until - now).total_seconds()))
+        size = "?" if each.size_bytes is None else size_cell(each.size_bytes)
+        table.add(each.pass_id, str(len(each.images)), size, left, _names(each, wide=request.output == "wide"))
+    display = standard_output()
+    display.write(table.lines(display.columns))
+
+
+def _names(undoable: UndoablePass, *, wide: bool) -> str:
+    names = [short_reference(each.names[0]) if each.names else short_id(each.id) for each in undoable.images]
+    shown = names if wide else names[:_MOST_NAMES]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return f"{', '.join(shown)}{more}"
+
+
+def _print_undone(request: UndoRequest, document: Undone) -> ExitCode:
+    failed = sum(each.outcome is UndoOutcome.FAILED for each in document.results)
+    if request.output not in ("table", "wide"):
+        sys.stdout.write(encode(document, request.output))
+    else:
+        for each in document.results:
+            name = short_reference(each.names[0]) if each.names else short_id(each.id)
+            say(f"{each.outcome.value}: {name}" + (f": {each.detail}" if each.detail else ""))
+        restored = sum(each.outcome is UndoOutcome.RESTORED for each in document.results)
+        say(
+            f"Restored {restored} of {len(document.results)} images of pass {document.pass_id} in "
+            f"{format_duration(document.duration_s)}"
+        )
+    if not failed:
+        return ExitCode.DONE
+    return ExitCode.FAILED if failed == len(document.results) else ExitCode.PARTIAL
