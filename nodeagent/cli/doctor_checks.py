@@ -12,6 +12,7 @@ from nodeagent.cli.control_client import connect
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.config.kubelet_import import read_kubelet
 from nodeagent.errors import NodeAgentError
+from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_files import KUBELET_ROOT
 from nodeagent.host.logind_config import read_delay
 from nodeagent.host.peer import group_number
@@ -20,7 +21,6 @@ from nodeagent.host.probes import (
     probe_directory,
     read_cgroup_controllers,
     read_clock_synchronised,
-    read_device,
     read_psi_resources,
     read_unit_exposure,
 )
@@ -208,8 +208,8 @@ def _split_finding(agent: Agent, snapshot: NodeSnapshot, info: ImageFsInfo) -> F
     filesystem, logs = snapshot.image_filesystem, agent.settings.pod_log_root
     devices = {
         "imagefs": filesystem.device_id if filesystem is not None else None,
-        "containerfs": read_device(next(iter(info.container_mountpoints), "")),
-        "nodefs": read_device(str(logs if logs.exists() else logs.parent)),
+        "containerfs": filesystem_id(next(iter(info.container_mountpoints), "")),
+        "nodefs": filesystem_id(str(logs if logs.exists() else logs.parent)),
     }
     return check_split(devices, len(info.image_mountpoints))
 

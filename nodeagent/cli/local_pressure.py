@@ -64,7 +64,7 @@ def show_readings(request: Request, form: str, watch_s: float | None, view: View
 
 async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None, view: View) -> bool:
     clock = SystemClock()
-    reader = EvictionSignalReader(chosen, clock)
+    reader = EvictionSignalReader(chosen, clock, pod_log_root=settings.pod_log_root)
     layout, problem = await _read_layout(settings, reader)
     earlier: SignalReadings | None = None
     state = EvictionState()

@@ -236,6 +236,6 @@ async def _find_evictions(agent: Agent, earlier: Settings | None, partial: _Part
 
 async def _evaluated(agent: Agent, settings: Settings) -> tuple[SignalLayout, Evaluation]:
     """Return the signal layout, and the thresholds of ``settings`` evaluated now."""
-    reader = EvictionSignalReader(settings.eviction, agent.clock)
+    reader = EvictionSignalReader(settings.eviction, agent.clock, pod_log_root=settings.pod_log_root)
     found = await reader.evaluate(await reader.read_layout(agent.cri, settings.imagefs_path), EvictionState())
     return found.layout, found.evaluation

@@ -66,7 +66,9 @@ class StatusReader:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._reader = EvictionSignalReader(agent.settings.eviction, agent.clock)
+        self._reader = EvictionSignalReader(
+            agent.settings.eviction, agent.clock, pod_log_root=agent.settings.pod_log_root
+        )
         self._layout: SignalLayout | None = None
         self._one_at_a_time = asyncio.Lock()
         self._filesystems: asyncio.Future[tuple[FilesystemStatus, ...]] | None = None

@@ -15,11 +15,41 @@ if TYPE_CHECKING:
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
-def filesystem_type(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
+MOUNTINFO: Final = "/proc/self/mountinfo"
+
+
+def filesystem_type(path: str, mountinfo: str = MOUNTINFO) -> str:
     """Return the type of the filesystem of ``path``, such as ``ext4``; empty if unknown.
 
+    Source: proc(5), the field of ``mountinfo`` after the separator ``-``.
+    """
+    line = _mount_of(path, mountinfo)
+    return line.partition(" - ")[2].split()[0] if line else ""
+
+
+def filesystem_id(path: str, mountinfo: str = MOUNTINFO) -> int | None:
+    """Return the device of the filesystem of ``path``; ``None`` if the path cannot be read.
+
+    It is that of the superblock, so Btrfs subvolumes and bind mounts of one filesystem have the same, where ``st_dev``
+    differs between subvolumes (and the id in ``statvfs`` as well). Without ``mountinfo`` it is ``st_dev``.
+
+    Source: proc(5), the field ``major:minor`` of ``mountinfo``; btrfs(5), subvolumes have device numbers of their own.
+    """
+    try:
+        device = os.stat(path).st_dev  # noqa: PTH116 - one call, no object
+    except (OSError, ValueError):
+        return None
+    try:
+        major, minor = _mount_of(path, mountinfo).split()[2].split(":")
+        return os.makedev(int(major), int(minor))
+    except (ValueError, IndexError, OverflowError):
+        return device
+
+
+def _mount_of(path: str, mountinfo: str) -> str:
+    """Return the line in ``mountinfo`` of the mount of a path; empty if unknown.
+
     The mount is identified by its id, since the device number of a Btrfs subvolume differs from that of its mount.
-    Source: proc(5), the first field of ``mountinfo`` and the one after the separator ``-``.
     """
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -28,16 +58,12 @@ def filesystem_type(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
         finally:
             os.close(descriptor)
         with open(mountinfo, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - a fixed path
-            for line in lines:
-                left, _, right = line.partition(" - ")
-                if left.split()[0] == mount:
-                    return right.split()[0]
-    except (OSError, IndexError):
+            return next((line for line in lines if mount and line.partition(" ")[0] == mount), "")
+    except OSError:
         return ""
-    return ""
 
 
-def read_mounts(mountinfo: str = "/proc/self/mountinfo") -> dict[str, str]:
+def read_mounts(mountinfo: str = MOUNTINFO) -> dict[str, str]:
     """Return the type of the filesystem by mount point; of stacked mounts the last one. Empty if unreadable.
 
     Source: proc(5) on ``mountinfo``.
@@ -82,7 +108,7 @@ def read_filesystem(path: str, clock: Clock) -> FsObservation:
     Source: statvfs(3); ``f_bavail`` is the space available to unprivileged users.
     """
     try:
-        stats, device = os.statvfs(path), os.stat(path).st_dev  # noqa: PTH116 - one style for the pair
+        stats = os.statvfs(path)
     except FileNotFoundError as error:
         raise ObservationError(
             f"{path} does not exist; if the runtime runs in another mount namespace, set runtime.imagefs_path to the "
@@ -90,6 +116,9 @@ def read_filesystem(path: str, clock: Clock) -> FsObservation:
         ) from error
     except OSError as error:
         raise ObservationError(f"cannot read {path}: {error.strerror or error}") from error
+    device = filesystem_id(path)
+    if device is None:
+        raise ObservationError(f"cannot read {path}: it no longer exists")
     capacity, available = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
     if capacity <= 0:
         raise ObservationError(f"impossible reading of {path}: capacity {capacity}")

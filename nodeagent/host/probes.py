@@ -60,14 +60,6 @@ def read_psi_resources(root: Path) -> list[str]:
     return [name for name in ("memory", "io") if (root / "proc/pressure" / name).exists()]
 
 
-def read_device(path: str) -> int | None:
-    """Return the device of the filesystem of a path; ``None`` if the path cannot be read."""
-    try:
-        return os.stat(path).st_dev  # noqa: PTH116 - one call, no object
-    except OSError:
-        return None
-
-
 def read_clock_synchronised() -> bool | None:
     """Return whether the kernel reports a synchronised clock; ``None`` if unknown.
 

@@ -6,7 +6,6 @@ nor cleared.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -178,14 +177,6 @@ def _filesystem(path: str | None, clock: Clock, available: Signal, inodes: Signa
     if usage.inodes:  # Btrfs allocates inodes dynamically and reports 0
         found.append(Observation(inodes, usage.inodes_free, usage.inodes, now))
     return found
-
-
-def device_of(path: str | None) -> int | None:
-    """Return the device of a path; ``None`` if it cannot be read."""
-    try:
-        return None if path is None else os.stat(path).st_dev  # noqa: PTH116 - one call, no object
-    except OSError:
-        return None
 
 
 def _meminfo(root: Path) -> dict[str, int]:

@@ -15,7 +15,7 @@ class FsObservation:
 
     Attributes:
         path: path of the reading.
-        device_id: ``st_dev`` of that path; identifies the filesystem.
+        device_id: device of the filesystem, the same for all its subvolumes and bind mounts.
         capacity_bytes: size, always positive.
         available_bytes: bytes available to unprivileged users, 0 up to the capacity.
         inodes: total inodes; 0 on filesystems without a fixed number.

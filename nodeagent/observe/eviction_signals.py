@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError
+from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_files import KUBELET_ROOT
-from nodeagent.host.signals import SignalPaths, device_of, read_signals
+from nodeagent.host.signals import SignalPaths, read_signals
 from nodeagent.model.pressure import FilesystemLayout, Moment
 from nodeagent.plan.eviction.state import evaluate
 from nodeagent.plan.eviction.thresholds import find_contradictions, for_layout
@@ -76,8 +77,16 @@ class EvaluatedSignals:
 class EvictionSignalReader:
     """Reads all signals of the node. A hanging filesystem delays only its own signals."""
 
-    def __init__(self, settings: EvictionSettings, clock: Clock, *, root: Path = Path("/")) -> None:
-        """Create a reader without initial readings. ``root`` is the parent of ``proc`` and ``sys``."""
+    def __init__(self, settings: EvictionSettings, clock: Clock, *, pod_log_root: Path, root: Path = Path("/")) -> None:
+        """Create a reader without initial readings.
+
+        Args:
+            settings: thresholds and sources of signals.
+            clock: dates the readings.
+            pod_log_root: determines nodefs on a node without a kubelet's directory.
+            root: parent of ``proc`` and ``sys``.
+        """
+        self._pod_log_root = pod_log_root
         self._settings = settings
         self._clock = clock
         self._root = root
@@ -97,7 +106,9 @@ class EvictionSignalReader:
         info = await cri.image_fs_info()
         image = next(iter(info.image_mountpoints), None)
         container = next(iter(info.container_mountpoints), image)
-        return await self.resolve_layout(SignalPaths(await _nodefs(), imagefs_path or image, container))
+        return await self.resolve_layout(
+            SignalPaths(await asyncio.to_thread(nodefs_path, self._pod_log_root), imagefs_path or image, container)
+        )
 
     async def read_layout_or_nodefs(self, cri: CriClient, imagefs_path: str) -> tuple[SignalLayout, str]:
         """Return the layout, and a warning if the runtime does not report it within two seconds.
@@ -113,7 +124,7 @@ class EvictionSignalReader:
 
     async def nodefs_layout(self) -> SignalLayout:
         """Return the layout of a node whose image filesystem is unknown."""
-        return await self.resolve_layout(SignalPaths(await _nodefs()))
+        return await self.resolve_layout(SignalPaths(await asyncio.to_thread(nodefs_path, self._pod_log_root)))
 
     async def resolve_layout(self, paths: SignalPaths) -> SignalLayout:
         """Return the layout of known filesystem paths, with the thresholds that apply to it."""
@@ -171,14 +182,24 @@ class EvictionSignalReader:
 
 
 def layout_of(paths: SignalPaths) -> FilesystemLayout:
-    """Return which filesystems share a device. Source: kubelet ``HasDedicatedImageFs``."""
-    node, image, container = (device_of(each) for each in (paths.nodefs, paths.imagefs, paths.containerfs))
+    """Return which filesystems share a device.
+
+    Differs from the kubelet, which counts the subvolumes of one Btrfs filesystem as several, and so evicts pods before
+    it removes unused images.
+
+    Source: kubelet ``HasDedicatedImageFs``.
+    """
+    node, image, container = (
+        None if each is None else filesystem_id(each) for each in (paths.nodefs, paths.imagefs, paths.containerfs)
+    )
     if image is None or image == node:
         return FilesystemLayout.SINGLE
     separate = container is not None and container != image
     return FilesystemLayout.SPLIT if separate else FilesystemLayout.DEDICATED_IMAGEFS
 
 
-async def _nodefs() -> str:
-    """Return the kubelet's root directory, or ``/`` on a node without one."""
-    return str(KUBELET_ROOT if await asyncio.to_thread(KUBELET_ROOT.is_dir) else "/")
+def nodefs_path(pod_log_root: Path, kubelet_root: Path = KUBELET_ROOT) -> str:
+    """Return a path on nodefs: the kubelet's root directory; on a node without one, that of the pod logs."""
+    if kubelet_root.is_dir():
+        return str(kubelet_root)
+    return str(next(each for each in (pod_log_root, *pod_log_root.parents) if each.is_dir() or each == Path("/")))

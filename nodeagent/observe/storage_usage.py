@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
+from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_files import KUBELET_ROOT
 from nodeagent.plan.gc.storage_breakdown import MeasuredUsage, Walk, break_down
 
@@ -67,15 +68,18 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
 
 def _walk(measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path, deadline_s: float) -> MeasuredUsage:
     """Return the measurements, completed by the directories on the image filesystem."""
-    reader = TreeReader(filesystem.device_id, deadline_s)
-    logs = reader.measure(str(pod_log_root)) if _is_on(pod_log_root, filesystem) else None
+    logs = None
+    if _is_on(pod_log_root, filesystem):
+        logs = _reader(str(pod_log_root), deadline_s).measure(str(pod_log_root))
     volumes = []
     if _is_on(POD_VOLUMES, filesystem):
         with suppress(OSError):
+            reader = _reader(str(POD_VOLUMES), deadline_s)
             volumes = [reader.measure(str(each)) for each in sorted(POD_VOLUMES.iterdir())]
     image_path = Path(filesystem.path)
     known = (image_path, image_path.parent / "io.containerd.content.v1.content", pod_log_root, POD_VOLUMES)
-    largest = reader.largest(mount_point(filesystem.path), [str(each) for each in known], LARGEST)
+    top = mount_point(filesystem.path)
+    largest = _reader(top, deadline_s).largest(top, [str(each) for each in known], LARGEST)
     return MeasuredUsage(
         measured.unreferenced,
         measured.writable_bytes,
@@ -86,11 +90,17 @@ def _walk(measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path
     )
 
 
-def _is_on(path: Path, filesystem: FsObservation) -> bool:
+def _reader(path: str, deadline_s: float) -> TreeReader:
+    """Return a reader of the directories on the device of a path; a Btrfs subvolume has a device of its own."""
     try:
-        return os.stat(path).st_dev == filesystem.device_id  # noqa: PTH116 - one call, no object
+        device = os.stat(path).st_dev  # noqa: PTH116 - one call, no object
     except OSError:
-        return False
+        device = 0
+    return TreeReader(device, deadline_s)
+
+
+def _is_on(path: Path, filesystem: FsObservation) -> bool:
+    return filesystem_id(str(path)) == filesystem.device_id
 
 
 def _to_walk(tree: Tree) -> Walk:

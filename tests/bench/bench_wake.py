@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.eviction import EvictionSettings
@@ -29,7 +30,7 @@ _SPIN = "while True: pass"
 async def measure(runs: int) -> list[float]:
     """Return the milliseconds from each wake to its decision."""
     settings, clock = EvictionSettings(), SystemClock()
-    reader = EvictionSignalReader(settings, clock)
+    reader = EvictionSignalReader(settings, clock, pod_log_root=Path("/var/log/pods"))
     layout = await reader.resolve_layout(SignalPaths("/", "/", "/"))
     reading, writing = os.pipe()
     woken = asyncio.Event()

@@ -74,7 +74,7 @@ async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPre
     """
     amounts, settings = parse_simulated(simulate), agent.settings
     eviction = settings.eviction
-    reader = EvictionSignalReader(eviction, agent.clock)
+    reader = EvictionSignalReader(eviction, agent.clock, pod_log_root=settings.pod_log_root)
     layout = await reader.read_layout(agent.cri, settings.imagefs_path)
     pod_reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
     try:

@@ -123,7 +123,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
     logger = context.logger.bind(loop=LOOP_NAME)
     reporter = EvictionReporter(logger)
     pod_reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
-    signal_reader = EvictionSignalReader(settings, agent.clock)
+    signal_reader = EvictionSignalReader(settings, agent.clock, pod_log_root=agent.settings.pod_log_root)
     read_layout = partial(signal_reader.read_layout, agent.cri, agent.settings.imagefs_path)
 
     async def read_pods(with_disk: bool) -> PodInventory:  # noqa: FBT001 - the only parameter

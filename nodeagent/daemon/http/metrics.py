@@ -83,7 +83,9 @@ class SignalReader:
             return None
         if agent is not self._reader_of or self._reader is None:
             self._reader_of, self._layout_complete, self._retry_at_s = agent, False, now_s
-            self._reader = EvictionSignalReader(agent.settings.eviction, agent.clock)
+            self._reader = EvictionSignalReader(
+                agent.settings.eviction, agent.clock, pod_log_root=agent.settings.pod_log_root
+            )
             self._layout = await self._reader.nodefs_layout()
         if self._context.counters.runtime_down:
             self._retry_at_s = now_s  # retried at the first scrape after the runtime is available again

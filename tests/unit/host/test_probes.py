@@ -8,7 +8,6 @@ from nodeagent.host.probes import (
     has_journald,
     probe_directory,
     read_cgroup_controllers,
-    read_device,
     read_psi_resources,
 )
 
@@ -44,11 +43,6 @@ def test_file_in_place_of_a_directory_is_a_problem(tmp_path: Path) -> None:
     write(tmp_path, "state")
     probe = probe_directory(tmp_path / "state")
     assert (probe.problem, probe.available_bytes) == ("Not a directory", None)
-
-
-def test_device_of_a_missing_path_is_none(tmp_path: Path) -> None:
-    assert read_device(str(tmp_path)) == tmp_path.stat().st_dev
-    assert read_device(str(tmp_path / "none")) is None
 
 
 def test_journald_is_found_by_its_socket(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,7 +45,6 @@ from tests.unit.plan.eviction.cases import at, disk, known, pod, read, threshold
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
-    from pathlib import Path
 
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.plan.eviction.effects import Victim
@@ -107,7 +107,9 @@ class Node:
     def evaluate_readings(
         self, layout: SignalLayout, readings: SignalReadings, state: EvictionState
     ) -> EvaluatedSignals:
-        reader = EvictionSignalReader(EvictionSettings(policy=self.policy), self.clock)
+        reader = EvictionSignalReader(
+            EvictionSettings(policy=self.policy), self.clock, pod_log_root=Path("/var/log/pods")
+        )
         return reader.evaluate_readings(layout, readings, state)
 
     def now(self) -> Moment:
