@@ -68,6 +68,7 @@ class PastPass(Part, frozen=True, kw_only=True):
     Attributes:
         end: result of the pass, ``running`` before it has finished, ``interrupted`` if its process ended before that;
             ``end_detail`` gives the cause.
+        settled_s: part of the duration spent waiting for container creations in progress.
         freed_bytes: measured; ``None`` without measurement. Same for the percentages.
         eviction: the stored record of an eviction, possibly of an older version; absent for other passes.
     """
@@ -75,6 +76,7 @@ class PastPass(Part, frozen=True, kw_only=True):
     id: str
     started_at: Time
     duration_s: Number
+    settled_s: Number = 0.0
     trigger: str
     scope: str
     plan_id: str
@@ -100,6 +102,7 @@ class PastPass(Part, frozen=True, kw_only=True):
             id=value.id,
             started_at=value.started_at,
             duration_s=round(value.duration_s, 4),
+            settled_s=round(value.settled_s, 4),
             trigger=value.trigger,
             scope=value.scope,
             plan_id=value.plan_id,

@@ -196,7 +196,14 @@ def _headline(past: PastPass) -> str:
     words = [f"{past.id}  {past.trigger}, {past.scope}: {past.end}"]
     if past.dry_run:
         words.append("dry run")
-    words.append(f"{removed} of {len(past.actions)} removed in {format_duration(past.duration_s)}")
+    if past.trigger == "undo":
+        restored = sum(each.outcome == "restored" for each in past.actions)
+        words.append(f"{restored} of {len(past.actions)} restored in {format_duration(past.duration_s)}")
+    else:
+        words.append(f"{removed} of {len(past.actions)} removed in {format_duration(past.duration_s)}")
+    settled_s = raw(past).get("settled_s")
+    if settled_s:
+        words[-1] += f" ({format_duration(settled_s)} waiting for container creations)"
     if past.freed_bytes is not None and removed:
         words.append(f"predicted {format_bytes(past.predicted_bytes)}, measured {format_bytes(past.freed_bytes)}")
     if past.imagefs_percent_before is not None and past.imagefs_percent_after is not None:

@@ -37,6 +37,11 @@ EVICTION_TABLES: Final = (
         " document TEXT NOT NULL) WITHOUT ROWID"
     ),
 )
+SETTLE_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS settle_times (pass_id TEXT PRIMARY KEY NOT NULL REFERENCES passes (id)"
+    " ON DELETE CASCADE, settled_s REAL NOT NULL) WITHOUT ROWID"
+)
+"""Waits of passes for container creations; a separate table, so that earlier versions can read and write passes."""
 _QUIET_PERIOD: Final = timedelta(days=1)
 _NOTEWORTHY: Final = (
     "(actions > 0 OR result = 'interrupted' OR (result <> 'nothing-to-do' AND trigger NOT IN ('interval', 'eviction')))"
@@ -102,6 +107,7 @@ class PastPass:
         percent_after: usage of the image filesystem after the pass; ``None`` without a reading.
         actions: all planned removals.
         eviction: JSON document of an eviction; empty for other passes.
+        settled_s: part of the duration spent waiting for container creations in progress.
     """
 
     id: str
@@ -119,6 +125,7 @@ class PastPass:
     percent_after: int | None
     actions: tuple[PastAction, ...] = ()
     eviction: str = ""
+    settled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +185,8 @@ def insert_pass(connection: sqlite3.Connection, past: PastPass) -> None:
     write_actions(connection, past.id, enumerate(past.actions))
     if past.eviction:
         connection.execute("INSERT INTO evictions VALUES (?, ?)", storable(past.id, past.eviction))
+    if past.settled_s:
+        connection.execute("INSERT INTO settle_times VALUES (?, ?)", storable(past.id, past.settled_s))
 
 
 def write_actions(connection: sqlite3.Connection, pass_id: str, actions: Iterable[tuple[int, PastAction]]) -> None:
@@ -296,8 +305,18 @@ def _with_actions(
         documents = dict(
             connection.execute(f"SELECT pass_id, document FROM evictions WHERE {listed}", ids).fetchall()  # noqa: S608
         )
+    settled: dict[str, float] = {}
+    if _has_table(connection, "settle_times"):
+        settled = dict(
+            connection.execute(f"SELECT pass_id, settled_s FROM settle_times WHERE {listed}", ids).fetchall()  # noqa: S608
+        )
     return [
-        replace(each, actions=tuple(actions.get(each.id, ())), eviction=stored_text(documents.get(each.id, "")))
+        replace(
+            each,
+            actions=tuple(actions.get(each.id, ())),
+            eviction=stored_text(documents.get(each.id, "")),
+            settled_s=settled.get(each.id, 0.0),
+        )
         for each in found
     ]
 

@@ -41,6 +41,7 @@ def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastP
         percent_before=report.before.used_percent if report.before else None,
         percent_after=report.after.used_percent if report.after else None,
         actions=tuple(past_action(result, names) for result in report.results),
+        settled_s=report.settled_s,
     )
 
 

@@ -47,10 +47,13 @@ def test_preview_round_trip_keeps_snapshot_and_plans(scope: Scope, percent: int)
 def test_history_round_trip_keeps_passes() -> None:
     action = PastAction("image", "sha256:1", "app:v1", ("app:v1",), "done", "", "all-unused", "unused", 5, 0.5)
     record = '{"signal": "x"}'
-    past = PastPass("p1", NOW, 1.5, "interval", "images", "", False, "complete", "", 5, 4, 90, 80, (action,), record)
+    past = PastPass(
+        "p1", NOW, 1.5, "interval", "images", "", False, "complete", "", 5, 4, 90, 80, (action,), record, 0.25
+    )
     document = History.of([past], [])
     assert decode(encode(document), History) == document
     assert document.passes[0].eviction == json.loads(record)
+    assert document.passes[0].settled_s == 0.25
 
 
 def test_hold_list_round_trip_keeps_holds() -> None:

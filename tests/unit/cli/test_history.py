@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.host.process_identity import own_process
-from nodeagent.store.history import FILE_NAME, History, PastAction, PastPass
+from nodeagent.store.history import FILE_NAME, History, PastAction, PastPass, Retention
 from tests.support.command import nodeagent
 
 if TYPE_CHECKING:
@@ -60,6 +60,27 @@ def test_pass_of_a_running_process_is_listed_as_running(tmp_path: Path, config: 
     (past,) = json.loads(nodeagent("history", "-o", "json", "--config", config).stdout)["passes"]
     assert past["end"] == "running"
     assert {each["outcome"] for each in past["actions"]} == {"done", "planned"}
+
+
+@pytest.mark.parametrize(
+    ("trigger", "settled_s", "shown"),
+    [
+        ("manual", 0.25, "1 of 2 removed in 2s (250ms waiting for container creations)"),
+        ("manual", 0.0, "1 of 2 removed in 2s, predicted"),
+        ("undo", 0.0, "1 of 2 restored in 2s"),
+    ],
+    ids=["wait", "no wait", "undo"],
+)
+def test_headline_has_the_wait_for_creations_and_the_images_restored_by_an_undo(
+    tmp_path: Path, config: str, trigger: str, settled_s: float, shown: str
+) -> None:
+    outcome = "restored" if trigger == "undo" else "done"
+    actions = (replace(PLANNED, outcome=outcome), replace(PLANNED, item_id="sha256:2", outcome="failed"))
+    past = PastPass(
+        "p", datetime.now(UTC), 2.0, trigger, "images", "", False, "complete", "", 7, 7, None, None, actions
+    )
+    History(tmp_path / "state").add(replace(past, settled_s=settled_s), Retention(timedelta(days=30), 16 << 20))
+    assert shown in nodeagent("history", "--details", "--config", config).stdout
 
 
 @pytest.mark.parametrize("content", ["none", "empty", "no tables"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from base64 import b64encode
 from contextlib import closing
 from dataclasses import replace
@@ -68,6 +69,25 @@ def test_passes_of_an_image_are_found_by_any_of_its_names_or_its_id(
         each.name.removeprefix("r/").removesuffix(":1") for one in history.read(image=image) for each in one.actions
     ]
     assert names == found
+
+
+def test_wait_for_container_creations_is_recorded(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    for each in (past("one"), replace(past("two"), settled_s=0.25)):
+        history.add(each, KEEP)
+    found = {each.id: each.settled_s for each in history.read(quiet=True)}
+    assert found == {"one": 0.0, "two": 0.25}
+
+
+def test_history_without_waits_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.add(past("one", "web"), KEEP)
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+        connection.execute("DROP TABLE settle_times")
+        connection.commit()
+    assert [each.settled_s for each in History(tmp_path).read()] == [0.0]
+    History(tmp_path).add(replace(past("one", "web"), settled_s=0.25), KEEP)
+    assert [each.settled_s for each in History(tmp_path).read()] == [0.25]
 
 
 def test_eviction_is_recorded_with_its_document(tmp_path: Path) -> None:
