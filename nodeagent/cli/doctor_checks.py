@@ -24,6 +24,7 @@ from nodeagent.host.probes import (
     read_psi_resources,
     read_unit_exposure,
 )
+from nodeagent.model import Role
 from nodeagent.observe.node_role import read_role
 from nodeagent.plan.clock_checks import check_clock, check_image_use
 from nodeagent.plan.gc.scope import Scope
@@ -163,7 +164,14 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
         ]
         names = {name: image for image in snapshot.images for name in image.references}
         image = names.get(status.sandbox_image or "")
-        findings.append(check_sandbox_image(status.sandbox_image, image is not None, bool(image and image.pinned)))
+        findings.append(
+            check_sandbox_image(
+                status.sandbox_image,
+                listed=image is not None,
+                pinned=image is not None and image.pinned,
+                beside_kubelet=snapshot.role is Role.BESIDE_KUBELET,
+            )
+        )
         findings.append(_accounting_finding(agent, snapshot))
         reads_records = snapshot.storage is not None and agent.storage.removals is not None
         transactional = reads_records and agent.settings.bulk_removal

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 _PATH: Final = "/pods"
 _CHUNK_BYTES: Final = 1 << 18
 _TOKEN_BYTES: Final = 64 << 10
+_ERROR_BYTES: Final = 1 << 10
+_MAX_SHOWN: Final = 300
 _MARGIN_S: Final = 1.0
 _HINTS: Final = {
     401: "credentials unknown; set a token or client certificate of the cluster",
-    403: "credentials lack access; grant get on nodes/proxy (or nodes/pods)",
+    403: "credentials lack access; grant get on nodes/pods (kubelets before 1.33 require nodes/proxy, which also "
+    "grants exec in every pod)",
     404: "not a kubelet API; check the address",
 }
 
@@ -168,8 +171,8 @@ def _shut_down(opened: list[socket.socket]) -> None:
 
 def _body(answer: http.client.HTTPResponse, access: KubeletAccess) -> bytes:
     if answer.status != 200:
-        hint = _HINTS.get(answer.status, "")
-        raise ObservationError(f"HTTP {answer.status} {answer.reason}" + (f"; {hint}" if hint else ""))
+        parts = f"HTTP {answer.status} {answer.reason}", _error_text(answer), _HINTS.get(answer.status, "")
+        raise ObservationError("; ".join(each for each in parts if each))
     if (answer.length or 0) > access.max_bytes:
         raise ObservationError(f"answer has {answer.length} bytes, more than {access.max_bytes}")
     chunks, size_bytes = [], 0
@@ -181,6 +184,17 @@ def _body(answer: http.client.HTTPResponse, access: KubeletAccess) -> bytes:
     if answer.length:
         raise ObservationError(f"answer truncated after {size_bytes} bytes")
     return b"".join(chunks)
+
+
+def _error_text(answer: http.client.HTTPResponse) -> str:
+    """Return the first printable characters of a refusal, on one line; empty if it only repeats the status.
+
+    The kubelet states the reason of a refusal in plain text, such as the user and the missing verb.
+    """
+    words = answer.read1(_ERROR_BYTES).decode(errors="replace").split()
+    text = "".join(each if each.isprintable() else "?" for each in " ".join(words))
+    text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return "" if text == answer.reason else text
 
 
 def _context(access: KubeletAccess) -> ssl.SSLContext:

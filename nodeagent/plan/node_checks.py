@@ -125,8 +125,19 @@ def check_image_removal(*, transactional: bool, configured: bool) -> Finding:
     )
 
 
-def check_sandbox_image(name: str | None, listed: bool, pinned: bool) -> Finding:  # noqa: FBT001 - readings
-    """Check the sandbox image, which every pod needs: present, and pinned against other collectors."""
+def check_sandbox_image(name: str | None, *, listed: bool, pinned: bool, beside_kubelet: bool) -> Finding:
+    """Check the sandbox image, which every pod needs: present, and pinned against the kubelet's image GC.
+
+    Without a pin the kubelet removes it as unused once no container refers to it, and every new pod fails.
+
+    Args:
+        name: as the runtime reports it; ``None`` if it does not.
+        listed: whether the image is on the node.
+        pinned: whether the runtime reports a pin.
+        beside_kubelet: whether a kubelet manages this node.
+
+    Source: kubelet ``imagesInEvictionOrder``, which excludes pinned images and those of listed containers only.
+    """
     if name is None:
         return Finding("sandbox-image", Verdict.SKIPPED, "not reported by the runtime; images in use are kept anyway")
     if not listed:
@@ -138,10 +149,14 @@ def check_sandbox_image(name: str | None, listed: bool, pinned: bool) -> Finding
         )
     if pinned:
         return Finding("sandbox-image", Verdict.OK, f"{name} is pinned")
+    if not beside_kubelet:
+        return Finding("sandbox-image", Verdict.OK, f"{name} is not pinned in the runtime; the agent keeps it")
     return Finding(
         "sandbox-image",
-        Verdict.OK,
-        f"{name} is not pinned in the runtime; the agent keeps it, another collector may remove it",
+        Verdict.WARNING,
+        f"{name} is not pinned: the kubelet's image GC may remove it, and then no new pod starts; the agent keeps it",
+        f"ctr -n k8s.io images label {name} io.cri-containerd.pinned=pinned; if it is still not pinned, restart or "
+        "update containerd, or keep a container of this image on the node, such as one of a DaemonSet",
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POD = {"metadata": {"name": "web", "namespace": "shop", "uid": "u-1"}, "spec": {"priority": 7}}
+FORBIDDEN = b"Forbidden (user=agent, verb=get, resource=nodes, subresource(s)=[pods proxy])"
 LIST = {"kind": "PodList", "apiVersion": "v1", "items": [POD]}
 
 
@@ -171,9 +172,19 @@ async def test_only_a_list_of_a_verified_server_is_marked_as_verified(authority:
 @pytest.mark.parametrize(
     ("answer", "cause"),
     [
-        (Answer(401), "HTTP 401 Unauthorized; credentials unknown"),
-        (Answer(403), "HTTP 403 Forbidden; credentials lack access"),
-        (Answer(500), "HTTP 500 Internal Server Error"),
+        (Answer(401, b"Unauthorized"), "HTTP 401 Unauthorized; credentials unknown"),
+        (
+            Answer(403, FORBIDDEN),
+            "HTTP 403 Forbidden; Forbidden (user=agent, verb=get, resource=nodes, subresource(s)=",
+        ),
+        (Answer(403, b""), "HTTP 403 Forbidden; credentials lack access; grant get on nodes/pods (kubelets before"),
+        (
+            Answer(500, b"Authorization error (user=agent, verb=get,\n subresource=pods)\n"),
+            "HTTP 500 Internal Server Error; Authorization error (user=agent, verb=get, subresource=pods)",
+        ),
+        (Answer(500, b"\x1b[2J\x00<b>" + b"x" * 5000), "HTTP 500 Internal Server Error; ?[2J?<b>xxx"),
+        (Answer(500, b""), "HTTP 500 Internal Server Error"),
+        (Answer(503, b"x", length=-1), "HTTP 503 Service Unavailable; x"),
         (Answer(302), "HTTP 302 Found"),
         (Answer(body=b""), "answer is not JSON"),
         (Answer(body=b'{"kind": "PodList", "items": ['), "answer is not JSON"),
@@ -193,6 +204,8 @@ async def test_invalid_answer_is_an_error_with_its_cause(answer: Answer, cause: 
         error = await refused(KubeletAccess(url, max_bytes=200_000))
     assert error.startswith(f"kubelet {url}/pods: ")
     assert cause in error
+    assert error.isprintable()
+    assert len(error) < 700
 
 
 async def test_list_without_pods_is_valid() -> None:

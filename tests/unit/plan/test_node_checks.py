@@ -39,6 +39,10 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
     return check_delay(shutdown_budget(PHASES, DelayLimit(limit_us, "/etc/x.conf"), reserve_ms=0), off=off)
 
 
+def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False, beside: bool = False) -> Finding:
+    return check_sandbox_image(name, listed=listed, pinned=pinned, beside_kubelet=beside)
+
+
 @pytest.mark.parametrize(
     ("finding", "verdict", "words"),
     [
@@ -58,10 +62,12 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
         (check_lock(True, "listed", off=""), OK, "listed"),
         (check_lock(False, "not listed", off=""), WARNING, "not listed"),
         (check_lock(False, "", off="off"), SKIPPED, "off"),
-        (check_sandbox_image(None, False, False), SKIPPED, "not reported by the runtime"),
-        (check_sandbox_image("pause", False, False), PROBLEM, "no pod can start"),
-        (check_sandbox_image("pause", True, False), OK, "not pinned"),
-        (check_sandbox_image("pause", True, True), OK, "is pinned"),
+        (sandbox_image(None), SKIPPED, "not reported by the runtime"),
+        (sandbox_image("pause", listed=False), PROBLEM, "no pod can start"),
+        (sandbox_image("pause"), OK, "not pinned"),
+        (sandbox_image("pause", beside=True), WARNING, "the kubelet's image GC may remove it, and then no new pod"),
+        (sandbox_image("pause", listed=False, beside=True), PROBLEM, "no pod can start"),
+        (sandbox_image("pause", pinned=True, beside=True), OK, "is pinned"),
         (check_state("/x", "", 1 << 40), OK, "is writable"),
         (check_state("/x", "", 1 << 20), WARNING, "1.00 MiB available"),
         (check_state("/x", "Read-only file system", None), PROBLEM, "Read-only"),
