@@ -109,7 +109,8 @@ class ContainerGCSection(Section):
     max_containers: Limit = Field(
         -1,
         description="Maximum number of dead containers kept on the node, divided evenly among the containers of all "
-        "pods: at least one each, newest first.",
+        "pods: at least one each, newest first. Beside a kubelet this and max_per_pod_container always leave the "
+        "newest dead instance of each container of a pod that is not deleted.",
     )
     deleted_pod_grace: Duration = Field(
         "5m",

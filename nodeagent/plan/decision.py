@@ -103,6 +103,7 @@ class ReasonCode(StrEnum):
     STATE_UNKNOWN = "state-unknown"
     CREATED_RECENTLY = "created-recently"
     WITHIN_LIMITS = "within-limits"
+    NEWEST_DEAD_CONTAINER = "newest-dead-container"
     NOT_KUBELET_MANAGED = "not-kubelet-managed"
     AGE_UNKNOWN = "age-unknown"
     SANDBOX_UNKNOWN = "sandbox-unknown"
@@ -208,6 +209,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.CREATED_RECENTLY: "created {age_s} ago, less than the minimum age {minimum_s}",
     ReasonCode.WITHIN_LIMITS: (
         "dead container {rank} of {name}, newest first; within the limits, and its pod is not known to be deleted{note}"
+    ),
+    ReasonCode.NEWEST_DEAD_CONTAINER: (
+        "newest dead container {name} of a pod not known to be deleted; the kubelet reads its log, exit and "
+        "restart count"
     ),
     ReasonCode.NOT_KUBELET_MANAGED: "no kubelet labels; only containers created by a kubelet are removed",
     ReasonCode.AGE_UNKNOWN: "creation time unknown",

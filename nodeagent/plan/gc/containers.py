@@ -8,7 +8,7 @@ from itertools import count
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model import ContainerState
+from nodeagent.model import ContainerState, Role
 from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.gc.consistency import withheld
@@ -79,6 +79,9 @@ def plan_container_gc(
     container of unknown state is kept, since it may be running. A failed container counts as removed, so that no other
     is removed in its place.
 
+    Beside a kubelet the newest dead container of each unit is kept whatever the limits, unless its pod is deleted: the
+    kubelet serves ``kubectl logs`` and ``logs --previous`` from it, and derives back-off and restart count from it.
+
     Args:
         snapshot: the node.
         policy: the limits.
@@ -90,14 +93,20 @@ def plan_container_gc(
     """
     if statuses is None:
         statuses = check_pods(snapshot, policy.deleted_pod_grace_s)
-    classifier = _Classifier(snapshot, policy, failed, _pod_reasons(statuses, include_finished=evict_non_deleted_pods))
+    keep_newest = snapshot.role is Role.BESIDE_KUBELET
+    pod_reasons = _pod_reasons(statuses, include_finished=evict_non_deleted_pods and not keep_newest)
+    classifier = _Classifier(snapshot, policy, failed, pod_reasons)
     classifier.classify()
     kept, units, removed = classifier.kept, classifier.units, classifier.pod_removals()
+    newest = {members[0][2] for members in units.values()} if keep_newest else frozenset()
+    needed: list[_Removal] = []
     if policy.max_per_pod_container >= 0:
-        removed += _remove_over_unit_limit(units, policy.max_per_pod_container)
+        needed += _remove_over_unit_limit(units, policy.max_per_pod_container)
     if policy.max_containers >= 0:
-        removed += _remove_over_total(units, policy.max_containers)
+        needed += _remove_over_total(units, policy.max_containers)
+    removed += [each for each in needed if each[0].id not in newest]
     sizes = snapshot.writable_bytes
+    kept += [_newest(each, sizes) for each, _ in needed if each.id in newest]
     for (uid, _), members in units.items():
         kept += _within_limits(members, statuses.get(uid), sizes)
     kept.sort(key=lambda decision: f"{decision.name}\0{decision.id}")
@@ -199,6 +208,12 @@ class _Classifier:
         if age_s < minimum_s:
             return Reason(ReasonCode.CREATED_RECENTLY, {"age_s": max(0.0, age_s), "minimum_s": minimum_s})
         return self._untrusted if minimum_s > 0 else None
+
+
+def _newest(container: Container, sizes: Mapping[str, int]) -> Decision:
+    name = container_name(container)
+    reason = Reason(ReasonCode.NEWEST_DEAD_CONTAINER, {"name": name})
+    return Decision(_CONTAINER, container.id, name, _KEEP, reason, sizes.get(container.id))
 
 
 def _remove_over_unit_limit(units: dict[_Unit, list[_Candidate]], limit: int) -> list[_Removal]:

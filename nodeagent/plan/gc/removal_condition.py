@@ -50,6 +50,7 @@ _OF_OTHERS: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.STATE_UNKNOWN: "once reported as exited",
     ReasonCode.NOT_KUBELET_MANAGED: "never unless container_gc.include_unlabelled is set",
     ReasonCode.WITHIN_LIMITS: "once newer instances of it have exited, or its pod is deleted",
+    ReasonCode.NEWEST_DEAD_CONTAINER: "once a newer instance of it has exited, or its pod is deleted",
     ReasonCode.SANDBOX_UNKNOWN: "once its label and its sandbox have the same pod",
     ReasonCode.RUNTIME_INCONSISTENT: "once the lists of the runtime agree",
     ReasonCode.AGE_UNKNOWN: "once its creation time is known",

@@ -178,6 +178,24 @@ class TestTotal:
         policy = ContainerGCPolicy(max_per_pod_container=0, max_containers=0)
         assert len(plan_container_gc(snapshot(**self.NODE), policy).removals) == 9
 
+    @pytest.mark.parametrize(("per_container", "total"), [(0, -1), (-1, 0), (0, 0), (1, 0), (-1, 2)])
+    def test_newest_dead_container_of_each_unit_is_kept_beside_a_kubelet(self, per_container: int, total: int) -> None:
+        policy = ContainerGCPolicy(max_per_pod_container=per_container, max_containers=total)
+        plan = plan_container_gc(snapshot(**self.NODE, role=Role.BESIDE_KUBELET), policy)
+        assert sorted(set(codes(plan)) - set(removed(plan))) == ["a4", "b2", "c0"]
+        assert {codes(plan)[each] for each in ("a4", "b2", "c0")} <= {"newest-dead-container", "within-limits"}
+
+    def test_dead_container_beside_a_running_attempt_is_kept_beside_a_kubelet(self) -> None:
+        running = container("app9", attempt=9, created_s=100, state=ContainerState.RUNNING)
+        policy = ContainerGCPolicy(max_per_pod_container=0)
+        node = snapshot(containers=(*attempts(2), running), sandboxes=LIVE, role=Role.BESIDE_KUBELET)
+        plan = plan_container_gc(node, policy)
+        assert removed(plan) == ["app0"]
+        assert decided(plan, "app1").reason.sentence == (
+            "newest dead container shop/web/app of a pod not known to be deleted; the kubelet reads its log, exit and "
+            "restart count"
+        )
+
 
 class TestFailedEarlier:
     def test_failed_container_counts_as_removed(self) -> None:

@@ -37,7 +37,7 @@ from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
 from nodeagent.plan.gc.saved_plan import SavedItem, SavedPlan, find_drift
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.plan.pods.deletion import check_pods
+from nodeagent.plan.pods.deletion import check_pods, pod_uid_of
 from tests.unit.builders import (
     MIB,
     NOW,
@@ -482,6 +482,24 @@ def test_container_limits_are_met_after_the_removals(node: NodeSnapshot, policy:
         assert len(within_limits) <= policy.max_containers
     if policy.max_per_pod_container >= 0:
         assert all(int(str(each.reason.details["rank"])) <= policy.max_per_pod_container for each in within_limits)
+
+
+@EXAMPLES
+@given(nodes(), container_policies, st.booleans())
+def test_each_container_of_an_existing_pod_keeps_a_dead_one_beside_a_kubelet(
+    node: NodeSnapshot, policy: ContainerGCPolicy, evict: bool
+) -> None:
+    node = replace(node, role=Role.BESIDE_KUBELET)
+    plan = plan_container_gc(node, policy, evict_non_deleted_pods=evict)
+    statuses, by_id = check_pods(node, policy.deleted_pod_grace_s), {each.id: each for each in node.sandboxes}
+    lost: set[tuple[str, str]] = set()
+    left: set[tuple[str, str]] = set()
+    gone = set(removed(plan))
+    for each in node.containers:
+        if each.state is not ContainerState.RUNNING:
+            unit = pod_uid_of(each, by_id) or each.sandbox_id, each.name
+            (lost if each.id in gone else left).add(unit)
+    assert all(statuses[uid].deleted for uid, name in lost - left if uid in statuses)
 
 
 @EXAMPLES
