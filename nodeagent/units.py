@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 USEC_INFINITY: Final = 2**64 - 1
 """systemd's "no limit" in a property of microseconds. Source: systemd.time(7), ``infinity``."""
 _QUANTITY: Final = re.compile(
-    r"\+?(?P<number>\d+(?:\.\d*)?|\.\d+)(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<power>[+-]?\d{1,2}))?", re.ASCII
+    r"\+?(?P<number>\d+(?:\.\d*)?|\.\d+)(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<power>[+-]?\d{1,9}))?", re.ASCII
 )
 _SUFFIXES: Final = {
     "n": Decimal("1e-9"),
@@ -27,6 +27,8 @@ _SUFFIXES: Final = {
 }
 _NANO: Final = Decimal("1e-9")
 _MAX_QUANTITY_CHARACTERS: Final = 64
+_MAX_POWER: Final = 128
+"""A larger exponent of a number with 64 characters is above any cap, or below a billionth."""
 _EXACT: Final = Context(prec=256)
 """The default context rounds to 28 digits, fewer than a quantity can have."""
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h|d)", re.ASCII)
@@ -59,7 +61,8 @@ def parse_quantity(text: str) -> Decimal:
     match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_QUANTITY_CHARACTERS else None
     if match is None:
         raise ValueError(f"{text[:_MAX_QUANTITY_CHARACTERS]!r} is not a quantity such as 500Mi")
-    scale = Decimal(10) ** int(match["power"]) if match["power"] else _SUFFIXES[match["suffix"] or ""]
+    power = max(-_MAX_POWER, min(_MAX_POWER, int(match["power"] or 0)))
+    scale = Decimal(10) ** power if power else _SUFFIXES[match["suffix"] or ""]
     number = _EXACT.multiply(Decimal(match["number"]), scale)
     return number.quantize(_NANO, ROUND_CEILING, _EXACT)
 

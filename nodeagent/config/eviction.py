@@ -41,6 +41,7 @@ class EvictionSettings:
         enabled: ``None`` follows the role of the agent.
         interval_s: poll interval of the signals without pressure.
         memory_source: source of ``memory.available``.
+        annotation_namespaces: namespaces whose pods may set priority, static and mirror marks by annotations.
         verify_s: timeout for the end of an evicted pod's processes after the runtime reports it as stopped.
     """
 
@@ -51,6 +52,7 @@ class EvictionSettings:
     memory_source: MemorySource = MemorySource.WORKING_SET
     stall: StallSettings = field(default_factory=StallSettings)
     verify_s: float = 10.0
+    annotation_namespaces: frozenset[str] = frozenset()
 
     def off_because(self, role: Role, evidence: str = "") -> str:
         """Return the reason for disabled eviction on this node, for display; empty where eviction is enabled.

@@ -63,6 +63,12 @@ class EvictionSection(Section):
         json_schema_extra={"form": "list of namespaces"},
         description="Namespaces whose pods are never evicted.",
     )
+    annotation_namespaces: tuple[str, ...] = Field(
+        (),
+        json_schema_extra={"form": "list of namespaces"},
+        description="Namespaces whose pods may set their priority (nodeagent.dev/priority), or be static or mirror "
+        "pods, by annotations without a kubelet. The author of a pod controls its annotations.",
+    )
     local_storage_isolation: Switch = Field(
         True,
         description="Whether pods above their own ephemeral storage limits are evicted without node pressure. Limits "

@@ -100,6 +100,7 @@ def eviction(config: Config) -> EvictionSettings:
             )
         ),
         verify_s=parse_duration_s(section.verify_timeout),
+        annotation_namespaces=frozenset(section.annotation_namespaces),
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from nodeagent.errors import ObservationError
-from nodeagent.kube.podspec import parse_pod
+from nodeagent.kube.podspec import parse_listed_pod
 
 if TYPE_CHECKING:
     import http.client
@@ -77,10 +77,10 @@ class KubeletPods:
 
 
 def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
-    """Return the pods of a ``PodList`` document.
+    """Return the pods of a ``PodList`` document, malformed ones with their error.
 
     Raises:
-        ObservationError: the document is not a ``PodList``, or one of its pods is malformed.
+        ObservationError: the document is not a ``PodList``.
     """
     if not isinstance(document, dict) or document.get("kind") not in ("PodList", "List"):
         raise ObservationError(f"{where}: not a list of pods")
@@ -89,7 +89,7 @@ def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
         return ()
     if not isinstance(items, list):
         raise ObservationError(f"{where}: items is not a list")
-    return tuple(parse_pod(each, f"{where}: pod {number}") for number, each in enumerate(items))
+    return tuple(parse_listed_pod(each, f"{where}: pod {number}") for number, each in enumerate(items))
 
 
 def _read(access: KubeletAccess, find_owners: FindOwners) -> tuple[PodSpec, ...]:

@@ -65,9 +65,13 @@ class KubeletListing:
         await self._read()
 
     def warn(self, warnings: list[str]) -> None:
-        """Add a warning if the latest request failed."""
+        """Add a warning if the latest request failed, and one for malformed pods."""
         if self._error:
             warnings.append(f"cannot list the kubelet's pods: {self._error}; pods missing from its last list are kept")
+        malformed = [each.malformed for each in self.pods or () if each.malformed]
+        if malformed:
+            more = f" and {len(malformed) - 1} more" if len(malformed) > 1 else ""
+            warnings.append(f"malformed pod in the kubelet's list, kept: {malformed[0]}{more}")
 
     async def close(self) -> None:
         """Cancel a pending request."""

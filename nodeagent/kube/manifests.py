@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.kube.kubelet_pods import parse_pod_list
-from nodeagent.kube.podspec import parse_pod
+from nodeagent.kube.podspec import parse_listed_pod
 
 if TYPE_CHECKING:
     from nodeagent.model.pods import PodSpec
@@ -41,7 +41,8 @@ class ManifestReader:
         """Return the static pods; none if the directory does not exist. Blocks.
 
         Names that start with a dot and directories are skipped. Malformed files and links that resolve outside the
-        directory are skipped with a warning.
+        directory are skipped with a warning. A malformed pod is returned with its error, and a warning, if its name is
+        readable.
 
         Source: kubelet ``extractFromDir``.
         """
@@ -65,7 +66,8 @@ class ManifestReader:
             if isinstance(found, str):
                 warnings.append(f"static manifests: {found}")
             else:
-                pods += found
+                pods += [each for each in found if each.name]
+                warnings += [f"static manifests: malformed pod: {each.malformed}" for each in found if each.malformed]
         return Manifests(tuple(pods), tuple(warnings))
 
     def _file(self, root: Path, name: str) -> tuple[PodSpec, ...] | str:
@@ -105,7 +107,7 @@ class ManifestReader:
                 return ()
             kind = document.get("kind") if isinstance(document, dict) else None
             if kind == "Pod":
-                return (parse_pod(document, str(path)),)
+                return (parse_listed_pod(document, str(path)),)
             if kind in ("PodList", "List"):
                 return parse_pod_list(document, str(path))
         except (ObservationError, ValueError) as error:

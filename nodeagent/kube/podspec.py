@@ -1,6 +1,7 @@
 """Parser of pod specs, from JSON or YAML documents to checked values.
 
-Absent fields get the defaults of Kubernetes; malformed fields are refused with their path in the document.
+Absent fields get the defaults of Kubernetes; malformed fields are refused with their path in the document. In a list a
+malformed pod costs only itself: it remains in the list, without values, so that it is neither missing nor evicted.
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ def parse_pod(document: object, where: str) -> PodSpec:
     containers = _containers(spec, where)
     pod_level = _resources(_optional(spec, "resources", where), f"{where}: spec.resources")
     overhead = _quantities(_optional(spec, "overhead", where), f"{where}: spec.overhead")
-    limits = [each.ephemeral_limit_bytes for each in containers if not each.init or each.sidecar]
     priority_class = _text(spec, "priorityClassName", where)
     return PodSpec(
         uid=_text(metadata, "uid", where),
@@ -74,7 +74,7 @@ def parse_pod(document: object, where: str) -> PodSpec:
             [(each, each.ephemeral_request_bytes) for each in containers],
             overhead.get(_EPHEMERAL),
         ),
-        ephemeral_limit_bytes=sum(limits) or None,
+        ephemeral_limit_bytes=_pod_ephemeral_limit(containers, overhead.get(_EPHEMERAL)),
         qos=_qos(spec, status, where),
         termination_grace_s=_grace_s(spec, metadata, where),
         deleting=metadata.get("deletionTimestamp") is not None,
@@ -83,22 +83,31 @@ def parse_pod(document: object, where: str) -> PodSpec:
     )
 
 
+def parse_listed_pod(document: object, where: str) -> PodSpec:
+    """Return the pod of one entry of a list; for a malformed one its readable name, UID and images with the error."""
+    try:
+        return parse_pod(document, where)
+    except ObservationError as error:
+        metadata = _readable(_readable(document).get("metadata"))
+        uid, namespace, name = (_readable_text(metadata.get(key)) for key in ("uid", "namespace", "name"))
+        images = _readable_images(_readable(_readable(document).get("spec")))
+        return PodSpec(uid, namespace or "default", name, images=images, malformed=str(error))
+
+
 def parse_resource_quantity(value: object, where: str) -> Decimal:
-    """Return the number of a resource quantity, a text or a number in JSON and YAML.
+    """Return the number of a resource quantity, a text or a number in JSON and YAML; at most 2^63-1.
 
     Raises:
-        ObservationError: not a quantity, negative, or above 64 bits.
+        ObservationError: not a quantity, or negative.
 
-    Source: Kubernetes ``resource.Quantity``.
+    Source: Kubernetes ``resource.Quantity``, which saturates.
     """
     text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
     try:
         number = parse_quantity(text)
     except ValueError as error:
         raise ObservationError(f"{where}: {_shown(value)} is not a quantity such as 500Mi") from error
-    if number > _MAX_INT64:
-        raise ObservationError(f"{where}: {_shown(value)} exceeds 64 bits")
-    return number
+    return min(number, Decimal(_MAX_INT64))
 
 
 def _containers(spec: _Object, where: str) -> tuple[ContainerSpec, ...]:
@@ -164,6 +173,15 @@ def _pod_request(
     return max(main + sidecars, peak) + _rounded_up(overhead)
 
 
+def _pod_ephemeral_limit(containers: Sequence[ContainerSpec], overhead: Decimal | None) -> int | None:
+    """Return a pod's storage limit, counted like a request; ``None`` if no container has one.
+
+    Source: kubelet ``podEphemeralStorageLimitEviction``, Kubernetes ``PodLimits``.
+    """
+    limits = [(each, each.ephemeral_limit_bytes) for each in containers]
+    return _pod_request(None, limits, overhead) if any(limit for _, limit in limits) else None
+
+
 def _qos(spec: _Object, status: _Object, where: str) -> QosClass | None:
     """Return the QoS class of the status, otherwise computed. Source: Kubernetes ``ComputePodQOS``."""
     reported = _text(status, "qosClass", where)
@@ -223,6 +241,26 @@ def _grace_s(spec: _Object, metadata: _Object, where: str) -> float | None:
             raise ObservationError(f"{where}: {key} is {_shown(seconds)}, not a number of seconds")
         return float(max(1, seconds)) if seconds < 0 else float(seconds)  # the API server replaces negative values by 1
     return None
+
+
+def _readable(value: object) -> _Object:
+    return value if isinstance(value, dict) else {}
+
+
+def _readable_text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _readable_images(spec: _Object) -> tuple[str, ...]:
+    """Return the readable image references of a malformed pod."""
+    found: dict[str, None] = {}
+    for key in ("initContainers", "containers", "ephemeralContainers", "volumes"):
+        entries = spec.get(key)
+        for each in entries if isinstance(entries, list) else ():
+            image = _readable(each).get("image")
+            reference = _readable(image).get("reference") if key == "volumes" else image
+            found[_readable_text(reference).strip()] = None
+    return tuple(each for each in found if each)
 
 
 def _rounded_up(number: Decimal | None) -> int:

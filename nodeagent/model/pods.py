@@ -51,7 +51,7 @@ class PodSpec:
         uid: empty in a manifest without UID, which the kubelet then generates.
         priority: ``None`` if not set.
         memory_request_bytes: of the whole pod, as counted by the scheduler; same for ``ephemeral_request_bytes``.
-        ephemeral_limit_bytes: sum of the containers' limits; ``None`` if none is set.
+        ephemeral_limit_bytes: of the whole pod, counted like a request; ``None`` if no container has one.
         qos: ``None`` if unknown.
         termination_grace_s: ``None`` if not set.
         deleting: whether it has a deletion timestamp.
@@ -59,6 +59,7 @@ class PodSpec:
         images: references of all images: of init, main and ephemeral containers and of image volumes; each once.
         is_verified: whether its source is authentic: a manifest, or a kubelet with a verified certificate. Priority,
             static and mirror are not taken from another one.
+        malformed: error of a malformed definition, whose other fields are its readable ones; empty normally.
 
     Source: Kubernetes ``Pod``.
     """
@@ -81,6 +82,7 @@ class PodSpec:
     phase: str = ""
     images: tuple[str, ...] = ()
     is_verified: bool = True
+    malformed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class RuntimePod:
         traits: by container id; without an entry if the status could not be read.
         memory_min_bytes: ``memory.min`` of its cgroup, its request if set by the kubelet; 0 or ``None`` if not.
         contradictions: differences between the runtime's lists, for display.
+        status_read: whether the status of the sandbox was read.
     """
 
     uid: str
@@ -122,6 +125,7 @@ class RuntimePod:
     traits: Mapping[str, ContainerTraits] = field(default_factory=dict)
     memory_min_bytes: int | None = None
     contradictions: tuple[str, ...] = ()
+    status_read: bool = True
 
     @property
     def running(self) -> tuple[Container, ...]:

@@ -230,12 +230,13 @@ class PodFacts:  # an attribute for each fact
         priority_class: name of its priority class; empty if unknown.
         static: whether it is defined by a file or URL of the node, not by the API server.
         mirror: whether it is the API server's mirror of a static pod.
-        critical: whether it is critical by a fact other than its priority.
+        critical: whether it is critical by its priority class or priority.
         memory_request_bytes: of the whole pod, 0 for none; same for ``ephemeral_request_bytes``.
-        ephemeral_limit_bytes: sum of the containers' storage limits; ``None`` for none or unknown.
+        ephemeral_limit_bytes: storage limit of the whole pod; ``None`` for none or unknown.
         termination_grace_s: configured termination grace period.
         usage: ``None`` if unknown.
         contradictions: sentences on contradictory sources.
+        ignored: sentences on marks of the pod that have no effect: malformed, or not from a trusted source.
     """
 
     uid: str
@@ -256,3 +257,4 @@ class PodFacts:  # an attribute for each fact
     empty_dirs: tuple[EmptyDirFacts, ...] = ()
     lifecycle: PodLifecycle = PodLifecycle.ACTIVE
     contradictions: tuple[str, ...] = field(default=())
+    ignored: tuple[str, ...] = field(default=())

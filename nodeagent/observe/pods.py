@@ -24,8 +24,9 @@ from nodeagent.model.pressure import Moment
 from nodeagent.observe.pod_cgroups import PodCgroups
 from nodeagent.observe.pod_details import RuntimeDetails, active_sandboxes
 from nodeagent.observe.pod_disk_usage import DiskUsage, PodDiskReader, replace_layers, with_disk_usage, with_stats
-from nodeagent.plan.pods.facts import SpecIndex, merge_facts, shutdown_pods
+from nodeagent.plan.pods.facts import SpecIndex, ignored_marks, merge_facts
 from nodeagent.plan.pods.groups import group_pods
+from nodeagent.plan.pods.shutdown_pods import shutdown_pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,7 @@ class PodSettings:
         kubelet: access to the kubelet's pod list; ``None`` for no access.
         kubelet_max_age_s: age after which the kubelet's list is read again.
         manifests: directory of the static pods' manifests; ``None`` for none.
+        annotation_namespaces: namespaces whose pods may carry marks in annotations.
     """
 
     role: Role
@@ -65,6 +67,7 @@ class PodSettings:
     kubelet: KubeletAccess | None = None
     kubelet_max_age_s: float = 10.0
     manifests: Path | None = None
+    annotation_namespaces: frozenset[str] = frozenset()
 
 
 class ManifestLister(Protocol):
@@ -108,6 +111,7 @@ class PodReader:
             manifests = ManifestReader(settings.manifests)
         self._listing = KubeletListing(kubelet, clock, settings.kubelet_max_age_s)
         self._static_pods = _StaticPods(manifests)
+        self._annotation_namespaces = settings.annotation_namespaces
         self._node_name = settings.node_name or socket.gethostname()
         self._details = RuntimeDetails(cri)
         self._cgroups = PodCgroups(root)
@@ -152,7 +156,15 @@ class PodReader:
         )
         capacity_bytes = self._cgroups.memory_capacity_bytes(warnings)
         assume = self._role() is Role.STANDALONE and not self._listing.configured
-        facts = merge_facts(pods, specs, readings, memory_capacity_bytes=capacity_bytes, assume=assume)
+        facts = merge_facts(
+            pods,
+            specs,
+            readings,
+            memory_capacity_bytes=capacity_bytes,
+            assume=assume,
+            annotation_namespaces=self._annotation_namespaces,
+        )
+        warnings += ignored_marks(facts)
         return PodInventory(facts, shutdown_pods(facts, pods, specs), handles, now, tuple(warnings))
 
     async def close(self) -> None:
@@ -236,6 +248,7 @@ def make_pod_reader(cri: CriClient, settings: Settings, clock: Clock, role: Call
         pod_log_root=settings.pod_log_root,
         kubelet=kubelet.access,
         manifests=kubelet.manifests,
+        annotation_namespaces=settings.eviction.annotation_namespaces,
     )
     return PodReader(cri, settings=sources, clock=clock, role=role)
 

@@ -237,9 +237,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         "node is low on {resource}: threshold {threshold} met, {reading}; first in eviction order: {measure}{note}"
     ),
     ReasonCode.EMPTY_DIR_OVER_LIMIT: "emptyDir {volume} uses {usage_bytes}, limit {limit_bytes}",
-    ReasonCode.POD_OVER_STORAGE_LIMIT: (
-        "pod uses {usage_bytes} of local storage, sum of container limits {limit_bytes}"
-    ),
+    ReasonCode.POD_OVER_STORAGE_LIMIT: ("pod uses {usage_bytes} of local storage, limit {limit_bytes}"),
     ReasonCode.CONTAINER_OVER_STORAGE_LIMIT: (
         "container {container} uses {usage_bytes} of local storage, limit {limit_bytes}"
     ),

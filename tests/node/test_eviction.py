@@ -198,7 +198,6 @@ def test_critical_and_static_pods_are_not_evicted(node: Node) -> None:
     kept = node.run_pods(
         vm.Pod("system", hogs.HOG, grown, namespace="kube-system"),
         vm.Pod("static", hogs.HOG, grown, annotations={"kubernetes.io/config.source": "file"}),
-        vm.Pod("critical", hogs.HOG, grown, resources={"oom_score_adj": -997}),
         vm.Pod("important", hogs.HOG, grown, annotations={"nodeagent.dev/priority": "2000000000"}),
     )
     (ordinary,) = node.run_pods(
@@ -208,7 +207,7 @@ def test_critical_and_static_pods_are_not_evicted(node: Node) -> None:
         "the pods have allocated their memory", lambda: available_mib(node) < 400, timeout_s=60, interval_s=0.3
     )
     threshold = available_mib(node) + 100
-    start(node, f'hard = "memory.available<{threshold}Mi"')
+    start(node, f'hard = "memory.available<{threshold}Mi"\nannotation_namespaces = ["default"]')
     (evicted,) = wait_for(node, "evicted")
     assert evicted["pod_name"] == "ordinary"
     (no_pod,) = wait_for(node, "no_evictable_pod")
@@ -219,7 +218,6 @@ def test_critical_and_static_pods_are_not_evicted(node: Node) -> None:
     assert reasons == {
         "kube-system/system": "protected-namespace",
         "default/static": "static-pod",
-        "default/critical": "critical-pod",
         "default/important": "critical-pod",
     }, no_pod
 

@@ -42,7 +42,7 @@ def test_quantity_is_parsed_as_by_kubernetes(text: str, number: Decimal | int) -
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "Mi", "-1", "1 Mi", " 1", "1mb", "1mi", "1Kib", "1e", "1e999", "1e3Mi", "9Ei1", "0x10", "1_000", "."),
+        *("", "Mi", "-1", "1 Mi", " 1", "1mb", "1mi", "1Kib", "1e", "1e3Mi", "9Ei1", "0x10", "1_000", "."),
         *("\N{ARABIC-INDIC DIGIT ONE}", "1" * 65, "inf", "nan"),
     ],
 )

@@ -136,7 +136,7 @@ class CriEvictor:
         pod = next((each for each in pods.facts if each.uid == uid), None)
         if pod is None:
             return EvictionResult(EvictionOutcome.GONE, "pod ended by itself")
-        if set(pods.handles[uid].sandbox_ids) != set(handle.sandbox_ids):
+        if not set(pods.handles[uid].sandbox_ids) <= set(handle.sandbox_ids):
             return EvictionResult(EvictionOutcome.CHANGED, "kept: pod has another sandbox now")
         kept = Protection(pods.facts, self._policy).keep_reason(pod)
         return EvictionResult(EvictionOutcome.CHANGED, f"kept: {kept.sentence}") if kept is not None else None

@@ -28,8 +28,8 @@ class Protection:
     def keep_reason(self, pod: PodFacts) -> Reason | None:
         """Return the first rule that protects a pod; ``None`` if none does.
 
-        In this order: static, mirror and critical pods, protected namespaces, contradictory facts, missing facts, pods
-        that are terminating or finished.
+        In this order: static, mirror and critical pods, protected namespaces, contradictory facts, missing facts,
+        finished pods. A terminating pod is not protected: its eviction shortens its termination grace period.
 
         Source: kubelet ``evictPod`` and ``IsCriticalPod``; protection by missing facts is this agent's own.
         """
@@ -44,7 +44,7 @@ class Protection:
         missing = tuple(_missing(pod))
         if missing:
             return Reason(ReasonCode.FACTS_MISSING, {"missing": missing})
-        if pod.lifecycle is not PodLifecycle.ACTIVE:
+        if pod.lifecycle is PodLifecycle.FINISHED:
             return Reason(ReasonCode.POD_NOT_ACTIVE, {"lifecycle": pod.lifecycle.value})
         return None
 
@@ -86,7 +86,7 @@ def _critical_reason(pod: PodFacts) -> Reason | None:
     elif pod.priority_class in CRITICAL_CLASS_PRIORITIES:
         how, source = f"priority class {pod.priority_class}", pod.priority.source
     elif pod.critical.value:
-        how, source = "by OOM score or priority class", pod.critical.source
+        how, source = "by priority class", pod.critical.source
     else:
         return None
     return Reason(ReasonCode.CRITICAL_POD, {"how": how, "source": source.value})

@@ -3,6 +3,11 @@
 The order of precedence is: the kubelet, a static manifest, the runtime, the pod's cgroup, inference from these, and
 assumption. If two sources differ, the pod gets a contradiction, which excludes it from eviction.
 
+A mark that protects a pod (static, mirror, priority) counts only from a source that the pod's author does not control:
+the kubelet, the manifest directory, annotations that a kubelet wrote, or annotations in a namespace that the
+configuration trusts. Other marks and malformed ones count as nothing, with a sentence in ``ignored``. An OOM score
+never makes a pod critical, since the client that creates the container sets it.
+
 Assumption is for a node without a kubelet, where the runtime is the only source: a pod that no source marks as critical
 is assumed to be ordinary. On a node managed by a kubelet these facts are unknown without the kubelet's list.
 """
@@ -26,12 +31,17 @@ from nodeagent.model.pressure import (
     PodUsage,
     QosClass,
 )
-from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY, NODE_CRITICAL_PRIORITY
-from nodeagent.model.shutdown import ShutdownPod
+from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.plan.pods.annotations import (
+    ANNOTATION_HASH,
+    ANNOTATION_MIRROR,
+    ANNOTATION_PRIORITY,
+    read_marks,
+    static_by_source,
+)
 from nodeagent.plan.pods.inference import (
     inconsistencies,
-    infer_critical,
     infer_qos,
     infer_requests,
     sum_requests,
@@ -39,22 +49,15 @@ from nodeagent.plan.pods.inference import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 
 T = TypeVar("T")
 
-ANNOTATION_MIRROR: Final = "kubernetes.io/config.mirror"
-ANNOTATION_HASH: Final = "kubernetes.io/config.hash"
-ANNOTATION_PRIORITY: Final = "nodeagent.dev/priority"
 ANNOTATION_GRACE: Final = "io.kubernetes.pod.terminationGracePeriod"
 ANNOTATION_DELETION_GRACE: Final = "io.kubernetes.pod.deletionGracePeriod"
 
-_PRIORITIES: Final = range(-(2**31), 2**31)
 _NO_READING: Final = PodReading()
-_SOURCE_WORDS: Final = {
-    FactSource.KUBELET: "kubelet /pods",
-    FactSource.MANIFEST: "static manifest",
-}
 
 
 class SpecIndex:
@@ -76,10 +79,13 @@ class SpecIndex:
             node_name: suffix of the names of static pods.
             complete: whether the kubelet's list has all of its pods; false for an outdated list.
         """
-        self.has_list = kubelet is not None and complete
+        unnamed = any(spec.malformed and not spec.uid for spec in kubelet or ())
+        self.has_list = kubelet is not None and complete and not unnamed
         self._by_uid: defaultdict[str, list[PodSpec]] = defaultdict(list)
         self._by_hash: dict[str, PodSpec] = {}
         for spec in kubelet or ():
+            if spec.malformed and not spec.uid:
+                continue
             self._by_uid[spec.uid].append(spec)
             for key in (ANNOTATION_MIRROR, ANNOTATION_HASH):
                 if spec.annotations.get(key):
@@ -110,13 +116,14 @@ class SpecIndex:
         return len(self._by_uid.get(uid, ()))
 
 
-def merge_facts(
+def merge_facts(  # noqa: PLR0913 - the sources of facts
     pods: Iterable[RuntimePod],
     specs: SpecIndex,
     readings: Mapping[str, PodReading],
     *,
     memory_capacity_bytes: int | None,
     assume: bool,
+    annotation_namespaces: AbstractSet[str] = frozenset(),
 ) -> tuple[PodFacts, ...]:
     """Return the facts of each pod, ordered by UID.
 
@@ -125,60 +132,47 @@ def merge_facts(
         specs: the definitions of the kubelet and the manifests.
         readings: the measurements, by UID.
         memory_capacity_bytes: of the node, from which the kubelet derives OOM scores; ``None`` if unknown.
-        assume: whether a pod without definition is assumed to be ordinary.
+        assume: whether a pod without definition is assumed to be ordinary. Otherwise a kubelet created the pods, and
+            wrote the marks in their annotations.
+        annotation_namespaces: namespaces whose pods may carry marks in annotations nevertheless.
     """
-    merged = (_Merger(pod, specs, memory_capacity_bytes, assume=assume).facts(readings.get(pod.uid)) for pod in pods)
+    merged = (
+        _Merger(pod, specs, memory_capacity_bytes, assume=assume, trusted=annotation_namespaces).facts(
+            readings.get(pod.uid)
+        )
+        for pod in pods
+    )
     return tuple(sorted(merged, key=attrgetter("uid")))
 
 
-def shutdown_pods(
-    facts: Iterable[PodFacts], pods: Iterable[RuntimePod], specs: SpecIndex | None = None
-) -> tuple[ShutdownPod, ...]:
-    """Return the shutdown planner's input for each pod of ``facts`` that is in ``pods``, in the order of ``facts``.
-
-    An inferred or assumed priority is unknown to the shutdown planner, which has a rule of its own for it. Containers
-    are in reverse order of creation, so that containers started first, such as sidecars, are stopped last.
-    """
-    by_uid = {pod.uid: pod for pod in pods}
-    found = []
-    for each in facts:
-        pod = by_uid.get(each.uid)
-        if pod is None:
-            continue
-        spec = specs.in_kubelet(pod) if specs is not None else None
-        guessed = each.priority.source in (FactSource.INFERRED, FactSource.ASSUMED, FactSource.MISSING)
-        static = each.static if each.static.value or not each.mirror.value else each.mirror
-        critical = each.critical
-        found.append(
-            ShutdownPod(
-                uid=each.uid,
-                namespace=each.namespace,
-                name=each.name,
-                priority=None if guessed else each.priority.value,
-                priority_source="" if guessed else _words(each.priority.source, f"annotation {ANNOTATION_PRIORITY}"),
-                static=bool(static.value),
-                static_source=_words(static.source, f"annotation {ANNOTATION_SOURCE}") if static.value else "",
-                node_critical=bool(critical.value),
-                node_critical_source=_words(critical.source, "oom_score_adj") if critical.value else "",
-                labels=dict(spec.labels) if spec is not None else pod.labels,
-                termination_grace_s=each.termination_grace_s.value,
-                container_ids=tuple(container.id for container in pod.running),
-            )
-        )
-    return tuple(found)
+def ignored_marks(facts: Iterable[PodFacts]) -> Iterator[str]:
+    """Yield a warning for each pod with marks that have no effect."""
+    for pod in facts:
+        if pod.ignored:
+            yield f"pod {pod.namespace}/{pod.name}: {'; '.join(pod.ignored)}"
 
 
 class _Merger:
     """Merges the sources of one pod."""
 
-    def __init__(self, pod: RuntimePod, specs: SpecIndex, capacity_bytes: int | None, *, assume: bool) -> None:
+    def __init__(
+        self,
+        pod: RuntimePod,
+        specs: SpecIndex,
+        capacity_bytes: int | None,
+        *,
+        assume: bool,
+        trusted: AbstractSet[str],
+    ) -> None:
         self._pod = pod
-        self._kubelet = specs.in_kubelet(pod)
-        self._verified = self._kubelet if self._kubelet is not None and self._kubelet.is_verified else None
-        self._manifest = specs.in_manifests(pod)
         self._assume = assume
-        self._annotations = pod.sandbox.annotations
+        self._trusted = pod.sandbox.namespace in trusted
+        self._marks = read_marks(pod.sandbox.annotations)
+        self._ignored: list[str] = list(self._marks.malformed)
         self._contradictions = list(pod.contradictions)
+        self._kubelet = self._well_formed(specs.in_kubelet(pod), "the kubelet's list")
+        self._verified = self._kubelet if self._kubelet is not None and self._kubelet.is_verified else None
+        self._manifest = self._well_formed(specs.in_manifests(pod), "the static manifests")
         self._check_listed(specs)
         derived = infer_qos(pod)
         self._qos = self._best(self._defined(attrgetter("qos")), derived)
@@ -190,14 +184,13 @@ class _Merger:
         static, mirror = self._static(), self._mirror()
         ranking = (each for each in (self._verified, self._manifest) if each is not None)
         priority_class = next((each.priority_class for each in ranking if each.priority_class), "")
-        inferred = infer_critical(self._pod, self._qos.value)
-        critical = self._critical(inferred)
+        critical = self._critical()
         ephemeral = self._best(self._defined(attrgetter("ephemeral_request_bytes")), self._assumed(0))
         return PodFacts(
             uid=self._pod.uid,
             namespace=self._pod.sandbox.namespace,
             name=self._pod.sandbox.name,
-            priority=self._priority(critical),
+            priority=self._priority(),
             priority_class=priority_class,
             qos=self._qos,
             static=static,
@@ -212,7 +205,15 @@ class _Merger:
             empty_dirs=self._empty_dirs(reading or _NO_READING),
             lifecycle=self._lifecycle(),
             contradictions=tuple(dict.fromkeys(self._contradictions)),
+            ignored=tuple(dict.fromkeys(self._ignored)),
         )
+
+    def _well_formed(self, spec: PodSpec | None, where: str) -> PodSpec | None:
+        """Return a definition; ``None`` and a contradiction for a malformed one, whose values are unknown."""
+        if spec is None or not spec.malformed:
+            return spec
+        self._contradictions.append(f"malformed in {where}: {spec.malformed}")
+        return None
 
     def _specs(self) -> Iterator[PodSpec]:
         yield from (each for each in (self._kubelet, self._manifest) if each is not None)
@@ -235,7 +236,7 @@ class _Merger:
 
     def _check_listed(self, specs: SpecIndex) -> None:
         if self._kubelet is None:
-            if specs.has_list:
+            if specs.has_list and specs.in_kubelet(self._pod) is None:
                 self._contradictions.append("not in the kubelet's list")
             return
         sandbox, spec = self._pod.sandbox, self._kubelet
@@ -257,60 +258,64 @@ class _Merger:
     def _static(self) -> Fact[bool | None]:
         """Return whether the pod is static; the kubelet annotates pods with their source."""
         from_list = self._verified.annotations.get(ANNOTATION_SOURCE) if self._verified is not None else None
-        listed = _static(from_list, FactSource.KUBELET)
+        listed = _fact(static_by_source(from_list), FactSource.KUBELET)
+        if from_list is not None and listed.value is None:
+            self._contradictions.append(
+                f"the kubelet's list: annotation {ANNOTATION_SOURCE} is {from_list[:40]!r}, not api, file or http"
+            )
         defined = UNKNOWN if self._manifest is None else Fact(value=True, source=FactSource.MANIFEST)
-        from_runtime = self._annotations.get(ANNOTATION_SOURCE)
-        annotated = _static(from_runtime, FactSource.CRI)
-        for text, fact, origin in ((from_list, listed, "the kubelet's list"), (from_runtime, annotated, "the runtime")):
-            if text is not None and fact.value is None:
-                self._contradictions.append(f"{origin}: annotation {ANNOTATION_SOURCE} is {text[:40]!r}")
+        annotated = _fact(self._marks.static, FactSource.CRI)
+        unlisted = listed.value is None and defined.value is None
+        if annotated.value and unlisted and not self._marks_count(ANNOTATION_SOURCE):
+            annotated = UNKNOWN
         values = {fact.value for fact in (listed, annotated) if fact.value is not None}
         if len(values) > 1:
             self._contradictions.append("the kubelet and the runtime differ on static")
-        fallback = UNKNOWN if from_runtime is not None else self._assumed(value=False)
-        return self._best(listed, defined, annotated, fallback)
+        return self._best(listed, defined, annotated, self._assumed(value=False))
 
     def _mirror(self) -> Fact[bool | None]:
-        if self._verified is not None and ANNOTATION_MIRROR in self._verified.annotations:
-            return Fact(value=True, source=FactSource.KUBELET)
-        if ANNOTATION_MIRROR in self._annotations:
-            return Fact(value=True, source=FactSource.CRI)
-        return Fact(value=False, source=FactSource.CRI if self._verified is None else FactSource.KUBELET)
+        if self._verified is not None:
+            return Fact(value=ANNOTATION_MIRROR in self._verified.annotations, source=FactSource.KUBELET)
+        if self._marks.mirror and not self._marks_count(ANNOTATION_MIRROR):
+            return self._assumed(value=False)
+        return Fact(value=self._marks.mirror, source=FactSource.CRI)
 
-    def _critical(self, inferred: Fact[bool | None]) -> Fact[bool | None]:
+    def _marks_count(self, annotation: str) -> bool:
+        """Return whether a mark in the sandbox's annotations counts; otherwise record it as ignored."""
+        if self._trusted or self._verified is not None or not self._assume:
+            return True
+        self._ignored.append(
+            f"annotation {annotation} has no effect in namespace {self._pod.sandbox.namespace}, which is not in "
+            "eviction.annotation_namespaces"
+        )
+        return False
+
+    def _critical(self) -> Fact[bool | None]:
+        """Return whether the pod is critical by its priority or class.
+
+        A pod without definition is assumed not to be, unless it has no containers or a status was not read.
+        """
         spec = self._verified or self._manifest
         if spec is None:
-            return inferred
+            containers = self._pod.running or self._pod.containers
+            known = (
+                self._pod.status_read and bool(containers) and all(each.id in self._pod.traits for each in containers)
+            )
+            return self._assumed(value=False) if known else UNKNOWN
         source = FactSource.KUBELET if self._verified is not None else FactSource.MANIFEST
         by_class = spec.priority_class in CRITICAL_CLASS_PRIORITIES or (spec.priority or 0) >= CRITICAL_PRIORITY
-        if inferred.value and not by_class:
-            self._contradictions.append("oom_score_adj is that of a critical pod, priority is not")
         return Fact(by_class, source)
 
-    def _priority(self, critical: Fact[bool | None]) -> Fact[int | None]:
+    def _priority(self) -> Fact[int | None]:
         """Return the priority; 0 for a definition with neither priority nor class."""
         defined = self._defined(_priority_of, verified=True)
-        if defined.value is not None:
+        if defined.value is not None or self._verified is not None or self._manifest is not None:
             return defined
-        if self._verified is None and self._manifest is None:
-            text = self._annotations.get(ANNOTATION_PRIORITY)
-            # Pods of a kubelet have a Kubernetes priority, and tenants must not change it by this annotation.
-            if text is not None and (self._assume or ANNOTATION_SOURCE not in self._annotations):
-                return self._annotated_priority(text)
-            if critical.value:
-                return Fact(NODE_CRITICAL_PRIORITY, FactSource.INFERRED)
-            return self._assumed(0)
-        return UNKNOWN
-
-    def _annotated_priority(self, text: str) -> Fact[int | None]:
-        try:
-            priority = int(text) if len(text) <= 11 else None
-        except ValueError:
-            priority = None
-        if priority is None or priority not in _PRIORITIES:
-            self._contradictions.append(f"annotation {ANNOTATION_PRIORITY} is {text[:40]!r}, not a 32-bit number")
-            return UNKNOWN
-        return Fact(priority, FactSource.CRI)
+        annotated = self._marks.priority
+        # Pods of a kubelet have a Kubernetes priority, which this annotation does not replace.
+        if annotated is not None and (self._assume or self._trusted) and self._marks_count(ANNOTATION_PRIORITY):
+            return Fact(annotated, FactSource.CRI)
+        return self._assumed(0)
 
     def _memory_request(self) -> Fact[int | None]:
         guaranteed = self._pod.memory_min_bytes
@@ -352,7 +357,7 @@ class _Merger:
                 writable_bytes=reading.container_writable_bytes.get(container.id),
                 logs_bytes=reading.container_logs_bytes.get(container.name),
                 ephemeral_request_bytes=None if spec is None else spec.ephemeral_request_bytes,
-                ephemeral_limit_bytes=None if spec is None else spec.ephemeral_limit_bytes,
+                ephemeral_limit_bytes=None if spec is None or spec.init else spec.ephemeral_limit_bytes,
             )
 
     def _empty_dirs(self, reading: PodReading) -> tuple[EmptyDirFacts, ...]:
@@ -361,21 +366,12 @@ class _Merger:
         return tuple(EmptyDirFacts(name, reading.empty_dir_bytes.get(name), limit) for name, limit in limits.items())
 
 
-def _static(value: str | None, source: FactSource) -> Fact[bool | None]:
-    """Return whether a pod with that source annotation is static; unknown for any other value.
-
-    Source: kubelet ``config.source``: ``api``, ``file`` or ``http``.
-    """
-    static = {"file": True, "http": True, "api": False}.get(value or "")
-    return UNKNOWN if static is None else Fact(static, source)
+def _fact(value: T | None, source: FactSource) -> Fact[T | None]:
+    return UNKNOWN if value is None else Fact(value, source)
 
 
 def _priority_of(spec: PodSpec) -> int | None:
     return 0 if spec.priority is None and not spec.priority_class else spec.priority
-
-
-def _words(source: FactSource, otherwise: str) -> str:
-    return _SOURCE_WORDS.get(source, otherwise)
 
 
 def _usage(reading: PodReading | None) -> PodUsage | None:

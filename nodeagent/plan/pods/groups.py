@@ -70,6 +70,7 @@ def group_pods(
                     traits={each.id: traits[each.id] for each in of_pod if each.id in traits},
                     memory_min_bytes=memory_min_bytes.get(main.id),
                     contradictions=(*_disagreements(newest), *contradictions[uid]),
+                    status_read=main.id in cgroup_parents,
                 )
             )
     return tuple(pods)

@@ -193,7 +193,6 @@ async def test_only_a_list_of_a_verified_server_is_marked_as_verified(authority:
         (Answer(body=b"[]"), "not a list of pods"),
         (Answer(body=b'{"kind": "Status"}'), "not a list of pods"),
         (Answer(body=b'{"kind": "PodList", "items": {}}'), "items is not a list"),
-        (Answer(body=b'{"kind": "PodList", "items": [{}]}'), "pod 0: metadata: null is not an object"),
         (Answer(length=10_000), "answer truncated"),
         (Answer(body=b"x" * 300_000), "answer has 300000 bytes, more than 200000"),
         (Answer(body=b"x" * 300_000, length=-1), "answer has more than 200000 bytes"),
@@ -211,6 +210,24 @@ async def test_invalid_answer_is_an_error_with_its_cause(answer: Answer, cause: 
 async def test_list_without_pods_is_valid() -> None:
     with kubelet(Answer(body=b'{"kind": "PodList", "items": null}')) as url:
         assert await KubeletPods(KubeletAccess(url), port_owners).read() == ()
+
+
+async def test_malformed_pod_costs_only_itself() -> None:
+    odd = {
+        "metadata": {"name": "odd", "uid": "u-2"},
+        "spec": {"containers": [{"resources": {"limits": {"memory": "x"}}}]},
+    }
+    huge = {"metadata": {"name": "huge", "uid": "u-3"}, "spec": {"overhead": {"memory": "12E"}}}
+    body = json.dumps(LIST | {"items": [odd, {}, POD, huge]}).encode()
+    with kubelet(Answer(body=body)) as url:
+        found = await KubeletPods(KubeletAccess(url), port_owners).read()
+    assert [(each.uid, bool(each.malformed)) for each in found] == [
+        ("u-2", True),
+        ("", True),
+        ("u-1", False),
+        ("u-3", False),
+    ]
+    assert found[3].memory_request_bytes == 2**63 - 1
 
 
 async def test_refused_connection_is_an_error() -> None:

@@ -84,6 +84,15 @@ def test_malformed_file_is_skipped_with_a_warning(directory: Path, text: str, ca
     assert str(directory / "bad.yaml") in warning
 
 
+def test_malformed_pod_of_a_manifest_is_kept_by_its_name(directory: Path) -> None:
+    pods = [{"metadata": {"name": name}, "spec": {"priority": priority}} for name, priority in (("a", "x"), ("b", 1))]
+    (directory / "two.json").write_text(json.dumps({"kind": "PodList", "items": pods}))
+    found = ManifestReader(directory).read()
+    assert [(each.name, bool(each.malformed)) for each in found.pods] == [("a", True), ("b", False)]
+    (warning,) = found.warnings
+    assert "two.json: pod 0 (default/a): spec.priority is 'x', not a 32-bit number" in warning
+
+
 def test_recursive_yaml_aliases_are_bounded(directory: Path) -> None:
     levels = [f"l{number}: &l{number} [{', '.join([f'*l{number - 1}'] * 9)}]" for number in range(1, 30)]
     (directory / "bomb.yaml").write_text("\n".join(["l0: &l0 [x]", *levels, "kind: Pod", "metadata: *l29", "spec: {}"]))

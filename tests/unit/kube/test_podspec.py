@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.errors import ObservationError
-from nodeagent.kube.podspec import parse_pod, parse_resource_quantity
+from nodeagent.kube.podspec import parse_listed_pod, parse_pod, parse_resource_quantity
 from nodeagent.model.pods import EmptyDirSpec
 from nodeagent.model.pressure import QosClass
 
@@ -196,12 +196,75 @@ def test_quantity_may_be_a_text_or_a_number(value: object, number: object) -> No
     assert parse_resource_quantity(value, "x") == number
 
 
-@pytest.mark.parametrize(
-    "value", ["", "1 Mi", "1mi", "Mi", "1e999", "1e", "9Ei1", "1" * 65, True, None, [], "10000P", "8Ei", "-1"]
-)
+@pytest.mark.parametrize("value", ["", "1 Mi", "1mi", "Mi", "1e", "9Ei1", "1" * 65, True, None, [], "-1"])
 def test_value_that_is_not_a_quantity_is_refused(value: object) -> None:
     with pytest.raises(ObservationError):
         parse_resource_quantity(value, "x")
+
+
+@pytest.mark.parametrize("value", ["12E", "8Ei", "9223372036854775808", "10000P", "1e999", "9" * 64, 2**70])
+def test_quantity_above_64_bits_saturates(value: object) -> None:
+    assert parse_resource_quantity(value, "x") == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("value", "size_bytes"),
+    [
+        ("1e9", 10**9),
+        ("1E12", 10**12),
+        ("1.3E+6", 1_300_000),
+        ("5n", 1),
+        ("+5Gi", 5 << 30),
+        ("1.G", 10**9),
+        ("1e-99", 1),
+    ],
+)
+def test_every_form_of_a_quantity_is_parsed(value: str, size_bytes: int) -> None:
+    parsed = parse_pod(pod({"containers": [container(memory=value)]}), "here")
+    assert parsed.memory_request_bytes == size_bytes
+
+
+MAIN, INIT, SIDE = (
+    container("app", limits={"ephemeral-storage": "10Mi"}),
+    container("init", limits={"ephemeral-storage": "50Mi"}),
+    container("side", limits={"ephemeral-storage": "4Mi"}, restart="Always"),
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "limit_mib"),
+    [
+        pytest.param({"containers": [MAIN]}, 10, id="main"),
+        pytest.param({"containers": [MAIN], "initContainers": [SIDE]}, 14, id="sidecar added"),
+        pytest.param({"containers": [MAIN], "initContainers": [INIT]}, 50, id="maximum with init"),
+        pytest.param({"containers": [MAIN], "initContainers": [SIDE, INIT]}, 54, id="init beside a sidecar"),
+        pytest.param({"containers": [MAIN], "initContainers": [INIT, SIDE]}, 50, id="sidecar after init"),
+        pytest.param({"containers": [container()], "initContainers": [INIT]}, 50, id="init alone has a limit"),
+        pytest.param({"containers": [MAIN], "overhead": {"ephemeral-storage": "5Mi"}}, 15, id="overhead"),
+        pytest.param({"overhead": {"ephemeral-storage": "5Mi"}}, None, id="overhead without limit"),
+        pytest.param({"containers": [container()]}, None, id="none"),
+    ],
+)
+def test_storage_limit_of_a_pod_is_counted_like_a_request(spec: dict[str, Any], limit_mib: int | None) -> None:
+    limit_bytes = parse_pod(pod(spec), "here").ephemeral_limit_bytes
+    assert limit_bytes == (None if limit_mib is None else limit_mib * MIB)
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (None, ("", "default", "", ())),
+        ({"metadata": {"uid": "u-1", "name": 7}, "spec": []}, ("u-1", "default", "", ())),
+        (
+            pod({"priority": "high", "containers": [{"image": "a:1"}, 5, {"image": []}], "volumes": [{"image": 7}]}),
+            ("u-1", "shop", "web", ("a:1",)),
+        ),
+    ],
+)
+def test_malformed_pod_of_a_list_keeps_its_readable_name_and_images(document: object, expected: object) -> None:
+    parsed = parse_listed_pod(document, "here")
+    assert (parsed.uid, parsed.namespace, parsed.name, parsed.images) == expected
+    assert parsed.malformed
 
 
 JSON = st.recursive(

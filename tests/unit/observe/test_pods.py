@@ -153,7 +153,7 @@ async def test_pod_facts_are_complete_on_every_runtime(node: Node) -> None:
     node.pod("etcd", source="file")
     critical = node.sim.add_pod("proxy", qos=BURSTABLE)
     node.sim.add_container(critical, "c0", IMAGE, oom_score_adj=-997)
-    inventory = await node.reader().read()
+    inventory = await node.reader(annotation_namespaces=frozenset({"default"})).read()
     assert inventory.warnings == ()
     assert {each.name: each.qos.value for each in inventory.facts} == {
         "web": QosClass.BURSTABLE,
@@ -168,7 +168,7 @@ async def test_pod_facts_are_complete_on_every_runtime(node: Node) -> None:
         "db": None,
         "batch": None,
         "etcd": "static-pod",
-        "proxy": "critical-pod",
+        "proxy": None,
     }
     assert facts_of(inventory, "db").memory_request_bytes == Fact(64 * MIB, FactSource.INFERRED)
     usage = facts_of(inventory, "web").usage
@@ -315,7 +315,7 @@ async def test_pod_with_unreadable_sandbox_status_has_no_qos_class(node: Node) -
     node.server.faults.fail("PodSandboxStatus", bad.id)
     inventory = await node.reader().read()
     assert facts_of(inventory, "bad").qos.value is None
-    assert kept(inventory, "bad") == "critical-pod"
+    assert kept(inventory, "bad") == "facts-missing"
 
 
 async def test_read_fails_without_a_runtime(node: Node) -> None:

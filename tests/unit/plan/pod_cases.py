@@ -99,9 +99,17 @@ def merged(
     assume: bool = True,
     node_name: str = "node-1",
     complete: bool = True,
+    trusted: frozenset[str] = frozenset(),
 ) -> PodFacts:
     """Return the merged facts of one pod."""
     specs = SpecIndex(kubelet, manifests, node_name=node_name, complete=complete)
     readings = {} if reading is None else {pod.uid: reading}
-    (facts,) = merge_facts([pod], specs, readings, memory_capacity_bytes=CAPACITY_BYTES, assume=assume)
+    (facts,) = merge_facts(
+        [pod],
+        specs,
+        readings,
+        memory_capacity_bytes=CAPACITY_BYTES,
+        assume=assume,
+        annotation_namespaces=trusted,
+    )
     return facts

@@ -68,7 +68,7 @@ ALL_STEPS = steps("dead-containers", "logs", "unused-images", "irreplaceable-ima
         pytest.param(
             {"critical": known(value=True, source=FactSource.INFERRED)},
             "critical-pod",
-            "critical: by OOM score or priority class (source: inferred)",
+            "critical: by priority class (source: inferred)",
             id="critical",
         ),
         pytest.param({"priority": known(2_000_000_000)}, "critical-pod", "priority 2000000000", id="priority"),
@@ -106,7 +106,6 @@ ALL_STEPS = steps("dead-containers", "logs", "unused-images", "irreplaceable-ima
         pytest.param({"request": None}, "facts-missing", "unknown: memory request", id="request unknown"),
         pytest.param({"memory": None}, "usage-unknown", "memory usage unknown", id="usage unknown"),
         pytest.param({"usage": None}, "usage-unknown", "memory usage unknown", id="unknown usage"),
-        pytest.param({"lifecycle": PodLifecycle.ENDING}, "pod-not-active", "pod is ending", id="ending"),
         pytest.param({"lifecycle": PodLifecycle.FINISHED}, "pod-not-active", "pod is finished", id="finished"),
     ],
 )
@@ -122,6 +121,14 @@ def test_protected_pod_is_never_evicted(fields: Mapping[str, Any], code: str, te
     alone = planned([first])
     assert alone.victim is None
     assert alone.plan.warnings == ("memory.available<100Mi is met, but every pod is protected",)
+
+
+def test_terminating_pod_is_evicted_with_a_shorter_grace_period() -> None:
+    ending = pod("ending", memory=900, lifecycle=PodLifecycle.ENDING, termination_grace_s=known(3600.0))
+    plan = planned([ending, pod("innocent", memory=100)])
+    assert victim(plan) == "ending"
+    assert plan.victim is not None
+    assert plan.victim.grace_s == POLICY.hard_grace_s
 
 
 BUILT = frozenset({"memory", "request"})

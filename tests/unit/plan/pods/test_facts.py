@@ -24,8 +24,9 @@ from nodeagent.model.pressure import (
 from nodeagent.model.priority import CRITICAL_PRIORITY
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.protection import Protection
-from nodeagent.plan.pods.facts import SpecIndex, merge_facts, shutdown_pods
+from nodeagent.plan.pods.facts import SpecIndex, merge_facts
 from nodeagent.plan.pods.groups import group_pods
+from nodeagent.plan.pods.shutdown_pods import shutdown_pods
 from tests.unit.builders import MIB, ago
 from tests.unit.plan.pod_cases import API, UID, container_spec, merged, runtime_pod, spec, traits
 
@@ -75,7 +76,7 @@ def test_ordinary_pod_of_a_standalone_node_is_evictable() -> None:
     assert facts.priority == Fact(0, A)
     assert facts.static == Fact(value=False, source=C)
     assert facts.mirror == Fact(value=False, source=C)
-    assert facts.critical == Fact(value=False, source=I)
+    assert facts.critical == Fact(value=False, source=A)
     assert facts.qos == Fact(QosClass.BURSTABLE, FactSource.CGROUP)
     assert facts.ephemeral_request_bytes == Fact(0, A)
     assert facts.termination_grace_s == Fact(30.0, C)
@@ -100,56 +101,96 @@ def test_facts_from_cri_alone_keep_the_pod_beside_a_kubelet() -> None:
     assert kept(facts) == "facts-missing"
 
 
+PRIORITY = "nodeagent.dev/priority"
+SHOP = frozenset({"shop"})
+
+
+@pytest.mark.parametrize(
+    ("annotations", "rule"),
+    [
+        pytest.param(FILE, "static-pod", id="static"),
+        pytest.param({"kubernetes.io/config.source": "http"}, "static-pod", id="from a URL"),
+        pytest.param({**API, "kubernetes.io/config.mirror": "x"}, "mirror-pod", id="mirror"),
+        pytest.param({**API, PRIORITY: str(CRITICAL_PRIORITY)}, "critical-pod", id="priority"),
+    ],
+)
+def test_mark_in_an_annotation_protects_only_in_a_trusted_namespace(annotations: dict[str, str], rule: str) -> None:
+    pod = runtime_pod(traits(999), annotations=annotations)
+    assert kept(merged(pod, trusted=SHOP)) == rule
+    assert merged(pod, trusted=SHOP).ignored == ()
+    untrusted = merged(pod, trusted=frozenset({"other"}))
+    assert kept(untrusted) is None
+    assert untrusted.priority == Fact(0, A)
+    (ignored,) = untrusted.ignored
+    assert ignored.endswith("has no effect in namespace shop, which is not in eviction.annotation_namespaces")
+
+
+@pytest.mark.parametrize("trusted", [frozenset(), SHOP], ids=["other namespace", "trusted namespace"])
+@pytest.mark.parametrize("text", ["2e9", "", "x" * 99, "99999999999999", str(2**31), "\u0662", "1.5"])
+def test_malformed_priority_counts_as_nothing_with_a_warning(text: str, trusted: frozenset[str]) -> None:
+    facts = merged(runtime_pod(traits(999), annotations={**API, PRIORITY: text}), trusted=trusted)
+    assert (facts.priority, kept(facts)) == (Fact(0, A), None)
+    (ignored,) = facts.ignored
+    assert ignored.startswith(f"annotation {PRIORITY} is {text[:40]!r}, not")
+
+
+@pytest.mark.parametrize("trusted", [frozenset(), SHOP], ids=["other namespace", "trusted namespace"])
+def test_malformed_source_counts_as_nothing_with_a_warning(trusted: frozenset[str]) -> None:
+    facts = merged(runtime_pod(traits(), annotations={"kubernetes.io/config.source": "?"}), trusted=trusted)
+    assert (facts.static, kept(facts)) == (Fact(value=False, source=A), None)
+    assert facts.ignored == ("annotation kubernetes.io/config.source is '?', not api, file or http",)
+
+
+def test_marks_written_by_a_kubelet_count() -> None:
+    beside = merged(runtime_pod(traits(), annotations=FILE), assume=False)
+    assert (beside.static, beside.ignored) == (Fact(value=True, source=C), ())
+
+
 @pytest.mark.parametrize(
     ("pod", "rule"),
     [
-        pytest.param({"annotations": FILE}, "static-pod", id="static"),
-        pytest.param({"annotations": {"kubernetes.io/config.source": "http"}}, "static-pod", id="from a URL"),
-        pytest.param({"annotations": {**API, "kubernetes.io/config.mirror": "x"}}, "mirror-pod", id="mirror"),
-        pytest.param({"annotations": {"kubernetes.io/config.source": "?"}}, "facts-contradictory", id="odd source"),
-        pytest.param({"annotations": {**API, "nodeagent.dev/priority": "2e9"}}, "facts-contradictory", id="no number"),
-        pytest.param(
-            {"annotations": {**API, "nodeagent.dev/priority": str(2**31)}}, "facts-contradictory", id="too large"
-        ),
-        pytest.param(
-            {"annotations": {**API, "nodeagent.dev/priority": str(CRITICAL_PRIORITY)}}, "critical-pod", id="annotated"
-        ),
         pytest.param(
             {"cgroup_parent": "/kubepods/burstable/pod" + "a" * 32}, "facts-contradictory", id="other's cgroup"
         ),
         pytest.param({"namespace": "kube-system"}, "protected-namespace", id="namespace"),
-        pytest.param({"ready": False}, "pod-not-active", id="sandbox not ready"),
+        pytest.param({"ready": False}, None, id="sandbox not ready"),
     ],
 )
-def test_pods_with_unknown_facts_are_kept(pod: dict[str, Any], rule: str) -> None:
+def test_pods_with_unknown_facts_are_kept(pod: dict[str, Any], rule: str | None) -> None:
     assert kept(merged(runtime_pod(traits(999), **pod))) == rule
 
 
 @pytest.mark.parametrize(
     ("containers", "qos", "rule"),
     [
-        ((traits(-997),), "burstable", "critical-pod"),
-        ((traits(-997),), "besteffort", "critical-pod"),
+        ((traits(-997),), "burstable", None),
+        ((traits(-997),), "besteffort", None),
         ((traits(-997, 64),), "guaranteed", None),
-        ((traits(-997, 0),), "guaranteed", "critical-pod"),
+        ((traits(-997, 0),), "guaranteed", None),
+        ((traits(None),), "burstable", None),
         ((traits(999), None), "burstable", "facts-missing"),
         ((traits(900),), "guaranteed", "facts-contradictory"),
         ((traits(900),), "besteffort", "facts-contradictory"),
         ((), "burstable", "facts-missing"),
     ],
 )
-def test_unknown_score_keeps_the_pod(containers: tuple[Any, ...], qos: str, rule: str | None) -> None:
+def test_unread_status_keeps_the_pod_and_no_score_protects_it(
+    containers: tuple[Any, ...], qos: str, rule: str | None
+) -> None:
     assert kept(merged(runtime_pod(*containers, qos=qos))) == rule
 
 
-def test_pod_with_oom_score_of_a_critical_pod_counts_as_node_critical() -> None:
-    assert merged(runtime_pod(traits(-997))).priority == Fact(2_000_001_000, I)
+@pytest.mark.parametrize("parent", ["", "/x/pod"], ids=["no cgroup", "cgroup without QoS class"])
+def test_guaranteed_pod_is_not_critical_by_its_oom_score(parent: str) -> None:
+    facts = merged(runtime_pod(traits(-997, 64), cgroup_parent=parent))
+    assert (facts.critical, facts.priority) == (Fact(value=False, source=A), Fact(0, A))
+    assert kept(facts) is None
 
 
 @pytest.mark.parametrize(("text", "priority"), [("-5", -5), ("1000", 1000), ("0", 0), ("-2147483648", -(2**31))])
 def test_priority_is_read_from_the_annotation(text: str, priority: int) -> None:
-    pod = runtime_pod(traits(), annotations={**API, "nodeagent.dev/priority": text})
-    assert merged(pod).priority == Fact(priority, C)
+    pod = runtime_pod(traits(), annotations={**API, PRIORITY: text})
+    assert merged(pod, trusted=SHOP).priority == Fact(priority, C)
     assert merged(pod, assume=False).priority == UNKNOWN
     assert merged(pod, kubelet=[spec(priority=7)]).priority == Fact(7, K)
 
@@ -230,9 +271,46 @@ def test_contradiction_between_kubelet_and_runtime_keeps_the_pod(
     assert kept(facts) in {"facts-contradictory", "static-pod"}
 
 
-def test_critical_oom_score_with_an_ordinary_priority_is_contradictory() -> None:
+def test_priority_of_the_kubelet_precedes_the_oom_score() -> None:
     facts = merged(runtime_pod(traits(-997)), kubelet=[spec(priority=0)])
-    assert facts.contradictions == ("oom_score_adj is that of a critical pod, priority is not",)
+    assert (facts.critical, facts.contradictions) == (Fact(value=False, source=K), ())
+
+
+def test_malformed_pod_of_the_kubelet_is_kept_without_values_and_costs_only_itself() -> None:
+    broken = spec(malformed="pod 3 (shop/web): spec.priority is 'high', not a 32-bit number")
+    facts = merged(runtime_pod(traits(900)), kubelet=[broken], assume=False)
+    assert facts.contradictions == (f"malformed in the kubelet's list: {broken.malformed}",)
+    assert (facts.priority, kept(facts)) == (UNKNOWN, "facts-contradictory")
+    neighbour = merged(runtime_pod(traits(900), uid="u-2"), kubelet=[broken, spec(uid="u-2", priority=5)], assume=False)
+    assert (neighbour.priority, kept(neighbour)) == (Fact(5, K), None)
+
+
+def test_list_with_a_pod_without_readable_uid_is_incomplete() -> None:
+    nameless = spec(uid="", malformed="pod 3: metadata: null is not an object")
+    facts = merged(runtime_pod(traits(900)), kubelet=[nameless], assume=False)
+    assert facts.contradictions == ()
+    assert kept(facts) == "facts-missing"
+
+
+def test_malformed_manifest_keeps_its_pod() -> None:
+    broken = spec("etcd", uid="", annotations={}, malformed="etcd.yaml: spec: null is not an object")
+    assert kept(merged(runtime_pod(traits(), name="etcd", annotations=FILE), manifests=[broken])) == (
+        "facts-contradictory"
+    )
+
+
+def test_storage_limit_counts_for_main_containers_only() -> None:
+    listed = (
+        container_spec("c0", ephemeral_limit=1),
+        replace(container_spec("c1", ephemeral_limit=2), init=True),
+        replace(container_spec("c2", ephemeral_limit=3), init=True, sidecar=True),
+    )
+    facts = merged(runtime_pod(traits(), traits(), traits()), kubelet=[spec(priority=0, containers=listed)])
+    assert [(each.name, each.ephemeral_limit_bytes) for each in facts.containers] == [
+        ("c0", MIB),
+        ("c1", None),
+        ("c2", None),
+    ]
 
 
 def test_uid_listed_twice_is_contradictory() -> None:
@@ -316,14 +394,11 @@ def test_pod_from_the_api_server_is_not_static_by_its_name() -> None:
     assert facts.priority == Fact(0, A)
 
 
-def test_unknown_config_source_is_a_contradiction() -> None:
+def test_unknown_config_source_in_the_kubelets_list_is_a_contradiction() -> None:
     strange = {"kubernetes.io/config.source": "?"}
-    for facts in (
-        merged(runtime_pod(traits()), kubelet=[spec("web", annotations=strange)]),
-        merged(runtime_pod(traits(), annotations=strange)),
-    ):
-        assert kept(facts) == "facts-contradictory"
-        assert any("kubernetes.io/config.source is '?'" in each for each in facts.contradictions)
+    facts = merged(runtime_pod(traits()), kubelet=[spec("web", annotations=strange)])
+    assert kept(facts) == "facts-contradictory"
+    assert any("kubernetes.io/config.source is '?'" in each for each in facts.contradictions)
 
 
 def test_facts_of_the_kubelet_precede_those_of_the_manifest() -> None:
@@ -522,7 +597,7 @@ def test_facts_of_the_kubelet_have_precedence(pod: Any, listed: PodSpec, manifes
 @given(pod=runtime_pods(), kubelet=LISTS, manifests=st.lists(specs(), max_size=1), assume=st.booleans())
 def test_contradiction_or_unknown_fact_keeps_the_pod(pod: Any, kubelet: Any, manifests: Any, assume: bool) -> None:
     facts = merged(pod, kubelet=kubelet, manifests=manifests, assume=assume)
-    if facts.contradictions or facts.lifecycle is not PodLifecycle.ACTIVE:
+    if facts.contradictions or facts.lifecycle is PodLifecycle.FINISHED:
         assert kept(facts) is not None
     if kept(facts) is None:
         assert facts.static.value is False
@@ -530,8 +605,8 @@ def test_contradiction_or_unknown_fact_keeps_the_pod(pod: Any, kubelet: Any, man
         assert facts.critical.value is False
         assert facts.priority.value is not None
         assert facts.priority.value < CRITICAL_PRIORITY
-        sources = {each.annotations.get("kubernetes.io/config.source", "api") for each in kubelet or [pod.sandbox]}
-        assert sources == {"api"}
+        sources = {each.annotations.get("kubernetes.io/config.source", "api") for each in kubelet or ()}
+        assert sources <= {"api"}
         if not assume:
             assert facts.priority.source in {K, C}
 
@@ -541,10 +616,10 @@ def test_contradiction_or_unknown_fact_keeps_the_pod(pod: Any, kubelet: Any, man
 def test_assumptions_only_replace_unknown_facts(pod: Any, kubelet: Any, manifests: Any) -> None:
     without = merged(pod, kubelet=kubelet, manifests=manifests, assume=False)
     with_ = merged(pod, kubelet=kubelet, manifests=manifests, assume=True)
-    annotated = "nodeagent.dev/priority" in pod.sandbox.annotations  # used only without a more reliable source
     assert {*without.contradictions} <= {*with_.contradictions}
     for name, fact in facts_by_name(without).items():
-        if fact.value is not None and not (name == "priority" and annotated):
+        marked = name in {"static", "mirror"} and fact.source is C  # by annotations, which only a kubelet may write
+        if fact.value is not None and not marked:
             assert facts_by_name(with_)[name] == fact
 
 
