@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,10 +24,17 @@ _MAX_FILES: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """Pods of a directory in order of file name, with a warning for each unusable file."""
+    """Pods of a directory in order of file name, with a warning for each unusable file.
+
+    Attributes:
+        previous: pods of the last usable version of each file that is unusable now, such as one that is being written.
+        error: reason that the directory cannot be read although it exists; empty normally.
+    """
 
     pods: tuple[PodSpec, ...] = ()
     warnings: tuple[str, ...] = ()
+    previous: tuple[PodSpec, ...] = ()
+    error: str = ""
 
 
 class ManifestReader:
@@ -36,6 +44,7 @@ class ManifestReader:
         self._directory = directory
         self._max_bytes = max_bytes
         self._cached: dict[str, tuple[tuple[int, int, int, int], tuple[PodSpec, ...] | str]] = {}
+        self._usable: dict[str, tuple[PodSpec, ...]] = {}
 
     def read(self) -> Manifests:
         """Return the static pods; none if the directory does not exist. Blocks.
@@ -51,24 +60,30 @@ class ManifestReader:
             names = sorted(name for name in os.listdir(root) if not name.startswith("."))  # noqa: PTH208 - names only
         except FileNotFoundError:
             self._cached.clear()
+            self._usable.clear()
             return Manifests()
-        except OSError as error:
-            return Manifests(warnings=(f"static manifests: cannot read {self._directory}: {error.strerror}",))
+        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+            text = f"static manifests: cannot read {self._directory}: {getattr(error, 'strerror', '') or error}"
+            return Manifests(warnings=(text,), previous=tuple(chain.from_iterable(self._usable.values())), error=text)
         pods: list[PodSpec] = []
+        previous: list[PodSpec] = []
         warnings = []
         if len(names) > _MAX_FILES:
             warnings.append(f"static manifests: {root} has {len(names)} files, only the first {_MAX_FILES} are read")
             names = names[:_MAX_FILES]
-        for removed in self._cached.keys() - set(names):
-            del self._cached[removed]
+        for removed in (self._cached.keys() | self._usable.keys()) - set(names):
+            self._cached.pop(removed, None)
+            self._usable.pop(removed, None)
         for name in names:
             found = self._file(root, name)
             if isinstance(found, str):
                 warnings.append(f"static manifests: {found}")
+                previous += self._usable.get(name, ())
             else:
+                self._usable[name] = found
                 pods += [each for each in found if each.name]
                 warnings += [f"static manifests: malformed pod: {each.malformed}" for each in found if each.malformed]
-        return Manifests(tuple(pods), tuple(warnings))
+        return Manifests(tuple(pods), tuple(warnings), tuple(previous))
 
     def _file(self, root: Path, name: str) -> tuple[PodSpec, ...] | str:
         """Return the pods of a file, or a warning."""

@@ -99,7 +99,9 @@ class PodImageReader:
                 return problem
             warnings.append(f"{problem}; using the previous ones")
             return ""
-        self._static, self._static_read = found.pods, True
+        if found.error and not self._static_read:
+            return found.error
+        self._static, self._static_read = (*found.pods, *found.previous), True
         warnings += found.warnings
         return ""
 

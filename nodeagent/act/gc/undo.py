@@ -134,7 +134,7 @@ class ImageUndo:
 
         Raises:
             NotUndoableError: no removal of such a pass can be undone.
-        UsageError: ``pass_id`` is the beginning of several passes.
+            UsageError: ``pass_id`` is the beginning of several passes.
             PassBusyError: another pass runs on this node.
             RuntimeUnavailableError: the runtime is unavailable; the next pass completes an undo that has begun.
             NodeAgentError: the runtime cannot undo removals.

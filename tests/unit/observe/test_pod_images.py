@@ -83,3 +83,44 @@ async def test_unusable_manifest_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("{")
     found = await PodImageReader(SimClock(), manifests=ManifestReader(tmp_path)).read()
     assert (found.error, len(found.warnings)) == ("", 1)
+
+
+async def test_images_of_a_manifest_that_became_unusable_remain_named(tmp_path: Path) -> None:
+    clock, file = SimClock(), tmp_path / "etcd.yaml"
+    file.write_text(MANIFEST)
+    reader = PodImageReader(clock, manifests=ManifestReader(tmp_path))
+    await reader.read()
+    file.write_text("{kind: Po")
+    clock.advance(5.0)
+    found = await reader.read()
+    assert (list(found.named), len(found.warnings)) == (["r.io/etcd:3"], 1)
+    file.write_text(MANIFEST.replace("etcd:3", "etcd:4"))
+    clock.advance(5.0)
+    assert list((await reader.read()).named) == ["r.io/etcd:4"]
+
+
+async def test_images_of_a_deleted_manifest_are_not_named(tmp_path: Path) -> None:
+    clock, file = SimClock(), tmp_path / "etcd.yaml"
+    file.write_text(MANIFEST)
+    reader = PodImageReader(clock, manifests=ManifestReader(tmp_path))
+    await reader.read()
+    file.unlink()
+    clock.advance(5.0)
+    assert (await reader.read()).named == {}
+
+
+async def test_unreadable_manifest_directory_is_an_error_until_it_was_read(tmp_path: Path) -> None:
+    clock, directory = SimClock(), tmp_path / "manifests"
+    directory.symlink_to(directory)
+    reader = PodImageReader(clock, manifests=ManifestReader(directory))
+    assert (await reader.read()).error.startswith(f"static manifests: cannot read {directory}: ")
+    directory.unlink()
+    directory.mkdir()
+    (directory / "etcd.yaml").write_text(MANIFEST)
+    clock.advance(5.0)
+    assert (await reader.read()).error == ""
+    directory.rename(tmp_path / "elsewhere")
+    directory.symlink_to(directory)
+    clock.advance(5.0)
+    found = await reader.read()
+    assert (list(found.named), found.error, len(found.warnings)) == (["r.io/etcd:3"], "", 1)
