@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ANSWER_WITHIN_S: Final = 30.0
 _CONNECT_WITHIN_S: Final = 2
 _TIME_VALUE: Final = struct.Struct("ll")
+_CREDENTIALS: Final = struct.Struct("3i")
+"""pid, uid and gid. Source: unix(7), SO_PEERCRED; of a listening socket those of the process that called listen()."""
 _PROBLEM: Final = b'{"problem": '
 """Start of the last line of a stream that failed."""
 _UNRESERVED: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
@@ -57,7 +59,7 @@ class ControlClient:
         Raises:
             DaemonAbsentError: no daemon is listening.
             DaemonUnavailableError: a daemon is listening and accepts no connection.
-            DaemonRefusedError: this user is not allowed to connect.
+            DaemonRefusedError: this user is not allowed to connect, or another user than root is listening.
         """
         _connect(self._path).close()
 
@@ -192,6 +194,12 @@ def _connect(path: str) -> socket.socket:
     except OSError as error:
         connection.close()
         raise DaemonUnavailableError(f"{path}: {error.strerror or error}") from error
+    owner = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+    if owner not in (0, os.geteuid(), os.getuid()):
+        connection.close()
+        raise DaemonRefusedError(
+            f"{path}: uid {owner} is listening, not root; check control.socket: nodeagent config show --effective"
+        )
     return connection
 
 

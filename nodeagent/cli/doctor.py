@@ -13,6 +13,7 @@ from nodeagent.cli.doctor_checks import run_checks
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.logind_fix import fix_logind as apply_logind_fix
 from nodeagent.cli.session import load_settings
+from nodeagent.config.file_trust import UNTRUSTED
 from nodeagent.errors import ConfigError
 from nodeagent.plan.node_checks import Finding, Verdict
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _ROOT: Final = Path("/")
+_FORM_FIX: Final = "see the allowed forms: nodeagent config reference"
+_TRUST_FIX: Final = "give it to root and remove the write access of others"
 _STYLES: Final = {
     Verdict.OK: "green",
     Verdict.WARNING: "yellow",
@@ -41,7 +44,7 @@ def examine(
         settings = load_settings(config, overrides)
     except ConfigError as error:
         findings = [
-            Finding("configuration", Verdict.PROBLEM, each, "see the allowed forms: nodeagent config reference")
+            Finding("configuration", Verdict.PROBLEM, each, _TRUST_FIX if UNTRUSTED in each else _FORM_FIX)
             for each in str(error).splitlines()
         ]
     else:

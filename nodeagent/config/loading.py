@@ -6,7 +6,6 @@ import difflib
 import json
 import os
 import re
-import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from nodeagent.config.file_trust import open_trusted
 from nodeagent.config.models import Config
 from nodeagent.config.paths import CONFIG_FILE
 from nodeagent.config.settings import DEFAULT_SOURCE
@@ -134,7 +134,11 @@ def _files(path: Path | None) -> tuple[Path | None, tuple[Path, ...], dict[str, 
     origins: dict[str, str] = {}
     errors: list[str] = []
     source = None
-    dropins = _dropins(path or DEFAULT_PATH)
+    dropins: tuple[Path, ...] = ()
+    try:
+        dropins = _dropins(path or DEFAULT_PATH)
+    except ConfigError as error:
+        errors.append(str(error))
     for each in (path, *dropins):
         try:
             file, values = _read(each)
@@ -169,14 +173,18 @@ def _merge(document: dict[str, object], overlay: Mapping[str, object], source: s
 def _dropins(path: Path) -> tuple[Path, ...]:
     directory = path.with_name(f"{path.stem}.d")
     try:
-        # Hidden files are locks and backups of editors, or the ``..data`` links of a mounted ConfigMap.
-        return tuple(
-            sorted(each for each in directory.iterdir() if each.suffix == ".toml" and not each.name.startswith("."))
-        )
+        descriptor = open_trusted(directory, directory=True)
+        try:
+            names = os.listdir(descriptor)  # noqa: PTH208 - a descriptor
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
         raise ConfigError(f"{directory}: cannot read directory: {error.strerror or error}") from error
+    # Hidden files are locks and backups of editors, or the ``..data`` links of a mounted ConfigMap.
+    found = (directory / name for name in names if not name.startswith("."))
+    return tuple(sorted(each for each in found if each.suffix == ".toml"))
 
 
 def _variables() -> dict[str, str]:
@@ -232,9 +240,8 @@ def _typed(key: str, text: str) -> object:
 def _read(path: Path | None) -> tuple[Path | None, dict[str, object]]:
     chosen = path if path is not None else DEFAULT_PATH
     try:
-        if not stat.S_ISREG(chosen.stat().st_mode):
-            raise ConfigError(f"{chosen}: not a regular file")
-        text = chosen.read_bytes().decode()
+        with open(open_trusted(chosen), "rb") as file:  # noqa: PTH123 - a descriptor
+            text = file.read().decode()
     except FileNotFoundError as error:
         if path is None:
             return None, {}

@@ -6,7 +6,9 @@ configuration and remains controllable; faults of the file are therefore ignored
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from nodeagent.config.paths import CONFIG_FILE, CONTROL_SOCKET
@@ -64,7 +66,12 @@ def _in_files(config: str | None) -> str:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
+    # A named pipe in the place of a file blocks neither the opening nor the command.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    with open(descriptor, encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
         return file.read()
 
 

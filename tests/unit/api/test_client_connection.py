@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.api.client import ControlClient, DaemonUnavailableError
+from nodeagent.api.client import ControlClient, DaemonRefusedError, DaemonUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,3 +81,18 @@ def test_stream_cut_by_a_stop_of_the_daemon_is_a_lost_connection(listener: socke
     with pytest.raises(DaemonUnavailableError, match="connection to the daemon lost"):
         next(documents)
     server.join(20)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
+def test_server_of_another_user_receives_no_request(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "s"))
+        os.seteuid(54321)
+        try:
+            bound.listen()
+        finally:
+            os.seteuid(0)
+        with pytest.raises(DaemonRefusedError, match=r"uid 54321 is listening, not root; check control\.socket"):
+            ControlClient(tmp_path / "s").call("Pause", {"seconds": 60, "why": "maintenance"})
+        with bound.accept()[0] as connection:
+            assert connection.recv(1) == b""

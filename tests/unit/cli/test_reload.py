@@ -242,3 +242,19 @@ async def test_trigger_of_a_dry_run_is_marked(node: Node, capsys: pytest.Capture
     loop_statuses.running("images", 60)
     loop_statuses.ended("images", "complete")
     assert (await output)[1] == "images: complete (dry run)\n"
+
+
+async def test_configuration_writable_by_other_users_is_rejected_and_the_last_one_kept(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = node.context.settings
+    directory = node.config.with_name("config.d")
+    directory.mkdir()
+    directory.chmod(0o777)
+    (directory / "10.toml").write_text(ACTIVE)
+    for words in (("reload",), ("reload", "--dry-run")):
+        code, out, err = await say(capsys, *words)
+        assert (code, out) == (2, "")
+        assert f"{directory} is writable by all users; run: chmod o-w {directory}" in err
+    assert node.context.settings is kept
+    assert not node.context.grace.pending

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -85,6 +86,13 @@ def test_missing_or_unreadable_default_file_results_in_the_default(default: Path
     default.rmdir()
     default.write_text(SET)
     assert read_socket_path(None, {}) == "/run/a.sock"
+
+
+def test_named_pipe_as_drop_in_does_not_block_the_command(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(SET)
+    (tmp_path / "config.d").mkdir()
+    os.mkfifo(tmp_path / "config.d" / "10.toml")
+    assert read_socket_path(str(tmp_path / "config.toml"), {}) == "/run/a.sock"
 
 
 def test_missing_given_file_is_an_error(tmp_path: Path) -> None:
