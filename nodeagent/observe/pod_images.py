@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 _MAX_AGE_S: Final = 1.0
 _MANIFESTS_S: Final = 5.0
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
+VANISHED_S: Final = 600.0
+"""Time for which the images of a pod that vanished from the kubelet's list remain named.
+
+A starting kubelet lists no pods at first, then static pods only, and so it does as long as the API server is away. A
+deleted pod is normally listed as terminating before it vanishes.
+"""
 
 
 async def no_pod_images() -> PodImages:
@@ -47,9 +53,10 @@ class PodImageReader:
         self._kubelet = kubelet
         self._manifests = manifests
         self._lock = asyncio.Lock()
-        self._bound: tuple[PodSpec, ...] | None = None
+        self._bound: dict[str, tuple[PodSpec, float]] | None = None
         self._static: tuple[PodSpec, ...] = ()
         self._static_read = False
+        self._listed_s = 0.0
         self._read_s: float | None = None
         self._latest = NO_POD_IMAGES
 
@@ -70,7 +77,9 @@ class PodImageReader:
         errors = [each for each in await asyncio.gather(self._list(warnings), self._list_static(warnings)) if each]
         named: defaultdict[str, set[str]] = defaultdict(set)
         _add(named, self._static, "static manifest")
-        _add(named, (each for each in self._bound or () if each.phase not in _ENDED), "kubelet")
+        for spec, listed_s in (self._bound or {}).values():
+            if spec.phase not in _ENDED:
+                _add(named, (spec,), "kubelet" if listed_s == self._listed_s else "earlier list of the kubelet")
         sorted_names = {reference: tuple(sorted(pods)) for reference, pods in named.items()}
         return PodImages(sorted_names, "; ".join(errors), tuple(warnings))
 
@@ -79,13 +88,26 @@ class PodImageReader:
         if self._kubelet is None:
             return ""
         try:
-            self._bound = await self._kubelet.read()
+            self._remember(await self._kubelet.read())
         except ObservationError as error:
             problem = f"cannot list the pods of this node: {error}"
             if self._bound is None:
                 return problem
             warnings.append(f"{problem}; images of pods bound since the previous list are not kept")
         return ""
+
+    def _remember(self, pods: Iterable[PodSpec]) -> None:
+        """Store the listed pods, and those that vanished without having been listed as ended or terminating."""
+        self._listed_s = self._clock.monotonic_s()
+        earlier = {
+            key: (spec, listed_s)
+            for key, (spec, listed_s) in (self._bound or {}).items()
+            if not spec.deleting and spec.phase not in _ENDED and self._listed_s - listed_s < VANISHED_S
+        }
+        self._bound = earlier | {
+            each.uid or f"{each.namespace}/{each.name}/{number}": (each, self._listed_s)
+            for number, each in enumerate(pods)
+        }
 
     async def _list_static(self, warnings: list[str]) -> str:
         """Read the manifests; return the error if there is no previous reading."""

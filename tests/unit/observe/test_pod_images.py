@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pytest
+
 from nodeagent.errors import ObservationError
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model.pods import PodSpec
-from nodeagent.observe.pod_images import PodImageReader
+from nodeagent.observe.pod_images import VANISHED_S, PodImageReader
 from nodeagent.sim.clock import SimClock
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ class Kubelet:
         return self.pods
 
 
-def bound(name: str, *images: str, phase: str = "Pending") -> PodSpec:
-    return PodSpec(f"uid-{name}", "shop", name, phase=phase, images=images)
+def bound(name: str, *images: str, phase: str = "Pending", deleting: bool = False) -> PodSpec:
+    return PodSpec(f"uid-{name}", "shop", name, phase=phase, images=images, deleting=deleting)
 
 
 async def test_images_of_manifests_and_of_bound_pods_are_named(tmp_path: Path) -> None:
@@ -124,3 +126,28 @@ async def test_unreadable_manifest_directory_is_an_error_until_it_was_read(tmp_p
     clock.advance(5.0)
     found = await reader.read()
     assert (list(found.named), found.error, len(found.warnings)) == (["r.io/etcd:3"], "", 1)
+
+
+async def test_images_of_a_pod_that_vanished_from_the_list_remain_named_for_a_while() -> None:
+    clock, kubelet = SimClock(), Kubelet((bound("web", "r.io/web:1"),))
+    reader = PodImageReader(clock, kubelet=kubelet)
+    await reader.read()
+    kubelet.pods = ()
+    for _ in range(2):
+        clock.advance(VANISHED_S / 2 - 1.0)
+        assert (await reader.read()).named == {"r.io/web:1": ("shop/web (earlier list of the kubelet)",)}
+    clock.advance(2.0)
+    assert (await reader.read()).named == {}
+
+
+@pytest.mark.parametrize(("phase", "deleting"), [("Running", True), ("Succeeded", False), ("Failed", True)])
+async def test_images_of_a_pod_that_vanished_after_its_end_are_not_named(phase: str, deleting: bool) -> None:
+    clock, kubelet = SimClock(), Kubelet((bound("web", "r.io/web:1"),))
+    reader = PodImageReader(clock, kubelet=kubelet)
+    await reader.read()
+    kubelet.pods = (bound("web", "r.io/web:1", phase=phase, deleting=deleting),)
+    clock.advance(5.0)
+    await reader.read()
+    kubelet.pods = ()
+    clock.advance(5.0)
+    assert (await reader.read()).named == {}
