@@ -13,6 +13,7 @@ from nodeagent.model.list_contradiction import ListContradiction
 from nodeagent.model.logs import ContainerLogLink, LogOpeners, LogTree, PodLogDirectory
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
 from nodeagent.model.pod_images import NO_POD_IMAGES, PodImages
+from nodeagent.model.pod_list import PodList, PodListSource
 from nodeagent.model.shutdown import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.model.storage import ImageRecord, PieceKind, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
 from nodeagent.model.workload import Container, ContainerState, Sandbox
@@ -42,6 +43,8 @@ __all__ = [
     "ObservationGap",
     "PieceKind",
     "PodImages",
+    "PodList",
+    "PodListSource",
     "PodLogDirectory",
     "PodOutcome",
     "PodProgress",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nodeagent.model.image import Image, ImageUsage
     from nodeagent.model.list_contradiction import ListContradiction
     from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
+    from nodeagent.model.pod_list import PodList
     from nodeagent.model.storage import StorageGraph
     from nodeagent.model.workload import Container, Sandbox
 
@@ -56,7 +57,7 @@ class NodeSnapshot:
         pod_log_directories: entries of the pod log root, listed before the sandboxes.
         dead_log_links: container log links without a target.
         pod_images: images named by static manifests and by pods bound to this node.
-        live_pod_uids: UIDs in a pod list other than CRI's; ``None`` without such a list.
+        pod_list: a list of the pods bound to this node; ``None`` without one.
         holds: operators' holds on images that are in force.
         holds_error: reason that the holds cannot be read; empty normally.
         booted_at: the boot of the node, by the wall clock of this observation; ``None`` if unknown.
@@ -82,7 +83,7 @@ class NodeSnapshot:
     pod_log_directories: tuple[PodLogDirectory, ...] = ()
     dead_log_links: tuple[ContainerLogLink, ...] = ()
     pod_images: PodImages = NO_POD_IMAGES
-    live_pod_uids: frozenset[str] | None = None
+    pod_list: PodList | None = None
     holds: tuple[Hold, ...] = ()
     holds_error: str = ""
     booted_at: datetime | None = None

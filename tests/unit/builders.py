@@ -18,6 +18,8 @@ from nodeagent.model import (
     LogTree,
     NodeSnapshot,
     PieceKind,
+    PodList,
+    PodListSource,
     PodLogDirectory,
     ReferenceKind,
     RuntimeInfo,
@@ -113,6 +115,16 @@ def container(
         labels=labels if labelled else {},
         **rest,
     )
+
+
+def synced(*uids: str) -> PodList:
+    """Return a synced list of the API server."""
+    return PodList(PodListSource.API_SERVER, frozenset(uids), synced=True)
+
+
+def kubelet_list(*uids: str) -> PodList:
+    """Return a list of the kubelet, which marks itself as synced."""
+    return PodList(PodListSource.KUBELET, frozenset(uids), synced=True)
 
 
 def sandbox(

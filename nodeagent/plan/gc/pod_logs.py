@@ -11,7 +11,7 @@ from nodeagent.model import ContainerState, LogOpeners, PodLogDirectory, Role
 from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.gc.consistency import withheld
-from nodeagent.plan.pods.deletion import BESIDE_KUBELET_WITHOUT_LIST, pod_uid_of
+from nodeagent.plan.pods.deletion import BESIDE_KUBELET_UNPROVEN, is_in_pod_list, pod_uid_of
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
 
     A directory is removed if its pod is deleted and all containers and sandboxes of the pod are removed before. If the
     runtime has none of the pod, it is removed once unchanged for the minimum age, counted from the boot at the
-    earliest, provided that the pod list lacks the pod or, without a list, that no kubelet manages the node. In both
-    cases its content must be removable, see ``keep_tree``. Entries that are not directories, or have no pod's name, are
-    kept. A link without a target is removed if its container has exited; if the container is unknown, at the minimum
+    earliest, provided that a synced list of the API server lacks the pod or, unless the list decides, that no kubelet
+    manages the node. In both cases its content must be removable, see ``keep_tree``. Entries that are not directories,
+    or have no pod's name, are kept. A link without a target is removed if its container has exited; if the container is unknown, at the minimum
     age, counted likewise (the kubelet waits in neither case). Directories precede links, each by name; the id of a
     decision is the entry's name.
 
@@ -126,11 +126,12 @@ class _DirectoryChecker:
 
     def _check_unlisted(self, directory: PodLogDirectory) -> _Judgement:
         """Check a directory of a pod without containers and sandboxes in the runtime."""
-        live = self._snapshot.live_pod_uids
-        if live is not None and directory.uid in live:
-            return _present("in the pod list")
-        if live is None and self._snapshot.role is Role.BESIDE_KUBELET:
-            return _present(BESIDE_KUBELET_WITHOUT_LIST)
+        pods = self._snapshot.pod_list
+        exists = is_in_pod_list(directory.uid, (), pods)
+        if exists and pods is not None:
+            return _present(f"in the pod list of the {pods.source}")
+        if exists is None and self._snapshot.role is Role.BESIDE_KUBELET:
+            return _present(BESIDE_KUBELET_UNPROVEN)
         kept = keep_tree(
             directory.tree,
             self._policy,
@@ -142,7 +143,7 @@ class _DirectoryChecker:
         if kept is not None or directory.tree is None:
             return False, kept or _NOT_READ
         age_s = _age_s(directory.tree.changed_at, self._snapshot.observed_at)
-        how = "not in the runtime" if live is None else "in neither the pod list nor the runtime"
+        how = "not in the runtime" if exists is None else "in neither the API server's list nor the runtime"
         return True, Reason(ReasonCode.POD_DELETED, {"how": f"{how}, last changed {format_duration(age_s)} ago"})
 
 

@@ -1,12 +1,17 @@
 """Inference of pod deletion; in doubt a pod counts as existing.
 
-The kubelet decides by its list of pods; if available, that list decides here too. With the runtime alone, a pod counts
-as deleted if it has no running container and no activity for a grace period. That period also protects every pod after
-a reboot, when all containers are dead until they are started again.
+A pod in a list of the kubelet or of the API server exists. A pod missing in such a list is deleted only if the list is
+a synced one of the API server and the pod came from there: the lists of a kubelet are incomplete after its start and
+while the API server is away, and the API server has no static pods. Beside a kubelet nothing else proves a deletion.
+
+On a node without a kubelet and without a list, a pod counts as deleted if it has no running container and no activity
+for a grace period. That period also protects every pod after a reboot, when all containers are dead until they are
+started again.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from operator import attrgetter
@@ -17,13 +22,13 @@ from nodeagent.model.workload import LABEL_POD_UID
 from nodeagent.units import format_duration, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
     from datetime import datetime
 
-    from nodeagent.model import Container, NodeSnapshot, Sandbox
+    from nodeagent.model import Container, NodeSnapshot, PodList, Sandbox
 
-BESIDE_KUBELET_WITHOUT_LIST: Final = "a kubelet manages this node and its pod list is not available"
+BESIDE_KUBELET_UNPROVEN: Final = "a kubelet manages this node; only a synced list of the API server proves a deletion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,12 @@ class PodDeletionStatus:
 # Enum members used for every container are constants: a lookup in the class takes ten times as long.
 _RUNNING, _UNKNOWN, _EXITED = ContainerState.RUNNING, ContainerState.UNKNOWN, ContainerState.EXITED
 
+_API_UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""UID given by the API server; the UID of a static pod is a hash without dashes. Source: kubelet ``applyDefaults``."""
+
 _READY: Final = PodDeletionStatus(deleted=False, finished=False, how="sandbox ready")
 _EVICTED: Final = PodDeletionStatus(deleted=True, finished=True, how="evicted by nodeagent, nothing running")
-_UNLISTED: Final = PodDeletionStatus(deleted=False, finished=False, how=BESIDE_KUBELET_WITHOUT_LIST)
+_UNPROVEN: Final = PodDeletionStatus(deleted=False, finished=False, how=BESIDE_KUBELET_UNPROVEN)
 _FROM_API_SERVER: Final = PodDeletionStatus(
     deleted=False,
     finished=False,
@@ -71,10 +79,11 @@ def check_pods(
     """Return the deletion status of every pod UID of the listed containers and sandboxes.
 
     A container belongs to the pod in its label and to the pod of its sandbox; if these differ, neither counts as
-    deleted. With a pod list, a pod is deleted if the list lacks it. Without a list it is never deleted beside a
-    kubelet; otherwise it is if it has no ready sandbox, no container that is running or of unknown state, and no
-    activity for ``grace_s``. Activity is the creation and exit of its containers, the creation of its sandboxes and,
-    without a list, the boot of the node. Stopped containers and the grace period are required with a list too.
+    deleted. A pod in the pod list exists; one from the API server is deleted if a synced list of the API server lacks
+    it. If the list decides neither, the pod is never deleted beside a kubelet; otherwise it is if it has no ready
+    sandbox, no container that is running or of unknown state, and no activity for ``grace_s``. Activity is the creation
+    and exit of its containers, the creation of its sandboxes and, unless the list decides, the boot of the node.
+    Stopped containers and the grace period are required with a list too.
     A missing time keeps the pod. Only listed items count: once limits have removed the last container of an inactive
     pod, its grace period counts from its sandbox alone.
 
@@ -83,9 +92,10 @@ def check_pods(
     A pod evicted by this agent, its UID in ``evicted``, is deleted without grace period once it has no running
     container and no ready sandbox.
 
-    Without a list, a pod with a sandbox annotated ``kubernetes.io/config.source=api`` is never deleted: a kubelet
-    created that sandbox, although none is detected now, and only the API server has the deletion. The annotation is not
-    evidence of a kubelet for the role, as every client of the runtime can set it; it keeps that pod only.
+    Unless the list decides, a pod with a sandbox annotated ``kubernetes.io/config.source=api`` is never deleted: a
+    kubelet created that sandbox, although none is detected now, and only the API server has the deletion. The
+    annotation is not evidence of a kubelet for the role, as every client of the runtime can set it; it keeps that pod
+    only.
 
     Source: kubelet ``ShouldPodContentBeRemoved`` and ``ShouldPodRuntimeBeRemoved``, approximated.
     """
@@ -103,6 +113,23 @@ def pod_uid_of(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
         return uid
     sandbox = sandboxes.get(container.sandbox_id)
     return sandbox.uid if sandbox is not None else ""
+
+
+def is_in_pod_list(uid: str, sandboxes: Iterable[Sandbox], pods: PodList | None) -> bool | None:
+    """Return whether a pod exists by the pod list; ``None`` if the list does not decide.
+
+    Args:
+        uid: of the pod.
+        sandboxes: of the pod; without any its UID has to be one of the API server.
+        pods: the list; ``None`` without one.
+    """
+    if pods is None:
+        return None
+    if uid in pods.uids:
+        return True
+    own = tuple(sandboxes)
+    from_api_server = all(each.from_api_server for each in own) if own else _API_UID.fullmatch(uid) is not None
+    return False if pods.proves_absence and from_api_server else None
 
 
 def contradiction(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
@@ -134,24 +161,24 @@ def _gather(snapshot: NodeSnapshot, ready: AbstractSet[str]) -> dict[str, _Pod]:
 
 
 def _check_pod(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, evicted: bool) -> PodDeletionStatus:
-    if snapshot.live_pod_uids is None and snapshot.role is Role.BESIDE_KUBELET:
-        return _UNLISTED
+    exists = is_in_pod_list(uid, pod.sandboxes, snapshot.pod_list)
+    if exists is None and snapshot.role is Role.BESIDE_KUBELET:
+        return _UNPROVEN
     active = min(pod.contradictions) if pod.contradictions else _activity(pod)
     if active:
         return _kept(active)
     if evicted:
         return _EVICTED
-    if snapshot.live_pod_uids is None and any(sandbox.from_api_server for sandbox in pod.sandboxes):
+    if exists is None and any(sandbox.from_api_server for sandbox in pod.sandboxes):
         return _FROM_API_SERVER
-    return _check_inactive_pod(uid, pod, snapshot, grace_s)
+    return _check_inactive_pod(pod, snapshot, grace_s, exists=exists)
 
 
-def _check_inactive_pod(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float) -> PodDeletionStatus:
-    """Return the status of a pod without running containers by its last activity and, if available, by the pod list."""
-    live = snapshot.live_pod_uids
-    if live is None and snapshot.booted_at is None:
+def _check_inactive_pod(pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, exists: bool | None) -> PodDeletionStatus:
+    """Return the status of a pod without running containers by its last activity and, if it decides, the pod list."""
+    if exists is None and snapshot.booted_at is None:
         return _kept("boot time of the node unknown")
-    latest, missing = _last_activity(pod, snapshot.booted_at if live is None else None)
+    latest, missing = _last_activity(pod, snapshot.booted_at if exists is None else None)
     if missing or latest is None:
         return _kept(missing)
     inactive_s = max(0.0, (snapshot.observed_at - latest).total_seconds())
@@ -161,12 +188,13 @@ def _check_inactive_pod(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: fl
     if grace_s > 0 and snapshot.clock.untrusted_until is not None:
         until = format_time(snapshot.clock.untrusted_until)
         return _kept(f"{ago}, but no deletion is inferred before {until}: {snapshot.clock.jump_text}")
-    if live is None:
+    if exists is None or snapshot.pod_list is None:
         how = f"no ready sandbox, nothing running, {ago} (inferred from CRI)"
         return PodDeletionStatus(deleted=True, finished=True, how=how)
-    listed = uid in live
-    how = f"{'in' if listed else 'not in'} the pod list, no ready sandbox, nothing running, {ago}"
-    return PodDeletionStatus(deleted=not listed, finished=True, how=how)
+    listed = f"{'in' if exists else 'not in'} the pod list of the {snapshot.pod_list.source}"
+    return PodDeletionStatus(
+        deleted=not exists, finished=True, how=f"{listed}, no ready sandbox, nothing running, {ago}"
+    )
 
 
 def _kept(how: str) -> PodDeletionStatus:

@@ -9,7 +9,7 @@ import pytest
 from nodeagent.model import ContainerState, Role
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.containers import ContainerGCPolicy, plan_container_gc
-from tests.unit.builders import codes, container, decided, removed, sandbox, snapshot
+from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot
 
 LIVE = (sandbox(ready=True),)
 
@@ -115,7 +115,7 @@ class TestDeletedPods:
     def test_no_pod_counts_as_deleted_beside_a_kubelet_without_its_list(self) -> None:
         plan = plan_container_gc(snapshot(containers=attempts(2), role=Role.BESIDE_KUBELET), ContainerGCPolicy())
         assert removed(plan) == ["app0"]
-        assert "its pod list is not available" in decided(plan, "app1").reason.sentence
+        assert "only a synced list of the API server proves a deletion" in decided(plan, "app1").reason.sentence
 
     def test_containers_of_deleted_pods_do_not_count_against_the_total(self) -> None:
         containers = (*attempts(2, "job", pod="deleted"), *attempts(2))
@@ -127,7 +127,7 @@ class TestDeletedPods:
 
 
 class TestFinishedPods:
-    FIELDS: ClassVar[dict[str, Any]] = {"containers": attempts(1), "live_pod_uids": frozenset({"uid-web"})}
+    FIELDS: ClassVar[dict[str, Any]] = {"containers": attempts(1), "pod_list": kubelet_list("uid-web")}
 
     def test_containers_are_kept_without_a_need_for_disk_space(self) -> None:
         assert not plan_container_gc(snapshot(**self.FIELDS), ContainerGCPolicy()).removals
@@ -137,7 +137,7 @@ class TestFinishedPods:
         assert plan.removals[0].reason.sentence.startswith("pod finished, and disk space is needed: in the pod list")
 
     def test_containers_are_kept_beside_a_kubelet_without_its_list(self) -> None:
-        fields = self.FIELDS | {"live_pod_uids": None, "role": Role.BESIDE_KUBELET}
+        fields = self.FIELDS | {"pod_list": None, "role": Role.BESIDE_KUBELET}
         assert not plan_container_gc(snapshot(**fields), ContainerGCPolicy(), evict_non_deleted_pods=True).removals
 
 

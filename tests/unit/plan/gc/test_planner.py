@@ -20,6 +20,7 @@ from tests.unit.builders import (
     filesystem,
     graph,
     image,
+    kubelet_list,
     log_directory,
     log_link,
     piece,
@@ -91,7 +92,7 @@ def test_failed_items_of_every_kind_are_excluded() -> None:
 
 
 def test_all_unused_images_and_finished_pods_are_removed_on_request() -> None:
-    fields = NODE | {"live_pod_uids": frozenset({"uid-gone", "uid-web"}), "image_filesystem": filesystem(10)}
+    fields = NODE | {"pod_list": kubelet_list("uid-gone", "uid-web"), "image_filesystem": filesystem(10)}
     made = plan_all(snapshot(*IMAGES, **fields), POLICY, evict_non_deleted_pods=True, remove_all_unused=True)
     assert removed(made.containers) == ["dead", "old"]
     assert removed(made.sandboxes) == ["sb-gone"]

@@ -16,12 +16,16 @@ from tests.unit.builders import (
     codes,
     container,
     decided,
+    kubelet_list,
     log_directory,
     log_link,
     removed,
     sandbox,
     snapshot,
+    synced,
 )
+
+API_UID = "0f3b5c1e-7a61-4d0e-9f0e-1c2d3e4f5a6b"
 
 if TYPE_CHECKING:
     from nodeagent.plan.decision import Plan
@@ -71,13 +75,27 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
         ],
         pytest.param({}, {"role": Role.BESIDE_KUBELET}, {}, "pod-present", id="unknown, beside a kubelet"),
         pytest.param(
-            {},
-            {"role": Role.BESIDE_KUBELET, "live_pod_uids": frozenset()},
+            {"uid": API_UID},
+            {"role": Role.BESIDE_KUBELET, "pod_list": synced()},
             {},
             "pod-deleted",
+            id="not in a synced list of the API server",
+        ),
+        pytest.param(
+            {"uid": API_UID},
+            {"role": Role.BESIDE_KUBELET, "pod_list": kubelet_list()},
+            {},
+            "pod-present",
             id="not in the kubelet's list",
         ),
-        pytest.param({}, {"live_pod_uids": frozenset({"uid-web"})}, {}, "pod-present", id="only in the kubelet's list"),
+        pytest.param(
+            {},
+            {"role": Role.BESIDE_KUBELET, "pod_list": synced()},
+            {},
+            "pod-present",
+            id="static pod, not in the API server's list",
+        ),
+        pytest.param({}, {"pod_list": kubelet_list("uid-web")}, {}, "pod-present", id="only in the kubelet's list"),
         pytest.param({"is_directory": False}, KNOWN, ALL_REMOVED, "not-a-pod-log-directory", id="a symlink or a file"),
         pytest.param({"uid": "", "name": "x"}, {}, {}, "not-a-pod-log-directory", id="not a pod log directory"),
     ],

@@ -19,6 +19,8 @@ from nodeagent.model import (
     ImageUsage,
     NodeSnapshot,
     PieceKind,
+    PodList,
+    PodListSource,
     ReferenceKind,
     Role,
     StorageGraph,
@@ -159,6 +161,14 @@ def workloads(draw: st.DrawFn, listed: tuple[Image, ...]) -> dict[str, Any]:
     }
 
 
+POD_LISTS = st.builds(
+    PodList,
+    st.sampled_from(PodListSource),
+    st.sets(st.sampled_from([f"uid-{pod}" for pod in PODS])).map(frozenset),
+    st.booleans(),
+)
+
+
 @st.composite
 def nodes(draw: st.DrawFn, *, pins: bool = True) -> NodeSnapshot:
     listed, usage = draw(images(pins=pins))
@@ -169,9 +179,7 @@ def nodes(draw: st.DrawFn, *, pins: bool = True) -> NodeSnapshot:
         image_filesystem=draw(st.one_of(st.none(), st.integers(0, 100).map(filesystem))),
         storage=draw(st.one_of(st.none(), storages(listed))),
         role=draw(st.sampled_from(list(Role))),
-        live_pod_uids=draw(
-            st.one_of(st.none(), st.sets(st.sampled_from([f"uid-{pod}" for pod in PODS])).map(frozenset))
-        ),
+        pod_list=draw(st.one_of(st.none(), POD_LISTS)),
         booted_at=draw(st.sampled_from([None, ago(100), ago(10**7), ago(10**7)])),
         sandboxes_unread=draw(st.sampled_from([frozenset(), frozenset(), frozenset({"sb-p0"})])),
         sandbox_images=draw(st.sampled_from([frozenset(), frozenset({"r.io/web0:2"})])),
@@ -512,10 +520,11 @@ def test_deleted_pod_has_no_running_container(node: NodeSnapshot, grace_s: float
             assert status.finished
             assert not any(each.ready for each in node.sandboxes if each.uid == uid)
             assert not any(each.state in (ContainerState.RUNNING, ContainerState.UNKNOWN) for each in mine)
-            assert node.live_pod_uids is not None or node.role is Role.STANDALONE
+            proven = node.pod_list is not None and node.pod_list.proves_absence
+            assert proven or node.role is Role.STANDALONE
             own = [each for each in node.sandboxes if each.uid == uid]
-            assert node.live_pod_uids is not None or not any(each.from_api_server for each in own)
-            assert node.live_pod_uids is None or uid not in node.live_pod_uids
+            assert proven or not any(each.from_api_server for each in own)
+            assert node.pod_list is None or uid not in node.pod_list.uids
 
 
 @EXAMPLES

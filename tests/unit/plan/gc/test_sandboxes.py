@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model import Role
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy, plan_sandbox_gc
 from nodeagent.plan.pods.deletion import check_pods
-from tests.unit.builders import codes, container, decided, removed, sandbox, snapshot
+from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot
 
 if TYPE_CHECKING:
     from nodeagent.plan.decision import Plan
@@ -78,7 +78,7 @@ def test_sandbox_without_creation_time_does_not_count_as_newer() -> None:
 
 
 def test_sandboxes_of_finished_pods_are_removed_only_when_disk_space_is_needed() -> None:
-    fields = {"sandboxes": (sandbox(),), "live_pod_uids": frozenset({"uid-web"})}
+    fields = {"sandboxes": (sandbox(),), "pod_list": kubelet_list("uid-web")}
     assert codes(plan_for(fields=fields)) == {"sb-web": "newest-of-pod"}
     assert codes(plan_for(fields=fields, evict_non_deleted_pods=True)) == {"sb-web": "pod-finished"}
 

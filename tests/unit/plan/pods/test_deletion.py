@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model import ContainerState, Role
+from nodeagent.model import ContainerState, PodList, Role
 from nodeagent.model.workload import ANNOTATION_SOURCE
-from nodeagent.plan.pods.deletion import check_pods
-from tests.unit.builders import ago, container, sandbox, snapshot
+from nodeagent.plan.pods.deletion import check_pods, is_in_pod_list
+from tests.unit.builders import ago, container, kubelet_list, sandbox, snapshot, synced
 
 GRACE_S = 300.0
+UID, HASH = "0f3b5c1e-7a61-4d0e-9f0e-1c2d3e4f5a6b", "5f1e7c62d3b04a8f9e1d2c3b4a596877"
 FROM_API_SERVER = replace(sandbox(), annotations={ANNOTATION_SOURCE: "api"})
 DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
+BESIDE = {"role": Role.BESIDE_KUBELET, "sandboxes": (FROM_API_SERVER,)}
+ABSENT = {"sandboxes": (FROM_API_SERVER,), "pod_list": synced()}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
         pytest.param(
             {"role": Role.BESIDE_KUBELET},
             False,
-            "a kubelet manages this node and its pod list is not available",
+            "only a synced list of the API server proves a deletion",
             id="beside a kubelet",
         ),
         pytest.param(
@@ -122,10 +125,22 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             id="one sandbox from an API server",
         ),
         pytest.param(
-            {"sandboxes": (FROM_API_SERVER,), "live_pod_uids": frozenset()},
+            {"sandboxes": (FROM_API_SERVER,), "pod_list": synced()},
             True,
-            "not in the pod list",
-            id="from an API server, with a list",
+            "not in the pod list of the API server",
+            id="from an API server, not in its list",
+        ),
+        pytest.param(
+            {"sandboxes": (FROM_API_SERVER,), "pod_list": replace(synced(), synced=False)},
+            False,
+            "created from an API server",
+            id="from an API server, not in a list that is not synced",
+        ),
+        pytest.param(
+            {"sandboxes": (FROM_API_SERVER,), "pod_list": kubelet_list()},
+            False,
+            "created from an API server",
+            id="from an API server, not in the kubelet's list",
         ),
         pytest.param(
             {"sandboxes": (replace(FROM_API_SERVER, annotations={ANNOTATION_SOURCE: "file"}),)},
@@ -134,34 +149,59 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             id="from a file",
         ),
         pytest.param(
-            {"role": Role.BESIDE_KUBELET, "live_pod_uids": frozenset()},
+            BESIDE | {"pod_list": synced("uid-other")},
             True,
-            "not in the pod list, no ready sandbox, nothing running, last activity 1h ago",
-            id="beside a kubelet with its list",
+            "not in the pod list of the API server, no ready sandbox, nothing running, last activity 1h ago",
+            id="beside a kubelet, not in a synced list of the API server",
         ),
         pytest.param(
-            {"live_pod_uids": frozenset({"uid-web"})},
+            BESIDE | {"pod_list": replace(synced("uid-other"), synced=False)},
             False,
-            "in the pod list, no ready sandbox, nothing running, last activity 1h ago",
+            "proves a deletion",
+            id="beside a kubelet, not in a list of the API server that is not synced",
+        ),
+        pytest.param(
+            BESIDE | {"pod_list": kubelet_list()}, False, "proves a deletion", id="beside a kubelet with an empty list"
+        ),
+        pytest.param(
+            BESIDE | {"pod_list": kubelet_list("uid-static")},
+            False,
+            "proves a deletion",
+            id="beside a kubelet with static pods in its list",
+        ),
+        pytest.param(
+            BESIDE | {"sandboxes": (sandbox(),), "pod_list": synced("uid-other")},
+            False,
+            "proves a deletion",
+            id="beside a kubelet, static pod not in the API server's list",
+        ),
+        pytest.param(
+            {"pod_list": synced()}, True, "inferred from CRI", id="not from an API server, whose list does not decide"
+        ),
+        pytest.param(
+            {"pod_list": kubelet_list("uid-web")},
+            False,
+            "in the pod list of the kubelet, no ready sandbox, nothing running, last activity 1h ago",
             id="in the list",
         ),
+        pytest.param(ABSENT | {"booted_at": None}, True, "", id="with a list that decides the boot is not an activity"),
         pytest.param(
-            {"live_pod_uids": frozenset(), "booted_at": None}, True, "", id="with a list the boot is not an activity"
+            ABSENT | {"booted_at": ago(1)}, True, "", id="with a list that decides a recent boot is not an activity"
         ),
         pytest.param(
-            {"live_pod_uids": frozenset(), "booted_at": ago(1)},
-            True,
-            "",
-            id="with a list a recent boot is not an activity",
+            {"pod_list": kubelet_list(), "booted_at": ago(1)},
+            False,
+            "last activity 1s ago",
+            id="with a list that does not decide the boot is an activity",
         ),
         pytest.param(
-            {"live_pod_uids": frozenset(), "containers": (container("c", state=ContainerState.RUNNING),)},
+            ABSENT | {"containers": (container("c", state=ContainerState.RUNNING),)},
             False,
             "a container is running",
             id="not in the list, running",
         ),
         pytest.param(
-            {"live_pod_uids": frozenset(), "containers": (container("c", finished_s=10),)},
+            ABSENT | {"containers": (container("c", finished_s=10),)},
             False,
             "last activity 10s ago",
             id="not in the list, recent activity",
@@ -177,7 +217,7 @@ def test_pod_is_deleted_only_without_activity_and_with_complete_facts(
 
 
 def test_listed_pod_without_running_container_is_finished_and_not_deleted() -> None:
-    status = check_pods(snapshot(**DEAD, live_pod_uids=frozenset({"uid-web"})), GRACE_S)["uid-web"]
+    status = check_pods(snapshot(**DEAD, pod_list=kubelet_list("uid-web")), GRACE_S)["uid-web"]
     assert (status.deleted, status.finished) == (False, True)
 
 
@@ -224,3 +264,22 @@ def test_evicted_pod_is_deleted_without_grace_period_once_nothing_is_running(
     status = check_pods(found, GRACE_S, frozenset({uid}))[uid]
     assert status.deleted is deleted
     assert ("evicted by nodeagent" in status.how) is deleted
+
+
+@pytest.mark.parametrize(
+    ("uid", "pods", "exists"),
+    [
+        pytest.param(UID, None, None, id="no list"),
+        pytest.param(UID, synced(UID), True, id="in the API server's list"),
+        pytest.param(UID, kubelet_list(UID), True, id="in the kubelet's list"),
+        pytest.param(UID, synced(), False, id="not in the API server's list"),
+        pytest.param(UID, kubelet_list(), None, id="not in the kubelet's list"),
+        pytest.param(HASH, synced(), None, id="static pod not in the API server's list"),
+        pytest.param(HASH, synced(HASH), True, id="mirror pod in the API server's list"),
+        pytest.param("", synced(), None, id="no UID"),
+    ],
+)
+def test_only_a_synced_list_of_the_api_server_decides_on_a_missing_pod(
+    uid: str, pods: PodList | None, exists: bool | None
+) -> None:
+    assert is_in_pod_list(uid, (), pods) is exists
