@@ -37,7 +37,7 @@ check: ## format, lint, types, import directions, generated files, vocabulary
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -I protos/generate.py --check
-	$(BIN)/python -I -m nodeagent.config.embed --check README.md
+	$(BIN)/python -I -m nodeagent.config.embed --check nodeagent/docs/configuration.md
 	$(BIN)/python -I -m nodeagent.cli.help --check
 	$(BIN)/python -m tests.language
 
@@ -86,7 +86,7 @@ test-node: ## node tests: systemd, cgroup v2 and containerd in a virtual machine
 	@.ci/setup dev node
 	$(BIN)/python -m pytest tests/node $(if $(SHORT),-m "not long")
 
-bench: ## measure the budgets; prints a table for the README
+bench: ## measure the budgets; prints a table
 	@.ci/setup dev
 	$(BIN)/python -m tests.bench
 
@@ -94,9 +94,9 @@ protos: ## generate nodeagent/_proto from protos/
 	@.ci/setup protos
 	$(BIN)/python -I protos/generate.py
 
-docs: ## write the configuration reference into the README, the top-level help and the completion
+docs: ## write the configuration reference into its document, the top-level help and the completion
 	@.ci/setup run
-	$(BIN)/python -I -m nodeagent.config.embed README.md
+	$(BIN)/python -I -m nodeagent.config.embed nodeagent/docs/configuration.md
 	$(BIN)/python -I -m nodeagent.cli.help
 
 install uninstall: export PREFIX := $(PREFIX)

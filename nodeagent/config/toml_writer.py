@@ -132,7 +132,7 @@ def reference() -> str:
         if each.section != section:
             section = each.section
             title = f"`[{section}]`" if section else "Top level"
-            lines += ["", f"#### {title}", "", "| key | form | default | effect |", "| --- | --- | --- | --- |"]
+            lines += ["", f"### {title}", "", "| key | form | default | effect |", "| --- | --- | --- | --- |"]
         form = each.form.replace("|", "\\|")
         lines.append(f"| `{each.name}` | {form} | `{each.value}` | {each.description} |")
     return "\n".join(lines) + "\n"

@@ -98,9 +98,9 @@ def test_invalid_configuration_is_rejected_and_a_valid_one_applied(served: Node)
     assert served.run("systemctl show nodeagent -p MainPID --value").stdout == pid
 
 
-def test_journal_queries_of_the_readme_return_entries(served: Node) -> None:
-    readme = (ROOT / "README.md").read_text()
-    queries = re.findall(r"^# (journalctl [^#\n]+?) +#", readme, re.MULTILINE)
+def test_journal_queries_of_the_documents_return_entries(served: Node) -> None:
+    document = (ROOT / "nodeagent/docs/operations.md").read_text()
+    queries = re.findall(r"^# (journalctl [^#\n]+?) +#", document, re.MULTILINE)
     assert len(queries) == 3
     deleted, evicted, warnings = (served.run(f"{query} --no-pager", check=False) for query in queries)
     assert evicted.stdout.strip() == "-- No entries --"

@@ -153,8 +153,8 @@ def test_dashboard_queries_pass_promtool_check(promtool: str, tmp_path: Path) ->
     run(promtool, "check", "rules", "panels.yml", at=tmp_path)
 
 
-def test_readme_examples_pass_promtool_check(promtool: str, tmp_path: Path) -> None:
-    text = (SYSTEMD.parent / "README.md").read_text()
+def test_documented_examples_pass_promtool_check(promtool: str, tmp_path: Path) -> None:
+    text = (SYSTEMD.parent / "nodeagent/docs/metrics.md").read_text()
     shutil.copy(RULES, tmp_path)
     configurations = [each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "scrape_configs" in each]
     assert configurations
@@ -164,8 +164,8 @@ def test_readme_examples_pass_promtool_check(promtool: str, tmp_path: Path) -> N
         run(promtool, "check", "config", path.name, at=tmp_path)
     queried = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
     assert queried
-    examples = [{"record": "readme:line", "expr": each} for each in "".join(queried).splitlines() if each.strip()]
-    (tmp_path / "queried.yml").write_text(yaml.safe_dump({"groups": [{"name": "readme", "rules": examples}]}))
+    examples = [{"record": "document:line", "expr": each} for each in "".join(queried).splitlines() if each.strip()]
+    (tmp_path / "queried.yml").write_text(yaml.safe_dump({"groups": [{"name": "document", "rules": examples}]}))
     run(promtool, "check", "rules", "queried.yml", at=tmp_path)
     for each in examples:
         assert set(_NAME.findall(each["expr"])) <= promql_names(), each
