@@ -92,12 +92,11 @@ def _pod_table(found: EvictionPreview, *, sources: bool) -> Table:
     for each in found.plan.decisions:
         ranked, facts = ranks.get(each.uid), found.pods[each.uid]
         remove = each.verdict == "remove"
-        request = facts.memory_request_bytes.value
         table.add(
             "evict" if remove else str(ranked.rank) if ranked is not None else "",
             each.name,
             _usage(found, each, ranked),
-            _request(ranked, request if isinstance(request, int) else None),
+            _request(ranked, facts.memory_request_bytes),
             _fact(facts.priority, sources=sources),
             *((_fact(facts.qos, sources=sources),) if sources else ()),
             str(each.reason.code),
@@ -114,10 +113,15 @@ def _usage(found: EvictionPreview, decision: PodDecision, ranked: RankedPodEntry
     return str(ranked.usage)
 
 
-def _request(ranked: RankedPodEntry | None, memory_bytes: int | None) -> str:
-    if ranked is not None and ranked.resource in ("inodes", "pids"):
+def _request(ranked: RankedPodEntry | None, memory: Fact) -> str:
+    """Return the request of the ranking, or the memory request of a pod without rank; ``~`` marks an inferred one."""
+    if ranked is None:
+        known = size_cell(memory.value if isinstance(memory.value, int) else None)
+        return f"~{known}" if memory.value and memory.source == "inferred" else known
+    if ranked.resource in ("inodes", "pids"):
         return ""
-    return size_cell(memory_bytes if ranked is None else ranked.request)
+    inferred = any(each.endswith("request inferred") for each in ranked.assumed)
+    return f"~{size_cell(ranked.request)}" if inferred and ranked.request else size_cell(ranked.request)
 
 
 def _fact(fact: Fact, *, sources: bool) -> str:

@@ -106,7 +106,8 @@ def top_view(status: Top, columns: int | None) -> Iterator[Line]:
             str(each.rank),
             f"{each.namespace}/{each.name}",
             size_cell(each.memory_bytes),
-            size_cell(each.memory_request_bytes),
+            ("~" if each.memory_request_bytes and facts.memory_request_bytes.source == "inferred" else "")
+            + size_cell(each.memory_request_bytes),
             size_cell(_disk_bytes(each)),
             _fact(facts.priority),
             *(["?" if each.pids is None else str(each.pids), _fact(facts.qos)] if wide else []),

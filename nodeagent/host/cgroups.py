@@ -146,6 +146,12 @@ def read_memory_min(directory: str) -> int | None:
     return _number(f"{directory}/memory.min")
 
 
+def read_memory_max(directory: str) -> int | None:
+    """Return ``memory.max`` of a cgroup in bytes, 0 for none; ``None`` if unreadable."""
+    text = _read(f"{directory}/memory.max")
+    return 0 if text is not None and text.strip() == b"max" else _number(f"{directory}/memory.max")
+
+
 def read_oom_kills(directory: str) -> int | None:
     """Return the count of OOM kills in a cgroup and its descendants since its creation; ``None`` if unreadable.
 

@@ -87,7 +87,7 @@ class PodSpec:
 
 @dataclass(frozen=True, slots=True)
 class ContainerTraits:
-    """Constant properties of a running container from its verbose status; ``None`` if not reported.
+    """Properties of a running container from its verbose status, constant until a resize; ``None`` if not reported.
 
     Attributes:
         memory_limit_bytes: 0 for none.

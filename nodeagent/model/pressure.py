@@ -199,6 +199,7 @@ class ContainerFacts:
     Attributes:
         memory_request_bytes: 0 for none, ``None`` if unknown; same for ``ephemeral_request_bytes``.
         ephemeral_limit_bytes: ``None`` or 0 for none or unknown.
+        memory_request_inferred: whether the memory request is not from a definition of the pod.
     """
 
     name: str
@@ -208,6 +209,7 @@ class ContainerFacts:
     logs_bytes: int | None = None
     ephemeral_request_bytes: int | None = None
     ephemeral_limit_bytes: int | None = None
+    memory_request_inferred: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from nodeagent.host.cgroups import (
     Cgroups,
     CgroupUsage,
     expand_parent,
+    read_memory_max,
     read_memory_min,
     read_usage,
     read_working_sets,
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from nodeagent.model.pods import RuntimePod
+    from nodeagent.model.pods import ContainerTraits, RuntimePod
 
 _WITHIN_S: Final = 5.0
+_ROUNDING_BYTES: Final = 64 << 10
+"""Largest page size: the kernel rounds limits down to pages."""
 
 
 class PodCgroups:
@@ -38,6 +41,7 @@ class PodCgroups:
         self._cgroups = Cgroups(root)
         self._directories: dict[str, str] = {}
         self._memory_min: dict[str, int] = {}
+        self._memory_max: dict[str, int] = {}
         self._capacity_bytes: int | None = None
 
     @property
@@ -63,8 +67,25 @@ class PodCgroups:
         """Drop the entries of sandboxes and containers that are no longer listed."""
         for removed in self._memory_min.keys() - listed:
             del self._memory_min[removed]
+        for removed in self._memory_max.keys() - listed:
+            del self._memory_max[removed]
         for removed in self._directories.keys() - listed:
             del self._directories[removed]
+
+    async def find_resized(self, traits: Mapping[str, ContainerTraits]) -> frozenset[str]:
+        """Return the containers whose memory limit is not that of their traits any more, and read ``memory.min`` again.
+
+        A container is resized in place, without a restart. After a timeout no container counts as resized.
+
+        Args:
+            traits: by container id, as read from the runtime.
+
+        Source: Kubernetes in-place pod resize; CRI ``UpdateContainerResources``.
+        """
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._find_resized, dict(traits)), _WITHIN_S)
+        except TimeoutError:
+            return frozenset()
 
     def find_handles(self, pods: Sequence[RuntimePod]) -> dict[str, PodHandle]:
         """Return sandboxes, containers and existing cgroups of each pod, by UID."""
@@ -103,6 +124,27 @@ class PodCgroups:
             if directory is not None:
                 self._directories[key] = directory
         return directory
+
+    def _find_resized(self, traits: Mapping[str, ContainerTraits]) -> frozenset[str]:
+        for sandbox_id in self._memory_min:
+            directory = self._directories.get(sandbox_id)
+            if directory is not None:
+                self._memory_min[sandbox_id] = read_memory_min(directory) or 0
+        resized = set()
+        for container_id, known in traits.items():
+            directory = self._directories.get(container_id)
+            limit_bytes = None if directory is None else read_memory_max(directory)
+            if limit_bytes is None:
+                continue
+            before = self._memory_max.get(container_id)
+            self._memory_max[container_id] = limit_bytes
+            if before is None:  # the first reading, which may be later than a resize
+                expected = known.memory_limit_bytes
+                if expected is not None and abs(expected - limit_bytes) >= _ROUNDING_BYTES:
+                    resized.add(container_id)
+            elif before != limit_bytes:
+                resized.add(container_id)
+        return frozenset(resized)
 
     def _read_all(self, pods: Sequence[RuntimePod], handles: Mapping[str, PodHandle]) -> dict[str, PodReading]:
         return {pod.uid: self._read_pod(pod, handles[pod.uid]) for pod in pods}

@@ -1,7 +1,8 @@
 """CRI status of sandboxes and containers, read once each.
 
-The cgroup parent, the log directory and the container traits cannot change while a container runs, so that a pass on an
-idle node requires two list calls of the runtime.
+The cgroup parent and the log directory cannot change while a container runs, and its traits change by a resize only,
+after which :meth:`RuntimeDetails.expire` has them read again. A pass on an idle node requires two list calls of the
+runtime.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ class RuntimeDetails:
     def log_directories(self) -> dict[str, str | None]:
         """Log directory of the pod by sandbox id; ``None`` where unknown."""
         return {sandbox_id: details.sandbox.log_directory for sandbox_id, details in self._sandboxes.items()}
+
+    def expire(self, container_ids: Iterable[str]) -> None:
+        """Read the status of these containers again at the next :meth:`read_missing`."""
+        for container_id in container_ids:
+            self._traits.pop(container_id, None)
 
     async def read_missing(
         self, sandboxes: Sequence[Sandbox], containers: Sequence[Container], warnings: list[str]

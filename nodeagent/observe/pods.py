@@ -134,6 +134,7 @@ class PodReader:
         sandboxes, containers, stats = await self._lists(warnings, with_stats=with_disk, quick=quick)
         if not quick:
             self._cgroups.drop_removed({each.id for each in sandboxes} | {each.id for each in containers})
+            self._details.expire(await self._cgroups.find_resized(self._details.traits))
             await self._details.read_missing(sandboxes, containers, warnings)
             active = active_sandboxes(sandboxes, containers)
             await self._listing.read_for({each.uid for each in sandboxes if each.id in active})

@@ -17,11 +17,17 @@ _SUFFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 
 class Offender(NamedTuple):
-    """A container that uses more than its request; ``request_bytes`` is ``None`` if unknown."""
+    """A container that uses more than its request.
+
+    Attributes:
+        request_bytes: ``None`` if unknown.
+        inferred: whether the request is not from a definition of the pod.
+    """
 
     name: str
     usage_bytes: int
     request_bytes: int | None
+    inferred: bool = False
 
 
 def offenders(pod: PodFacts, resource: Resource) -> tuple[Offender, ...]:
@@ -37,7 +43,8 @@ def offenders(pod: PodFacts, resource: Resource) -> tuple[Offender, ...]:
 
 def _share(container: ContainerFacts, resource: Resource) -> Offender | None:
     if resource is Resource.MEMORY and container.memory_bytes is not None:
-        return Offender(container.name, container.memory_bytes, container.memory_request_bytes)
+        request_bytes, inferred = container.memory_request_bytes, container.memory_request_inferred
+        return Offender(container.name, container.memory_bytes, request_bytes, inferred)
     if resource is Resource.EPHEMERAL_STORAGE:
         parts = [each for each in (container.writable_bytes, container.logs_bytes) if each is not None]
         return Offender(container.name, sum(parts), container.ephemeral_request_bytes) if parts else None
@@ -46,6 +53,8 @@ def _share(container: ContainerFacts, resource: Resource) -> Offender | None:
 
 def pressure_message(status: ThresholdStatus, resource: Resource, over: tuple[Offender, ...]) -> str:
     """Return the message for a pod evicted for a threshold, with its trailing space.
+
+    The kubelet knows every request; an inferred one is marked here.
 
     Source: kubelet ``evictionMessage``.
     """
@@ -60,8 +69,10 @@ def pressure_message(status: ThresholdStatus, resource: Resource, over: tuple[Of
             if stalled
             else f"Threshold quantity: {quantity}, available: {available}. "
         )
-    for name, usage_bytes, request_bytes in over:
+    for name, usage_bytes, request_bytes, inferred in over:
         request = "unknown" if request_bytes is None else format_quantity(request_bytes)
+        if inferred and request_bytes is not None:
+            request += " (inferred)"
         parts.append(
             f"Container {name} was using {format_quantity(usage_bytes)}, request is {request}, "
             f"has larger consumption of {resource}. "

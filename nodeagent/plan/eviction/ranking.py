@@ -27,6 +27,7 @@ class RankedPod:
         rank: position in eviction order, from 1.
         usage: of ``resource``, in bytes, inodes or PIDs; ``None`` if unknown.
         is_lower_bound: whether the measurement of the usage is incomplete.
+        swapped: part of the usage of memory that is swapped out, in bytes.
         request: in bytes; 0 for inodes and PIDs, which have no requests.
         priority: 0 if unknown.
         assumed: names of the relevant facts that were inferred or assumed.
@@ -40,6 +41,7 @@ class RankedPod:
     priority: int
     assumed: tuple[str, ...] = ()
     is_lower_bound: bool = False
+    swapped: int = 0
 
     @property
     def excess(self) -> int | None:
@@ -55,7 +57,8 @@ class RankedPod:
         if self.resource not in _BYTES:
             return f"{uses} {self.usage} {self.resource}, priority {self.priority}"
         compared = f"request {format_bytes(self.request)}" if self.request else "no request"
-        return f"{uses} {format_bytes(self.usage)} of {self.resource}, {compared}, priority {self.priority}"
+        resource = f"{self.resource} ({format_bytes(self.swapped)} swapped out)" if self.swapped else self.resource
+        return f"{uses} {format_bytes(self.usage)} of {resource}, {compared}, priority {self.priority}"
 
     @property
     def note(self) -> str:
@@ -72,6 +75,8 @@ class RankedPod:
             if unit == "bytes":
                 details["request_bytes"] = self.request
                 details["excess_bytes"] = self.usage - self.request
+        if self.swapped:
+            details["swapped_bytes"] = self.swapped
         if self.is_lower_bound:
             details["usage_is_lower_bound"] = True
         if self.assumed:
@@ -87,11 +92,11 @@ def rank_pods(pods: Iterable[PodFacts], signal: Signal, layout: FilesystemLayout
     - PIDs: lower priority first; then more PIDs.
 
     A pod with unknown usage, or with an incomplete measurement of it, precedes the others in every comparison of usage:
-    a tenant can prolong the measurement of its pod, which must not hide usage. Ties are broken by UID. For
-    ``swap.free`` memory includes swapped-out memory, which an eviction frees as well.
+    a tenant can prolong the measurement of its pod, which must not hide usage. Ties are broken by UID.
 
-    Unlike the kubelet, inodes are not compared with the storage request, which counts bytes. The ranking of a signal
-    without a resource is empty.
+    Unlike the kubelet, memory includes swapped-out memory: with swap on, the pod that displaced the others from memory
+    may itself be swapped out, and the working set alone ranks it behind them. Inodes are not compared with the storage
+    request, which counts bytes. The ranking of a signal without a resource is empty.
 
     Source: kubelet ``rankMemoryPressure``, ``rankDiskPressureFunc``, ``rankPIDPressure``.
     """
@@ -137,11 +142,10 @@ def _is_lower_bound(usage: PodUsage | None, signal: Signal, layout: FilesystemLa
 def _plain_usage(usage: PodUsage, signal: Signal) -> tuple[int | None, tuple[str, ...]]:
     if signal is Signal.PID_AVAILABLE:
         return usage.pids, ()
-    if signal is not Signal.SWAP_FREE or usage.memory_bytes is None:
-        return usage.memory_bytes, ()
-    if usage.swap_bytes is None:
-        return usage.memory_bytes, ("swap not read, counted as 0",)
-    return usage.memory_bytes + usage.swap_bytes, ()
+    if usage.memory_bytes is None:
+        return None, ()
+    unread = usage.swap_bytes is None and signal is Signal.SWAP_FREE  # a kernel without swap accounting has no swap
+    return usage.memory_bytes + (usage.swap_bytes or 0), ("swap not read, counted as 0",) if unread else ()
 
 
 def _parts(usage: PodUsage, filesystem: FilesystemRole, layout: FilesystemLayout) -> dict[str, Footprint]:
@@ -164,7 +168,10 @@ def _measure(pod: PodFacts, signal: Signal, resource: Resource, layout: Filesyst
         request = fact.value or 0
     assumed = tuple(f"{name} {fact.source}" for name, fact in facts if fact.source in _GUESSED)
     is_lower_bound = _is_lower_bound(pod.usage, signal, layout)
-    return RankedPod(pod, 0, resource, usage, request, pod.priority.value or 0, assumed + unread, is_lower_bound)
+    swapped = (pod.usage.swap_bytes or 0) if resource is Resource.MEMORY and pod.usage is not None else 0
+    return RankedPod(
+        pod, 0, resource, usage, request, pod.priority.value or 0, assumed + unread, is_lower_bound, swapped
+    )
 
 
 def _key_usage(each: RankedPod) -> tuple[bool, bool, int, int, str]:

@@ -358,6 +358,7 @@ class _Merger:
                 logs_bytes=reading.container_logs_bytes.get(container.name),
                 ephemeral_request_bytes=None if spec is None else spec.ephemeral_request_bytes,
                 ephemeral_limit_bytes=None if spec is None or spec.init else spec.ephemeral_limit_bytes,
+                memory_request_inferred=spec is None and request is not None,
             )
 
     def _empty_dirs(self, reading: PodReading) -> tuple[EmptyDirFacts, ...]:

@@ -171,6 +171,7 @@ async def test_pod_facts_are_complete_on_every_runtime(node: Node) -> None:
         "proxy": None,
     }
     assert facts_of(inventory, "db").memory_request_bytes == Fact(64 * MIB, FactSource.INFERRED)
+    assert all(each.memory_request_inferred for each in facts_of(inventory, "db").containers)
     usage = facts_of(inventory, "web").usage
     assert usage is not None
     assert (usage.memory_bytes, usage.swap_bytes, usage.pids) == (250 * MIB, MIB, 9)
@@ -252,6 +253,46 @@ async def test_status_is_read_for_new_containers_only(node: Node) -> None:
     assert [each.name for each in inventory.facts] == ["web"]
     node.sim.remove_sandbox(web.id)
     assert (await reader.read()).facts == ()
+
+
+async def test_resized_container_has_its_new_memory_request(node: Node) -> None:
+    db = node.pod("db", GUARANTEED)
+    (container,) = node.sim.containers_of(db.id)
+    limit = node.root / "sys/fs/cgroup" / db.cgroup_parent.strip("/") / container.id / "memory.max"
+    limit.write_text(f"{64 * MIB}\n")
+    reader = node.reader()
+    await reader.read()
+    await reader.read()
+    node.calls.clear()
+    node.sim.containers[container.id] = replace(container, memory_limit_bytes=200 * MIB)
+    limit.write_text(f"{200 * MIB}\n")
+    assert facts_of(await reader.read(), "db").memory_request_bytes.value == 200 * MIB
+    assert facts_of(await node.reader().read(), "db").memory_request_bytes.value == 200 * MIB
+    node.calls.clear()
+    await reader.read()
+    assert "ContainerStatus" not in node.calls
+
+
+async def test_container_resized_before_its_cgroup_was_read_has_its_new_memory_request(node: Node) -> None:
+    db = node.pod("db", GUARANTEED)
+    (container,) = node.sim.containers_of(db.id)
+    reader = node.reader()
+    await reader.read()
+    node.sim.containers[container.id] = replace(container, memory_limit_bytes=200 * MIB)
+    limit = node.root / "sys/fs/cgroup" / db.cgroup_parent.strip("/") / container.id / "memory.max"
+    limit.write_text(f"{200 * MIB}\n")
+    assert facts_of(await reader.read(), "db").memory_request_bytes.value == 200 * MIB
+
+
+async def test_changed_memory_guarantee_of_a_pod_is_its_new_request(node: Node) -> None:
+    web = node.pod("web")
+    guarantee = node.root / "sys/fs/cgroup" / web.cgroup_parent.strip("/") / "memory.min"
+    guarantee.write_text(f"{32 * MIB}\n")
+    reader = node.reader()
+    await reader.read()
+    assert facts_of(await reader.read(), "web").memory_request_bytes.value == 32 * MIB
+    guarantee.write_text(f"{96 * MIB}\n")
+    assert facts_of(await reader.read(), "web").memory_request_bytes == Fact(96 * MIB, FactSource.CGROUP)
 
 
 async def test_details_of_removed_containers_are_dropped(node: Node) -> None:

@@ -127,9 +127,8 @@ def disk(mib: float | None, inodes: int | None = 0) -> Footprint:
 
 def container(name: str = "app", **mib: float | None) -> ContainerFacts:
     """Return a container; keywords are attributes without ``_bytes``, in MiB."""
-    return ContainerFacts(
-        name, **{f"{key}_bytes": None if value is None else int(value * MIB) for key, value in mib.items()}
-    )
+    sizes: dict[str, Any] = {f"{key}_bytes": None if value is None else int(value * MIB) for key, value in mib.items()}
+    return ContainerFacts(name, **sizes)
 
 
 def planned(

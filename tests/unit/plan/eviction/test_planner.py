@@ -513,6 +513,13 @@ def test_eviction_message_equals_that_of_the_kubelet(facts: PodFacts, signal: st
     assert plan.victim.message == message
 
 
+def test_message_marks_an_inferred_request() -> None:
+    inferred = replace(container("app", memory=300, memory_request=100), memory_request_inferred=True)
+    plan = planned([pod(containers=(inferred,))])
+    assert plan.victim is not None
+    assert "was using 300Mi, request is 100Mi (inferred), has larger" in plan.victim.message
+
+
 def test_message_of_a_stall_has_both_percentages() -> None:
     plan = planned(
         [pod()], read("memory.psi.full", available=55.2, capacity=100), limits=thresholds("memory.psi.full>40")

@@ -82,11 +82,15 @@ def test_pods_are_ranked_for_memory_by_excess_priority_and_usage(pods: list[PodF
     assert order(pods, "memory.psi.full") == expected
 
 
-def test_swap_signal_ranks_by_memory_and_swap() -> None:
+def test_memory_and_swap_signals_rank_by_memory_and_swap() -> None:
     swapped = pod("swapped", usage=PodUsage(memory_bytes=10 * MIB, swap_bytes=500 * MIB))
     resident = pod("resident", usage=PodUsage(memory_bytes=100 * MIB, swap_bytes=0))
     assert order([swapped, resident], "swap.free") == ["swapped", "resident"]
-    assert order([swapped, resident], "memory.available") == ["resident", "swapped"]
+    assert order([swapped, resident], "memory.available") == ["swapped", "resident"]
+    assert order([swapped, resident], "memory.psi.full") == ["swapped", "resident"]
+    first, second = rank_pods([swapped, resident], Signal.MEMORY_AVAILABLE, SINGLE)
+    assert first.measure == "uses 510 MiB of memory (500 MiB swapped out), no request, priority 0"
+    assert (first.details["swapped_bytes"], second.details.get("swapped_bytes")) == (500 * MIB, None)
     (ranked,) = rank_pods([pod("x")], Signal.SWAP_FREE, SINGLE)
     assert ranked.assumed == ("swap not read, counted as 0",)
 
