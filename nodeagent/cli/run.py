@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.config.settings import Origin, Settings
+    from nodeagent.errors import ConfigError
 
 GC_THRESHOLDS: Final = (50_000, 20, 20)
 
@@ -28,21 +29,50 @@ def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run
     """Check the configuration, then execute the daemon; with ``once`` run one pass and exit with its code.
 
     Raises:
-        ConfigError: the configuration is invalid; nothing was started.
+        ConfigError: the configuration is invalid, and graceful shutdown is not possible without it either. A lock in
+            systemd's descriptor store is released, so that it delays no shutdown.
     """
     from nodeagent.config.handoff import checked  # noqa: PLC0415 - not for the bare daemon
     from nodeagent.config.settings import Origin  # noqa: PLC0415
+    from nodeagent.errors import ConfigError  # noqa: PLC0415
     from nodeagent.host.processes import become_python  # noqa: PLC0415
 
     # Absolute: the daemon runs in / and reads the file again at each reload.
     origin = Origin(None if path is None else absolute_path(path), tuple(overrides.items()), dry_run)
-    settings = checked(origin)
+    try:
+        settings = checked(origin)
+    except ConfigError as error:
+        standby = None if once else _standby(origin, error)
+        if standby is None:
+            raise
+        settings = standby
     descriptor = os.memfd_create("settings")
     os.write(descriptor, pickle.dumps(settings))
     os.set_inheritable(descriptor, True)
     sys.stdout.flush()
     sys.stderr.flush()
     become_python("-m", "nodeagent.cli.run", str(descriptor), *(["--once"] if once else []))
+
+
+def _standby(origin: Origin, error: ConfigError) -> Settings | None:
+    """Return settings for graceful shutdown alone; without any, release a lock of an earlier run."""
+    from nodeagent.config.standby import standby_settings  # noqa: PLC0415 - only for an invalid configuration
+    from nodeagent.host.fdstore import DescriptorStore, stored_descriptor  # noqa: PLC0415
+    from nodeagent.host.notify import Notifier  # noqa: PLC0415
+    from nodeagent.observe.node_role import read_role  # noqa: PLC0415
+
+    if not Notifier().present:  # a command of a user, who reads the error
+        return None
+    lock = stored_descriptor()
+    settings = standby_settings(origin, error, has_lock=lock is not None)
+    if settings is not None:
+        role = read_role(settings.role)
+        if not settings.shutdown.off_because(role.role, role.reason):
+            return settings
+    if lock is not None:
+        os.close(lock)
+        DescriptorStore().forget()
+    return None
 
 
 def absolute_path(path: Path) -> Path:

@@ -62,12 +62,18 @@ def status(source: Source, form: str, *, limit: int) -> None:
 def run_stop_hook(config: Path | None, unit: str) -> None:
     """Stop the pods if the whole node is shutting down; the stop hook of the unit.
 
+    With an invalid configuration the last valid settings are used.
+
     Raises:
+        ConfigError: the configuration is invalid, and there are no last settings.
         NodeAgentError: no runtime is configured and none is found.
     """
     from nodeagent.cli.session import load_settings, run_async  # noqa: PLC0415 - not for every command
+    from nodeagent.config.settings import Origin  # noqa: PLC0415
+    from nodeagent.config.standby import standby_settings  # noqa: PLC0415
     from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop  # noqa: PLC0415
     from nodeagent.daemon.unix_signals import ignore_hangup  # noqa: PLC0415
+    from nodeagent.errors import ConfigError  # noqa: PLC0415
     from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
     from nodeagent.telemetry import logging as log  # noqa: PLC0415 - not for every command
 
@@ -75,7 +81,13 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
         unit_stop = read_unit_stop(unit)
         if not unit_stop.is_node_stopping:
             return
-        settings = load_settings(config, {})
+        try:
+            settings = load_settings(config, {})
+        except ConfigError as error:
+            standby = standby_settings(Origin(config), error, has_lock=False)
+            if standby is None:
+                raise
+            settings = standby
         logger = log.configure(settings.log_format, settings.log_level)
         run_async(stop_pods_at_unit_stop(settings, logger, unit_stop))
 

@@ -70,6 +70,8 @@ class Settings:
         shutdown: graceful shutdown.
         control: control API.
         metrics: metrics and health endpoint.
+        invalid_because: errors of an invalid configuration; these settings then serve graceful shutdown only.
+        standby_source: file of these settings in that case, or ``defaults``.
         reload_grace_s: time between a switch from dry run to active and the first destructive pass; 0 disables.
     """
 
@@ -103,3 +105,5 @@ class Settings:
     control: ControlSettings = field(default_factory=ControlSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     reload_grace_s: float = 60.0
+    invalid_because: str = ""
+    standby_source: str = ""

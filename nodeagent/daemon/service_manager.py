@@ -94,7 +94,7 @@ class ReloadTask:
         context.config_problem = ""
         changes = differences(dict(before.values), dict(after.values))
         context.logger.info("config_reloaded", changes=changes)
-        if not changes:
+        if not changes and not before.invalid_because:
             self._notifier.ready()
             return Reloaded((), before.dry_run, None, context.grace.left_s(), context.grace.until())
         waited, earlier = context.grace.pending, _effective(context)

@@ -36,10 +36,11 @@ from nodeagent.daemon.reload_preview import log_reload_effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, announce_grace
 from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.daemon.unix_signals import handled
-from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
 from nodeagent.host.notify import Notifier
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.storage_breakdown import describe
+from nodeagent.store.last_settings import write_last_settings
 from nodeagent.telemetry.event_bus import subscribe, unsubscribe
 
 if TYPE_CHECKING:
@@ -144,6 +145,13 @@ async def serve_agents(context: DaemonContext) -> None:
     runtime = RuntimeWatch(context.logger)
     while not context.stop.is_set():
         context.take_next()
+        if context.settings.invalid_because:
+            await _stand_by(context)
+            continue
+        try:
+            await asyncio.to_thread(write_last_settings, context.settings)
+        except StoreError as error:
+            context.logger.warning("last_settings_not_written", error=str(error))
         try:
             await _serve_one_agent(context)
             runtime.answered()
@@ -151,6 +159,21 @@ async def serve_agents(context: DaemonContext) -> None:
             # READY without a runtime: a service that orders itself after this one must not wait for a runtime.
             Notifier().ready(f"waiting for a container runtime: {error}")
             await wait_for_any(runtime.lost(error), context.stop, context.renew)
+
+
+async def _stand_by(context: DaemonContext) -> None:
+    """Wait for a valid configuration; the tasks that continue across reloads run meanwhile."""
+    settings = context.settings
+    context.config_problem = settings.invalid_because
+    context.logger.error(
+        "config_invalid",
+        error=settings.invalid_because,
+        hint="correct it, then systemctl reload nodeagent; until then only graceful shutdown runs",
+        settings=settings.standby_source,
+    )
+    Notifier().ready("configuration invalid: graceful shutdown only")
+    while not context.stop.is_set() and not context.renew.is_set():
+        await wait_for_any(_LONG_S, context.stop, context.renew)
 
 
 async def _serve_one_agent(context: DaemonContext) -> None:

@@ -29,6 +29,11 @@ class Notifier:
         for_this_process = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
         self.watchdog_s = int(microseconds) / 1e6 if microseconds.isdecimal() and for_this_process else None
 
+    @property
+    def present(self) -> bool:
+        """Whether a service manager started this process."""
+        return bool(self._address)
+
     def ready(self, status: str = "") -> None:
         """Report that start-up, or a reload, has finished."""
         self._send("READY=1", status)

@@ -23,12 +23,12 @@ RUNTIME: Final = Path("/run/nodeagent")
 _LOGIND: Final = Path("/etc/systemd/logind.conf.d")
 _LARGEST_DROP_IN_BYTES: Final = 1 << 16
 
-_DOCUMENTS: Final = "boot|evictions|holds|mode|pause|shutdown"
+_DOCUMENTS: Final = r"(boot|evictions|holds|mode|pause|shutdown)\.json|last-settings\.toml"
 _OWN: Final = {
     CONFIGURATION: re.compile(r"config\.toml|config\.d/[^./][^/]*\.toml"),
     STATE: re.compile(
         r"(nodeagent|history)\.db(\.corrupt-[0-9]{8}T[0-9]{6})?(-wal|-shm|-journal)?"
-        rf"|({_DOCUMENTS})\.json|\.({_DOCUMENTS})\.json-[a-z0-9_]{{8}}"
+        rf"|{_DOCUMENTS}|\.({_DOCUMENTS})-[a-z0-9_]{{8}}"
         r"|(holds|pass|shutdown)\.lock|plan\.key|\.plan\.key-[a-z0-9_]{8}"
     ),
     RUNTIME: re.compile(r"(?!)"),

@@ -74,6 +74,10 @@ EVENTS: Final[Mapping[str, Event]] = {
     "config_rejected": Event(
         "124d88241f304e42acb70525d922aead", "configuration rejected, keeping the running one: {error}"
     ),
+    "config_invalid": Event(
+        "b85ff1948d2a42ccbf8509bffc2e2d3a", "configuration invalid, only graceful shutdown runs: {error}"
+    ),
+    "last_settings_not_written": Event("432148c48bbe450092b330fac74c03fe", "{error}"),
     "reload_removes_more": Event(
         "65ff745889af49beb0573691c686a64d", "the new settings remove {items} more items, {frees_bytes} bytes"
     ),

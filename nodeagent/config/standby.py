@@ -1,0 +1,54 @@
+"""Settings for graceful shutdown while the configuration is invalid: the last valid ones, else the defaults.
+
+The daemon keeps logind's inhibitor lock and stops pods in order even then, and does nothing else: garbage collection
+and eviction wait for a valid configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.config.loading import effective, load
+from nodeagent.config.models import Config
+from nodeagent.config.policies import settings
+from nodeagent.config.toml_writer import toml_value
+from nodeagent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nodeagent.config.settings import Origin, Settings
+
+STATE: Final = Path("/var/lib/nodeagent")
+"""The state directory where the configuration is unreadable."""
+_FILE: Final = "last-settings.toml"
+
+
+def standby_settings(
+    origin: Origin, problem: ConfigError, *, has_lock: bool, directory: Path = STATE
+) -> Settings | None:
+    """Return the settings for graceful shutdown; ``None`` without last settings and without a lock.
+
+    Args:
+        origin: of the invalid configuration; a reload reads it again.
+        problem: its error.
+        has_lock: whether an earlier run of the agent left its inhibitor lock.
+        directory: state directory with the last settings.
+    """
+    path = directory / _FILE
+    try:
+        loaded = load(path, {}, environment={}) if path.exists() else None
+    except (ConfigError, OSError):  # of another version, or damaged
+        loaded = None
+    if loaded is None and not has_lock:
+        return None
+    own = settings(Config() if loaded is None else loaded.config)
+    found = {} if loaded is None else effective(loaded)
+    return replace(
+        own,
+        dry_run=own.dry_run or origin.dry_run,
+        origin=origin,
+        values=tuple((key, toml_value(value)) for key, (value, _) in found.items()),
+        invalid_because=str(problem),
+        standby_source="defaults" if loaded is None else str(path),
+    )

@@ -1,0 +1,142 @@
+"""The daemon after a start with an invalid configuration: no agent until a valid one is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from nodeagent.cli import run
+from nodeagent.config.handoff import checked
+from nodeagent.config.settings import Origin
+from nodeagent.config.standby import standby_settings
+from nodeagent.daemon import supervisor
+from nodeagent.daemon.service_manager import ReloadTask
+from nodeagent.errors import ConfigError, RuntimeUnavailableError
+from nodeagent.host.notify import Notifier
+from nodeagent.store.last_settings import FILE_NAME, write_last_settings
+from nodeagent.telemetry import logging as log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+
+GOOD = 'role = "standalone"\nstate.directory = "{}"\ncontrol.socket = ""\n'
+BAD = 'role = "nonsense"\n'
+
+
+class Executed(Exception):  # noqa: N818 - it replaces the exec of the daemon
+    """The daemon was started."""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(GOOD.format(tmp_path / "state"))
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def standing_by(config: Path, tmp_path: Path) -> Settings:
+    origin = Origin(config)
+    write_last_settings(checked(origin))
+    found = standby_settings(origin, ConfigError("role is invalid"), has_lock=False, directory=tmp_path / "state")
+    assert found is not None
+    return found
+
+
+async def test_agent_starts_only_with_a_valid_configuration(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = asyncio.Event()
+
+    def open_agent(*_: object, **__: object) -> None:
+        agents.set()
+        raise RuntimeUnavailableError("no runtime")
+
+    monkeypatch.setattr(supervisor, "open_agent", open_agent)
+    stream = io.StringIO()
+    settings = standing_by(config, tmp_path)
+    write(config, BAD)
+    seen: list[Any] = []
+
+    def tasks(context: Any) -> tuple[ReloadTask]:
+        seen.append(context)
+        return (ReloadTask(context, Notifier({})),)
+
+    logger = log.configure("json", "info", stream)
+    running = asyncio.ensure_future(supervisor.supervise(settings, logger, once=False, lasting_tasks=tasks))
+
+    def events(name: str) -> list[dict[str, Any]]:
+        return [each for each in map(json.loads, stream.getvalue().splitlines()) if each["event"] == name]
+
+    async def until(name: str) -> dict[str, Any]:
+        async with asyncio.timeout(20):
+            while not events(name):  # noqa: ASYNC110 - the log has no event to wait for
+                await asyncio.sleep(0.01)
+        return events(name)[0]
+
+    invalid = await until("config_invalid")
+    assert invalid["error"] == "role is invalid"
+    assert invalid["settings"] == str(tmp_path / "state" / FILE_NAME)
+    os.kill(os.getpid(), signal.SIGHUP)
+    await until("config_rejected")
+    assert not agents.is_set()
+    assert seen[0].config_problem
+    write(config, GOOD.format(tmp_path / "state"))  # equal to the last valid settings
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.wait_for(agents.wait(), 20)
+    assert seen[0].config_problem == ""
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 20)
+
+
+@pytest.mark.parametrize("enabled", ["on", "off"])
+def test_failing_start_without_shutdown_duty_releases_the_stored_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: str
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(BAD)
+    reader, writer = os.pipe()
+    messages: list[str] = []
+
+    def standby(origin: Origin, problem: ConfigError, *, has_lock: bool) -> Settings:
+        assert has_lock
+        settings = checked(Origin(valid))
+        return replace(settings, invalid_because=str(problem), origin=origin)
+
+    def send(text: str, *_: object) -> bool:
+        messages.append(text)
+        return True
+
+    def become_python(*words: str) -> NoReturn:
+        raise Executed(words)
+
+    valid = tmp_path / "valid.toml"
+    valid.write_text(f'role = "standalone"\nshutdown.enabled = "{enabled}"\n')
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setattr("nodeagent.host.fdstore.stored_descriptor", lambda: writer)
+    monkeypatch.setattr("nodeagent.host.fdstore.send", send)
+    monkeypatch.setattr("nodeagent.config.standby.standby_settings", standby)
+    monkeypatch.setattr("nodeagent.host.processes.become_python", become_python)
+    if enabled == "on":
+        with pytest.raises(Executed):
+            run.run_daemon(config, {}, dry_run=False, once=False)
+        assert messages == []
+        os.close(writer)
+    else:
+        with pytest.raises(ConfigError):
+            run.run_daemon(config, {}, dry_run=False, once=False)
+        assert os.read(reader, 1) == b"", "closed"
+        assert messages == ["FDSTOREREMOVE=1\nFDNAME=shutdown-lock"]
+    os.close(reader)
