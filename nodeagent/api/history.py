@@ -160,6 +160,7 @@ class NodeStop(Part, frozen=True, kw_only=True):
     Attributes:
         ended_at: ``None`` while in progress, and for an unobserved end.
         granted_s: time limit for all pods, in seconds.
+        operation: ``poweroff``, ``reboot``, ``halt``, ``kexec`` or ``soft-reboot``; empty where not known.
     """
 
     id: str
@@ -169,6 +170,7 @@ class NodeStop(Part, frozen=True, kw_only=True):
     started_at: Time
     ended_at: Time | None
     granted_s: Number
+    operation: str
     pods: tuple[StoppedPod, ...]
 
     @classmethod
@@ -182,6 +184,7 @@ class NodeStop(Part, frozen=True, kw_only=True):
             started_at=stop.started_at,
             ended_at=stop.ended_at,
             granted_s=stop.granted_ms / 1000,
+            operation=stop.operation,
             pods=tuple(map(StoppedPod.of, stop.pods)),
         )
 

@@ -184,7 +184,8 @@ def _ranking_lines(eviction: RecordedEviction, columns: int | None) -> Iterator[
 
 def stop_headline(stop: NodeStop) -> str:
     """Return a node stop in one line."""
-    return f"{values.time_cell(stop.started_at)}  node stop, {stop.kind}: {stop.end}, {len(stop.pods)} pods"
+    operation = f" ({escape(stop.operation)})" if stop.operation else ""
+    return f"{values.time_cell(stop.started_at)}  node stop, {stop.kind}{operation}: {stop.end}, {len(stop.pods)} pods"
 
 
 def _quantity(value: float | None) -> str:

@@ -160,6 +160,14 @@ def read_oom_kills(directory: str) -> int | None:
     return _field(_read(f"{directory}/memory.events"), b"oom_kill")
 
 
+def read_cpu_us(directory: str) -> int | None:
+    """Return the CPU time of a cgroup and its descendants in microseconds; ``None`` if unreadable.
+
+    Source: kernel cgroup-v2.rst, ``usage_usec`` of ``cpu.stat``.
+    """
+    return _field(_read(f"{directory}/cpu.stat"), b"usage_usec")
+
+
 def read_processes(directories: Iterable[str]) -> frozenset[int] | None:
     """Return the processes in cgroups and their descendants.
 

@@ -54,6 +54,20 @@ def find_running(known: Collection[str], clock: Clock, root: Path = Path("/")) -
     return frozenset(running), bool(trusted)
 
 
+def find_directories(container_ids: Collection[str], clock: Clock, root: Path = Path("/")) -> dict[str, str]:
+    """Return the cgroup directories of containers by id, without those that have none.
+
+    Args:
+        container_ids: ids listed by the runtime.
+        clock: for the deadline.
+        root: parent of ``sys``.
+    """
+    base = _hierarchy(root / "sys/fs/cgroup")
+    if base is None:
+        return {}
+    return {container_id: path for container_id, _, path in _walk(base, clock) if container_id in container_ids}
+
+
 def _hierarchy(cgroups: Path) -> Path | None:
     """Return the directory of the unified hierarchy if it is in use, else of a version 1 hierarchy."""
     if (cgroups / "cgroup.controllers").exists():

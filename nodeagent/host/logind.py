@@ -44,9 +44,9 @@ from nodeagent.plan.shutdown.inhibitor import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from dbus_fast import Message
+    from dbus_fast import Message, Variant
 
     from nodeagent.plan.shutdown.inhibitor import Event, LogindState
 
@@ -56,7 +56,10 @@ if TYPE_CHECKING:
 _PREPARE_RULE = (
     f"type='signal',sender='{LOGIND_NAME}',path='{LOGIND_PATH}',interface='{MANAGER}',member='PrepareForShutdown'"
 )
+_METADATA_RULE = _PREPARE_RULE.replace("'PrepareForShutdown'", "'PrepareForShutdownWithMetadata'")
 _OWNER_RULE = f"type='signal',sender='{BUS_NAME}',interface='{BUS_NAME}',member='NameOwnerChanged',arg0='{LOGIND_NAME}'"
+
+_OPERATIONS = frozenset({"poweroff", "power-off", "reboot", "halt", "kexec", "soft-reboot"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
         self._acquired_here = False
         self._owner = ""
         self._signals = 0
+        self._operation = ""
         self._again = asyncio.Event()
 
     @property
@@ -145,6 +149,14 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
     def machine(self) -> InhibitorState:
         """The state machine's state."""
         return self._machine
+
+    @property
+    def operation(self) -> str:
+        """The operation of the announced shutdown, such as ``reboot``; empty where logind does not report it.
+
+        Source: org.freedesktop.login1(5), ``type`` of ``PrepareForShutdownWithMetadata``, since systemd 255.
+        """
+        return self._operation
 
     @property
     def descriptor(self) -> int | None:
@@ -191,6 +203,7 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
             self._report(BusConnected())
             await bus.subscribe(_OWNER_RULE)
             await bus.subscribe(_PREPARE_RULE)
+            await bus.subscribe(_METADATA_RULE)
             self._owner = await owner_of_logind(bus)
             self._report(LogindConnected())
             while True:
@@ -283,12 +296,15 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
                 self._report(LogindDisconnected())
                 self._again.set()
             return
-        if message.member != "PrepareForShutdown" or message.interface != MANAGER or message.path != LOGIND_PATH:
+        if message.interface != MANAGER or message.path != LOGIND_PATH:
             return
-        if not self._owner or message.sender != self._owner or message.signature != "b":
+        if not self._owner or message.sender != self._owner:
             return
-        self._signals += 1
-        self._report(PrepareForShutdown(message.body[0]))
+        if (message.member, message.signature) == ("PrepareForShutdownWithMetadata", "ba{sv}"):
+            self._operation = _operation(message.body[1]) if message.body[0] else ""
+        elif (message.member, message.signature) == ("PrepareForShutdown", "b"):  # logind sends it second
+            self._signals += 1
+            self._report(PrepareForShutdown(message.body[0]))
 
     def _report(self, event: Event) -> None:
         for command in self.apply(event):
@@ -299,6 +315,11 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.close()
+
+
+def _operation(metadata: Mapping[str, Variant]) -> str:
+    value = metadata.get("type")
+    return value.value if value is not None and value.value in _OPERATIONS else ""
 
 
 def _adopt(number: int | None) -> Descriptor | None:

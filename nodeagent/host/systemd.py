@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.host.logind_config import parse_span_us
+from nodeagent.host.node import boot_id
 from nodeagent.host.processes import run
 from nodeagent.units import USEC_INFINITY
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 STOPPING: Final = "stopping"
 _BUS: Final = "dbus.service"
 _LOGIND: Final = "systemd-logind.service"
+_OPERATIONS: Final = frozenset({"poweroff", "reboot", "halt", "kexec", "soft-reboot"})
 _WITHIN_S = 5.0
 _RESTART_WITHIN_S = 30.0
 
@@ -27,10 +29,12 @@ class UnitStop:
     Attributes:
         system_state: output of ``systemctl is-system-running``; empty where not known.
         timeout_us: ``TimeoutStopUSec`` of the unit; ``None`` for no limit or where not known.
+        operation: the requested operation, such as ``reboot``; empty where not known.
     """
 
     system_state: str
     timeout_us: int | None = None
+    operation: str = ""
 
     @property
     def is_node_stopping(self) -> bool:
@@ -46,11 +50,36 @@ def read_unit_stop(unit: str) -> UnitStop:
     state = _systemctl_output("is-system-running")
     if state != STOPPING or not unit:
         return UnitStop(state)
+    operation = _pending_operation(_systemctl_output("list-jobs", "--no-legend", "--plain"))
     try:
         timeout_us = parse_span_us(_systemctl_output("show", "--property=TimeoutStopUSec", "--value", unit))
     except ValueError:
-        return UnitStop(state)
-    return UnitStop(state, None if timeout_us == USEC_INFINITY else timeout_us)
+        return UnitStop(state, operation=operation)
+    return UnitStop(state, None if timeout_us == USEC_INFINITY else timeout_us, operation)
+
+
+def _pending_operation(jobs: str) -> str:
+    """Return the operation whose target is being started, from systemd's list of jobs; empty without one."""
+    for line in jobs.splitlines():
+        words = line.split()
+        if len(words) >= 3 and words[2] == "start" and words[1].removesuffix(".target") in _OPERATIONS:
+            return words[1].removesuffix(".target")
+    return ""
+
+
+def soft_reboots() -> int:
+    """Return the number of soft reboots since the kernel started, which keep its boot id; 0 where not known.
+
+    Source: org.freedesktop.systemd1(5), ``SoftRebootsCount``.
+    """
+    text = _systemctl_output("show", "--property=SoftRebootsCount", "--value")
+    return int(text) if text.isdecimal() else 0
+
+
+def userspace_id() -> str:
+    """Return an id of this start of the userspace: the boot id, with the number of soft reboots if there were any."""
+    count = soft_reboots()
+    return f"{boot_id()}+{count}" if count else boot_id()
 
 
 class LogindUnit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -44,8 +44,10 @@ class StoppedPod:
         phase: the name of its phase; ``why`` is the reason for the phase.
         outcome: ``None`` before its stop request.
         requested_at_ms: time of the stop request, in milliseconds since the shutdown began.
-        took_ms: milliseconds from the stop request to its end; ``None`` until then.
-        detail: reason for a failure, empty otherwise.
+        took_ms: milliseconds from the stop request until it had no processes left; ``None`` until then.
+        detail: reason for a failure or an unusual exit, empty otherwise.
+        container_ids: containers with a stop request, and ``signalled_at_ms`` the confirmed delivery of TERM to the
+            last of them. Only in the state file, for the process that resumes the shutdown.
     """
 
     uid: str
@@ -57,6 +59,8 @@ class StoppedPod:
     requested_at_ms: int = 0
     took_ms: int | None = None
     detail: str = ""
+    container_ids: tuple[str, ...] = field(default=(), compare=False)
+    signalled_at_ms: int | None = field(default=None, compare=False)
 
     @property
     def progress(self) -> PodProgress | None:
@@ -75,6 +79,8 @@ class NodeStop:
         granted_ms: time granted to all pods.
         ended_at: ``None`` while in progress, and for an end without a record.
         pods: pods of the shutdown, or the running pods in the last record of the node.
+        operation: the requested operation in logind's words, such as ``poweroff`` or ``soft-reboot``; empty where not
+            known.
     """
 
     boot_id: str
@@ -86,6 +92,7 @@ class NodeStop:
     ended_at: datetime | None = None
     dry_run: bool = False
     pods: tuple[StoppedPod, ...] = ()
+    operation: str = ""
 
     @property
     def id(self) -> str:

@@ -64,7 +64,7 @@ _MAX_WAITING: Final = 200
 _MAX_WAITING_ACTIONS: Final = 20_000
 _MAX_NOTICES: Final = 20
 MIGRATIONS: Final = (PASS_TABLES, EVICTION_TABLES, node_stops.TABLES)
-ADDITIONS: Final = (*PASS_INDEXES, write_ahead.WRITER_TABLE, SETTLE_TABLE)
+ADDITIONS: Final = (*PASS_INDEXES, write_ahead.WRITER_TABLE, SETTLE_TABLE, node_stops.OPERATION_TABLE)
 _UNREADABLE: Final = (*BROKEN, ValueError, OverflowError, TypeError)
 _NO_PROCESS: Final = ProcessIdentity(0, "", 0)
 

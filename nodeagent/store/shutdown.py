@@ -146,6 +146,7 @@ def _encode_stop(stop: NodeStop) -> dict[str, object]:
         "end": stop.end.value,
         "ended_at": stop.ended_at.isoformat() if stop.ended_at else None,
         "dry_run": stop.dry_run,
+        "operation": stop.operation,
         "pods": [_encode_pod(each) for each in stop.pods],
     }
 
@@ -171,6 +172,8 @@ def _encode_pod(pod: StoppedPod) -> dict[str, object]:
         "asked_ms": pod.requested_at_ms,
         "took_ms": pod.took_ms,
         "detail": pod.detail,
+        "containers": list(pod.container_ids),
+        "term_ms": pod.signalled_at_ms,
     }
 
 
@@ -186,6 +189,7 @@ def _stop(document: Mapping[str, object]) -> NodeStop:
         ended_at=None if ended_at is None else _time(_text(document, "ended_at")),
         dry_run=document["dry_run"] is True,
         pods=tuple(map(_pod, _rows(document))),
+        operation=_text(document, "operation") if "operation" in document else "",
     )
 
 
@@ -209,6 +213,8 @@ def _pod(row: Mapping[str, object]) -> StoppedPod:
         requested_at_ms=round(_number(row, "asked_ms")),
         took_ms=None if row["took_ms"] is None else round(_number(row, "took_ms")),
         detail=_text(row, "detail"),
+        container_ids=tuple(map(str, containers)) if isinstance(containers := row.get("containers"), list) else (),
+        signalled_at_ms=None if row.get("term_ms") is None else round(_number(row, "term_ms")),
     )
 
 

@@ -29,6 +29,11 @@ TABLES: Final = (
     ),
 )
 
+OPERATION_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS node_stop_operations (stop_id TEXT PRIMARY KEY NOT NULL REFERENCES node_stops (id)"
+    " ON DELETE CASCADE, operation TEXT NOT NULL) WITHOUT ROWID"
+)
+
 
 def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
     """Write a stop, replacing an earlier record of it."""
@@ -47,6 +52,7 @@ def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
             stop.dry_run,
         ),
     )
+    connection.execute("INSERT OR REPLACE INTO node_stop_operations VALUES (?, ?)", storable(stop.id, stop.operation))
     connection.executemany(
         "INSERT INTO stopped_pods VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
@@ -86,8 +92,11 @@ def prune_stops(connection: sqlite3.Connection, before: datetime | None, maximum
 
 def read_stops(connection: sqlite3.Connection, since: datetime | None, limit: int) -> Iterator[NodeStop]:
     """Yield stops with their pods, newest first; none from a database without the table."""
-    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'node_stops'").fetchone() is None:
+    if not _has_table(connection, "node_stops"):
         return
+    operations: dict[str, str] = {}
+    if _has_table(connection, "node_stop_operations"):  # the first versions had none
+        operations = dict(connection.execute("SELECT stop_id, operation FROM node_stop_operations"))
     rows = connection.execute(
         "SELECT id, boot_id, kind, started_us, started_s, granted_ms, end, ended_us, dry_run FROM node_stops"
         " WHERE started_us >= ? ORDER BY started_us DESC, id DESC LIMIT ?",
@@ -122,4 +131,9 @@ def read_stops(connection: sqlite3.Connection, since: datetime | None, limit: in
                 )
                 for uid, namespace, name, phase, why, outcome, asked_ms, took_ms, detail in pods
             ),
+            operation=stored_text(operations.get(identity, "")),
         )
+
+
+def _has_table(connection: sqlite3.Connection, name: str) -> bool:
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None

@@ -163,7 +163,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "shutdown_phase": Event("064ec339af254897b4babae6d71a6c9f", "shutdown phase {phase}: {pods} pods"),
     "pod_stopped": Event("927c2c921b0d4ca4b91e1f4b24d25b89", "{pod}: {outcome}"),
     "would_stop": Event("f4e1211ed7d7499991fd92b20bd1ad3f", "{pod} would be stopped in phase {phase}"),
-    "shutdown_finished": Event("f1de3b6c1a574d638198e3422ba9f941", "node shutdown finished"),
+    "shutdown_finished": Event("f1de3b6c1a574d638198e3422ba9f941", "node shutdown finished: {outcomes}"),
     "shutdown_cancelled": Event("47baa01712ca427ab7457a0753a3ee0e", "node shutdown cancelled"),
     "shutdown_incomplete": Event(
         "121e865419034227b0c3e6bbc62fcecd", "previous node shutdown incomplete; pods still running: {running}"

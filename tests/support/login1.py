@@ -166,10 +166,11 @@ class Login1:
         self.preparing, self._timeout = preparing, timeout
         await self.start()
 
-    def request_shutdown(self) -> None:
-        """Signal a shutdown, and wait for the locks up to the limit."""
+    def request_shutdown(self, operation: str = "poweroff") -> None:
+        """Signal a shutdown, and wait for the locks up to the limit; without an operation as before systemd 255."""
         assert not self.preparing
-        self.emit("PrepareForShutdownWithMetadata", "ba{sv}", True, {"type": Variant("s", "poweroff")})
+        if operation:
+            self.emit("PrepareForShutdownWithMetadata", "ba{sv}", True, {"type": Variant("s", operation)})
         self.emit("PrepareForShutdown", "b", True)
         self.preparing = True
         self._timeout = asyncio.get_running_loop().call_later(self.limit_us / 10**6, self._execute)

@@ -1,100 +1,51 @@
 """Execution of a node shutdown: pods are stopped phase by phase, in parallel within a phase, within the budget.
 
-The runtime stops each container within its grace period. Containers that still run at its end are killed, and the next
-phase starts without waiting for the kill. Calls without an answer are abandoned at the end of the run, so that the
-inhibitor lock is always released in time.
+A phase ends when its pods have no processes left, at its deadline at the latest, whether the runtime has answered or
+not. Pods that still run at their deadline are killed, and the next phase starts without waiting for the kill. Exit
+codes and sandboxes follow after the last phase, so that the inhibitor lock is released as soon as the last pod is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
-from nodeagent.errors import NodeAgentError, RuntimeRequestError, RuntimeUnavailableError
-from nodeagent.model import PodOutcome, PodProgress
+from nodeagent.act.shutdown.delivery import NO_ANSWER, RETRY_S, Delivery
+from nodeagent.act.shutdown.pod_record import ContainerStop, NoProcesses, PodRecord, RunningPod
+from nodeagent.errors import NodeAgentError
+from nodeagent.model import PodOutcome, ShutdownPod
 from nodeagent.model.node_stop import StoppedPod
-from nodeagent.plan.shutdown.planner import PlannedPhase, PodStop, begin_phase, place
+from nodeagent.plan.shutdown.planner import Placement, place, stop_order
+from nodeagent.plan.shutdown.timing import final_term_ms, kill_due_ms, last_kill_ms, phase_end_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
 
-    from nodeagent.model import ShutdownPod
+    from nodeagent.act.shutdown.pod_record import Processes, Stopper
     from nodeagent.plan.shutdown.budget import ShutdownBudget
-    from nodeagent.plan.shutdown.planner import Placement
 
-_RETRY_S: Final = 0.2
 _LIST_WITHIN_S: Final = 2.0
-_RUNTIME_KILL_LEAD_MS: Final = 250  # lead of the runtime's own KILL over the agent's, so that a pod is not killed twice
-_NO_ANSWER: Final = "the runtime did not answer in time; the containers may still run"
-
-
-class Stopper(Protocol):
-    """Stops containers and sandboxes.
-
-    Both methods raise errors of the runtime, and treat a container or sandbox that was not found as stopped.
-    """
-
-    async def stop_container(self, container_id: str, timeout_s: int) -> None:
-        """Send TERM to a container, and KILL after ``timeout_s`` seconds; returns once it has stopped."""
-
-    async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Stop a sandbox with its containers."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningPod:
-    """A pod with running containers or a ready sandbox.
-
-    Attributes:
-        pod: the pod, with its running containers only.
-        sandbox_ids: ids of its ready sandboxes.
-    """
-
-    pod: ShutdownPod
-    sandbox_ids: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class _PodRecord:
-    """One pod with a stop request."""
-
-    stop: PodStop
-    phase: str
-    requested_at_ms: int
-    outcome: PodOutcome = PodOutcome.STOPPING
-    took_ms: int | None = None
-    problems: list[str] = field(default_factory=list)
-    killed: bool = False
-    pending: int = 0
-
-    @property
-    def stopped(self) -> StoppedPod:
-        """The pod in the form of the records."""
-        pod = self.stop.pod
-        return StoppedPod(
-            uid=pod.uid,
-            namespace=pod.namespace,
-            name=pod.name,
-            phase=self.phase,
-            why=self.stop.placement.why,
-            outcome=self.outcome,
-            requested_at_ms=self.requested_at_ms,
-            took_ms=self.took_ms,
-            detail="; ".join(dict.fromkeys(self.problems)),
-        )
+_LIST_AGAIN_MS: Final = 5000
+_POLL_S: Final = 0.25  # for processes without a notification
+_SANDBOXES_AT_ONCE: Final = 8
 
 
 @dataclass
-class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one run that its tasks share
+class ShutdownRun:  # its collaborators, and the progress of one run that its tasks share
     """One run over the phases, or the rest of an interrupted run.
 
     Attributes:
         elapsed_ms: returns the milliseconds since the shutdown began; never decreases.
         list_pods: lists the running pods.
+        processes: the processes of containers.
         on_phase: called at the start of a phase, with its number of known pods.
-        on_pod: called with each pod that has stopped or failed to.
+        on_pod: called with each pod whose outcome is final.
         on_change: called after each change of ``pods``.
+        elapsed_at: converts a wall time to milliseconds since the shutdown began.
         before: pods of an interrupted run, by UID.
         list_problem: reason for the failure of the last list; empty after a success.
     """
@@ -103,21 +54,26 @@ class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one 
     stopper: Stopper
     elapsed_ms: Callable[[], int]
     list_pods: Callable[[], Awaitable[Sequence[RunningPod]]]
+    processes: Processes = field(default_factory=NoProcesses)
     on_phase: Callable[[str, int], None] = lambda _name, _pods: None
     on_pod: Callable[[StoppedPod], None] = lambda _: None
     on_change: Callable[[], None] = lambda: None
+    elapsed_at: Callable[[datetime], int] | None = None
     before: Mapping[str, StoppedPod] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.list_problem = ""
         self._running: dict[str, RunningPod] = {}
         self._placed: dict[str, tuple[int, Placement]] = {}
-        self._requested_ids: set[str] = set()  # ids of containers, and of the sandboxes of pods without containers
-        self._records: dict[str, _PodRecord] = {}
-        self._tasks: dict[asyncio.Task[None], int] = {}
-        self._sandboxes: set[asyncio.Task[None]] = set()
+        self._records: dict[str, PodRecord] = {}
+        self._delivery = Delivery(self.stopper, self.processes, self.elapsed_ms, self._changed)
+        self._lists: set[asyncio.Task[None]] = set()
+        self._listed_ms: int | None = None
+        self._wake = asyncio.Event()
         self._current = 0
         self._started_ms = self.elapsed_ms()
+        self._phase_started_ms = self._started_ms
+        self._first_list: asyncio.Task[None] | None = None
 
     @property
     def ends_ms(self) -> int:
@@ -134,32 +90,69 @@ class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one 
             pods.setdefault(uid, StoppedPod(uid, pod.namespace, pod.name, name, placement.why))
         return tuple(pods.values())
 
-    async def carry_out(self, cached: Sequence[RunningPod]) -> None:
-        """Stop all pods; returns once each has stopped, at the end of the run at the latest.
+    @property
+    def outcomes(self) -> tuple[PodOutcome | None, ...]:
+        """The outcomes of all pods; after :meth:`carry_out` those without an exit code are as if it were usual."""
+        return tuple(each.outcome for each in self.pods)
 
-        When cancelled, pods without a stop request continue to run.
+    async def carry_out(self, cached: Sequence[RunningPod]) -> None:
+        """Stop all pods; returns once each has ended, at the end of the run at the latest.
+
+        Requests of the runtime may be pending then; :meth:`settle` follows. When cancelled, pods without a stop
+        request continue to run.
 
         Args:
             cached: the last list of running pods. They are stopped at once, while the runtime is listed again.
         """
+        self.processes.on_change = self._changed
+        locating = asyncio.create_task(self._locate(cached))
         try:
             if self.budget.phases:
                 self._add(cached)
+                self._add_interrupted()
             for index in range(len(self.budget.phases)):
                 await self._run_phase(index)
             await self._finish()
+        except asyncio.CancelledError:
+            await self._delivery.close()
+            raise
         finally:
-            for task in self._tasks:
+            for task in (locating, *self._lists):
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def end_sandboxes(self, within_s: float) -> None:
-        """Wait up to ``within_s`` seconds for the sandboxes of stopped pods to stop; then cancel the rest."""
-        if self._sandboxes and within_s > 0:
-            await asyncio.wait(self._sandboxes, timeout=within_s)
-        for task in self._sandboxes:
-            task.cancel()
-        await asyncio.gather(*self._sandboxes, return_exceptions=True)
+    async def settle(self, within_s: float) -> None:
+        """Wait up to ``within_s`` seconds for exit codes, then cancel pending requests and conclude every outcome."""
+        self._observe()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while any(each.readings for each in self._records.values()):
+                    self._wake.clear()
+                    await self._wake.wait()
+        await self._delivery.close()
+        for record in self._records.values():
+            if not record.judged:
+                self._conclude(record)
+
+    async def stop_sandboxes(self, within_s: float) -> None:
+        """Stop the sandboxes of pods that have ended, for up to ``within_s`` seconds."""
+        ids = [
+            sandbox_id
+            for uid, record in self._records.items()
+            if record.outcome.ended and uid in self._running
+            for sandbox_id in self._running[uid].sandbox_ids
+        ]
+        at_once = asyncio.Semaphore(_SANDBOXES_AT_ONCE)
+
+        async def stop(sandbox_id: str) -> None:
+            async with at_once:
+                with suppress(NodeAgentError):  # its containers have ended, and the node's shutdown ends the rest
+                    await self.stopper.stop_sandbox(sandbox_id)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*map(stop, ids))
+
+    # ---- pods
 
     def _add(self, pods: Iterable[RunningPod]) -> None:
         """Add running pods; a pod that is listed late joins the current phase."""
@@ -170,31 +163,26 @@ class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one 
                 placement = place(running.pod, self.budget.phases)
                 self._placed[uid] = max(placement.phase, self._current), placement
 
-    async def _run_phase(self, index: int) -> None:
-        """Stop the pods of a phase; returns once they have stopped, at its deadline at the latest."""
-        self._current = index
-        share = self.budget.phases[index]
-        members = sum(phase == index for phase, _ in self._placed.values())
-        self._request_due()
-        if members or index == 0:
-            self._start(self._list_again(), index)
-        self.on_phase(share.phase.name, members)
-        while (left_ms := share.deadline_ms - self.elapsed_ms()) > 0:
-            tasks = [task for task, phase in self._tasks.items() if phase == index]
-            if not tasks:
-                return
-            await asyncio.wait(tasks, timeout=left_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+    def _add_interrupted(self) -> None:
+        """Add pods of an interrupted run that are no longer listed, so that their ends are judged."""
+        names = {each.phase.name: index for index, each in enumerate(self.budget.phases)}
+        for uid, known in self.before.items():
+            progress = known.progress
+            if uid in self._placed or progress is None or progress.outcome.ended:
+                continue
+            pod = ShutdownPod(uid, known.namespace, known.name, container_ids=known.container_ids)
+            placement = place(pod, self.budget.phases)
+            index = names.get(known.phase, placement.phase)
+            self._running[uid] = RunningPod(pod)
+            self._placed[uid] = index, Placement(index, placement.by, known.why)
 
-    async def _finish(self) -> None:
-        """Wait for the last kills, and mark pods without an answer as failed."""
-        while self._tasks and (left_ms := self.ends_ms - self.elapsed_ms()) > 0:
-            await asyncio.wait(self._tasks, timeout=left_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
-        for record in self._records.values():
-            if record.outcome is PodOutcome.STOPPING:
-                record.outcome = PodOutcome.FAILED
-                record.problems.append(_NO_ANSWER)
-                self.on_pod(record.stopped)
-        self.on_change()
+    async def _locate(self, pods: Iterable[RunningPod]) -> None:
+        ids = {each for running in pods for each in running.pod.container_ids}
+        ids.update(each for pod in self.before.values() for each in pod.container_ids)
+        self.processes.watch(ids)
+        await self.processes.locate(ids)
+        self.processes.watch(ids)
+        self._changed()
 
     async def _list_again(self) -> None:
         """List the running pods, and send the stop requests that are due."""
@@ -207,106 +195,186 @@ class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one 
                         break
                     except NodeAgentError as error:
                         self.list_problem = str(error)
-                    await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(RETRY_S)
         except TimeoutError:
             self.list_problem = self.list_problem or "cannot list pods: no answer in time"
             return
         self.list_problem = ""
         self._add(pods)
         self._request_due()
+        await self._locate(pods)
 
-    def _request_due(self) -> None:
-        """Send a stop request to each pod of a started phase that has none yet."""
-        due: dict[str, tuple[str, ...]] = {}
-        for uid, (phase, _) in self._placed.items():
-            running = self._running[uid]
-            ids = tuple(each for each in running.pod.container_ids if each not in self._requested_ids)
-            no_containers = not running.pod.container_ids and uid not in self._records
-            sandbox_only = no_containers and not self._requested_ids.intersection(running.sandbox_ids)
-            if phase <= self._current and (ids or sandbox_only):
-                due[uid] = ids
-                self._requested_ids.update(ids or running.sandbox_ids)
-        if not due:
-            return
-        share, now_ms = self.budget.phases[self._current], self.elapsed_ms()
-        earlier = {
-            uid: progress
-            for uid in due
-            if (known := self.before.get(uid)) is not None
-            and (progress := known.progress) is not None
-            and not progress.outcome.ended
-        }
-        stops = tuple(PodStop(self._running[uid].pod, self._placed[uid][1], 0, capped=False) for uid in due)
-        for stop in begin_phase(PlannedPhase(share, now_ms, now_ms, stops), elapsed_ms=now_ms, progress=earlier):
-            self._request(stop, due[stop.pod.uid], share.phase.name, earlier.get(stop.pod.uid))
+    # ---- phases
+
+    async def _run_phase(self, index: int) -> None:
+        """Stop the pods of a phase; returns once they have ended, at its deadline at the latest."""
+        self._current = index
+        self._phase_started_ms = now_ms = self.elapsed_ms()
+        members = sum(phase == index for phase, _ in self._placed.values())
+        self._request_due()
+        if index == 0 or (members and now_ms - (self._listed_ms or 0) >= _LIST_AGAIN_MS):
+            self._listed_ms = now_ms
+            task = asyncio.create_task(self._list_again())
+            self._lists.add(task)
+            task.add_done_callback(self._list_ended)
+            self._first_list = self._first_list or task
+        self.on_phase(self.budget.phases[index].phase.name, members)
+        while True:
+            self._observe()
+            end_ms = self._phase_end_ms()
+            self._kill_due()
+            listing = index == 0 and bool(self._lists)
+            if self.elapsed_ms() >= end_ms or not (listing or self._unfinished(index)):
+                return
+            await self._wait(end_ms)
+
+    async def _finish(self) -> None:
+        """Wait for the last kills, and record pods that still have processes as failed."""
+        while True:
+            self._observe()
+            self._kill_due()
+            listing = self._first_list is not None and not self._first_list.done()
+            if not (listing or self._unfinished(None)) or self.elapsed_ms() >= self.ends_ms:
+                break
+            await self._wait(self.ends_ms)
+        for record in self._unfinished(None):
+            for each in record.running:
+                each.problem = each.problem or NO_ANSWER
+            self._conclude(record)
+        for record in self._records.values():
+            record.outcome = record.known_outcome  # final unless an exit code contradicts it
         self.on_change()
 
-    def _request(self, stop: PodStop, ids: tuple[str, ...], phase: str, earlier: PodProgress | None) -> None:
-        uid = stop.pod.uid
-        record = self._records.get(uid)
-        if record is None:
-            requested_at_ms = earlier.requested_at_ms if earlier is not None else self.elapsed_ms()
-            record = self._records[uid] = _PodRecord(stop, phase, requested_at_ms)
-        record.outcome, record.took_ms = PodOutcome.STOPPING, None
-        record.pending += 1
-        self._start(self._stop_pod(record, stop, ids), self._current)
+    def _list_ended(self, task: asyncio.Task[None]) -> None:
+        self._lists.discard(task)
+        self._wake.set()
 
-    def _start(self, work: Coroutine[object, object, None], phase: int) -> None:
-        task = asyncio.create_task(work)
-        self._tasks[task] = phase
-        task.add_done_callback(self._tasks.pop)
+    def _unfinished(self, phase: int | None) -> list[PodRecord]:
+        """Return the pods of a phase, or of all, that have processes."""
+        return [
+            each
+            for each in self._records.values()
+            if each.took_ms is None and phase in (None, each.phase) and not each.judged
+        ]
 
-    async def _stop_pod(self, record: _PodRecord, stop: PodStop, ids: tuple[str, ...]) -> None:
-        """Stop containers in parallel; the sandboxes follow without delaying the phase."""
-        await asyncio.gather(*(self._stop_container(record, stop, each) for each in ids))
-        record.pending -= 1
-        if record.pending:
+    def _phase_end_ms(self) -> int:
+        """Return the latest end of the current phase; a late TERM extends it within the remaining time."""
+        members = self._unfinished(self._current)
+        signals = [each.signalled_at_ms for each in members]
+        start_ms = max((each for each in signals if each is not None), default=0)
+        late_ms = start_ms - self._phase_started_ms
+        occupied = {phase for uid, (phase, _) in self._placed.items() if uid not in self._records}
+        end_ms = phase_end_ms(self.budget, self._current, self._phase_started_ms, occupied)
+        if late_ms <= 0:
+            return end_ms
+        return max(end_ms, phase_end_ms(self.budget, self._current, start_ms, occupied))
+
+    def _kill_due(self) -> None:
+        """Send the signals that are due."""
+        now_ms = self.elapsed_ms()
+        for record, due_ms in self._dues():
+            signalled_ms = record.signalled_at_ms
+            for each in record.running:
+                if now_ms >= due_ms:
+                    self._delivery.kill(each)
+                elif signalled_ms is not None and now_ms >= final_term_ms(signalled_ms, due_ms):
+                    self._delivery.terminate_finally(each)
+
+    def _dues(self) -> list[tuple[PodRecord, int]]:
+        """Return the pods that have processes, with the time of their KILL; earlier phases have ended."""
+        now_ms, phase_end_ms = self.elapsed_ms(), self._phase_end_ms()
+        last_ms = last_kill_ms(self._started_ms, self.ends_ms)
+        dues = []
+        for record in self._unfinished(None):
+            end_ms = phase_end_ms if record.phase == self._current else now_ms
+            dues.append((record, kill_due_ms(record.signalled_at_ms, record.own_grace_ms, end_ms, last_ms)))
+        return dues
+
+    async def _wait(self, until_ms: int) -> None:
+        """Wait for a change, the next signal or ``until_ms``."""
+        now_ms, times = self.elapsed_ms(), [until_ms]
+        for record, due_ms in self._dues():
+            times.append(due_ms)
+            if record.signalled_at_ms is not None:
+                times.append(final_term_ms(record.signalled_at_ms, due_ms))
+        left_ms = min((each - now_ms for each in times if each > now_ms), default=0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(_POLL_S, left_ms / 1000)):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def _changed(self) -> None:
+        self._wake.set()
+
+    # ---- requests and ends
+
+    def _request_due(self) -> None:
+        """Send a stop request to each pod of a started phase, and to each of its containers that has none yet."""
+        now_ms = self.elapsed_ms()
+        due = [uid for uid, (phase, _) in self._placed.items() if phase <= self._current]
+        stops: list[ContainerStop] = []
+        for uid in sorted(due, key=lambda each: stop_order(self._running[each].pod)):
+            record = self._records.get(uid) or self._new_record(uid, now_ms)
+            new = [each for each in self._running[uid].pod.container_ids if each not in record.containers]
+            if new:
+                record.judged, record.took_ms, record.outcome = False, None, PodOutcome.STOPPING
+            known = self.before.get(uid)
+            for each in new:
+                signalled_ms = known.signalled_at_ms if known is not None and each in known.container_ids else None
+                record.containers[each] = stop = ContainerStop(each, signalled_ms)
+                if not self._delivery.observe(stop):
+                    stops.append(stop)
+        if stops:
+            # The agent sends KILL, so that a late TERM extends the time of a pod.
+            timeout_s = max(1, -(-(self.ends_ms - now_ms) // 1000))
+            self._delivery.terminate(stops, timeout_s, self._phase_end_ms() - now_ms)
+        self.on_change()
+
+    def _new_record(self, uid: str, now_ms: int) -> PodRecord:
+        running, (phase, placement) = self._running[uid], self._placed[uid]
+        known = self.before.get(uid)
+        resumed = known is not None and known.progress is not None and not known.progress.outcome.ended
+        grace_s = running.pod.termination_grace_s
+        record = PodRecord(
+            running.pod,
+            placement.why,
+            phase,
+            self.budget.phases[phase].phase.name,
+            known.requested_at_ms if known is not None and resumed else now_ms,
+            None if grace_s is None else round(grace_s * 1000),
+        )
+        self._records[uid] = record
+        return record
+
+    def _observe(self) -> None:
+        """Record the pods whose processes have ended, and start to read their exit codes."""
+        for record in self._records.values():
+            if record.judged or record.took_ms is not None:
+                continue
+            for each in record.containers.values():
+                self._delivery.observe(each)
+            if record.running:
+                continue
+            record.end(self.elapsed_ms())
+            record.readings += 1
+            self._delivery.read_exits(record, self._ended_ms, partial(self._exits_read, record))
+            self.on_change()
+
+    def _exits_read(self, record: PodRecord) -> None:
+        record.readings -= 1
+        if not record.readings and not record.running:
+            self._conclude(record)
+        self._wake.set()
+
+    def _conclude(self, record: PodRecord) -> None:
+        if record.judged:
             return
-        record.took_ms = max(0, self.elapsed_ms() - record.requested_at_ms)
-        record.outcome = PodOutcome.KILLED if record.killed else PodOutcome.STOPPED
-        if record.problems:
-            record.outcome = PodOutcome.FAILED
-        for sandbox_id in self._running[stop.pod.uid].sandbox_ids:
-            task = asyncio.create_task(self._stop_sandbox(sandbox_id))
-            self._sandboxes.add(task)
-            task.add_done_callback(self._sandboxes.discard)
+        if not record.running:
+            record.end(self.elapsed_ms())
+        record.conclude()
         self.on_pod(record.stopped)
         self.on_change()
 
-    async def _stop_container(self, record: _PodRecord, stop: PodStop, container_id: str) -> None:
-        """Stop one container, and kill it at the end of its grace period; a failure is added to the pod's record."""
-        started_ms, problem = self.elapsed_ms(), ""
-        if stop.grace_ms:
-            lead_ms = 0 if stop.capped or stop.grace_ms % 1000 else _RUNTIME_KILL_LEAD_MS
-            problem = await self._call(container_id, stop.timeout_s, started_ms + stop.grace_ms + lead_ms)
-            if not problem:
-                record.killed |= self.elapsed_ms() - started_ms >= stop.timeout_s * 1000
-                return
-        record.killed = True
-        problem = await self._call(container_id, 0, self.ends_ms)
-        if problem:
-            record.problems.append(problem)
-
-    async def _call(self, container_id: str, timeout_s: int, until_ms: int) -> str:
-        """Call ``StopContainer`` until it succeeds or the time is over; return the last problem, empty on success."""
-        problem = _NO_ANSWER
-        left_ms = until_ms - self.elapsed_ms()
-        try:
-            async with asyncio.timeout(max(0, left_ms) / 1000):
-                while True:
-                    try:
-                        await self.stopper.stop_container(container_id, timeout_s)
-                    except (RuntimeRequestError, RuntimeUnavailableError) as error:
-                        problem = str(error)
-                    else:
-                        return ""
-                    await asyncio.sleep(_RETRY_S)
-                    timeout_s = min(timeout_s, max(0, -(-(until_ms - self.elapsed_ms()) // 1000)))
-        except TimeoutError:
-            return problem
-
-    async def _stop_sandbox(self, sandbox_id: str) -> None:
-        try:
-            await self.stopper.stop_sandbox(sandbox_id)
-        except NodeAgentError:
-            return  # its containers have stopped, and the node's shutdown ends the rest
+    def _ended_ms(self, at: datetime) -> int:
+        now_ms = self.elapsed_ms()
+        return now_ms if self.elapsed_at is None else max(0, min(now_ms, self.elapsed_at(at)))

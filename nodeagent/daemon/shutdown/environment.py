@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.host.fdstore import DescriptorStore
-from nodeagent.host.node import boot_id
 from nodeagent.host.systemd import LogindUnit
 from nodeagent.observe.node_role import FRESH_S, ROLE_POLL_S
 
@@ -37,14 +36,14 @@ class HostServices:
         root: root directory for logind's files.
         store: systemd's descriptor store, for a copy of the lock.
         logind: logind's unit.
-        boot_id: the kernel's id of this boot.
+        boot_id: id of this start of the userspace; empty to read it.
     """
 
     bus_address: str = ""
     root: Path = Path("/")
     store: DescriptorStore = field(default_factory=DescriptorStore)
     logind: LogindService = field(default_factory=LogindUnit)
-    boot_id: str = field(default_factory=boot_id)
+    boot_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

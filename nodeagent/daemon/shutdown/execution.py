@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.shutdown.executor import ShutdownRun
 from nodeagent.daemon.shutdown.recorder import summary
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import LastActivity, NodeStop, StopEnd, StopKind
+from nodeagent.plan.shutdown.outcome import outcome_summary
 from nodeagent.plan.shutdown.planner import elapsed_since, plan_shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import datetime
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.shutdown.executor import RunningPod, Stopper
+    from nodeagent.act.shutdown.pod_record import RunningPod, Stopper
     from nodeagent.daemon.shutdown.pod_cache import PodCache
     from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
     from nodeagent.model.node_stop import StoppedPod
     from nodeagent.plan.shutdown.budget import ShutdownBudget
+
+_EXIT_CODES_S: Final = 3.0
+_SANDBOXES_S: Final = 3.0
 
 
 class ShutdownInProgress:
@@ -38,6 +43,7 @@ class ShutdownInProgress:
         pods: PodCache,
         *,
         kind: StopKind,
+        operation: str = "",
         earlier: NodeStop | None = None,
     ) -> None:
         """Prepare a shutdown, or the rest of an interrupted one; :meth:`carry_out` stops the pods.
@@ -48,6 +54,7 @@ class ShutdownInProgress:
             stopper: stops containers.
             pods: the pod cache.
             kind: cause of the shutdown.
+            operation: requested operation; empty for that of ``earlier``.
             earlier: an interrupted shutdown of this boot. One that logind's signal began keeps its start, so only its
                 remaining time is used; at a stop of the unit the time restarts, since systemd waits for the unit then.
         """
@@ -61,10 +68,16 @@ class ShutdownInProgress:
         started_at = earlier.started_at if earlier is not None and keeps_start else self._clock.now()
         shift_ms = elapsed_since(earlier.started_s, now_s) if earlier is not None and not keeps_start else 0
         before = {
-            each.uid: replace(each, requested_at_ms=each.requested_at_ms - shift_ms)
+            each.uid: replace(
+                each,
+                requested_at_ms=each.requested_at_ms - shift_ms,
+                signalled_at_ms=None if each.signalled_at_ms is None else each.signalled_at_ms - shift_ms,
+            )
             for each in (earlier.pods if earlier is not None else ())
         }
-        self._stop = NodeStop(recorder.boot_id, kind, started_at, started_s, budget.granted_ms)
+        operation = operation or (earlier.operation if earlier is not None else "")
+        self._stop = NodeStop(recorder.boot_id, kind, started_at, started_s, budget.granted_ms, operation=operation)
+        self._started_s = started_s
         self._budget = budget
         self._writer = _ProgressWriter(recorder, lambda: self.stop)
         self._run = ShutdownRun(
@@ -74,7 +87,9 @@ class ShutdownInProgress:
             pods.refresh_quickly,
             on_phase=lambda name, count: self._logger.info("shutdown_phase", phase=name, pods=count),
             on_pod=self._log_pod,
+            processes=pods.processes,
             on_change=self._writer.request,
+            elapsed_at=self._elapsed_at,
             before=before,
         )
         self._resumed_after_ms = elapsed_since(started_s, now_s) if earlier is not None else None
@@ -101,34 +116,46 @@ class ShutdownInProgress:
             await asyncio.wait({work})
         self._stop = replace(self._stop, end=StopEnd.COMPLETE, ended_at=self._clock.now())
 
-    async def close(self, end: StopEnd | None = None, *, sandboxes_within_s: float = 0.0) -> NodeStop:
-        """Record the end of the shutdown, wait for sandboxes to stop, and return the record.
+    @property
+    def outcomes(self) -> str:
+        """The number of pods per outcome, as a phrase."""
+        return outcome_summary(self._run.outcomes)
+
+    async def close(self, end: StopEnd | None = None) -> NodeStop:
+        """Record the end of the shutdown, read exit codes, stop the sandboxes of ended pods, and return the record.
 
         Args:
             end: recorded end; by default the current one, complete after :meth:`carry_out`.
-            sandboxes_within_s: longest wait for sandboxes, in seconds.
         """
         if end is not None:
             self._stop = replace(self._stop, end=end, ended_at=self._clock.now())
+        self._writer.request()  # the node may be off before the exit codes are known
+        await self._run.settle(_EXIT_CODES_S)
         stop = self.stop
         self._logger.info("shutdown_finished", **summary(stop))
         if self._run.list_problem:
             self._logger.warning("shutdown_pods_outdated", error=self._run.list_problem)
         await self._writer.finish()
         await asyncio.to_thread(self._recorder.close, stop)
-        await self._run.end_sandboxes(sandboxes_within_s)
+        if stop.end is StopEnd.COMPLETE:
+            await self._run.stop_sandboxes(_SANDBOXES_S)
         return stop
 
     async def interrupt(self) -> None:
         """Record the progress for a successor that resumes the shutdown."""
         await self._writer.finish()
         await asyncio.to_thread(self._recorder.write, self.stop)
-        await self._run.end_sandboxes(0)
+
+    def _elapsed_at(self, at: datetime) -> int:
+        """Return a wall time in milliseconds since the shutdown began; wrong by a change of the wall time since."""
+        age_s = (self._clock.now() - at).total_seconds()
+        return elapsed_since(self._started_s, self._clock.monotonic_s() - age_s)
 
     def _log_start(self) -> None:
         self._logger.info(
             "shutdown_started" if self._resumed_after_ms is None else "shutdown_resumed",
             kind=self._stop.kind.value,
+            operation=self._stop.operation,
             granted_s=self._budget.granted_ms / 1000,
             elapsed_s=(self._resumed_after_ms or 0) / 1000,
             phases={each.phase.name: each.granted_ms / 1000 for each in self._budget.phases},

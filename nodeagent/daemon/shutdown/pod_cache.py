@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.act.shutdown.executor import RunningPod
+from nodeagent.act.shutdown.pod_record import RunningPod
+from nodeagent.host.container_processes import ContainerProcesses
 from nodeagent.observe.pods import make_pod_reader
 from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.cri import CriClient
@@ -25,12 +26,14 @@ class PodCache:
     Attributes:
         pods: running pods at the last reading.
         complete: whether all sources have been read since the agent started.
+        processes: the processes of their containers.
     """
 
     def __init__(self, cri: CriClient, settings: Settings, clock: Clock, role: Callable[[], Role]) -> None:
         self._reader = make_pod_reader(cri, settings, clock, role)
         self.pods: tuple[RunningPod, ...] = ()
         self.complete = False
+        self.processes = ContainerProcesses(clock)
 
     async def refresh(self) -> tuple[RunningPod, ...]:
         """Read every source and return the running pods; where a better source fails, its last answer is kept.
@@ -40,6 +43,9 @@ class PodCache:
         """
         pods = self._store(await self._reader.read(with_usage=False))
         self.complete = True
+        ids = [each for running in pods for each in running.pod.container_ids]
+        self.processes.forget_others(ids)
+        await self.processes.locate(ids)
         return pods
 
     async def refresh_quickly(self) -> tuple[RunningPod, ...]:
@@ -52,6 +58,7 @@ class PodCache:
 
     async def close(self) -> None:
         """Cancel pending readings."""
+        self.processes.close()
         await self._reader.close()
 
     def _store(self, inventory: PodInventory) -> tuple[RunningPod, ...]:

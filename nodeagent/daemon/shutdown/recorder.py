@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.plan.shutdown.outcome import outcome_summary
 from nodeagent.store.history import History, Retention, configured_retention
 from nodeagent.store.shutdown import ShutdownFiles
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.shutdown.executor import RunningPod
+    from nodeagent.act.shutdown.pod_record import RunningPod
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
 
@@ -149,9 +150,11 @@ def summary(stop: NodeStop) -> dict[str, object]:
     return {
         "boot_id": stop.boot_id,
         "kind": stop.kind.value,
+        "operation": stop.operation,
         "end": stop.end.value,
         "seconds": None if took_s is None else round(took_s, 3),
         "pods": len(stop.pods),
+        "outcomes": outcome_summary(each.outcome for each in stop.pods),
         **{outcome.replace("-", "_"): count for outcome, count in sorted(counts.items())},
     }
 

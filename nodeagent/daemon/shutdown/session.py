@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from nodeagent.plan.shutdown.inhibitor import Event
 
 _SLACK_S: Final = 60.0
-_SANDBOXES_S: Final = 5.0
 _FINISH_WITHIN_S: Final = 7.0
 
 
@@ -256,12 +255,18 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         if earlier is not None and earlier.end is not StopEnd.IN_PROGRESS:
             earlier = None
         self._in_progress = ShutdownInProgress(
-            self._recorder, budget, runtime.cri, runtime.pods, kind=StopKind.SIGNAL, earlier=earlier
+            self._recorder,
+            budget,
+            runtime.cri,
+            runtime.pods,
+            kind=StopKind.SIGNAL,
+            operation=self._inhibitor.operation,
+            earlier=earlier,
         )
         self._context.loop_statuses.running(NAME, budget.granted_ms / 1000 + _SLACK_S)
         await self._in_progress.carry_out()
-        self._apply(PodsStopped("every pod has ended"))
-        stop = await self._in_progress.close(sandboxes_within_s=_SANDBOXES_S)
+        self._apply(PodsStopped(self._in_progress.outcomes))
+        stop = await self._in_progress.close()
         self._context.loop_statuses.ended(NAME, stop.end.value)
 
     async def _close_cancelled(self, previous: asyncio.Task[None] | None) -> None:

@@ -13,7 +13,7 @@ from nodeagent.daemon.shutdown.execution import ShutdownInProgress, rehearse
 from nodeagent.daemon.shutdown.pod_cache import PodCache
 from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
 from nodeagent.errors import NodeAgentError
-from nodeagent.host.node import boot_id
+from nodeagent.host.systemd import userspace_id
 from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nodeagent.model import Role
     from nodeagent.plan.shutdown.budget import ShutdownBudget
 
-_SANDBOXES_S: Final = 3.0
 _LIST_WITHIN_S: Final = 5.0
 
 
@@ -44,7 +43,7 @@ async def stop_pods_at_unit_stop(
         logger.debug("unit_stop", system_state=unit_stop.system_state)
         return None
     clock = SystemClock()
-    recorder = ShutdownRecorder.open(settings, clock, logger, this_boot or boot_id())
+    recorder = ShutdownRecorder.open(settings, clock, logger, this_boot or userspace_id())
     role = await RoleWatch(clock, logger).evaluate(settings.role)
     disabled_because = settings.shutdown.off_because(role.role, role.reason)
     if disabled_because:
@@ -65,11 +64,13 @@ async def stop_pods_at_unit_stop(
             logger.info("shutdown_already_done")
             return last.end
         limit = DelayLimit.of_unit_stop(unit_stop.timeout_us, elapsed_s=clock.monotonic_s() - started_s)
-        return await _stop_pods(settings, recorder, shutdown_budget(settings.shutdown.phases, limit), role.role)
+        return await _stop_pods(
+            settings, recorder, shutdown_budget(settings.shutdown.phases, limit), role.role, unit_stop.operation
+        )
 
 
 async def _stop_pods(
-    settings: Settings, recorder: ShutdownRecorder, budget: ShutdownBudget, role: Role
+    settings: Settings, recorder: ShutdownRecorder, budget: ShutdownBudget, role: Role, operation: str
 ) -> StopEnd | None:
     if not budget.granted_ms:
         because = "TimeoutStopSec of the unit leaves no time to stop pods"
@@ -86,9 +87,9 @@ async def _stop_pods(
             rehearse(budget, pods.pods, recorder.logger)
             return None
         shutdown = ShutdownInProgress(
-            recorder, budget, cri, pods, kind=StopKind.UNIT_STOP, earlier=recorder.in_progress()
+            recorder, budget, cri, pods, kind=StopKind.UNIT_STOP, operation=operation, earlier=recorder.in_progress()
         )
         await shutdown.carry_out()
-        stop = await shutdown.close(sandboxes_within_s=_SANDBOXES_S)
+        stop = await shutdown.close()
         await pods.close()
         return stop.end

@@ -16,6 +16,7 @@ from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.shutdown.environment import NAME, HostServices, Intervals, read_enablement
 from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
 from nodeagent.host.fdstore import stored_descriptor
+from nodeagent.host.systemd import userspace_id
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -55,6 +56,7 @@ class InhibitorTask:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run sessions until stopped; the next process resumes a shutdown in progress."""
+        self.recorder.boot_id = self._host.boot_id or await asyncio.to_thread(userspace_id)
         await asyncio.to_thread(self.recorder.review)
         while not stop.is_set():
             enablement = await read_enablement(self._context)

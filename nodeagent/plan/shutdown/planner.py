@@ -6,12 +6,14 @@ in the elapsed time and in the pods that have stopped.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.priority import CRITICAL_PRIORITY
+from nodeagent.plan.shutdown.timing import phase_end_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +57,8 @@ class PodStop:
 
     Attributes:
         grace_ms: its time from the start of its phase: its termination grace period, less the part it had before a
-            restart of the agent, at most the rest of the phase. 0 kills at once.
+            restart of the agent, at most the rest of the phase. KILL follows TERM after
+            :data:`~nodeagent.plan.shutdown.timing.MINIMUM_AFTER_TERM_MS` at the earliest, also for 0.
         capped: whether its termination grace period is longer than that.
     """
 
@@ -64,14 +67,6 @@ class PodStop:
     grace_ms: int
     capped: bool
 
-    @property
-    def timeout_s(self) -> int:
-        """``grace_ms`` in whole seconds, rounded up; the end of the phase still limits the wait.
-
-        Source: CRI ``StopContainerRequest.timeout``.
-        """
-        return -(-self.grace_ms // 1000)
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedPhase:
@@ -79,9 +74,8 @@ class PlannedPhase:
 
     Attributes:
         starts_ms: its start if every pod before it uses its whole grace; counted from the start of the shutdown.
-        ends_ms: the end of its last pod in that case; never after its deadline, except for a phase that is late
-            already, which starts and ends at once.
-        stops: its pods, highest grace first, ties by namespace, name and uid. They are stopped in parallel.
+        ends_ms: the end of its last pod in that case; never after its deadline, except for a phase that starts late.
+        stops: its pods, in :func:`stop_order`. They are stopped in parallel.
     """
 
     budget: PhaseBudget
@@ -120,7 +114,8 @@ def plan_shutdown(
 
     A phase starts at the end of the previous one, at its deadline at the latest, so unused time extends the next.
     With ``elapsed_ms`` the plan continues a shutdown: stopped pods are omitted, pods with a stop request have used
-    part of their grace, and pods of a phase past its deadline are killed at once, at no cost to later phases.
+    part of their grace, and phases that start late share the remaining time by weight, see
+    :func:`~nodeagent.plan.shutdown.timing.phase_end_ms`.
 
     Args:
         budget: the phases; without phases the plan is empty.
@@ -141,8 +136,10 @@ def plan_shutdown(
         placement = place(pod, budget.phases)
         members[placement.phase].append((pod, placement))
     phases, now_ms = [], elapsed_ms
-    for share, placed in zip(budget.phases, members, strict=True):
-        stops = _stops(share, placed, now_ms, progress)
+    occupied = {index for index, placed in enumerate(members) if placed}
+    for index, (share, placed) in enumerate(zip(budget.phases, members, strict=True)):
+        end_ms = phase_end_ms(budget, index, now_ms, occupied)
+        stops = _stops(placed, now_ms, end_ms, progress)
         ends_ms = now_ms + max((stop.grace_ms for stop in stops), default=0)
         phases.append(PlannedPhase(share, now_ms, ends_ms, stops))
         now_ms = ends_ms
@@ -158,33 +155,25 @@ def elapsed_since(started_s: float, now_s: float) -> int:
     return max(0, round((now_s - started_s) * 1000))
 
 
-def begin_phase(
-    phase: PlannedPhase, *, elapsed_ms: int, progress: Mapping[str, PodProgress] = NO_PROGRESS
-) -> tuple[PodStop, ...]:
-    """Return the pod stops of a phase that starts now, within the time until its deadline."""
-    placed = [(stop.pod, stop.placement) for stop in phase.stops]
-    return _stops(phase.budget, placed, max(0, elapsed_ms), progress)
+def stop_order(pod: ShutdownPod) -> tuple[float, str, str, str]:
+    """Return the sort key of stop requests within a phase: longest grace first, ties by namespace, name and uid."""
+    grace_s = math.inf if pod.termination_grace_s is None else pod.termination_grace_s
+    return -grace_s, pod.namespace, pod.name, pod.uid
 
 
 def _stops(
-    share: PhaseBudget,
-    placed: Sequence[tuple[ShutdownPod, Placement]],
-    now_ms: int,
-    progress: Mapping[str, PodProgress],
+    placed: Sequence[tuple[ShutdownPod, Placement]], now_ms: int, end_ms: int, progress: Mapping[str, PodProgress]
 ) -> tuple[PodStop, ...]:
-    left_ms = max(0, share.deadline_ms - now_ms)
+    left_ms = max(0, end_ms - now_ms)
     stops = []
-    for pod, placement in placed:
+    for pod, placement in sorted(placed, key=lambda each: stop_order(each[0])):
         record = progress.get(pod.uid)
-        if record is not None and record.outcome.ended:
-            continue
         grace_ms, capped = left_ms, False
         if pod.termination_grace_s is not None:
             used_ms = max(0, now_ms - record.requested_at_ms) if record is not None else 0
             own_ms = max(0, round(pod.termination_grace_s * 1000) - used_ms)
             grace_ms, capped = min(own_ms, left_ms), own_ms > left_ms
         stops.append(PodStop(pod, placement, grace_ms, capped))
-    stops.sort(key=lambda stop: (-stop.grace_ms, stop.pod.namespace, stop.pod.name, stop.pod.uid))
     return tuple(stops)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -24,7 +26,7 @@ PODS = (
     StoppedPod("u2", "shop", "db", "ordinary", "priority 0", PodOutcome.FAILED, 5, None, "no answer"),
     StoppedPod("u3", "kube-system", "dns", "critical", "a static pod"),
 )
-STOP = NodeStop("b1", StopKind.SIGNAL, T0, 123.5, 4500, pods=PODS)
+STOP = NodeStop("b1", StopKind.SIGNAL, T0, 123.5, 4500, pods=PODS, operation="reboot")
 
 
 def test_records_are_read_by_the_next_process(tmp_path: Path) -> None:
@@ -107,3 +109,20 @@ def test_failed_write_of_the_history_is_reported_without_an_error(tmp_path: Path
     history = History(tmp_path / "file")
     history.add_stop(STOP, RETENTION, T0)
     assert "history" in history.problem
+
+
+def test_containers_and_term_of_a_pod_are_read_by_the_process_that_resumes(tmp_path: Path) -> None:
+    known = StoppedPod("u1", "shop", "web", outcome=PodOutcome.STOPPING, container_ids=("c1", "c2"), signalled_at_ms=40)
+    ShutdownFiles(tmp_path).write_stop(replace(STOP, pods=(known, *PODS)))
+    read = ShutdownFiles(tmp_path).read_stop()
+    assert read is not None
+    assert [(each.container_ids, each.signalled_at_ms) for each in read.pods[:2]] == [(("c1", "c2"), 40), ((), None)]
+
+
+def test_history_of_an_earlier_version_has_no_operations(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.add_stop(replace(STOP, end=StopEnd.COMPLETE), RETENTION, T0)
+    with closing(sqlite3.connect(tmp_path / "history.db")) as connection:
+        connection.execute("DROP TABLE node_stop_operations")
+        connection.commit()
+    assert [each.operation for each in History(tmp_path).read_stops()] == [""]

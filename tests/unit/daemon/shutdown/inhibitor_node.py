@@ -93,6 +93,7 @@ class Place:
         self.history = History(directory / "state")
         self.store = Store()
         self.logind = LogindUnit()
+        self.boot_id = BOOT
 
     def settings(self, **shutdown: Any) -> Settings:
         dry_run = shutdown.pop("dry_run", False)
@@ -151,7 +152,7 @@ class Daemon:
         self.context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
         if kubelet is not None:
             self.context.roles = RoleWatch(kubelet.clock, logger, reader=kubelet)
-        host = HostServices(place.bus.address, place.directory, place.store, place.logind, BOOT)
+        host = HostServices(place.bus.address, place.directory, place.store, place.logind, place.boot_id)
         self.inhibitor = InhibitorTask(self.context, host=host, adopted=adopted, intervals=intervals)
         self.directory = place.directory
         self.stop = asyncio.Event()

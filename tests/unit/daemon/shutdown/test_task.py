@@ -181,7 +181,7 @@ async def test_cancelled_shutdown_is_recorded_and_the_next_one_stops_the_pods(pl
         await daemon.until(lambda: place.recorded_end() is StopEnd.CANCELLED)
         assert daemon.context.pass_lock.pause() is None
         assert place.running() == {"web", "dns"}
-        assert place.outcomes() == {"web": "stopping", "dns": ""}
+        assert place.outcomes() == {"web": "failed", "dns": ""}
 
         place.server.faults.clear()
         await place.login1.until(lambda: bool(place.login1.locks))

@@ -1,0 +1,229 @@
+"""Delivery of TERM and KILL to containers, by the runtime and, where it is slow, directly.
+
+The runtime sends the stop signal of the image, so it is asked first. It confirms no delivery, since a stop request
+returns once the container has stopped. Two facts confirm it: a later request, which every runtime answers at once, was
+answered, so that the stop request has arrived; and the container has used CPU time since, which a handled signal takes.
+Otherwise the main process is signalled directly after a quarter of the phase, at most a second, and the request is
+cancelled. A second TERM, which many programs take as an order to exit without cleanup, follows only shortly before
+KILL: a busy container uses CPU time also while its shim hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import NodeAgentError, RuntimeNotFoundError
+from nodeagent.model import ContainerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from datetime import datetime
+
+    from nodeagent.act.shutdown.pod_record import ContainerStop, PodRecord, Processes, Stopper
+
+RETRY_S: Final = 0.2
+_BATCH: Final = 16
+_PATIENCE_S: Final = 1.0
+_POLL_S: Final = 0.05
+_DIRECT_KILL_S: Final = 0.5  # for the end of processes after a direct KILL, before the runtime is asked
+_EXIT_READS: Final = 4
+NO_ANSWER: Final = "the runtime did not answer in time"
+
+
+class Delivery:
+    """Sends signals to containers and reads their ends; every method returns at once or is a task of the run."""
+
+    def __init__(
+        self, stopper: Stopper, processes: Processes, elapsed_ms: Callable[[], int], on_change: Callable[[], None]
+    ) -> None:
+        """Prepare a delivery.
+
+        Args:
+            stopper: the runtime.
+            processes: the processes of containers.
+            elapsed_ms: returns the milliseconds since the shutdown began.
+            on_change: called after each change of a container.
+        """
+        self._stopper = stopper
+        self._processes = processes
+        self._elapsed_ms = elapsed_ms
+        self._on_change = on_change
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exit_reads = asyncio.Semaphore(_EXIT_READS)
+
+    def terminate(self, containers: Sequence[ContainerStop], timeout_s: int, within_ms: int) -> None:
+        """Deliver TERM to containers.
+
+        Args:
+            containers: all of one phase, in order.
+            timeout_s: time after which the runtime may send KILL by itself.
+            within_ms: time of the phase, of which a quarter may pass before direct signals.
+        """
+        self._start(self._terminate(containers, timeout_s, within_ms))
+
+    def terminate_finally(self, container: ContainerStop) -> None:
+        """Send TERM directly, once, to a container whose TERM was confirmed by the arrival of the request only."""
+        if not (container.direct or container.answered):
+            container.direct = self._processes.terminate(container.id)
+
+    def kill(self, container: ContainerStop) -> None:
+        """Send KILL to a container that has processes, until it has none."""
+        if container.killer is None:
+            container.killer = self._start(self._kill(container))
+
+    def observe(self, container: ContainerStop) -> bool:
+        """Update the end of a container; return whether it has ended."""
+        if container.ended_at_ms is None:
+            populated = self._processes.is_populated(container.id)
+            if populated is False or (populated is None and container.answered):
+                container.ended_at_ms = self._elapsed_ms()
+        return container.ended_at_ms is not None
+
+    def read_exits(self, record: PodRecord, ended_ms: Callable[[datetime], int], then: Callable[[], None]) -> None:
+        """Read the exit codes of a pod that has ended, then call ``then``; ``ended_ms`` converts a time of exit."""
+        self._start(self._read_exits(record, ended_ms, then))
+
+    async def close(self) -> None:
+        """Cancel all pending requests."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- TERM
+
+    async def _terminate(self, containers: Sequence[ContainerStop], timeout_s: int, within_ms: int) -> None:
+        patience_s = max(0.0, min(_PATIENCE_S, within_ms / 4000))
+        loop = asyncio.get_running_loop()
+        until_s, answers = loop.time() + patience_s, True
+        for each in containers:
+            each.cpu_us = self._processes.cpu_us(each.id)
+        for first in range(0, len(containers), _BATCH):
+            batch = containers[first : first + _BATCH]
+            for each in batch:
+                each.call = self._start(self._request(each, timeout_s))
+            await asyncio.sleep(0)  # the requests are sent before the one that confirms them
+            answers = answers and await self._confirm(batch, until_s - loop.time())
+        while unconfirmed := [each for each in containers if each.signalled_at_ms is None and each.ended_at_ms is None]:
+            overdue = loop.time() >= until_s
+            self._terminate_directly(
+                [each for each in unconfirmed if overdue or self._processes.has_stopped_shim(each.id)]
+            )
+            await asyncio.sleep(min(RETRY_S, max(_POLL_S, until_s - loop.time())))
+            await self._confirm(unconfirmed, _PATIENCE_S if loop.time() >= until_s else until_s - loop.time())
+
+    async def _confirm(self, batch: Sequence[ContainerStop], within_s: float) -> bool:
+        """Mark the containers whose TERM is confirmed; return whether the runtime has answered."""
+        pending = [each for each in batch if each.signalled_at_ms is None and each.requested]
+        try:
+            async with asyncio.timeout(max(0.0, within_s)):
+                await self._stopper.version()
+        except (NodeAgentError, TimeoutError):
+            return False
+        for each in pending:
+            idle = each.cpu_us is not None and self._processes.cpu_us(each.id) == each.cpu_us
+            if each.requested and not idle and not self._processes.has_stopped_shim(each.id):
+                self._signalled(each)
+        return True
+
+    def _terminate_directly(self, batch: Sequence[ContainerStop]) -> None:
+        for each in batch:
+            if each.signalled_at_ms is None and self._processes.terminate(each.id):
+                each.direct = True
+                self._signalled(each)
+                if each.call is not None and each.requested:
+                    each.call.cancel()
+
+    def _signalled(self, container: ContainerStop) -> None:
+        if container.signalled_at_ms is None:
+            container.signalled_at_ms = self._elapsed_ms()
+            self._on_change()
+
+    async def _request(self, container: ContainerStop, timeout_s: int) -> None:
+        """Request the stop of a container until the runtime reports its end."""
+        while container.ended_at_ms is None:
+            if container.signalled_at_ms is not None and self._processes.is_populated(container.id) is not None:
+                return  # its processes are watched
+            try:
+                if container.signalled_at_ms is None:
+                    container.requested = True
+                    await self._stopper.stop_container(container.id, timeout_s)
+                    ended = True
+                else:
+                    ended = await self._has_exited(container)
+            except NodeAgentError as error:
+                container.problem, container.requested, ended = str(error), False, False
+                self._terminate_directly([container])
+            if ended:
+                container.answered, container.problem = True, ""
+                self._signalled(container)
+                self._on_change()
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _has_exited(self, container: ContainerStop) -> bool:
+        try:
+            status = await self._stopper.container_status(container.id)
+        except RuntimeNotFoundError:
+            return True
+        return status.state is ContainerState.EXITED
+
+    # ---- KILL
+
+    async def _kill(self, container: ContainerStop) -> None:
+        while not self.observe(container):
+            container.killed = True
+            if self._processes.kill(container.id) and await self._ends_within(container, _DIRECT_KILL_S):
+                break
+            try:
+                await self._stopper.stop_container(container.id, 0)
+            except NodeAgentError as error:
+                container.problem = str(error)
+            else:
+                container.answered = True
+                if await self._ends_within(container, RETRY_S):
+                    break
+            await asyncio.sleep(RETRY_S)
+        self._on_change()
+
+    async def _ends_within(self, container: ContainerStop, within_s: float) -> bool:
+        until_ms = self._elapsed_ms() + round(within_s * 1000)
+        while not self.observe(container):
+            if self._elapsed_ms() >= until_ms:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    # ---- ends
+
+    async def _read_exits(
+        self, record: PodRecord, ended_ms: Callable[[datetime], int], then: Callable[[], None]
+    ) -> None:
+        for each in tuple(record.containers.values()):
+            if each.call is not None:
+                await asyncio.wait({each.call})  # the runtime has processed the exit once it has answered
+            await self._read_exit(each, ended_ms)
+        then()
+
+    async def _read_exit(self, container: ContainerStop, ended_ms: Callable[[datetime], int]) -> None:
+        while True:
+            try:
+                async with self._exit_reads:
+                    status = await self._stopper.container_status(container.id)
+            except RuntimeNotFoundError:
+                return
+            except NodeAgentError:
+                pass
+            else:
+                if status.state is ContainerState.EXITED:
+                    container.exit_code = status.exit_code
+                    if self._processes.is_populated(container.id) is None and status.finished_at is not None:
+                        container.ended_at_ms = ended_ms(status.finished_at)
+                    return
+            await asyncio.sleep(RETRY_S)
+
+    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

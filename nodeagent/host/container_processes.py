@@ -1,0 +1,233 @@
+"""Processes of containers by their cgroups: whether any is left, and signals to them without the runtime.
+
+A cgroup is trusted only after it was seen with processes: containers in virtual machines have an empty one. Its name
+contains the id of the container, and a process is signalled only through a descriptor whose cgroup was read after it
+was opened, so that a reused process id is never signalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.host.cgroups import read_cpu_us
+from nodeagent.host.container_cgroups import find_directories
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from nodeagent.clock import Clock
+
+_READ_BYTES: Final = 65536
+_MAX_PROCESSES: Final = 4096
+_STOPPED_STATES: Final = frozenset({"T", "t"})
+
+
+class _Process(NamedTuple):
+    pid: int
+    state: str
+    parent: int
+    started_ticks: int
+
+
+class ContainerProcesses:
+    """The processes of located containers, until :meth:`close`.
+
+    Attributes:
+        on_change: called in the event loop when a located container may have ended.
+    """
+
+    def __init__(self, clock: Clock, root: Path = Path("/")) -> None:
+        """Prepare without reading. ``root`` is the parent of ``proc`` and ``sys``."""
+        self._clock = clock
+        self._root = root
+        self._directories: dict[str, str] = {}
+        self._watched: dict[int, str] = {}
+        self._epoll: select.epoll | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.on_change: Callable[[], None] = lambda: None
+
+    async def locate(self, container_ids: Collection[str]) -> None:
+        """Find the cgroups of containers that have processes, in a thread."""
+        missing = frozenset(each for each in container_ids if each not in self._directories)
+        if missing:
+            self._directories.update(await asyncio.to_thread(self._find, missing))
+
+    def forget_others(self, container_ids: Collection[str]) -> None:
+        """Forget the cgroups of containers other than these."""
+        for container_id in self._directories.keys() - set(container_ids):
+            del self._directories[container_id]
+
+    def watch(self, container_ids: Collection[str]) -> None:
+        """Call ``on_change`` from now on when one of the located containers has ended."""
+        for container_id in container_ids:
+            directory = self._directories.get(container_id)
+            if directory is not None and directory not in self._watched.values():
+                self._watch(directory)
+
+    def is_populated(self, container_id: str) -> bool | None:
+        """Return whether a container has processes; ``None`` if its cgroup was not located.
+
+        Source: kernel cgroup-v2.rst, ``populated`` of ``cgroup.events``; a removed cgroup has no processes.
+        """
+        directory = self._directories.get(container_id)
+        return None if directory is None else _is_populated(directory)
+
+    def terminate(self, container_id: str) -> bool:
+        """Send TERM to the main process of a container; return whether it was signalled."""
+        main = self._main_process(container_id)
+        return main is not None and self._signal(container_id, main.pid, signal.SIGTERM)
+
+    def kill(self, container_id: str) -> bool:
+        """Send KILL to all processes of a container; return whether one was signalled."""
+        signalled = [self._signal(container_id, pid, signal.SIGKILL) for pid in self._processes(container_id)]
+        return any(signalled)
+
+    def has_stopped_shim(self, container_id: str) -> bool:
+        """Return whether the parent of a container's main process, the runtime's shim, is stopped.
+
+        Source: proc(5), states ``T`` and ``t``. Such a shim answers no request until it continues.
+        """
+        main = self._main_process(container_id)
+        shim = None if main is None else self._process(main.parent)
+        return shim is not None and shim.state in _STOPPED_STATES
+
+    def cpu_us(self, container_id: str) -> int | None:
+        """Return the CPU time of a container in microseconds; ``None`` if it is not located or the kernel lacks it.
+
+        Source: kernel cgroup-v2.rst, ``usage_usec`` of ``cpu.stat``, present without the cpu controller too.
+        """
+        directory = self._directories.get(container_id)
+        return None if directory is None else read_cpu_us(directory)
+
+    def close(self) -> None:
+        """Stop watching; may be called again."""
+        if self._loop is not None and self._epoll is not None:
+            self._loop.remove_reader(self._epoll.fileno())
+        for descriptor in self._watched:
+            os.close(descriptor)
+        self._watched.clear()
+        if self._epoll is not None:
+            self._epoll.close()
+        self._epoll = self._loop = None
+
+    def _find(self, container_ids: Collection[str]) -> dict[str, str]:
+        found = find_directories(container_ids, self._clock, self._root)
+        return {container_id: path for container_id, path in found.items() if _is_populated(path)}
+
+    def _watch(self, directory: str) -> None:
+        """Report changes of ``cgroup.events``; without that file, as in version 1, the caller polls."""
+        try:
+            descriptor = os.open(f"{directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        if self._epoll is None:
+            self._epoll, self._loop = select.epoll(), asyncio.get_running_loop()
+            self._loop.add_reader(self._epoll.fileno(), self._dispatch)
+        try:
+            os.read(descriptor, _READ_BYTES)  # EPOLLPRI reports changes since this read
+            self._epoll.register(descriptor, select.EPOLLPRI)
+        except OSError:  # removed meanwhile, or not a file of the kernel
+            os.close(descriptor)
+            return
+        self._watched[descriptor] = directory
+
+    def _dispatch(self) -> None:
+        if self._epoll is None:
+            return
+        for descriptor, _ in self._epoll.poll(0):
+            try:
+                ended = b"populated 1" not in os.pread(descriptor, _READ_BYTES, 0)
+            except OSError:  # the cgroup was removed
+                ended = True
+            if ended:
+                del self._watched[descriptor]
+                os.close(descriptor)  # also removes it from the epoll
+        self.on_change()
+
+    def _processes(self, container_id: str) -> Iterator[int]:
+        directory = self._directories.get(container_id)
+        if directory is None or container_id not in Path(directory).name:
+            return
+        count = 0
+        for each, _, _ in os.walk(directory):
+            try:
+                lines = Path(each, "cgroup.procs").read_bytes().split()
+            except OSError:
+                continue
+            for line in lines:
+                count += 1
+                if count > _MAX_PROCESSES:
+                    return
+                if line.isdigit():
+                    yield int(line)
+
+    def _main_process(self, container_id: str) -> _Process | None:
+        """Return the oldest process whose parent is outside of the container; processes of ``exec`` are younger."""
+        found = [each for pid in self._processes(container_id) if (each := self._process(pid)) is not None]
+        inside = {each.pid for each in found}
+        return min((each for each in found if each.parent not in inside), key=_age, default=None)
+
+    def _process(self, pid: int) -> _Process | None:
+        """Return a process. Source: proc(5), state, ppid and starttime of ``/proc/PID/stat``."""
+        try:
+            text = (self._root / f"proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        fields = text.rpartition(")")[2].split()  # the name in parentheses may contain spaces
+        if len(fields) < 20 or not fields[1].isdecimal() or not fields[19].isdecimal():
+            return None
+        return _Process(pid, fields[0], int(fields[1]), int(fields[19]))
+
+    def _signal(self, container_id: str, pid: int, number: signal.Signals) -> bool:
+        """Signal a process if it still belongs to the container."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            return False
+        try:
+            if not self._belongs_to(container_id, pid):
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        except OSError:
+            return False
+        else:
+            return True
+        finally:
+            os.close(descriptor)
+
+    def _belongs_to(self, container_id: str, pid: int) -> bool:
+        try:
+            lines = (self._root / f"proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return False
+        return any(container_id in part for line in lines for part in line.split(":", 2)[-1].split("/"))
+
+
+def _age(process: _Process) -> tuple[int, int]:
+    return process.started_ticks, process.pid
+
+
+def _is_populated(directory: str) -> bool:
+    """Return whether a cgroup or one below it has a process; true if that cannot be read."""
+    try:
+        with open(f"{directory}/cgroup.events", "rb") as events:  # noqa: PTH123 - one call, no object
+            return b"populated 1" in events.read(_READ_BYTES)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return error.errno != errno.ENODEV  # removed while the file was open
+    if not os.path.isdir(directory):  # noqa: PTH112 - one call, no object
+        return False
+    for each, _, _ in os.walk(directory):  # version 1
+        try:
+            if Path(each, "cgroup.procs").read_bytes():
+                return True
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,93 @@
+"""A node with the agent as a service, its configuration, its log and its inhibitor lock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support import reclaim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.support.vm import Entry, Node
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+BANDS = (0, 1000, 100_000, 2_000_000_000)
+CONFIG = """\
+role = "standalone"
+[log]
+format = "json"
+[image_gc]
+enabled = false
+[container_gc]
+enabled = false
+[shutdown]
+by_priority = [
+    {{min_priority = 0, seconds = {0}}},
+    {{min_priority = 1000, seconds = {0}}},
+    {{min_priority = 100000, seconds = {0}}},
+    {{min_priority = 2000000000, seconds = {0}}},
+]
+"""
+UPGRADES = "/etc/systemd/logind.conf.d/30-unattended-upgrades.conf"
+OWN = "/etc/systemd/logind.conf.d/zz-nodeagent.conf"
+START_S = 120.0
+
+
+def install(node: Node, phase_s: float) -> None:
+    for name in ("nodeagent.service", "kubepods.slice.d/50-nodeagent.conf", "kubepods-.slice.d/50-nodeagent.conf"):
+        node.put(f"/etc/systemd/system/{name}", SYSTEMD / name)
+    node.put("/etc/nodeagent/config.toml", CONFIG.format(phase_s))
+    node.run("systemctl daemon-reload && systemctl enable nodeagent", timeout_s=60)
+
+
+def set_limit(node: Node, path: str, seconds: float) -> None:
+    node.put(path, f"[Login]\nInhibitDelayMaxSec={seconds}\n")
+    node.run("systemctl kill --signal HUP systemd-logind")
+
+
+def start(node: Node) -> None:
+    node.run("systemctl restart nodeagent", timeout_s=START_S)
+    wait_for_lock(node)
+
+
+def main_pid(node: Node) -> str:
+    return node.run("systemctl show nodeagent --property MainPID --value").stdout.strip()
+
+
+def lock_entry(node: Node) -> list[str]:
+    """Return the agent's entry in logind's list of locks, as words; empty without one."""
+    lines = node.run("systemd-inhibit --list --no-legend --no-pager", check=False).stdout.splitlines()
+    return next((line.split() for line in lines if line.startswith("nodeagent ") and " delay" in line), [])
+
+
+def wait_for_lock(node: Node) -> None:
+    """Wait until logind lists the lock of the running agent."""
+    reclaim.poll(
+        "logind lists the inhibitor lock", lambda: main_pid(node) in lock_entry(node), timeout_s=START_S, interval_s=0.5
+    )
+
+
+def parsed(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    lines = [each.message for each in entries if each.unit == "nodeagent.service"]
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def log_now(node: Node, pid: str = "") -> list[dict[str, Any]]:
+    of_process = f" _PID={pid}" if pid else ""
+    lines = node.run(f"journalctl --boot -u nodeagent{of_process} -o cat --no-pager").stdout.splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def event_names(log: list[dict[str, Any]]) -> list[str]:
+    return [each["event"] for each in log]
+
+
+def count(node: Node, event: str) -> int:
+    return event_names(log_now(node)).count(event)
+
+
+def await_count(node: Node, event: str, times: int, *, within_s: float = START_S) -> None:
+    reclaim.poll(f"{event} is logged", lambda: count(node, event) >= times, timeout_s=within_s, interval_s=0.5)

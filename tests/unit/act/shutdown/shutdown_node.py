@@ -1,0 +1,232 @@
+"""A node in virtual time: containers with processes, and a runtime that can be slow, unavailable or unresponsive."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from nodeagent.act.shutdown.executor import ShutdownRun
+from nodeagent.act.shutdown.pod_record import NoProcesses, RunningPod
+from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnavailableError
+from nodeagent.model import Container, ContainerState, ShutdownPod
+from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
+from nodeagent.plan.shutdown.phases import two_bands
+from tests.support.virtual_time import now_ms, play
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from nodeagent.act.shutdown.pod_record import Processes
+    from nodeagent.model.node_stop import StoppedPod
+    from nodeagent.plan.shutdown.budget import ShutdownBudget
+
+TEN_AND_FIVE = two_bands(15, 5)
+
+
+def pod(name: str, priority: int = 0, *containers: str, grace_s: float | None = None) -> RunningPod:
+    ids = containers or (f"{name}-c",)
+    shutdown_pod = ShutdownPod(name, "shop", name, priority, container_ids=ids, termination_grace_s=grace_s)
+    return RunningPod(shutdown_pod, (f"{name}-s",))
+
+
+@dataclass
+class Node:
+    """Containers end a number of seconds after TERM, ``None`` for never; signals and calls have their time.
+
+    Attributes:
+        up: pods in the list.
+        answers_after_s: delay of the answer to a stop request after the end of the container.
+        unresponsive: containers whose stop requests have no effect and are never answered.
+        unavailable: intervals in milliseconds in which every call fails.
+        busy: intervals in which no call has an effect or an answer until their end.
+        located: whether processes are observable; ``None`` for all containers.
+        stopped_shims: containers whose shim is stopped.
+        busy_containers: containers that always use CPU time, so that it confirms nothing.
+        exit_codes: of containers that end by themselves.
+    """
+
+    up: list[RunningPod] = field(default_factory=list)
+    takes_s: dict[str, float | None] = field(default_factory=dict)
+    answers_after_s: float = 0.0
+    unresponsive: set[str] = field(default_factory=set)
+    unavailable: tuple[tuple[int, int], ...] = ()
+    busy: tuple[tuple[int, int], ...] = ()
+    refuses: dict[str, int] = field(default_factory=dict)
+    located: Collection[str] | None = ()
+    stopped_shims: set[str] = field(default_factory=set)
+    busy_containers: set[str] = field(default_factory=set)
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    codes: dict[str, int] = field(default_factory=dict)
+    signals: list[tuple[int, str, str]] = field(default_factory=list)
+    calls: list[tuple[int, str, int]] = field(default_factory=list)
+    sandboxes: list[str] = field(default_factory=list)
+    events: dict[str, asyncio.Event] = field(default_factory=dict)
+    on_list: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+
+    # ---- processes
+
+    def terminated(self, container_id: str) -> None:
+        """Deliver TERM."""
+        if container_id in self.ended:
+            return
+        if not self.received(container_id, "TERM"):
+            takes_s = self.takes_s.get(container_id, 0.0)
+            if takes_s is not None:
+                asyncio.get_running_loop().call_later(takes_s, self.end, container_id, None)
+        self.signals.append((now_ms(), container_id, "TERM"))
+
+    def killed(self, container_id: str) -> None:
+        """Deliver KILL."""
+        if container_id not in self.ended:
+            self.signals.append((now_ms(), container_id, "KILL"))
+            self.end(container_id, 137)
+
+    def end(self, container_id: str, code: int | None) -> None:
+        if container_id not in self.ended:
+            self.ended[container_id] = now_ms()
+            self.codes[container_id] = self.exit_codes.get(container_id, 0) if code is None else code
+            self._event(container_id).set()
+            self.on_change()
+
+    def _event(self, container_id: str) -> asyncio.Event:
+        return self.events.setdefault(container_id, asyncio.Event())
+
+    def received(self, container_id: str, signal: str) -> list[int]:
+        return [at for at, each, name in self.signals if (each, name) == (container_id, signal)]
+
+    async def locate(self, container_ids: Collection[str]) -> None:
+        """Locate nothing new: ``located`` is constant."""
+
+    def watch(self, container_ids: Collection[str]) -> None:
+        """Report every end."""
+
+    def is_populated(self, container_id: str) -> bool | None:
+        if self.located is not None and container_id not in self.located:
+            return None
+        return container_id not in self.ended
+
+    def terminate(self, container_id: str) -> bool:
+        if self.is_populated(container_id):
+            self.terminated(container_id)
+            return True
+        return False
+
+    def kill(self, container_id: str) -> bool:
+        if self.is_populated(container_id):
+            self.killed(container_id)
+            return True
+        return False
+
+    def has_stopped_shim(self, container_id: str) -> bool:
+        return container_id in self.stopped_shims and self.is_populated(container_id) is not None
+
+    def cpu_us(self, container_id: str) -> int | None:
+        """Return 1 after TERM, which every container handles; ``None`` for those with unknown usage."""
+        if container_id in self.busy_containers or self.is_populated(container_id) is None:
+            return None
+        return len(self.received(container_id, "TERM"))
+
+    # ---- the runtime
+
+    async def version(self) -> object:
+        await self._check()
+        return None
+
+    async def stop_container(self, container_id: str, timeout_s: int) -> None:
+        self.calls.append((now_ms(), container_id, timeout_s))
+        await self._check()
+        if self.refuses.get(container_id, 0):
+            self.refuses[container_id] -= 1
+            raise RuntimeRequestError("StopContainer", container_id, "UNKNOWN", "cannot")
+        if container_id in self.unresponsive | self.stopped_shims:
+            await asyncio.Event().wait()
+        if timeout_s:
+            self.terminated(container_id)
+            outages = [start - now_ms() for start, end in self.unavailable if now_ms() < start < end]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(timeout_s, *(each / 1000 for each in outages), timeout_s)):
+                    await self._event(container_id).wait()
+            self._fail_if_unavailable()
+        self.killed(container_id)
+        await asyncio.sleep(self.answers_after_s)
+
+    async def container_status(self, container_id: str) -> Container:
+        await self._check()
+        known = {each for up in self.up for each in up.pod.container_ids} | self.ended.keys()
+        if container_id not in known:
+            raise RuntimeNotFoundError("ContainerStatus", container_id, "NOT_FOUND", "none")
+        state = ContainerState.EXITED if container_id in self.ended else ContainerState.RUNNING
+        return Container(container_id, "main", "", state, exit_code=self.codes.get(container_id))
+
+    async def stop_sandbox(self, sandbox_id: str) -> None:
+        await self._check()
+        self.sandboxes.append(sandbox_id)
+
+    async def list_pods(self) -> Sequence[RunningPod]:
+        await self._check()
+        self.on_list()
+        return [
+            replace(up, pod=replace(up.pod, container_ids=ids))
+            for up in self.up
+            if (ids := tuple(each for each in up.pod.container_ids if each not in self.ended))
+        ]
+
+    async def _check(self) -> None:
+        for start, end in self.busy:
+            if start <= now_ms() < end:
+                await asyncio.sleep((end - now_ms()) / 1000)
+        self._fail_if_unavailable()
+
+    def _fail_if_unavailable(self) -> None:
+        if any(start <= now_ms() < end for start, end in self.unavailable):
+            raise RuntimeUnavailableError("unavailable")
+
+
+@dataclass
+class RunResult:
+    """The end of a run: ``ended_ms`` is the release of the lock, ``reported`` the pods with a final outcome."""
+
+    ended_ms: int
+    pods: dict[str, StoppedPod]
+    phases: list[tuple[int, str]]
+    run: ShutdownRun
+    reported: list[StoppedPod]
+
+
+def run_down(
+    node: Node,
+    budget: ShutdownBudget | None = None,
+    *,
+    cached: Sequence[RunningPod] | None = None,
+    before: Sequence[StoppedPod] = (),
+    elapsed_ms: int = 0,
+) -> RunResult:
+    async def work() -> RunResult:
+        phases: list[tuple[int, str]] = []
+        reported: list[StoppedPod] = []
+        processes: Processes = node
+        if node.located == ():
+            processes = NoProcesses()
+        run = ShutdownRun(
+            budget or shutdown_budget(TEN_AND_FIVE, DelayLimit(30_000_000)),
+            node,
+            lambda: now_ms() + elapsed_ms,
+            node.list_pods,
+            processes=processes,
+            on_phase=lambda name, _: phases.append((now_ms(), name)),
+            on_pod=reported.append,
+            before={each.uid: each for each in before},
+        )
+        await run.carry_out(node.up if cached is None else cached)
+        ended_ms = now_ms()
+        await run.settle(3.0)
+        await run.stop_sandboxes(1.0)
+        return RunResult(ended_ms, {each.name: each for each in run.pods}, phases, run, reported)
+
+    return play(work())

@@ -1,0 +1,197 @@
+"""Shutdowns with a runtime that does not answer, with hung shims, and after an interruption, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.model import PodOutcome
+from nodeagent.model.node_stop import StoppedPod
+from nodeagent.model.priority import CRITICAL_PRIORITY as CRITICAL
+from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
+from nodeagent.plan.shutdown.phases import by_priority
+from tests.unit.act.shutdown.shutdown_node import TEN_AND_FIVE, Node, pod, run_down
+
+if TYPE_CHECKING:
+    from nodeagent.plan.shutdown.budget import ShutdownBudget
+
+PRIORITIES = (0, 1000, 100_000, CRITICAL)
+
+
+def four_bands(limit_s: float) -> ShutdownBudget:
+    return shutdown_budget(by_priority([(each, limit_s / 4) for each in PRIORITIES]), DelayLimit(round(limit_s * 1e6)))
+
+
+def stopping(name: str, phase: str, *, requested_at_ms: int = 0, signalled_at_ms: int | None = 0) -> StoppedPod:
+    return StoppedPod(
+        name,
+        "shop",
+        name,
+        phase,
+        outcome=PodOutcome.STOPPING,
+        requested_at_ms=requested_at_ms,
+        container_ids=(f"{name}-c",),
+        signalled_at_ms=signalled_at_ms,
+    )
+
+
+def test_hanging_call_is_abandoned_before_the_limit() -> None:
+    budget = shutdown_budget(TEN_AND_FIVE, DelayLimit(10_000_000))
+    node = Node([pod("web"), pod("hung", CRITICAL)], unresponsive={"hung-c"})
+    result = run_down(node, budget)
+    assert result.pods["web"].outcome is PodOutcome.STOPPED
+    assert result.pods["hung"].outcome is PodOutcome.FAILED
+    assert "still running" in result.pods["hung"].detail
+    assert budget.granted_ms <= result.ended_ms < 10_000
+
+
+def test_hanging_call_does_not_delay_the_next_phase() -> None:
+    node = Node([pod("hung"), pod("dns", CRITICAL)], unresponsive={"hung-c"})
+    result = run_down(node)
+    assert node.received("dns-c", "TERM") == [10_000]
+    assert result.pods["dns"].outcome is PodOutcome.STOPPED
+    assert result.pods["hung"].outcome is PodOutcome.FAILED
+
+
+def test_pod_with_a_stopped_shim_is_signalled_directly_and_delays_nothing() -> None:
+    node = Node([pod("frozen"), pod("web")], takes_s={"frozen-c": 2.0}, stopped_shims={"frozen-c"}, located=None)
+    result = run_down(node)
+    assert node.received("frozen-c", "TERM") == [0]
+    assert (result.pods["frozen"].outcome, result.pods["frozen"].took_ms) == (PodOutcome.STOPPED, 2000)
+    assert result.ended_ms == 2000
+
+
+def test_runtime_that_is_busy_for_a_whole_phase_delays_no_term() -> None:
+    up = [pod(f"p{band}", priority) for band, priority in enumerate(PRIORITIES)]
+    node = Node(up, {f"p{band}-c": 1.0 for band in range(4)}, busy=((0, 20_000),), located=None)
+    result = run_down(node, four_bands(30))
+    assert all(len(node.received(f"p{band}-c", "TERM")) == 1 for band in range(4))
+    assert node.received("p3-c", "TERM")[0] <= 10_000
+    assert {each.outcome for each in result.pods.values()} == {PodOutcome.STOPPED}
+
+
+def test_stop_is_retried_until_the_runtime_is_available() -> None:
+    node = Node([pod("web"), pod("dns", CRITICAL)], unavailable=((0, 3000),))
+    result = run_down(node)
+    assert {each.outcome for each in result.pods.values()} == {PodOutcome.STOPPED}
+    assert 3000 <= result.ended_ms <= 3500
+    assert all(at >= 3000 for at, _, _ in node.signals)
+
+
+def test_pod_whose_term_was_delayed_by_the_runtime_keeps_its_grace() -> None:
+    budget = four_bands(40)
+    node = Node([pod("late"), pod("dns", CRITICAL)], {"late-c": 2.0}, unavailable=((0, 8500),))
+    result = run_down(node, budget)
+    assert node.received("late-c", "KILL") == []
+    assert {each.outcome for each in result.pods.values()} == {PodOutcome.STOPPED}
+
+
+@pytest.mark.parametrize("located", [(), None], ids=["runtime-only", "cgroups"])
+def test_restart_of_the_runtime_after_term_sends_no_second_one(located: tuple[str, ...] | None) -> None:
+    node = Node([pod("web")], takes_s={"web-c": 6.0}, unavailable=((1000, 3000),), located=located)
+    result = run_down(node)
+    assert node.received("web-c", "TERM") == [0]
+    assert (result.pods["web"].outcome, node.received("web-c", "KILL")) == (PodOutcome.STOPPED, [])
+
+
+def test_unavailable_runtime_costs_at_most_the_granted_time() -> None:
+    node = Node([pod("web"), pod("dns", CRITICAL)], unavailable=((0, 10**9),))
+    result = run_down(node)
+    assert {each.outcome for each in result.pods.values()} == {PodOutcome.FAILED}
+    assert result.ended_ms <= 17_000
+    assert result.run.list_problem == "unavailable"
+
+
+def test_pods_are_stopped_without_a_runtime() -> None:
+    node = Node(
+        [pod("web"), pod("stubborn"), pod("dns", CRITICAL)],
+        {"stubborn-c": None},
+        unavailable=((0, 10**9),),
+        located=None,
+    )
+    result = run_down(node)
+    assert {name: each.outcome for name, each in result.pods.items()} == {
+        "web": PodOutcome.STOPPED,
+        "stubborn": PodOutcome.KILLED,
+        "dns": PodOutcome.STOPPED,
+    }
+    assert node.received("dns-c", "TERM") == [10_000]
+
+
+def test_unavailable_runtime_without_cached_pods_is_abandoned_soon() -> None:
+    result = run_down(Node(unavailable=((0, 10**9),)), cached=())
+    assert (result.pods, result.ended_ms) == ({}, 2000)
+
+
+# ---- resumed
+
+
+def test_resumed_run_uses_the_rest_of_the_time_without_a_second_term() -> None:
+    before = [
+        StoppedPod("done", "shop", "done", "ordinary", outcome=PodOutcome.STOPPED, took_ms=900),
+        stopping("slow", "ordinary"),
+    ]
+    node = Node([pod("slow", grace_s=8), pod("dns", CRITICAL)], {"slow-c": None, "dns-c": 1.0}, located=None)
+    result = run_down(node, before=before, elapsed_ms=6000)
+    assert node.received("slow-c", "KILL") == [2000]
+    assert len(node.received("slow-c", "TERM")) == 1, "the one shortly before KILL"
+    assert node.received("dns-c", "TERM") == [2000]
+    assert result.pods["done"] == before[0]
+    assert (result.pods["slow"].outcome, result.pods["slow"].took_ms) == (PodOutcome.KILLED, 8000)
+
+
+def test_phases_after_an_absence_share_the_remaining_time_by_weight() -> None:
+    up = [pod(f"p{band}", priority) for band, priority in enumerate(PRIORITIES)]
+    node = Node(up, {f"p{band}-c": None for band in range(4)}, located=None)
+    result = run_down(node, four_bands(40), cached=up[1:], before=[stopping("p0", "priority-0")], elapsed_ms=18_500)
+    terms = [node.received(f"p{band}-c", "TERM")[0] for band in (1, 2, 3)]
+    kills = [node.received(f"p{band}-c", "KILL")[0] for band in (1, 2, 3)]
+    for term, kill in zip(terms, kills, strict=True):
+        assert kill - term >= 4000
+    assert terms[1] >= kills[0]
+    assert terms[2] >= kills[1]
+    assert result.ended_ms + 18_500 <= 40_000
+
+
+def test_pod_that_ended_during_the_absence_has_an_outcome() -> None:
+    node = Node([], located=None)
+    node.ended, node.codes = {"web-c": 0}, {"web-c": 0}
+    known = stopping("web", "ordinary", requested_at_ms=100)
+    result = run_down(node, cached=[], before=[known], elapsed_ms=5000)
+    assert result.pods["web"].outcome is PodOutcome.STOPPED
+    assert node.signals == []
+
+
+def test_pod_without_a_recorded_term_receives_one_after_the_deadline_of_its_phase() -> None:
+    known = stopping("late", "ordinary", signalled_at_ms=None)
+    node = Node([pod("late"), pod("dns", CRITICAL)], {"late-c": 2.0, "dns-c": 1.0}, located=None)
+    result = run_down(node, before=[known], elapsed_ms=11_000)
+    assert node.received("late-c", "TERM") == [0]
+    assert node.received("late-c", "KILL") == []
+    assert {each.outcome for each in result.pods.values()} == {PodOutcome.STOPPED}
+
+
+def test_pods_receive_term_before_kill_after_the_end_of_the_whole_time() -> None:
+    up = [pod(f"p{band}", priority) for band, priority in enumerate(PRIORITIES)]
+    node = Node(up, {f"p{band}-c": None for band in range(4)}, located=None)
+    run_down(node, replace(four_bands(30)), elapsed_ms=60_000)
+    for band in range(4):
+        assert node.received(f"p{band}-c", "TERM")[0] < node.received(f"p{band}-c", "KILL")[0]
+
+
+def test_idle_pod_whose_term_is_delayed_in_the_runtime_is_signalled_directly() -> None:
+    node = Node([pod("idle"), pod("dns", CRITICAL)], {"idle-c": 2.0}, unresponsive={"idle-c"}, located=None)
+    result = run_down(node)
+    assert node.received("idle-c", "TERM") == [1000]
+    assert result.pods["idle"].outcome is PodOutcome.STOPPED
+    assert node.received("dns-c", "TERM") == [3000]
+
+
+def test_busy_pod_whose_term_is_delayed_in_the_runtime_is_signalled_directly_before_kill() -> None:
+    node = Node([pod("busy")], {"busy-c": None}, unresponsive={"busy-c"}, busy_containers={"busy-c"}, located=None)
+    result = run_down(node)
+    assert node.received("busy-c", "TERM") == [9000]
+    assert node.received("busy-c", "KILL") == [10_000]
+    assert result.pods["busy"].outcome is PodOutcome.KILLED

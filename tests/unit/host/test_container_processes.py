@@ -1,0 +1,176 @@
+"""Processes of containers: trusted cgroups, and signals to processes that are proven to belong to a container."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.clock import SystemClock
+from nodeagent.host.container_processes import ContainerProcesses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ID, OTHER = "a" * 64, "b" * 64
+POD = "kubepods.slice/kubepods-pod1.slice"
+
+
+class Tree:
+    """A cgroup tree and processes in a directory; signals reach real processes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.base = root / "sys/fs/cgroup"
+        self.base.mkdir(parents=True)
+        (self.base / "cgroup.controllers").write_text("memory\n")
+        self.processes = ContainerProcesses(SystemClock(), root)
+
+    def cgroup(self, container_id: str, *pids: int, below: str = "") -> Path:
+        path = self.base / POD / f"cri-containerd-{container_id}.scope" / below
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+        top = self.base / POD / f"cri-containerd-{container_id}.scope"
+        (top / "cgroup.events").write_text(f"populated {int(bool(pids))}\nfrozen 0\n")
+        return path
+
+    def process(self, pid: int, container_id: str, *, parent: int = 1, ticks: int = 5, state: str = "S") -> None:
+        place = self.root / f"proc/{pid}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "stat").write_text(f"{pid} (a) b) {state} {parent} " + "0 " * 17 + f"{ticks} 0\n")
+        (place / "cgroup").write_text(f"0::/{POD}/cri-containerd-{container_id}.scope\n" if container_id else "0::/\n")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    tree = Tree(tmp_path)
+    yield tree
+    tree.processes.close()
+
+
+class Child:
+    """A real process; ``signalled`` returns the signal that ended it."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-ISc", "import signal; signal.pause()"])
+        self.pid = self.process.pid
+
+    def signalled(self) -> int:
+        return -self.process.wait(10)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    child = Child()
+    yield child
+    child.process.kill()
+    child.process.wait()
+
+
+async def test_container_with_processes_is_populated_until_its_last_one_has_ended(tree: Tree) -> None:
+    tree.cgroup(ID, 70)
+    await tree.processes.locate([ID])
+    assert tree.processes.is_populated(ID) is True
+    path = tree.cgroup(ID)
+    assert tree.processes.is_populated(ID) is False
+    for each in path.iterdir():
+        each.unlink()
+    path.rmdir()
+    assert tree.processes.is_populated(ID) is False
+
+
+async def test_cgroup_that_never_had_processes_is_not_trusted(tree: Tree) -> None:
+    tree.cgroup(ID)
+    await tree.processes.locate([ID, OTHER])
+    assert tree.processes.is_populated(ID) is None
+    assert tree.processes.is_populated(OTHER) is None
+    assert not tree.processes.kill(ID)
+
+
+async def test_cgroup_of_version_1_is_populated_while_it_lists_processes(tmp_path: Path) -> None:
+    path = tmp_path / "sys/fs/cgroup/pids/kubepods/pod1" / ID / "inner"
+    path.mkdir(parents=True)
+    (path / "cgroup.procs").write_text("7\n")
+    processes = ContainerProcesses(SystemClock(), tmp_path)
+    await processes.locate([ID])
+    assert processes.is_populated(ID) is True
+    (path / "cgroup.procs").write_text("")
+    assert processes.is_populated(ID) is False
+
+
+async def test_main_process_receives_term_and_younger_ones_do_not(tree: Tree, child: Child) -> None:
+    executed = Child()
+    tree.cgroup(ID, executed.pid, child.pid)
+    tree.process(child.pid, ID, parent=900, ticks=100)
+    tree.process(executed.pid, ID, parent=900, ticks=200)
+    await tree.processes.locate([ID])
+    assert tree.processes.terminate(ID)
+    assert child.signalled() == signal.SIGTERM
+    assert executed.alive
+    executed.process.kill()
+    executed.process.wait()
+
+
+async def test_every_process_of_a_container_is_killed(tree: Tree, child: Child) -> None:
+    second = Child()
+    tree.cgroup(ID, child.pid)
+    tree.cgroup(ID, second.pid, below="inner")
+    for pid in (child.pid, second.pid):
+        tree.process(pid, ID)
+    await tree.processes.locate([ID])
+    assert tree.processes.kill(ID)
+    assert (child.signalled(), second.signalled()) == (signal.SIGKILL, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("owner", ["", OTHER], ids=["of-the-host", "of-another-container"])
+async def test_process_that_is_not_in_the_container_is_not_signalled(tree: Tree, child: Child, owner: str) -> None:
+    tree.cgroup(ID, child.pid)
+    tree.process(child.pid, owner)  # the process id was reused after the list was read
+    await tree.processes.locate([ID])
+    assert not tree.processes.terminate(ID)
+    assert not tree.processes.kill(ID)
+    assert child.alive
+
+
+async def test_unknown_process_is_not_signalled(tree: Tree, child: Child) -> None:
+    child.process.kill()
+    child.process.wait()
+    tree.cgroup(ID, child.pid)
+    await tree.processes.locate([ID])
+    assert not tree.processes.terminate(ID)
+    assert not tree.processes.kill(ID)
+
+
+@pytest.mark.parametrize(("state", "stopped"), [("T", True), ("t", True), ("S", False), ("D", False)])
+async def test_stopped_parent_of_the_main_process_is_a_stopped_shim(tree: Tree, state: str, stopped: bool) -> None:
+    tree.cgroup(ID, os.getpid())
+    tree.process(os.getpid(), ID, parent=900)
+    tree.process(900, "", state=state)
+    await tree.processes.locate([ID])
+    assert tree.processes.has_stopped_shim(ID) is stopped
+
+
+async def test_cpu_time_is_that_of_the_located_cgroup(tree: Tree) -> None:
+    path = tree.cgroup(ID, 70)
+    assert tree.processes.cpu_us(ID) is None
+    await tree.processes.locate([ID])
+    assert tree.processes.cpu_us(ID) is None
+    (path / "cpu.stat").write_text("usage_usec 1234\nuser_usec 1000\n")
+    assert tree.processes.cpu_us(ID) == 1234
+
+
+async def test_container_that_is_no_longer_listed_is_forgotten(tree: Tree) -> None:
+    tree.cgroup(ID, 70)
+    await tree.processes.locate([ID])
+    tree.processes.watch([ID])
+    tree.processes.forget_others([OTHER])
+    assert tree.processes.is_populated(ID) is None
