@@ -33,7 +33,7 @@ from nodeagent.model import Role
 from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
-from nodeagent.observe.pod_images import make_pod_image_reader
+from nodeagent.observe.pod_images import make_bound_pods, make_pod_image_reader
 from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
 from nodeagent.observe.storage_usage import read_breakdown
 from nodeagent.plan.decision import ItemKind
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.model import FsObservation, NodeSnapshot, RoleDecision
+    from nodeagent.observe.bound_pods import BoundPods
     from nodeagent.observe.snapshot_sources import PodImageSource
     from nodeagent.plan.gc.storage_breakdown import Breakdown
     from nodeagent.runtime.connection import CallObserver, RuntimeConnection
@@ -76,6 +77,7 @@ class Agent:
 
     Attributes:
         storage: the runtime's own image and layer records.
+        bound_pods: pods bound to this node, with the state of the kubelet's list.
         roles: role watch of this node, evaluated by every pass.
         record: whether the agent writes state files (image use, history).
         dry_run: whether passes only report the planned removals.
@@ -93,6 +95,7 @@ class Agent:
     collector: Collector
     recovery: RemovalRecovery
     undo: ImageUndo
+    bound_pods: BoundPods
     roles: RoleWatch
     record: bool
     dry_run: bool
@@ -326,7 +329,8 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         def read(path: str) -> FsObservation:
             return read_filesystem(path, clock)
 
-        read_pod_images = make_pod_image_reader(settings.kubelet, clock).read
+        bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
+        read_pod_images = make_pod_image_reader(settings.kubelet, clock, bound_pods).read
         observer = _observer(settings, cri, storage, store, roles, clock, read, read_pod_images)
         removers = RemoverFactory(
             cri,
@@ -376,6 +380,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             collector,
             recovery,
             undo,
+            bound_pods,
             roles,
             record,
             dry_run,

@@ -73,7 +73,7 @@ class KubeletPods:
                 asyncio.to_thread(_read, access, self._find_owners), access.timeout_s + _MARGIN_S
             )
         except TimeoutError as error:
-            raise ObservationError(f"{_endpoint(access)}: no answer in {access.timeout_s:g} s") from error
+            raise ObservationError(f"{pods_address(access)}: no answer in {access.timeout_s:g} s") from error
 
 
 def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
@@ -92,8 +92,13 @@ def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
     return tuple(parse_listed_pod(each, f"{where}: pod {number}") for number, each in enumerate(items))
 
 
+def pods_address(access: KubeletAccess) -> str:
+    """Return the address of the pod list, for display."""
+    return f"kubelet {access.url.rstrip('/')}{_PATH}"
+
+
 def _read(access: KubeletAccess, find_owners: FindOwners) -> tuple[PodSpec, ...]:
-    endpoint = _endpoint(access)
+    endpoint = pods_address(access)
     body = _fetch(access, endpoint, find_owners)
     try:
         document = json.loads(body)
@@ -239,7 +244,3 @@ def _cause(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connection refused; check that the kubelet is running and the port is correct"
     return str(error) or type(error).__name__
-
-
-def _endpoint(access: KubeletAccess) -> str:
-    return f"kubelet {access.url.rstrip('/')}{_PATH}"

@@ -16,8 +16,8 @@ class PodImages:
     Attributes:
         named: image reference to the pods that name it, each with its source, such as
             ``shop/web (kubelet)``; sorted.
-        error: reason that a configured list of pods has never been read, so any image can be named by a pod; empty
-            normally.
+        error: reason that any image can be named by a pod: a configured list of pods has never been read, or lacks
+            pods; empty normally.
         warnings: failed readings with their consequence, for display.
     """
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 class PodListSource(StrEnum):
@@ -35,3 +39,44 @@ class PodList:
     def proves_absence(self) -> bool:
         """Whether a pod of the API server that is missing in this list is deleted."""
         return self.source is PodListSource.API_SERVER and self.synced
+
+
+class Completeness(StrEnum):
+    """Evidence on the completeness of a pod list; part of the JSON output. No value proves a deletion.
+
+    Attributes:
+        UNKNOWN: no list has been read.
+        SOURCE_LISTED: it has pods of the API server, which the kubelet adds all at once.
+        UNCONFIRMED: it has none, and neither has the runtime.
+        PARTIAL: it has none, but the runtime has.
+    """
+
+    UNKNOWN = "unknown"
+    SOURCE_LISTED = "source-listed"
+    UNCONFIRMED = "unconfirmed"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, slots=True)
+class PodListReading:
+    """State of a pod list.
+
+    Attributes:
+        address: the list's; empty if unknown.
+        observed_at: time of the last successful reading; ``None`` before the first.
+        pods: number of listed pods.
+        detail: evidence against completeness, for display; empty without any.
+        error: cause of the last failure; empty after a success.
+    """
+
+    source: PodListSource
+    address: str = ""
+    observed_at: datetime | None = None
+    pods: int = 0
+    completeness: Completeness = Completeness.UNKNOWN
+    error: str = ""
+    detail: str = ""
+
+    def with_error(self, error: str) -> PodListReading:
+        """Return the state after a failed reading; the previous list remains in use."""
+        return replace(self, error=error)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import pytest
-
 from nodeagent.errors import ObservationError
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model.pods import PodSpec
-from nodeagent.observe.pod_images import VANISHED_S, PodImageReader
+from nodeagent.observe.bound_pods import BoundPods
+from nodeagent.observe.pod_images import PodImageReader
 from nodeagent.sim.clock import SimClock
 
 if TYPE_CHECKING:
@@ -34,14 +33,20 @@ class Kubelet:
         return self.pods
 
 
-def bound(name: str, *images: str, phase: str = "Pending", deleting: bool = False) -> PodSpec:
-    return PodSpec(f"uid-{name}", "shop", name, phase=phase, images=images, deleting=deleting)
+def reader_of(
+    clock: SimClock, kubelet: Kubelet | None = None, manifests: ManifestReader | None = None
+) -> PodImageReader:
+    return PodImageReader(clock, bound=BoundPods(clock, kubelet), manifests=manifests)
+
+
+def bound(name: str, *images: str, phase: str = "Pending") -> PodSpec:
+    return PodSpec(f"uid-{name}", "shop", name, phase=phase, images=images)
 
 
 async def test_images_of_manifests_and_of_bound_pods_are_named(tmp_path: Path) -> None:
     (tmp_path / "etcd.yaml").write_text(MANIFEST)
     kubelet = Kubelet((bound("web", "r.io/web:1", "r.io/base:1"), bound("job", "r.io/base:1", phase="Running")))
-    found = await PodImageReader(SimClock(), kubelet=kubelet, manifests=ManifestReader(tmp_path)).read()
+    found = await reader_of(SimClock(), kubelet, ManifestReader(tmp_path)).read()
     assert found.named == {
         "r.io/etcd:3": ("kube-system/etcd (static manifest)",),
         "r.io/web:1": ("shop/web (kubelet)",),
@@ -52,12 +57,12 @@ async def test_images_of_manifests_and_of_bound_pods_are_named(tmp_path: Path) -
 
 async def test_pods_that_ended_name_no_image() -> None:
     pods = (bound("done", "r.io/a:1", phase="Succeeded"), bound("failed", "r.io/b:1", phase="Failed"))
-    assert (await PodImageReader(SimClock(), kubelet=Kubelet(pods)).read()).named == {}
+    assert (await reader_of(SimClock(), Kubelet(pods)).read()).named == {}
 
 
 async def test_list_is_read_again_after_a_second() -> None:
     clock, kubelet = SimClock(), Kubelet()
-    reader = PodImageReader(clock, kubelet=kubelet)
+    reader = reader_of(clock, kubelet)
     await reader.read()
     kubelet.pods = (bound("web", "r.io/web:1"),)
     assert (await reader.read()).named == {}
@@ -68,7 +73,7 @@ async def test_list_is_read_again_after_a_second() -> None:
 
 async def test_failed_reading_uses_the_previous_list_with_a_warning() -> None:
     clock, kubelet = SimClock(), Kubelet((bound("web", "r.io/web:1"),))
-    reader = PodImageReader(clock, kubelet=kubelet)
+    reader = reader_of(clock, kubelet)
     await reader.read()
     kubelet.error = "kubelet: connection refused"
     clock.advance(5.0)
@@ -77,20 +82,20 @@ async def test_failed_reading_uses_the_previous_list_with_a_warning() -> None:
 
 
 async def test_list_that_was_never_read_is_an_error() -> None:
-    found = await PodImageReader(SimClock(), kubelet=Kubelet(error="HTTP 403")).read()
+    found = await reader_of(SimClock(), Kubelet(error="HTTP 403")).read()
     assert found.error == "cannot list the pods of this node: HTTP 403"
 
 
 async def test_unusable_manifest_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("{")
-    found = await PodImageReader(SimClock(), manifests=ManifestReader(tmp_path)).read()
+    found = await reader_of(SimClock(), manifests=ManifestReader(tmp_path)).read()
     assert (found.error, len(found.warnings)) == ("", 1)
 
 
 async def test_images_of_a_manifest_that_became_unusable_remain_named(tmp_path: Path) -> None:
     clock, file = SimClock(), tmp_path / "etcd.yaml"
     file.write_text(MANIFEST)
-    reader = PodImageReader(clock, manifests=ManifestReader(tmp_path))
+    reader = reader_of(clock, manifests=ManifestReader(tmp_path))
     await reader.read()
     file.write_text("{kind: Po")
     clock.advance(5.0)
@@ -104,7 +109,7 @@ async def test_images_of_a_manifest_that_became_unusable_remain_named(tmp_path: 
 async def test_images_of_a_deleted_manifest_are_not_named(tmp_path: Path) -> None:
     clock, file = SimClock(), tmp_path / "etcd.yaml"
     file.write_text(MANIFEST)
-    reader = PodImageReader(clock, manifests=ManifestReader(tmp_path))
+    reader = reader_of(clock, manifests=ManifestReader(tmp_path))
     await reader.read()
     file.unlink()
     clock.advance(5.0)
@@ -114,7 +119,7 @@ async def test_images_of_a_deleted_manifest_are_not_named(tmp_path: Path) -> Non
 async def test_unreadable_manifest_directory_is_an_error_until_it_was_read(tmp_path: Path) -> None:
     clock, directory = SimClock(), tmp_path / "manifests"
     directory.symlink_to(directory)
-    reader = PodImageReader(clock, manifests=ManifestReader(directory))
+    reader = reader_of(clock, manifests=ManifestReader(directory))
     assert (await reader.read()).error.startswith(f"static manifests: cannot read {directory}: ")
     directory.unlink()
     directory.mkdir()
@@ -126,28 +131,3 @@ async def test_unreadable_manifest_directory_is_an_error_until_it_was_read(tmp_p
     clock.advance(5.0)
     found = await reader.read()
     assert (list(found.named), found.error, len(found.warnings)) == (["r.io/etcd:3"], "", 1)
-
-
-async def test_images_of_a_pod_that_vanished_from_the_list_remain_named_for_a_while() -> None:
-    clock, kubelet = SimClock(), Kubelet((bound("web", "r.io/web:1"),))
-    reader = PodImageReader(clock, kubelet=kubelet)
-    await reader.read()
-    kubelet.pods = ()
-    for _ in range(2):
-        clock.advance(VANISHED_S / 2 - 1.0)
-        assert (await reader.read()).named == {"r.io/web:1": ("shop/web (earlier list of the kubelet)",)}
-    clock.advance(2.0)
-    assert (await reader.read()).named == {}
-
-
-@pytest.mark.parametrize(("phase", "deleting"), [("Running", True), ("Succeeded", False), ("Failed", True)])
-async def test_images_of_a_pod_that_vanished_after_its_end_are_not_named(phase: str, deleting: bool) -> None:
-    clock, kubelet = SimClock(), Kubelet((bound("web", "r.io/web:1"),))
-    reader = PodImageReader(clock, kubelet=kubelet)
-    await reader.read()
-    kubelet.pods = (bound("web", "r.io/web:1", phase=phase, deleting=deleting),)
-    clock.advance(5.0)
-    await reader.read()
-    kubelet.pods = ()
-    clock.advance(5.0)
-    assert (await reader.read()).named == {}
