@@ -59,6 +59,7 @@ OPTIONAL: Final = frozenset(
         ),
         *("inodes_free", "maximum_unused_age_s", "not_ready_because", "observed_at", "observed_since", "paused", "pid"),
         *(
+            "pod_lists",
             "priority",
             "problem",
             "ranking",

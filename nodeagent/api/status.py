@@ -16,6 +16,7 @@ from nodeagent.api.pressure import Signal
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
+    from nodeagent.model.pod_list import PodListReading
     from nodeagent.store.history import CountedPass
 
 
@@ -81,6 +82,40 @@ class RuntimeStatus(Part, frozen=True, kw_only=True):
     version: str | None
     endpoint: str | None
     problem: str
+
+
+class PodListStatus(Part, frozen=True, kw_only=True):
+    """A list of the pods bound to this node, other than the runtime's.
+
+    Attributes:
+        source: ``kubelet``.
+        observed_at: time of the last successful reading; ``None`` before the first.
+        pods: number of pods in it.
+        completeness: ``source-listed``, ``unconfirmed``, ``partial`` or ``unknown``; none proves a deletion.
+        detail: evidence against completeness; empty without any.
+        problem: cause of the last failure; empty after a success.
+    """
+
+    source: str
+    address: str
+    observed_at: Time | None
+    pods: int
+    completeness: str
+    detail: str
+    problem: str
+
+    @classmethod
+    def of(cls, value: PodListReading) -> PodListStatus:
+        """Return the document form of the state of a list."""
+        return cls(
+            source=value.source.value,
+            address=value.address,
+            observed_at=value.observed_at,
+            pods=value.pods,
+            completeness=value.completeness.value,
+            detail=value.detail,
+            problem=value.error,
+        )
 
 
 class FilesystemStatus(Part, frozen=True, kw_only=True):
@@ -256,6 +291,7 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
     Attributes:
         paused: the pause in force; ``None`` without one.
         waiting: the reload grace period; ``None`` outside of one.
+        pod_lists: lists of pods bound to this node; absent in the answer of an older daemon.
         image_use: absent in the answer of an older daemon.
         clock: absent in the answer of an older daemon.
     """
@@ -265,6 +301,7 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
     paused: PauseStatus | None
     waiting: WaitStatus | None = None
     runtime: RuntimeStatus
+    pod_lists: tuple[PodListStatus, ...] = ()
     filesystems: tuple[FilesystemStatus, ...]
     conditions: tuple[str, ...]
     signals: tuple[Signal, ...]

@@ -28,6 +28,7 @@ from nodeagent.model import Role
 from nodeagent.observe.node_role import read_role
 from nodeagent.plan.clock_checks import check_clock, check_image_use
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.kubelet_checks import check_kubelet, check_pod_list
 from nodeagent.plan.node_checks import (
     Finding,
     Verdict,
@@ -36,7 +37,6 @@ from nodeagent.plan.node_checks import (
     check_control_group,
     check_delay,
     check_image_removal,
-    check_kubelet,
     check_lock,
     check_refused,
     check_role,
@@ -172,6 +172,7 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
                 beside_kubelet=snapshot.role is Role.BESIDE_KUBELET,
             )
         )
+        findings.append(check_pod_list(agent.bound_pods.state))
         findings.append(_accounting_finding(agent, snapshot))
         reads_records = snapshot.storage is not None and agent.storage.removals is not None
         transactional = reads_records and agent.settings.bulk_removal

@@ -160,6 +160,7 @@ def _head(status: Status) -> list[Line]:
     if agent.config_problem:
         faults = f"configuration file not in force: {agent.config_problem}".splitlines()
         lines += [Line(each, "bold red") for each in faults]
+    lines += _pod_lists(status)
     lines += _image_use(status)
     stop = status.shutdown
     if stop.off_because:
@@ -167,6 +168,20 @@ def _head(status: Status) -> list[Line]:
     elif stop.lock_held is not None:
         held = "inhibitor lock held" if stop.lock_held else "inhibitor lock not held"
         lines.append(Line(f"graceful shutdown: {held}", "dim" if stop.lock_held else "bold red"))
+    return lines
+
+
+def _pod_lists(status: Status) -> list[Line]:
+    """Return the state of the pod lists; no line from an older daemon."""
+    lines = []
+    for each in _or_none(status.pod_lists) or ():
+        age = f", read {ago(each.observed_at, status.observed_at)}" if each.observed_at is not None else ""
+        line = Line(f"pod list: {escape(each.address)}: {each.pods} pods{age}", "dim")
+        if each.problem:
+            line = Line(f"pod list: {escape(each.problem)}", "bold red")
+        if each.completeness == "partial":
+            line.append(f"; {escape(each.detail)}; no image is removed", "bold yellow")
+        lines.append(line)
     return lines
 
 

@@ -21,6 +21,7 @@ from nodeagent.api.status import (
     ObservationGap,
     PassSummary,
     PauseStatus,
+    PodListStatus,
     RuntimeStatus,
     ShutdownStatus,
     Status,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 _RUNTIME_WITHIN_S: Final = 2.0
 _READ_WITHIN_S: Final = 2.0
+_POD_LIST_AGE_S: Final = 60.0
 _HISTORY: Final = 8
 
 
@@ -165,6 +167,7 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
         paused=_pause(context),
         waiting=_grace(context),
         runtime=runtime,
+        pod_lists=await _pod_lists(agent),
         filesystems=await reader.filesystems(layout),
         conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
         signals=tuple(Signal.of(each, evaluation, reader.earlier) for each in readings.observations),
@@ -283,6 +286,19 @@ async def _runtime(agent: Agent) -> RuntimeStatus:
         problem = str(error) or f"no answer within {_RUNTIME_WITHIN_S:g} s"
         return RuntimeStatus(up=False, name=None, version=None, endpoint=endpoint, problem=problem)
     return RuntimeStatus(up=True, name=info.name, version=info.version, endpoint=info.endpoint, problem="")
+
+
+async def _pod_lists(agent: Agent) -> tuple[PodListStatus, ...]:
+    """Return the state of the kubelet's list, read again if it is older than ``_POD_LIST_AGE_S`` or failed."""
+    before = agent.bound_pods.state
+    if before is None:
+        return ()
+    try:
+        async with asyncio.timeout(_READ_WITHIN_S):
+            state = await agent.bound_pods.read(max_age_s=_READ_WITHIN_S if before.error else _POD_LIST_AGE_S)
+    except TimeoutError:
+        state = before.with_error(f"{before.address}: no answer within {_READ_WITHIN_S:g} s")
+    return (PodListStatus.of(state or before),)
 
 
 def _filesystems(agent: Agent, layout: SignalLayout) -> tuple[FilesystemStatus, ...]:

@@ -139,6 +139,15 @@ METRICS: Final[Mapping[str, Metric]] = {
         Kind.HISTOGRAM, "Duration of runtime operations; the kubelet's metric name.", ("operation_type",), _CALL_S
     ),
     "nodeagent_runtime_errors_total": Metric(Kind.COUNTER, "Failed runtime operations, by gRPC status.", ("status",)),
+    # pod list
+    "nodeagent_pod_list_up": Metric(
+        Kind.GAUGE, "1 if the last reading of a list of the pods bound to this node succeeded.", ("source",)
+    ),
+    "nodeagent_pod_list_partial": Metric(Kind.GAUGE, "1 while a pod list is known to lack pods.", ("source",)),
+    "nodeagent_pod_list_pods": Metric(Kind.GAUGE, "Pods in a pod list.", ("source",)),
+    "nodeagent_pod_list_read_timestamp_seconds": Metric(
+        Kind.GAUGE, "Time of the last successful reading of a pod list.", ("source",)
+    ),
     # agent
     "nodeagent_build_info": Metric(Kind.GAUGE, "Always 1; the version is a label.", ("version",)),
     "nodeagent_ready": Metric(Kind.GAUGE, "1 while /readyz reports ready."),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent import __version__
 from nodeagent.daemon.health import not_ready
 from nodeagent.daemon.loop_status import Activity
+from nodeagent.model.pod_list import Completeness
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.model.pod_list import PodListReading
     from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
     from nodeagent.telemetry.counters import Histogram
 
@@ -165,6 +167,7 @@ class Exposition(Collector):
             gauges.set("nodeagent_memory_persistent", agent.store.health.persistent, "images")
             gauges.set("nodeagent_memory_persistent", not agent.history_writer.problem, "history")
             gauges.set("nodeagent_history_records_dropped_total", agent.history.dropped)
+            _set_pod_list_gauges(gauges, agent.bound_pods.state)
 
     def _set_task_gauges(self, gauges: Counters) -> None:
         loop_statuses = self._context.loop_statuses
@@ -206,6 +209,18 @@ class Exposition(Collector):
             met = threshold.met_by(observation.available, observation.capacity)
             gauges.set("nodeagent_threshold_distance", distance, *labels)
             gauges.set("nodeagent_threshold_met", met, *labels)
+
+
+def _set_pod_list_gauges(gauges: Counters, state: PodListReading | None) -> None:
+    """Set the gauges of a pod list; none without a list, or before its first reading."""
+    if state is None or (state.observed_at is None and not state.error):
+        return
+    source = state.source.value
+    gauges.set("nodeagent_pod_list_up", not state.error, source)
+    gauges.set("nodeagent_pod_list_partial", state.completeness is Completeness.PARTIAL, source)
+    if state.observed_at is not None:
+        gauges.set("nodeagent_pod_list_pods", state.pods, source)
+        gauges.set("nodeagent_pod_list_read_timestamp_seconds", state.observed_at.timestamp(), source)
 
 
 def _add_histogram(family: Family, labels: dict[str, str], histogram: Histogram) -> None:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.model import ClockTrust, GapCause, ObservationGap
+from nodeagent.model.pod_list import Completeness, PodListReading, PodListSource
 from nodeagent.plan.clock_checks import check_clock, check_image_use
+from nodeagent.plan.kubelet_checks import check_kubelet, check_pod_list
 from nodeagent.plan.node_checks import (
     Finding,
     Verdict,
@@ -15,7 +17,6 @@ from nodeagent.plan.node_checks import (
     check_cgroups,
     check_control_group,
     check_delay,
-    check_kubelet,
     check_lock,
     check_sandbox_image,
     check_snapshotter,
@@ -30,6 +31,8 @@ from tests.unit.builders import NOW, ago
 
 OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED
 PHASES = two_bands(30.0, 10.0)
+KUBELET = PodListSource.KUBELET
+LISTED = PodListReading(KUBELET, "kubelet https://x/pods", NOW, 7, Completeness.SOURCE_LISTED)
 GAP = ObservationGap(ago(3660), ago(60), GapCause.AGENT_DOWN)
 JUMPED = ClockTrust(jump_s=86_400.0, jumped_at=ago(60), untrusted_until=ago(-60))
 
@@ -68,6 +71,20 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
         (sandbox_image("pause", beside=True), WARNING, "the kubelet's image GC may remove it, and then no new pod"),
         (sandbox_image("pause", listed=False, beside=True), PROBLEM, "no pod can start"),
         (sandbox_image("pause", pinned=True, beside=True), OK, "is pinned"),
+        (check_pod_list(None), SKIPPED, "kubelet.url is not set"),
+        (check_pod_list(LISTED), OK, "kubelet https://x/pods: 7 pods; a missing pod does not count as deleted"),
+        (check_pod_list(replace(LISTED, error="HTTP 403 Forbidden")), PROBLEM, "images of new pods are not kept"),
+        (check_pod_list(PodListReading(KUBELET, error="HTTP 403")), PROBLEM, "HTTP 403: no image is removed"),
+        (
+            check_pod_list(replace(LISTED, completeness=Completeness.PARTIAL, detail="the runtime has shop/web")),
+            WARNING,
+            "7 pods; the runtime has shop/web: no image is removed until",
+        ),
+        (
+            check_pod_list(replace(LISTED, completeness=Completeness.UNCONFIRMED, detail="no pod of the API server")),
+            OK,
+            "no pod of the API server; a missing",
+        ),
         (check_state("/x", "", 1 << 40), OK, "is writable"),
         (check_state("/x", "", 1 << 20), WARNING, "1.00 MiB available"),
         (check_state("/x", "Read-only file system", None), PROBLEM, "Read-only"),

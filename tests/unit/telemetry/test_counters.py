@@ -41,6 +41,10 @@ FROM_STATE = {
     "nodeagent_task_end_timestamp_seconds",
     "nodeagent_memory_persistent",
     "nodeagent_history_records_dropped_total",
+    "nodeagent_pod_list_up",
+    "nodeagent_pod_list_partial",
+    "nodeagent_pod_list_pods",
+    "nodeagent_pod_list_read_timestamp_seconds",
 }
 """Gauges read from the state of the daemon; tested with the exposition."""
 

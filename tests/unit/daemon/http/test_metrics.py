@@ -25,6 +25,7 @@ from nodeagent.daemon.http.metrics import OPENMETRICS, Exposition, SignalReader
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.host.signals import SignalPaths
+from nodeagent.model.pod_list import Completeness, PodListReading, PodListSource
 from nodeagent.model.pressure import FilesystemLayout, Moment, NodeCondition, Observation, Signal
 from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
 from nodeagent.plan.eviction.grammar import parse_thresholds
@@ -114,6 +115,12 @@ def full() -> DaemonContext:
     return made
 
 
+LISTED = PodListReading(PodListSource.KUBELET, "kubelet https://x/pods", T0, 7, Completeness.PARTIAL)
+
+
+SIZE = {"pods": 7, "read_timestamp_seconds": T0.timestamp()}
+
+
 class _Agent:
     """The parts of an agent that report whether its databases are persistent."""
 
@@ -126,6 +133,9 @@ class _Agent:
 
     class history_writer:  # noqa: N801
         problem = "disk full"
+
+    class bound_pods:  # noqa: N801
+        state: PodListReading | None = LISTED
 
 
 ALL_SIGNALS = signals_of((Signal.MEMORY_AVAILABLE, 2 * GIB, 8 * GIB), (Signal.MEMORY_PSI_FULL, 30.0, 100.0))
@@ -191,6 +201,33 @@ async def test_state_of_the_agent_is_exposed() -> None:
     assert found["nodeagent_ready"] == found["nodeagent_runtime_up"] == found["nodeagent_config_ok"] == 0
     assert found["nodeagent_inhibitor_lock_held"] == 0
     assert found["nodeagent_dry_run"] == found["nodeagent_paused"] == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        pytest.param(None, {}, id="no kubelet"),
+        pytest.param(PodListReading(PodListSource.KUBELET), {}, id="not read"),
+        pytest.param(LISTED, {"up": 1, "partial": 1} | SIZE, id="partial"),
+        pytest.param(
+            PodListReading(PodListSource.KUBELET, error="HTTP 403"), {"up": 0, "partial": 0}, id="never answered"
+        ),
+        pytest.param(
+            replace(LISTED, error="HTTP 403", completeness=Completeness.SOURCE_LISTED),
+            {"up": 0, "partial": 0} | SIZE,
+            id="failed later",
+        ),
+    ],
+)
+async def test_pod_list_is_exposed_with_its_age(
+    monkeypatch: pytest.MonkeyPatch, state: PodListReading | None, expected: dict[str, float]
+) -> None:
+    monkeypatch.setattr(_Agent.bound_pods, "state", state)
+    found = await values(full())
+    prefix = "nodeagent_pod_list_"
+    assert {key.removeprefix(prefix): each for key, each in found.items() if key.startswith(prefix)} == {
+        f"{key} kubelet": each for key, each in expected.items()
+    }
 
 
 async def test_tasks_are_exposed_one_by_one() -> None:
