@@ -50,7 +50,7 @@ class KubeletListing:
 
     @property
     def complete(self) -> bool:
-        """Whether the latest request succeeded, so that a pod missing in the list is not a pod of the kubelet."""
+        """Whether the latest request succeeded. A missing pod is then contradictory and kept, not deleted."""
         return self.pods is not None and not self._error and (self._request is None or self._request.done())
 
     async def read_if_due(self) -> None:

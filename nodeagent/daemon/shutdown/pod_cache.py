@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.shutdown.pod_record import RunningPod
+from nodeagent.errors import NodeAgentError
 from nodeagent.host.container_processes import ContainerProcesses
 from nodeagent.observe.pods import make_pod_reader
 from nodeagent.runtime.configured_connection import configured_connection
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from nodeagent.model import Role
     from nodeagent.model.pods import PodInventory
     from nodeagent.runtime.connection import CallObserver
+
+_NEW_PODS_WITHIN_S: Final = 0.5
 
 
 class PodCache:
@@ -33,6 +38,7 @@ class PodCache:
         self._reader = make_pod_reader(cri, settings, clock, role)
         self.pods: tuple[RunningPod, ...] = ()
         self.complete = False
+        self._read_uids: frozenset[str] = frozenset()
         self.processes = ContainerProcesses(clock)
 
     async def refresh(self) -> tuple[RunningPod, ...]:
@@ -41,7 +47,7 @@ class PodCache:
         Raises:
             NodeAgentError: the runtime does not answer.
         """
-        pods = self._store(await self._reader.read(with_usage=False))
+        pods = await self._read()
         self.complete = True
         ids = [each for running in pods for each in running.pod.container_ids]
         self.processes.forget_others(ids)
@@ -49,17 +55,31 @@ class PodCache:
         return pods
 
     async def refresh_quickly(self) -> tuple[RunningPod, ...]:
-        """Read only the runtime's lists and return the running pods.
+        """Read the runtime's lists and return the running pods; for a new pod every source is read, for a limited time.
+
+        Without its definition a pod made since the last reading would be stopped as one of priority 0.
 
         Raises:
             NodeAgentError: the runtime does not answer.
         """
-        return self._store(await self._reader.read(with_usage=False, quick=True))
+        pods = self._store(await self._reader.read(with_usage=False, quick=True))
+        if all(each.pod.uid in self._read_uids for each in pods):
+            return pods
+        with suppress(NodeAgentError, TimeoutError):
+            async with asyncio.timeout(_NEW_PODS_WITHIN_S):
+                return await self._read()
+        return pods
 
     async def close(self) -> None:
         """Cancel pending readings."""
         self.processes.close()
         await self._reader.close()
+
+    async def _read(self) -> tuple[RunningPod, ...]:
+        """Read every source."""
+        pods = self._store(await self._reader.read(with_usage=False))
+        self._read_uids = frozenset(each.pod.uid for each in pods)
+        return pods
 
     def _store(self, inventory: PodInventory) -> tuple[RunningPod, ...]:
         self.pods = tuple(RunningPod(each, inventory.handles[each.uid].sandbox_ids) for each in inventory.shutdown)
