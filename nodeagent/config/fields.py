@@ -73,6 +73,9 @@ SocketPath = Annotated[OptionalPath, AfterValidator(_socket_path)]
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are rejected, values are frozen, defaults are validated."""
+    """A table of the file: unknown keys are rejected, values are frozen, defaults are validated.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    Validators are built at their first use, since those of the whole configuration include those of its sections.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)

@@ -89,6 +89,8 @@ def load(
     for key, value in (overrides or {}).items():
         _put(document, key, value)
         origins[key] = _COMMAND_LINE
+    for name in _sections():  # a default section would be validated by its own validator, which takes time to build
+        document.setdefault(name, {})
     try:
         config = Config.model_validate(document)
     except ValidationError as error:
@@ -187,15 +189,18 @@ def _dropins(path: Path) -> tuple[Path, ...]:
     return tuple(sorted(each for each in found if each.suffix == ".toml"))
 
 
+def _sections() -> dict[str, type[BaseModel]]:
+    """Return the model of each section of the configuration, by name."""
+    kinds = {name: setting.annotation for name, setting in Config.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+
+
 def _variables() -> dict[str, str]:
     """Return the dotted key of each variable, by variable name without the prefix."""
-    keys: dict[str, str] = {}
-    for name, setting in Config.model_fields.items():
-        section = setting.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            keys |= {f"{name}__{key}".upper(): f"{name}.{key}" for key in section.model_fields}
-        else:
-            keys[name.upper()] = name
+    sections = _sections()
+    keys = {name.upper(): name for name in Config.model_fields if name not in sections}
+    for name, section in sections.items():
+        keys |= {f"{name}__{key}".upper(): f"{name}.{key}" for key in section.model_fields}
     return keys
 
 

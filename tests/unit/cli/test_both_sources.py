@@ -31,7 +31,7 @@ READING = {
     "containers": "Containers",
     "pods": "PodList",
     f"explain {IMAGE}": "Explain",
-    "du --timeout 5s": "DiskUsage",
+    "du --timeout 1s": "DiskUsage",
     "history": "History",
     "hold list": "Holds",
     "pressure": "Pressure",
