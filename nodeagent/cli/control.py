@@ -11,6 +11,7 @@ from nodeagent.api.control import Paused, Resumed, Triggered
 from nodeagent.api.reload import Reload
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.output import say
 from nodeagent.errors import UsageError
 from nodeagent.text import escape
@@ -34,9 +35,7 @@ def follow_events(config: Path | None, form: str) -> None:
     Raises:
         NodeAgentError: no agent is running, or this user may not read.
     """
-    from nodeagent.cli.render import make_console  # noqa: PLC0415 - not for every command
-
-    console = make_console()
+    display = standard_output()
     with connected(config) as agent:
         for event in agent.stream("Events", decode_fields):
             if form != "table":
@@ -45,9 +44,8 @@ def follow_events(config: Path | None, form: str) -> None:
                 continue
             missed = event.pop("missed_before", 0)
             if missed:
-                console.print(f"{missed} events lost: read too slowly", style="yellow")
-            style = _STYLES.get(str(event.get("level")), "")
-            console.print(_event_line(event), style=style, markup=False, soft_wrap=True)
+                display.write_fitted([Line(f"{missed} events lost: read too slowly", "yellow")])
+            display.write_fitted([Line(_event_line(event), _STYLES.get(str(event.get("level")), ""))])
 
 
 def _event_line(event: dict[str, Any]) -> str:

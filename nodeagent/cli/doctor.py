@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.api import diagnostics
 from nodeagent.api.codec import encode
+from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.doctor_checks import run_checks
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.logind_fix import fix_logind as apply_logind_fix
@@ -16,6 +17,7 @@ from nodeagent.cli.session import load_settings
 from nodeagent.config.file_trust import UNTRUSTED
 from nodeagent.errors import ConfigError
 from nodeagent.plan.node_checks import Finding, Verdict
+from nodeagent.text import display_width
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,13 +69,15 @@ def examine(
 
 
 def _print(findings: Sequence[Finding]) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
-
-    console = render.make_console()
-    table = render.table("check", "", "evidence", "fix", wrap=("evidence", "fix"))
+    width = max(display_width(each.check) for each in findings)
+    words = max(len(each.verdict.value) for each in findings)
+    lines = []
     for each in findings:
-        table.add_row(each.check, each.verdict.value, each.evidence, each.fix, style=_STYLES[each.verdict])
-    console.print(table)
+        label = f"{each.verdict.value:<{words}}  {each.check}{' ' * (width - display_width(each.check))}  "
+        lines.append(Line(f"{label}{each.evidence}", _STYLES[each.verdict]))
+        if each.fix:
+            lines.append(Line(f"  fix: {each.fix}"))
     warnings = sum(each.verdict is Verdict.WARNING for each in findings)
     problems = sum(each.verdict is Verdict.PROBLEM for each in findings)
-    console.print(f"{len(findings)} checks: {problems} problem(s), {warnings} warning(s)", markup=False)
+    lines.append(Line(f"{len(findings)} checks: {problems} problem(s), {warnings} warning(s)"))
+    standard_output().write(lines)

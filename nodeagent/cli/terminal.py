@@ -32,11 +32,6 @@ class Text(RichText):
         return super().append(escape(text) if isinstance(text, str) else text, style)
 
 
-def stacked(lines: Iterable[str]) -> RichText:
-    """Return one line of text for each string."""
-    return RichText("\n").join(map(Text, lines))
-
-
 class SafeConsole(Console):
     """A console that escapes every string, in tables too, and emits only its own control sequences."""
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Group
+from rich.table import Column, Table
 from rich.text import Text as RichText
 from rich.tree import Tree
 
 import nodeagent.cli
-from nodeagent.cli import render
 from nodeagent.cli.exit_codes import guarded
 from nodeagent.cli.output import say, warn
 from nodeagent.cli.plan_view import plan_lines
-from nodeagent.cli.terminal import SafeConsole, Text, stacked
+from nodeagent.cli.terminal import SafeConsole, Text
 from nodeagent.errors import ConfigError, NodeAgentError
 from nodeagent.plan.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.text import escape, escape_lines
@@ -57,8 +57,8 @@ def test_any_text_in_a_plan_is_escaped(name: str, why: str, columns: int | None)
 def test_any_text_is_escaped_in_every_renderable(text: str, width: int) -> None:
     tree = Tree(text)
     tree.add(Text(text))
-    table = render.table("a", "b", wrap=("a",))
-    table.add_row(text, stacked([text, text]))
+    table = Table("a", "b")
+    table.add_row(text, Text(text))
     line = Text("x")
     line.append(text, style="red")
     shown = printed(text, tree, table, line, Group(text, line), RichText(text), width=width, style="bold")
@@ -79,7 +79,7 @@ def test_terminal_gets_only_control_sequences_of_the_agent(monkeypatch: pytest.M
 
 
 def test_wide_escape_is_wrapped_and_not_truncated() -> None:
-    table = render.table("name", wrap=("name",))
+    table = Table(Column("name", overflow="fold"), box=None)
     table.add_row("\x1b" * 20)
     shown = printed(table, width=30)
     assert shown.count(r"x1b") + shown.count("x1\n") >= 18
