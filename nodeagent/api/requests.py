@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -10,6 +10,16 @@ from nodeagent.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+LONGEST_TEXT: Final = 4096
+"""Maximum length of a text in a request, in characters."""
+TEXT_FORM: Final = f"at most {LONGEST_TEXT} characters, all printable"
+
+
+def is_text(value: str) -> bool:
+    """Return whether a text is accepted in a request; it may be empty."""
+    return len(value) <= LONGEST_TEXT and value.isprintable()
 
 
 class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from nodeagent.api.codec import decode_fields, encode, encode_line
 from nodeagent.api.control import Paused, Resumed, Triggered
 from nodeagent.api.reload import Reload
+from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import connected
-from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say
 from nodeagent.errors import UsageError
+from nodeagent.store.pause import LONGEST_PAUSE_S
 from nodeagent.text import escape
 from nodeagent.units import format_bytes, format_duration, format_time, parse_duration_s
 
@@ -60,13 +62,17 @@ def pause(config: Path | None, *, duration: str, why: str) -> None:
     """Pause garbage collection and eviction.
 
     Raises:
-        UsageError: the time is not a duration, or too long.
+        UsageError: the time is not a duration or out of range, or the reason is unprintable.
         NodeAgentError: no agent is running, or this user may not act.
     """
     try:
         seconds = parse_duration_s(duration)
     except ValueError as error:
         raise UsageError(f"--for: {error}") from error
+    if not 0 < seconds <= LONGEST_PAUSE_S:
+        raise UsageError(f"--for {duration}: must be more than 0 and at most 7d")
+    if not is_text(why):
+        raise UsageError(f"--why: {TEXT_FORM}")
     with connected(config) as agent:
         answer = agent.call("Pause", Paused, {"seconds": seconds, "why": why})
     say(f"paused until {format_time(answer.until)}; 'nodeagent resume' ends it earlier")

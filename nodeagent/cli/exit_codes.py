@@ -33,8 +33,8 @@ class ExitCode(IntEnum):
 
 
 EPILOG = (
-    "Exit codes: 0 done (or nothing to do), 1 failed, 2 wrong usage or configuration, 3 partly done or short of the "
-    "target, 4 runtime unreachable, 5 another pass is running, 130 interrupted."
+    "Exit codes: 0 done (or nothing to do), 1 failed, 2 wrong usage, unknown name or invalid configuration, 3 partly "
+    "done or short of the target, 4 runtime unreachable, 5 another pass is running, 130 interrupted."
 )
 
 

@@ -49,7 +49,7 @@ def show(source: Source, name: str, form: str) -> None:
         warn(f"nodeagent: {warning}")
     if not found.explanations and not found.past:
         hint = f"; did you mean {' or '.join(found.similar)}?" if found.similar else ""
-        fail(f"{name}: no such image, container or pod on this node or in the history{hint}", ExitCode.FAILED)
+        fail(f"{name}: no such image, container or pod on this node or in the history{hint}", ExitCode.USAGE)
     if form != "table":
         print_document(document, form)
         return

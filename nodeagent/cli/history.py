@@ -32,7 +32,7 @@ class HistoryRequest(NamedTuple):
     """The passes to print.
 
     Attributes:
-        pass_id: id of one pass, or its beginning; empty for all.
+        pass_id: id of one pass, or its beginning; ``None`` for all.
         since: greatest age; empty for no limit.
         image: part of the name or id of an image; passes without an action on it are omitted; empty for all.
         limit: number of passes.
@@ -40,7 +40,7 @@ class HistoryRequest(NamedTuple):
         details: whether a table has the actions of each pass.
     """
 
-    pass_id: str
+    pass_id: str | None
     since: str
     image: str
     limit: int
@@ -58,11 +58,13 @@ def show_history(config: Path | None, request: HistoryRequest, listing: ListOpti
     """Print passes, newest first; those in the state directory with ``direct`` or without a daemon.
 
     Raises:
-        UsageError: ``since`` is not a duration, an option of the list is invalid, no pass has the id,
+        UsageError: the id is empty, ``since`` is not a duration, an option of the list is invalid, no pass has the id,
             or the id is combined with a selection of passes.
         StoreError: the history cannot be read.
     """
     listed = ListRequest.of(PASSES, listing)
+    if request.pass_id is not None and not request.pass_id.strip():
+        raise UsageError("PASS is empty: give the id of a pass or its beginning, or omit it to list all passes")
     if request.pass_id and (request.since or request.image or listing.filters):
         raise UsageError("PASS is one pass: omit --since, --image and --filter")
     try:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from nodeagent import model
 from nodeagent.api.codec import encode
 from nodeagent.api.holds import Hold
+from nodeagent.api.lists import Images
+from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import daemon_of
 from nodeagent.cli.output import say
 from nodeagent.cli.session import load_settings
@@ -20,7 +22,6 @@ from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
 from nodeagent.observe.clock_reading import read_clocks, stored_trust
 from nodeagent.plan.gc.image_protection import parse_rule
 from nodeagent.store import HoldFile
-from nodeagent.text import encodable
 from nodeagent.units import format_time, parse_duration_s
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
     """
     if (image is None) == (not every):
         raise UsageError("name an image, a pattern or a digest, or give --all; not both")
-    for given in (image or "", why):
-        if encodable(given) != given:
-            raise UsageError(f"not UTF-8 text: {given}; no hold was placed")
+    for option, given in (("IMAGE", image or ""), ("--why", why)):
+        if not is_text(given):
+            raise UsageError(f"{option}: {TEXT_FORM}; no hold was placed")
     if image is not None:
         try:
             parse_rule(image)

@@ -5,6 +5,7 @@ time.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -39,6 +40,14 @@ class CommandGroup(TyperGroup):
             command.epilog = f"{examples}\n\n{command.epilog or ''}".rstrip()
         return command
 
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as above
+        """Run a command; the error of an option's value is in the words of this program."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _worded(error.message)
+            raise
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - types of a module private to typer
         """Write the commands by panel, summaries in full."""
         panels: dict[str, list[tuple[str, str]]] = {}
@@ -48,6 +57,22 @@ class CommandGroup(TyperGroup):
         for title, rows in panels.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+_WORDINGS: Final = (
+    (re.compile("^Value error, "), ""),
+    (re.compile("^Input should be a valid integer.*"), "must be a whole number"),
+    (re.compile("^Input should be a valid number.*"), "must be a number"),
+    (re.compile("^Input should be greater than or equal to "), "must be at least "),
+    (re.compile("^Input should be less than or equal to "), "must be at most "),
+)
+"""The parser converts values with pydantic, whose messages address programmers."""
+
+
+def _worded(message: str) -> str:
+    for pattern, words in _WORDINGS:
+        message = pattern.sub(words, message)
+    return message
 
 
 class Output(StrEnum):

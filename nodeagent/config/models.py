@@ -12,10 +12,13 @@ from nodeagent.config.gc_models import ContainerGCSection, ImageGCSection, Prote
 from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, parse_listen
 from nodeagent.config.paths import CONTROL_SOCKET
 from nodeagent.config.shutdown_models import ShutdownSection
+from nodeagent.text import encodable
 from nodeagent.units import parse_duration_s
 
 
 def _endpoint(value: str) -> str:
+    if encodable(value) != value:
+        raise ValueError("not UTF-8 text")
     if value and not value.removeprefix("unix://").startswith("/"):
         raise ValueError("must be a unix socket, such as unix:///run/containerd/containerd.sock, or empty to detect it")
     return value

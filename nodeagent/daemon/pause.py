@@ -12,14 +12,12 @@ from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.store.clock_record import advance, trust
-from nodeagent.store.pause import PauseFile, StoredPause
+from nodeagent.store.pause import LONGEST_PAUSE_S, PauseFile, StoredPause
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.store.clock_record import ClockRecord
-
-LONGEST_S: Final = 7 * 86_400.0
 
 POLL_S: Final = 10.0
 """Interval at which the end of a pause is checked."""
@@ -46,7 +44,7 @@ def restore_pause(context: DaemonContext) -> StoredPause | None:
     left_s = stored.left_in_boot_s(at)
     is_earlier = left_s is None
     if left_s is None:
-        left_s = min(LONGEST_S, stored.seconds or LONGEST_S) - at.boottime_s
+        left_s = min(LONGEST_PAUSE_S, stored.seconds or LONGEST_PAUSE_S) - at.boottime_s
     if left_s <= 0:
         return None
     _add(context, stored, left_s)

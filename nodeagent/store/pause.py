@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nodeagent.store.clock_record import ClockReading
 
 FILE_NAME: Final = "pause.json"
+LONGEST_PAUSE_S: Final = 7 * 86_400.0
 _SCHEMA: Final = SchemaId.PAUSE_FILE.value
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
+from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.errors import UsageError
 from nodeagent.plan.gc.scope import Scope
-
-_LONGEST_TEXT: Final = 4096
 
 
 def parse_scope(text: str) -> Scope:
@@ -42,6 +39,6 @@ def check_text(value: str, name: str) -> str:
     Raises:
         UsageError: the field ``name`` is too long, or unprintable.
     """
-    if len(value) > _LONGEST_TEXT or not value.isprintable():
-        raise UsageError(f"{name}: at most {_LONGEST_TEXT} characters, all printable")
+    if not is_text(value):
+        raise UsageError(f"{name}: {TEXT_FORM}")
     return value

@@ -19,11 +19,12 @@ from nodeagent.daemon.control.request_fields import check_number, check_text, pa
 from nodeagent.daemon.control.requested_pass import RequestedPass, require_agent
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.daemon.loops import wait_for_any
-from nodeagent.daemon.pause import LONGEST_S, pause, resume
+from nodeagent.daemon.pause import pause, resume
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.model import LONGEST_HOLD_S
 from nodeagent.plan.gc.image_protection import EXPRESSION_PREFIX, parse_rule
+from nodeagent.store.pause import LONGEST_PAUSE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -80,7 +81,7 @@ class ControlService(Readings):
 
     async def pause(self, request: requests.PauseRequest) -> str:
         """Pause removals and evictions for a duration."""
-        seconds = check_number(request.seconds, LONGEST_S, "seconds")
+        seconds = check_number(request.seconds, LONGEST_PAUSE_S, "seconds")
         if not seconds:
             raise UsageError("seconds: a pause needs a duration of at most 7 days")
         caller = CALLER.get()

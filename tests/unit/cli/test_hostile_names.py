@@ -168,7 +168,7 @@ def test_explain_accepts_a_hostile_name(node: Path, name: str, capfd: pytest.Cap
     assert (ended.code, escape(name) in ended.out) == (0, True)
     assert_harmless(ended.out, ended.err)
     missing = run(capfd, "explain", f"no {name}\udcff", "--config", str(node / "config.toml"))
-    assert (missing.code, escape(f"no {name}\udcff") in missing.err) == (1, True)
+    assert (missing.code, escape(f"no {name}\udcff") in missing.err) == (2, True)
     assert_harmless(missing.out, missing.err)
 
 
@@ -232,7 +232,9 @@ def test_plans_with_hostile_names_are_saved_compared_and_applied(
     assert run(capfd, "plan", "--out", one, *config).code == 0
     planned = {each["id"] for each in json.loads(Path(one).read_text())["decisions"] if each["verdict"] == "remove"}
     assert len(planned) > 3 * len(NAMES)
-    hold = run(capfd, "hold", "add", "registry.example/unused/[/x]:[/x]", "--why", "\x1b[31m", *config)
+    hold = run(capfd, "hold", "add", "registry.example/unused/[/x]:[/x]", "--why", "[bold]", *config)
+    refused = run(capfd, "hold", "add", "x", "--why", "\x1b[31m", *config)
+    assert (refused.code, "--why: at most 4096 characters, all printable" in refused.err) == (2, True)
     assert (hold.code, "[/x]" in hold.out) == (0, True)
     assert run(capfd, "plan", "--out", two, *config).code == 0
     shown = [
