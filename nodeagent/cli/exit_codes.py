@@ -65,10 +65,26 @@ def _fail_with_lines(message: str, code: ExitCode) -> NoReturn:
 
 
 @contextmanager
+def _complete_output() -> Iterator[None]:
+    """Write the whole output at the end of the block.
+
+    The interpreter would write the rest after the command, and report a failure with a traceback and exit code 120.
+    """
+    if sys.stdout is None:
+        raise NodeAgentError("cannot write output: standard output is closed")
+    try:
+        yield
+    finally:
+        if not sys.stdout.closed:
+            sys.stdout.flush()
+
+
+@contextmanager
 def guarded() -> Iterator[None]:
     """Convert an expected error to one message and its exit code, any other to a traceback and ``FAILED``."""
     try:
-        yield
+        with _complete_output():
+            yield
     except (ConfigError, UsageError) as error:
         _fail_with_lines(str(error), ExitCode.USAGE)  # one line per fault
     except RuntimeUnavailableError as error:
@@ -80,16 +96,22 @@ def guarded() -> Iterator[None]:
     except KeyboardInterrupt:
         fail("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:
+        _discard_output()
         sys.stderr.close()
         sys.exit(ExitCode.DONE)
     except OSError as error:
         if error.filename is not None or error.errno not in _FULL:
             _fail_internal()
-        with suppress(OSError):
-            sys.stdout.close()  # otherwise the interpreter writes the rest again at its end
+        _discard_output()
         fail(f"cannot write output: {error.strerror}", ExitCode.FAILED)
     except Exception:  # noqa: BLE001 - the interpreter would print it unescaped
         _fail_internal()
+
+
+def _discard_output() -> None:
+    """Close standard output; otherwise the interpreter writes the rest again at its end."""
+    with suppress(OSError):
+        sys.stdout.close()
 
 
 def _fail_internal() -> NoReturn:

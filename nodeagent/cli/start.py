@@ -6,6 +6,7 @@ without it, and common forms of common commands by ``nodeagent.cli.quick``.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from nodeagent import __version__
@@ -14,6 +15,8 @@ from nodeagent import __version__
 def main() -> None:
     """Run the command; an expected error becomes one message and an exit code."""
     words = sys.argv[1:]
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        _occupy_closed_descriptors()
     if words[:1] == ["run"]:  # before slow imports: a SIGHUP can arrive at any moment
         from nodeagent.daemon.unix_signals import block_signals  # noqa: PLC0415 - only for the daemon
 
@@ -23,7 +26,7 @@ def main() -> None:
 
         complete(words[1:])
         return
-    elif _answered(words):
+    elif sys.stdout is not None and _answered(words):
         return
     else:
         from nodeagent.cli.quick import run  # noqa: PLC0415 - not for help and version
@@ -38,10 +41,29 @@ def main() -> None:
 def _answered(arguments: list[str]) -> bool:
     """Print version or top-level help if it is the only option; return whether it was printed."""
     if arguments == ["--version"]:
-        sys.stdout.write(f"nodeagent {__version__}\n")
-        return True
-    if arguments not in (["--help"], ["-h"]):
+        text = f"nodeagent {__version__}\n"
+    elif arguments in (["--help"], ["-h"]):
+        with open(f"{__file__.rpartition('/')[0]}/help.txt", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
+            text = file.read()
+    else:
         return False
-    with open(f"{__file__.rpartition('/')[0]}/help.txt", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
-        sys.stdout.write(file.read())
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError:
+        from nodeagent.cli.exit_codes import guarded  # noqa: PLC0415 - only for a full disk or a closed pipe
+
+        with guarded():
+            raise
     return True
+
+
+def _occupy_closed_descriptors() -> None:
+    """Open ``/dev/null`` for closed standard streams, whose numbers the next opened files would have otherwise."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the end

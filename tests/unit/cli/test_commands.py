@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -360,11 +361,13 @@ def test_empty_name_of_the_configuration_file_is_a_usage_error(words: tuple[str,
     assert (ended.returncode, "no file name" in ended.stderr) == (2, True), ended.stderr
 
 
-@pytest.mark.parametrize("words", ["config reference", "config default"])
-def test_full_disk_of_the_output_is_one_line_on_standard_error(words: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "words"), [("-u", "config default"), ("-I", "config reference"), ("-I", "version"), ("-I", "--version")]
+)
+def test_full_disk_of_the_output_is_one_line_on_standard_error(option: str, words: str) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         ended = subprocess.run(
-            [sys.executable, "-u", "-m", "nodeagent", *words.split()],
+            [sys.executable, option, "-m", "nodeagent", *words.split()],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -372,6 +375,40 @@ def test_full_disk_of_the_output_is_one_line_on_standard_error(words: str) -> No
             cwd=ROOT,
         )
     assert (ended.returncode, ended.stderr) == (1, "nodeagent: cannot write output: No space left on device\n")
+
+
+@pytest.mark.parametrize("words", ["config default", "history", "--version"])
+def test_closed_output_is_one_line_on_standard_error(words: str) -> None:
+    command = shlex.join([sys.executable, "-I", "-m", "nodeagent", *words.split()])
+    ended = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    expected = "nodeagent: cannot write output: standard output is closed\n"
+    assert (ended.returncode, ended.stderr) == (1, expected)
+
+
+def test_endpoint_that_is_not_utf_8_is_a_usage_error() -> None:
+    ended = nodeagent("images", "--endpoint", "unix:///\udcff")
+    assert (ended.returncode, ended.stderr) == (2, "nodeagent: --endpoint unix:///\\xff: not UTF-8 text\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("history", ""), "PASS is empty"),
+        (("explain", ""), "the name is empty"),
+        (("images", "-o", "x"), "'--output' / '-o': 'x' is not one of 'table'"),
+        (("gc", "all", "--dry-run", "--high", "x"), "'--high': must be a whole number"),
+        (("history", "--limit", "0"), "'--limit': must be at least 1"),
+        (("pause", "--for", "0s"), "--for 0s: must be more than 0 and at most 7d"),
+        (("pause", "--for", "8d"), "--for 8d: must be more than 0 and at most 7d"),
+        (("pause", "--why", "a\x07"), "--why: at most 4096 characters, all printable"),
+        (("hold", "add", "x", "--why", "a\x07"), "--why: at most 4096 characters, all printable; no hold was placed"),
+        (("hold", "add", "a\n"), "IMAGE: at most 4096 characters, all printable; no hold was placed"),
+    ],
+)
+def test_error_of_a_value_names_the_option(words: tuple[str, ...], error: str) -> None:
+    ended = nodeagent(*words)
+    assert (ended.returncode, error in ended.stderr) == (2, True), ended.stderr
+    assert "Value error" not in ended.stderr
 
 
 def test_json_for_an_ascii_output_is_escaped(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
