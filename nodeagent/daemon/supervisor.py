@@ -15,6 +15,7 @@ from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control.server import ControlServer
+from nodeagent.daemon.control.socket import refuse_second_agent
 from nodeagent.daemon.eviction.composition import eviction_tasks
 from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.loop_status import LoopStatuses
@@ -98,9 +99,12 @@ async def supervise(
         The end of the pass for ``once``, else ``COMPLETE``.
 
     Raises:
+        ControlUnavailableError: without ``once``, another agent is listening on the control socket.
         RuntimeUnavailableError: with ``once``, the runtime does not answer.
         NodeAgentError: with ``once``, a reading failed or was contradictory.
     """
+    if not once:
+        await asyncio.to_thread(refuse_second_agent, settings.control.socket)
     clock = SystemClock()
     context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
     loop = asyncio.get_running_loop()

@@ -44,6 +44,29 @@ def open_socket(path: Path, group: str) -> socket.socket:
     return made
 
 
+def refuse_second_agent(path: Path | None) -> None:
+    """Raise an error if another agent is listening on the control socket; two agents would both remove and evict.
+
+    A socket without a listener, as after a kill, is replaced later; one that this user cannot access is reported then.
+
+    Raises:
+        ControlUnavailableError: another agent is running.
+    """
+    if path is None:
+        return
+    try:
+        if is_stale_socket(str(path)):
+            return
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    except OSError:  # a listener that accepts no connection
+        pass
+    raise ControlUnavailableError(
+        f"another agent is running: it is listening on control socket {path}; stop it (systemctl stop nodeagent), or "
+        "set another control.socket and state.directory"
+    )
+
+
 def socket_users(path: Path, group: str) -> str:
     """Return the users with access to a socket, as text."""
     if os.stat(path).st_mode & stat.S_IWGRP:  # noqa: PTH116 - a file on tmpfs does not block

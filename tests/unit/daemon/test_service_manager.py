@@ -10,15 +10,18 @@ import signal
 import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
+from nodeagent.config.control import ControlSettings
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.config.shutdown import ShutdownSettings
 from nodeagent.daemon import service_manager as service
 from nodeagent.daemon import supervisor
 from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.control.socket import ControlUnavailableError, refuse_second_agent
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.daemon.reload_effect import Effect
@@ -262,6 +265,34 @@ async def test_daemon_without_a_runtime_is_ready_for_the_service_manager(
     assert message == b"READY=1\nSTATUS=waiting for a container runtime: no socket of a runtime was found"
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 20)
+
+
+async def test_second_agent_on_a_control_socket_is_refused_before_any_task(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "open_agent", Mock(side_effect=AssertionError))
+    stream, path = io.StringIO(), tmp_path / "control.sock"
+    settings = replace(context(config, io.StringIO()).settings, control=ControlSettings(socket=path))
+    logger = log.configure("json", "info", stream)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        with pytest.raises(ControlUnavailableError, match="another agent is running: it is listening on"):
+            await supervisor.supervise(settings, logger, once=False)
+    assert not stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["stale", "absent", "file", "directory", "disabled"])
+def test_socket_without_a_listener_does_not_prevent_the_start(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "control.sock"
+    if kind == "stale":
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(path))
+    elif kind == "file":
+        path.write_text("")
+    elif kind == "directory":
+        path = tmp_path / "none" / "control.sock"
+    refuse_second_agent(None if kind == "disabled" else path)
 
 
 def test_status_text_is_escaped_to_one_line(tmp_path: Path, manager: socket.socket) -> None:
