@@ -85,8 +85,12 @@ def text(
 
 
 def identifier(key: str, title: str, value: Callable[[R], str], *, scope: Scope = Scope.TABLE) -> Column[R]:
-    """Return a column of ids, of twelve digits on a terminal."""
-    return text(key, title, value, scope=scope, brief=lambda row: short_id(value(row)))
+    """Return a column of ids, of twelve digits on a terminal; a filter has either form."""
+
+    def forms(row: R) -> tuple[str, ...]:
+        return value(row), short_id(value(row))
+
+    return text(key, title, value, scope=scope, texts=forms, brief=lambda row: short_id(value(row)))
 
 
 def flag(key: str, title: str, value: Callable[[R], bool], *, scope: Scope = Scope.TABLE) -> Column[R]:

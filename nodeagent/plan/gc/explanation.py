@@ -20,6 +20,7 @@ from nodeagent.plan.gc.image_users import find_users
 from nodeagent.plan.gc.removal_condition import condition_of, eligible_at, image_condition
 from nodeagent.plan.pods.deletion import PodDeletionStatus, check_pods
 from nodeagent.plan.pods.names import container_name, sandbox_name
+from nodeagent.text import escape
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
@@ -99,11 +100,27 @@ def explain(snapshot: NodeSnapshot, policy: GCPolicy, plans: Iterable[Plan], que
 
     An image is matched by reference, digest or id; a container by id, name, ``pod/name`` or ``namespace/pod/name``; a
     pod by UID, name or ``namespace/name``, with all its containers, sandboxes and logs. Ids may be shortened to
-    ``_SHORTEST_ID`` or more digits.
+    ``_SHORTEST_ID`` or more digits. Names with escapes are accepted as displayed.
     """
     decided = {(each.kind, each.id): each for plan in plans for each in plan.decisions}
     finder = _Explainer(snapshot, policy, decided)
-    return (*finder.images(query), *finder.workload(query))
+    found = (*finder.images(query), *finder.workload(query))
+    if found or "\\" not in query:
+        return found
+    names = sorted({name for name in _names(snapshot) if escape(name) == query})
+    return tuple(each for name in names for each in (*finder.images(name), *finder.workload(name)))
+
+
+def _names(snapshot: NodeSnapshot) -> Iterator[str]:
+    """Yield the names of all items that can be explained."""
+    for image in snapshot.images:
+        yield from image.references
+    for sandbox in snapshot.sandboxes:
+        yield from _pod_names(sandbox)
+    for container in snapshot.containers:
+        yield from (*_pod_names_of(container), *_container_names(container))
+    yield from (each.name for each in snapshot.pod_log_directories)
+    yield from (each.name for each in snapshot.dead_log_links)
 
 
 class _Explainer:

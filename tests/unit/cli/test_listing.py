@@ -17,6 +17,7 @@ from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
 from nodeagent.cli.listing import ListOptions, ListView
 from nodeagent.cli.local_reading import as_json
+from nodeagent.cli.values import short_id
 from nodeagent.errors import UsageError
 from nodeagent.model import Role
 from nodeagent.plan import decision
@@ -59,7 +60,7 @@ class Printed:
 
 def image(name: str, *more: str, size: int | None = 1, used_s: float | None = None, removed: bool = False) -> Image:
     return Image(
-        id=f"sha256:{name.encode(errors='surrogatepass').hex():0>64}"[:71],
+        id=f"sha256:{name.encode(errors='surrogatepass').hex():0<64}"[:71],
         repo_tags=(name, *more),
         repo_digests=(),
         size_bytes=size,
@@ -72,6 +73,9 @@ def image(name: str, *more: str, size: int | None = 1, used_s: float | None = No
         verdict=Verdict.REMOVE if removed else Verdict.KEEP,
         reason=REMOVED if removed else KEPT,
     )
+
+
+SHORT_B = short_id(image("b").id)
 
 
 @pytest.fixture
@@ -100,6 +104,9 @@ def test_rows_are_sorted_by_a_column_with_unknown_values_last(listed: Printed, k
         (("other-tags=c*",), "c"),
         (("name=A",), ""),
         (("name=",), ""),
+        ((f"id={SHORT_B}",), "b"),
+        ((f"id={SHORT_B}*",), "b"),
+        ((f"id!={SHORT_B}",), "ac"),
         (("reason=all-unused", "reason=pinned", "verdict=keep"), "ab"),
     ],
 )

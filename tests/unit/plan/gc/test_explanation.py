@@ -15,6 +15,7 @@ from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy, plan_all
 from nodeagent.plan.gc.removal_condition import condition_of, image_condition
+from nodeagent.text import escape
 from tests.unit.builders import (
     DAY_S,
     MIB,
@@ -247,6 +248,21 @@ def test_containers_are_found_by_id_and_by_name(query: str) -> None:
     assert ids == (["dead1"] if query == "dead1" else ["dead2", "dead1", "run"])
     verdicts = {each.decision.id: each.decision.verdict for each in found}
     assert verdicts["dead1"] is Verdict.REMOVE
+
+
+@pytest.mark.parametrize("name", ["r.example/\x1b[31m\u202e:1", "ns/p\nod", "logs\udcff_x"])
+def test_item_is_found_by_its_name_as_displayed(name: str) -> None:
+    observed = snapshot(
+        (image("a", "r.example/\x1b[31m\u202e:1"), used(3 * DAY_S)),
+        sandboxes=(replace(sandbox("web"), namespace="ns", name="p\nod"),),
+        pod_log_directories=(replace(log_directory("uid-web"), name="logs\udcff_x"),),
+        image_filesystem=filesystem(50),
+    )
+    plans = plan_all(observed, POLICY).plans
+    found = explain(observed, POLICY, plans, name)
+    assert found
+    assert explain(observed, POLICY, plans, escape(name)) == found
+    assert explain(observed, POLICY, plans, escape(name) + "x") == ()
 
 
 def test_unknown_item_has_no_explanation() -> None:
