@@ -14,18 +14,24 @@ from nodeagent.api.holds import Hold
 from nodeagent.api.lists import Images
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import daemon_of
-from nodeagent.cli.output import say
+from nodeagent.cli.output import say, warn
+from nodeagent.cli.reading import read, typed
 from nodeagent.cli.session import load_settings
+from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock
-from nodeagent.errors import UsageError
+from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
 from nodeagent.observe.clock_reading import read_clocks, stored_trust
+from nodeagent.plan.gc.holds import images_named
 from nodeagent.plan.gc.image_protection import parse_rule
+from nodeagent.plan.gc.image_references import ImageIndex
 from nodeagent.store import HoldFile
 from nodeagent.units import format_time, parse_duration_s
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from nodeagent.act.agent import Agent
 
 
 def add(config: Path | None, *, image: str | None, every: bool, duration: str, why: str, form: str) -> None:
@@ -58,7 +64,7 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
         if agent is not None:
             by = _user() if os.geteuid() == 0 else ""
             request = {"image": image or "", "seconds": seconds, "why": why, "by": by}
-            _print_placed(agent.call("AddHold", Hold, request), form)
+            _print_placed(agent.call("AddHold", Hold, request), form, config)
             return
     directory = load_settings(config, {}).state_directory
     at = read_clocks(SystemClock())
@@ -66,7 +72,7 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
     named = ALL_IMAGES if image is None else image
     hold = model.Hold("", named, why, _user(), at.wall, until, at.boot_id, at.boottime_s)
     clock = stored_trust(directory, at)
-    _print_placed(Hold.of(HoldFile(directory).add(hold, clock), at.wall, clock), form)
+    _print_placed(Hold.of(HoldFile(directory).add(hold, clock), at.wall, clock), form, config)
 
 
 def remove(config: Path | None, hold_id: str) -> None:
@@ -86,11 +92,31 @@ def remove(config: Path | None, hold_id: str) -> None:
     _print_removed(Hold.of(removed, SystemClock().now()))
 
 
-def _print_placed(hold: Hold, form: str) -> None:
+def _print_placed(hold: Hold, form: str, config: Path | None) -> None:
     if form != "table":
         sys.stdout.write(encode(hold, form))
+    else:
+        say(f"hold {hold.id} on {hold.target} until {format_time(hold.until)}")
+    sys.stdout.flush()
+    if hold.image is not None:
+        _note_unmatched(hold.image, config)
+
+
+def _note_unmatched(image: str, config: Path | None) -> None:
+    """Print a note if no image on this node matches a hold, as with a misspelt name."""
+    try:
+        document = typed(read("Images", {}, Source(config), _list_images), Images)
+    except NodeAgentError:  # the hold is placed; the node cannot be read
         return
-    say(f"hold {hold.id} on {hold.target} until {format_time(hold.until)}")
+    images = [model.Image(each.id, each.repo_tags, each.repo_digests) for each in document.images]
+    if not images_named(image, images, ImageIndex(images)):
+        warn(f"note: no image on this node matches {image}; the hold applies to matching images pulled later")
+
+
+async def _list_images(agent: Agent) -> Images:
+    from nodeagent.api.node.lists import list_images  # noqa: PLC0415 - not with a daemon
+
+    return await list_images(agent)
 
 
 def _print_removed(hold: Hold) -> None:

@@ -53,17 +53,20 @@ def left_in_boot_s(hold: Hold, clock: ClockTrust) -> float | None:
 
 
 def images_of(hold: Hold, images: Iterable[Image], index: ImageIndex) -> set[str]:
-    """Return the ids of the images matched by a hold: by reference, by id or as a protection rule.
+    """Return the ids of the images matched by a hold: by reference, by id or as a protection rule."""
+    return {image.id for image in images} if hold.image == ALL_IMAGES else images_named(hold.image, images, index)
+
+
+def images_named(text: str, images: Iterable[Image], index: ImageIndex) -> set[str]:
+    """Return the ids of the images matched by the text of a hold: by reference, by id or as a protection rule.
 
     An invalid expression, such as one with a look-ahead that version 0.1 accepted, matches every image.
     """
-    if hold.image == ALL_IMAGES:
-        return {image.id for image in images}
-    matched = set(index.resolve(hold.image))
+    matched = set(index.resolve(text))
     try:
-        rule = parse_rule(hold.image)
+        rule = parse_rule(text)
     except ValueError:
-        if hold.image.startswith(EXPRESSION_PREFIX):
+        if text.startswith(EXPRESSION_PREFIX):
             return {image.id for image in images}  # an expression of an earlier version: its images are unknown
         return matched
     return matched | {image.id for image in images if rule.matched_by(image)}

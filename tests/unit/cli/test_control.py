@@ -21,7 +21,7 @@ from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Plan
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.store.history import Retention
-from tests.unit.control_node import MEMBER, STRANGER, Node, say, serving
+from tests.unit.control_node import IMAGE, MEMBER, STRANGER, Node, say, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -100,6 +100,26 @@ async def test_status_without_an_agent_reads_the_node_directly(
 async def test_top_shows_pods_in_eviction_order(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = await say(capsys, "top")
     assert (code, "pods in eviction order for memory.available" in out) == (0, True)
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(
+    ("image", "is_noted"),
+    [(IMAGE, False), ("registry.example/*", False), ("registry.example/ap:v1", True), ("regex:^none$", True)],
+)
+@pytest.mark.parametrize("form", ["table", "json"])
+async def test_hold_that_matches_no_image_has_a_note(
+    capsys: pytest.CaptureFixture[str], image: str, is_noted: bool, form: str
+) -> None:
+    code, out, err = await say(capsys, "hold", "add", image, "--for", "1h", "-o", form)
+    note = f"note: no image on this node matches {image}; the hold applies to matching images pulled later\n"
+    assert (code, bool(out), err) == (0, True, note if is_noted else "")
+
+
+async def test_hold_on_a_node_that_cannot_be_read_is_placed(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.faults.fail("ListImages", times=None, status="UNAVAILABLE")
+    code, out, err = await say(capsys, "hold", "add", "other:*", "--for", "1h")
+    assert (code, out.startswith("hold 1 on other:*"), err) == (0, True, "")
 
 
 @pytest.mark.usefixtures("node")
