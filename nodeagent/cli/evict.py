@@ -44,10 +44,11 @@ def preview(source: Source, form: str, simulate: Sequence[str]) -> None:
         print_document(document, form)
         return
     display = standard_output()
-    display.write(_lines(view(document), display.columns))
+    display.write(eviction_lines(view(document), display.columns))
 
 
-def _lines(found: EvictionPreview, columns: int | None) -> Iterator[Line]:
+def eviction_lines(found: EvictionPreview, columns: int | None) -> Iterator[Line]:
+    """Yield the decision, the pods in eviction order, and the warnings."""
     plan = found.plan
     if found.simulated:
         yield Line(f"simulated: {', '.join(found.simulated)}", "bold")

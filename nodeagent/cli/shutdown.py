@@ -15,7 +15,7 @@ from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from os import PathLike
     from pathlib import Path
 
@@ -38,7 +38,7 @@ def rehearse(source: Source, form: str) -> None:
         print_document(document, form)
         return
     display = standard_output()
-    display.write(_plan_lines(view(document), display.columns))
+    display.write(shutdown_lines(view(document), display.columns))
 
 
 def status(source: Source, form: str, *, limit: int) -> None:
@@ -109,7 +109,8 @@ def _read_status(config: str | PathLike[str] | None, limit: int) -> dict[str, An
     return as_json(run_async(read_shutdown_status(settings, limit)))
 
 
-def _plan_lines(plan: ShutdownPlan, columns: int | None) -> Iterator[Line]:
+def shutdown_lines(plan: ShutdownPlan, columns: int | None) -> Iterator[Line]:
+    """Yield the phases with their pods, and the warnings."""
     if plan.off_because:
         yield Line(f"disabled: {plan.off_because}; plan if it were enabled", "yellow")
     granted = f"{format_duration(plan.granted_s)} granted"
@@ -118,7 +119,7 @@ def _plan_lines(plan: ShutdownPlan, columns: int | None) -> Iterator[Line]:
     yield Line(f"logind limit {_limit_text(plan.limit)}; phases: {wanted} requested, {share}")
     for phase in plan.phases:
         when = f"from {phase.starts_s:g} s to {phase.deadline_s:g} s at most"
-        yield Line(f"{phase.name}: {len(phase.pods)} pods, {when}", "bold")
+        yield Line(f"{phase.name}: {_count(phase.pods)}, {when}", "bold")
         table = Table(
             Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16),
             Heading("PRIORITY", right=True),
@@ -171,6 +172,10 @@ def _limit_text(limit: DelayLimit) -> str:
     if limit.reported_by == "logind" and limit.seconds != limit.in_files_s:
         text += f" (configured: {_duration(limit.in_files_s)}; reload logind to apply its files)"
     return text
+
+
+def _count(pods: Sequence[object]) -> str:
+    return "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
 
 
 def _duration(seconds: float | None) -> str:

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import yaml
@@ -22,16 +22,20 @@ import nodeagent.api.control
 import nodeagent.api.diagnostics
 import nodeagent.api.eviction
 import nodeagent.api.explain
-import nodeagent.api.gc
 import nodeagent.api.history
 import nodeagent.api.holds
 import nodeagent.api.lists
 import nodeagent.api.shutdown
 import nodeagent.api.status  # noqa: F401 - each declares documents
 from nodeagent.api.codec import Document, decode, encode
+from nodeagent.api.gc import DiskUsage
 from nodeagent.api.light import view
 from nodeagent.cli import control_client
+from nodeagent.cli.du import breakdown_lines
+from nodeagent.cli.evict import eviction_lines
 from nodeagent.cli.pressure import pressure_view
+from nodeagent.cli.reading import typed
+from nodeagent.cli.shutdown import shutdown_lines
 from nodeagent.cli.status_view import status_view, top_view
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from nodeagent.text import display_width, escape
@@ -254,17 +258,33 @@ def test_colours_are_on_a_terminal_only(node: Node, monkeypatch: pytest.MonkeyPa
 
 
 DOCUMENTS: Final = GOLDEN.with_name("documents")
-SCREENS: Final[dict[str, Callable[..., Iterable[Line]]]] = {
-    "status": status_view,
-    "top": top_view,
-    "pressure": pressure_view,
+
+
+def viewed(lines: Callable[..., Iterable[Line]]) -> Callable[[dict[str, Any], int | None], Iterable[Line]]:
+    """Return a screen of a document by a screen of its view."""
+    return lambda document, columns: lines(view(document), columns)
+
+
+def usage_lines(document: dict[str, Any], columns: int | None) -> Iterable[Line]:
+    """Return the screen of a usage breakdown, with the largest members of every share."""
+    return breakdown_lines(typed(document, DiskUsage).to_model(), columns, details=True)
+
+
+SCREENS: Final = {
+    "status": viewed(status_view),
+    "top": viewed(top_view),
+    "pressure": viewed(pressure_view),
+    "du": usage_lines,
+    "evict": viewed(eviction_lines),
+    "shutdown": viewed(shutdown_lines),
 }
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen_of_a_document_is_the_stored_one(name: str, columns: int | None) -> None:
-    lines = SCREENS[name](view(json.loads((DOCUMENTS / f"{name}.json").read_text())), columns)
+    document = json.loads((DOCUMENTS / f"{name}.json").read_text())
+    lines = SCREENS[name](document, columns)
     parts = [part.text for line in lines for part in (line.wrapped(columns) if columns else [line])]
     assert columns is None or max(map(display_width, parts)) <= columns
     compare(name, columns, "\n".join((*parts, "")))

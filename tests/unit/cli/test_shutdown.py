@@ -104,7 +104,7 @@ async def test_rehearsal_is_printed_as_a_table(node: Node) -> None:
     ended = await node.run("--dry-run")
     assert ended.code == 0, ended.err
     assert "disabled: not enabled; plan if it were enabled" in ended.out
-    for part in ("shop/web", "kube-system/dns", "ordinary: 1 pods", "all pods stopped after 9.5 s at most"):
+    for part in ("shop/web", "kube-system/dns", "ordinary: 1 pod,", "all pods stopped after 9.5 s at most"):
         assert part in ended.out
 
 
