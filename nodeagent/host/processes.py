@@ -36,6 +36,11 @@ def child_environment(additions: Mapping[str, str] | None = None) -> dict[str, s
     return kept | {"PATH": os.pathsep.join(entries) or DEFAULT_PATH} | dict(additions or {})
 
 
+def _without_manager(environment: dict[str, str]) -> dict[str, str]:
+    """Return an environment without the service manager's socket, to which systemd's programs send their failures."""
+    return {name: value for name, value in environment.items() if name != "NOTIFY_SOCKET"}
+
+
 def python_command(*arguments: str, interpreter: str = "") -> list[str]:
     """Return the command line of an isolated interpreter; by default this process's interpreter."""
     return [interpreter or sys.executable, "-I", *arguments]
@@ -54,7 +59,7 @@ def run(
     Returns:
         ``None`` if the program does not exist, cannot be started or misses the deadline.
     """
-    environment = child_environment(additions)
+    environment = _without_manager(child_environment(additions))
     program = shutil.which(words[0], path=environment["PATH"])
     if program is None:
         return None
@@ -87,7 +92,7 @@ async def start_python(*arguments: str) -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd=WORKING_DIRECTORY,
-        env=child_environment(),
+        env=_without_manager(child_environment()),
     )
 
 

@@ -1,0 +1,25 @@
+"""Environment of child processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from nodeagent.host.processes import child_environment, run, start_python
+
+PRINT = "import os; print(os.environ.get('NOTIFY_SOCKET'))"
+
+
+async def test_child_does_not_report_to_the_service_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    ended = run(sys.executable, "-I", "-c", PRINT)
+    started = await start_python("-c", PRINT)
+    assert ended is not None
+    assert (ended.stdout, (await started.communicate())[0]) == ("None\n", b"None\n")
+
+
+def test_process_that_replaces_this_one_reports_to_the_service_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    assert child_environment()["NOTIFY_SOCKET"] == os.environ["NOTIFY_SOCKET"]
