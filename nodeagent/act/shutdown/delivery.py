@@ -104,6 +104,11 @@ class Delivery:
                 each.call = self._start(self._request(each, timeout_s))
             await asyncio.sleep(0)  # the requests are sent before the one that confirms them
             answers = answers and await self._confirm(batch, until_s - loop.time())
+        await self._confirm_all(containers, until_s)
+
+    async def _confirm_all(self, containers: Sequence[ContainerStop], until_s: float) -> None:
+        """Confirm every TERM, by a direct one from ``until_s`` on."""
+        loop = asyncio.get_running_loop()
         while unconfirmed := [each for each in containers if each.signalled_at_ms is None and each.ended_at_ms is None]:
             overdue = loop.time() >= until_s
             self._terminate_directly(
@@ -142,6 +147,7 @@ class Delivery:
     async def _request(self, container: ContainerStop, timeout_s: int) -> None:
         """Request the stop of a container until the runtime reports its end."""
         while container.ended_at_ms is None:
+            requested_ms = self._elapsed_ms()
             if container.signalled_at_ms is not None and self._processes.is_populated(container.id) is not None:
                 return  # its processes are watched
             try:
@@ -152,6 +158,8 @@ class Delivery:
                 else:
                     ended = await self._has_exited(container)
             except NodeAgentError as error:
+                if container.requested:
+                    self._retract(container, requested_ms)
                 container.problem, container.requested, ended = str(error), False, False
                 self._terminate_directly([container])
             if ended:
@@ -160,6 +168,14 @@ class Delivery:
                 self._on_change()
                 return
             await asyncio.sleep(RETRY_S)
+
+    def _retract(self, container: ContainerStop, requested_ms: int) -> None:
+        """Retract the confirmation of a TERM whose request was soon refused; a later error is the runtime's end."""
+        if container.signalled_at_ms is None or container.direct:
+            return
+        if self._elapsed_ms() - requested_ms < _PATIENCE_S * 1000:
+            container.signalled_at_ms = None
+            self._start(self._confirm_all([container], asyncio.get_running_loop().time() + _PATIENCE_S))
 
     async def _has_exited(self, container: ContainerStop) -> bool:
         try:

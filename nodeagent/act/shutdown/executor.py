@@ -47,6 +47,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         on_change: called after each change of ``pods``.
         elapsed_at: converts a wall time to milliseconds since the shutdown began.
         before: pods of an interrupted run, by UID.
+        expects_pods: whether pods are known to run although none is cached. The phases then wait for the list.
         list_problem: reason for the failure of the last list; empty after a success.
     """
 
@@ -60,6 +61,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
     on_change: Callable[[], None] = lambda: None
     elapsed_at: Callable[[datetime], int] | None = None
     before: Mapping[str, StoppedPod] = field(default_factory=dict)
+    expects_pods: bool = False
 
     def __post_init__(self) -> None:
         self.list_problem = ""
@@ -69,6 +71,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         self._delivery = Delivery(self.stopper, self.processes, self.elapsed_ms, self._changed)
         self._lists: set[asyncio.Task[None]] = set()
         self._listed_ms: int | None = None
+        self._awaits_list = False
         self._wake = asyncio.Event()
         self._current = 0
         self._started_ms = self.elapsed_ms()
@@ -87,7 +90,8 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         pods.update((uid, record.stopped) for uid, record in self._records.items())
         for uid, (phase, placement) in self._placed.items():
             pod, name = self._running[uid].pod, self.budget.phases[phase].phase.name
-            pods.setdefault(uid, StoppedPod(uid, pod.namespace, pod.name, name, placement.why))
+            known = StoppedPod(uid, pod.namespace, pod.name, name, placement.why, container_ids=pod.container_ids)
+            pods.setdefault(uid, known)
         return tuple(pods.values())
 
     @property
@@ -110,6 +114,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             if self.budget.phases:
                 self._add(cached)
                 self._add_interrupted()
+                self._awaits_list = self.expects_pods and not self._placed
             for index in range(len(self.budget.phases)):
                 await self._run_phase(index)
             await self._finish()
@@ -164,11 +169,10 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
                 self._placed[uid] = max(placement.phase, self._current), placement
 
     def _add_interrupted(self) -> None:
-        """Add pods of an interrupted run that are no longer listed, so that their ends are judged."""
+        """Add pods of an interrupted run that are not listed: they have ended, or the runtime is unavailable."""
         names = {each.phase.name: index for index, each in enumerate(self.budget.phases)}
         for uid, known in self.before.items():
-            progress = known.progress
-            if uid in self._placed or progress is None or progress.outcome.ended:
+            if uid in self._placed or (known.outcome is not None and known.outcome.ended) or not known.container_ids:
                 continue
             pod = ShutdownPod(uid, known.namespace, known.name, container_ids=known.container_ids)
             placement = place(pod, self.budget.phases)
@@ -186,7 +190,9 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
 
     async def _list_again(self) -> None:
         """List the running pods, and send the stop requests that are due."""
-        within_s = min(_LIST_WITHIN_S, (self.ends_ms - self.elapsed_ms()) / 1000)
+        within_s = (self.ends_ms - self.elapsed_ms()) / 1000
+        if not self._awaits_list:
+            within_s = min(_LIST_WITHIN_S, within_s)
         try:
             async with asyncio.timeout(within_s):
                 while True:
@@ -199,7 +205,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         except TimeoutError:
             self.list_problem = self.list_problem or "cannot list pods: no answer in time"
             return
-        self.list_problem = ""
+        self.list_problem, self._awaits_list = "", False
         self._add(pods)
         self._request_due()
         await self._locate(pods)
@@ -223,7 +229,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             self._observe()
             end_ms = self._phase_end_ms()
             self._kill_due()
-            listing = index == 0 and bool(self._lists)
+            listing = bool(self._lists) and (index == 0 or self._awaits_list)
             if self.elapsed_ms() >= end_ms or not (listing or self._unfinished(index)):
                 return
             await self._wait(end_ms)
@@ -315,13 +321,18 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         stops: list[ContainerStop] = []
         for uid in sorted(due, key=lambda each: stop_order(self._running[each].pod)):
             record = self._records.get(uid) or self._new_record(uid, now_ms)
-            new = [each for each in self._running[uid].pod.container_ids if each not in record.containers]
+            known = self.before.get(uid)
+            earlier = known.container_ids if known is not None and known.progress is not None else ()
+            listed = self._running[uid].pod.container_ids
+            wanted = listed if record.judged else dict.fromkeys((*listed, *earlier))  # those that ended unobserved too
+            new = [each for each in wanted if each not in record.containers]
             if new:
                 record.judged, record.took_ms, record.outcome = False, None, PodOutcome.STOPPING
-            known = self.before.get(uid)
             for each in new:
-                signalled_ms = known.signalled_at_ms if known is not None and each in known.container_ids else None
-                record.containers[each] = stop = ContainerStop(each, signalled_ms)
+                stop = ContainerStop(each)
+                if known is not None and each in earlier:
+                    stop.signalled_at_ms, stop.killed = known.signalled_at_ms, None
+                record.containers[each] = stop
                 if not self._delivery.observe(stop):
                     stops.append(stop)
         if stops:
@@ -333,16 +344,20 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
     def _new_record(self, uid: str, now_ms: int) -> PodRecord:
         running, (phase, placement) = self._running[uid], self._placed[uid]
         known = self.before.get(uid)
-        resumed = known is not None and known.progress is not None and not known.progress.outcome.ended
+        progress = known.progress if known is not None else None
+        ended = progress is not None and progress.outcome.ended
         grace_s = running.pod.termination_grace_s
         record = PodRecord(
             running.pod,
             placement.why,
             phase,
             self.budget.phases[phase].phase.name,
-            known.requested_at_ms if known is not None and resumed else now_ms,
+            now_ms if progress is None or (ended and running.pod.container_ids) else progress.requested_at_ms,
             None if grace_s is None else round(grace_s * 1000),
         )
+        if known is not None and ended and not running.pod.container_ids:  # only its sandbox is left
+            record.outcome, record.judged = known.outcome or PodOutcome.STOPPED, True
+            record.took_ms, record.detail = known.took_ms, known.detail
         self._records[uid] = record
         return record
 

@@ -118,7 +118,7 @@ class ContainerStop:
         direct: whether TERM was sent directly.
         answered: whether the runtime reported its end.
         ended_at_ms: its end, in milliseconds since the shutdown began; ``None`` before.
-        killed: whether KILL was sent while it had processes.
+        killed: whether KILL was sent while it had processes; ``None`` if an earlier process of the agent may have.
         cpu_us: CPU time in microseconds before the stop request; ``None`` if unknown.
         call: the pending stop request.
         problem: last failure.
@@ -130,7 +130,7 @@ class ContainerStop:
     direct: bool = False
     answered: bool = False
     ended_at_ms: int | None = None
-    killed: bool = False
+    killed: bool | None = False
     exit_code: int | None = None
     cpu_us: int | None = None
     call: asyncio.Task[None] | None = None

@@ -45,6 +45,7 @@ class ShutdownInProgress:
         kind: StopKind,
         operation: str = "",
         earlier: NodeStop | None = None,
+        expects_pods: bool = False,
     ) -> None:
         """Prepare a shutdown, or the rest of an interrupted one; :meth:`carry_out` stops the pods.
 
@@ -57,6 +58,7 @@ class ShutdownInProgress:
             operation: requested operation; empty for that of ``earlier``.
             earlier: an interrupted shutdown of this boot. One that logind's signal began keeps its start, so only its
                 remaining time is used; at a stop of the unit the time restarts, since systemd waits for the unit then.
+            expects_pods: whether pods are recorded as running, so that the list is awaited.
         """
         self._recorder = recorder
         self._clock = recorder.clock
@@ -91,6 +93,7 @@ class ShutdownInProgress:
             on_change=self._writer.request,
             elapsed_at=self._elapsed_at,
             before=before,
+            expects_pods=expects_pods,
         )
         self._resumed_after_ms = elapsed_since(started_s, now_s) if earlier is not None else None
 

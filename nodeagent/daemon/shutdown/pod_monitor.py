@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.shutdown.pod_cache import PodRuntime
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _RECORD_INTERVAL_S: Final = 300.0
 _FIRST_LIST_WITHIN_S: Final = 2.0
+_RETRY_S: Final = 0.2
 
 
 class PodMonitor:
@@ -53,6 +55,14 @@ class PodMonitor:
             except NodeAgentError as error:
                 self._set_problem(str(error))
         return self._runtime
+
+    async def connected_within(self, within_s: float) -> PodRuntime | None:
+        """Return a connection as soon as a runtime is found; ``None`` after ``within_s`` seconds without one."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.connected() is None:  # noqa: ASYNC110 - a socket in the file system
+                    await asyncio.sleep(_RETRY_S)
+        return self.connected()
 
     async def refresh(self, *, record: bool) -> None:
         """Refresh the pod cache; with ``record`` write the running pods to disk, at least every five minutes."""

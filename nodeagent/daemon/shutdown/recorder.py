@@ -104,6 +104,13 @@ class ShutdownRecorder:
             self._log_problem(error)
             return None
 
+    def has_running_pods(self) -> bool:
+        """Return whether the last records of this boot have running pods."""
+        stop, boot = self.in_progress(), self.last_boot()
+        if stop is not None:
+            return any(each.outcome is None or not each.outcome.ended for each in stop.pods)
+        return boot is not None and boot.boot_id == self.boot_id and bool(boot.pods)
+
     def review(self) -> None:
         """Close an unfinished shutdown of an earlier boot, and record an unclean stop of that boot."""
         last, boot = self.last(), self.last_boot()

@@ -30,6 +30,7 @@ from nodeagent.plan.shutdown.inhibitor import (
     PodsStopped,
     ShutdownChecked,
 )
+from nodeagent.plan.shutdown.planner import elapsed_since
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -244,7 +245,13 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         if earlier is not None and earlier.end is StopEnd.COMPLETE:
             logger.info("shutdown_already_done")
             return
-        budget, runtime = self._budget(), self._monitor.connected()
+        if earlier is not None and earlier.end is not StopEnd.IN_PROGRESS:
+            earlier = None
+        budget, expects_pods = self._budget(), await asyncio.to_thread(self._recorder.has_running_pods)
+        runtime = self._monitor.connected()
+        if runtime is None and expects_pods:  # it is restarting
+            used_ms = 0 if earlier is None else elapsed_since(earlier.started_s, self._context.clock.monotonic_s())
+            runtime = await self._monitor.connected_within(max(0, budget.granted_ms - used_ms) / 1000)
         if runtime is None:
             logger.error("shutdown_runtime_unavailable", error=self._monitor.problem)
             return
@@ -252,8 +259,6 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         if self._settings.dry_run:
             rehearse(budget, runtime.pods.pods, logger)
             return
-        if earlier is not None and earlier.end is not StopEnd.IN_PROGRESS:
-            earlier = None
         self._in_progress = ShutdownInProgress(
             self._recorder,
             budget,
@@ -262,6 +267,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
             kind=StopKind.SIGNAL,
             operation=self._inhibitor.operation,
             earlier=earlier,
+            expects_pods=expects_pods,
         )
         self._context.loop_statuses.running(NAME, budget.granted_ms / 1000 + _SLACK_S)
         await self._in_progress.carry_out()

@@ -87,7 +87,14 @@ async def _stop_pods(
             rehearse(budget, pods.pods, recorder.logger)
             return None
         shutdown = ShutdownInProgress(
-            recorder, budget, cri, pods, kind=StopKind.UNIT_STOP, operation=operation, earlier=recorder.in_progress()
+            recorder,
+            budget,
+            cri,
+            pods,
+            kind=StopKind.UNIT_STOP,
+            operation=operation,
+            earlier=recorder.in_progress(),
+            expects_pods=recorder.has_running_pods(),
         )
         await shutdown.carry_out()
         stop = await shutdown.close()

@@ -30,12 +30,12 @@ class ContainerEnd:
 
     Attributes:
         ended: whether it has no processes left.
-        killed: whether the agent sent KILL while it had processes.
+        killed: whether the agent sent KILL while it had processes; ``None`` where not known.
         exit_code: as the runtime reports it; ``None`` where not known.
     """
 
     ended: bool
-    killed: bool = False
+    killed: bool | None = False
     exit_code: int | None = None
 
 
@@ -58,7 +58,7 @@ def exit_note(containers: Sequence[ContainerEnd]) -> str:
     """Return the exit codes that an operator has to know, as a phrase; empty if every container ended as requested."""
     if any(each.ended and each.exit_code is None for each in containers):
         return "exit code not reported by the runtime"
-    if any(each.exit_code == KILLED_EXIT_CODE and not each.killed for each in containers):
+    if any(each.exit_code == KILLED_EXIT_CODE and each.killed is False for each in containers):
         return f"exit code {KILLED_EXIT_CODE} without a KILL of the agent"
     usual = (None, 0, _TERMINATED_EXIT_CODE, KILLED_EXIT_CODE)
     unusual = sorted({each.exit_code for each in containers if each.exit_code not in usual and each.exit_code})

@@ -39,6 +39,7 @@ class Node:
         up: pods in the list.
         answers_after_s: delay of the answer to a stop request after the end of the container.
         unresponsive: containers whose stop requests have no effect and are never answered.
+        refuses: number of refused stop requests, each after ``refuses_after_s``.
         unavailable: intervals in milliseconds in which every call fails.
         busy: intervals in which no call has an effect or an answer until their end.
         located: whether processes are observable; ``None`` for all containers.
@@ -54,6 +55,7 @@ class Node:
     unavailable: tuple[tuple[int, int], ...] = ()
     busy: tuple[tuple[int, int], ...] = ()
     refuses: dict[str, int] = field(default_factory=dict)
+    refuses_after_s: float = 0.0
     located: Collection[str] | None = ()
     stopped_shims: set[str] = field(default_factory=set)
     busy_containers: set[str] = field(default_factory=set)
@@ -143,6 +145,7 @@ class Node:
         await self._check()
         if self.refuses.get(container_id, 0):
             self.refuses[container_id] -= 1
+            await asyncio.sleep(self.refuses_after_s)
             raise RuntimeRequestError("StopContainer", container_id, "UNKNOWN", "cannot")
         if container_id in self.unresponsive | self.stopped_shims:
             await asyncio.Event().wait()
@@ -206,6 +209,7 @@ def run_down(
     cached: Sequence[RunningPod] | None = None,
     before: Sequence[StoppedPod] = (),
     elapsed_ms: int = 0,
+    expects_pods: bool = False,
 ) -> RunResult:
     async def work() -> RunResult:
         phases: list[tuple[int, str]] = []
@@ -222,6 +226,7 @@ def run_down(
             on_phase=lambda name, _: phases.append((now_ms(), name)),
             on_pod=reported.append,
             before={each.uid: each for each in before},
+            expects_pods=expects_pods,
         )
         await run.carry_out(node.up if cached is None else cached)
         ended_ms = now_ms()

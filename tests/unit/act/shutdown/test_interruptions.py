@@ -72,6 +72,22 @@ def test_runtime_that_is_busy_for_a_whole_phase_delays_no_term() -> None:
     assert {each.outcome for each in result.pods.values()} == {PodOutcome.STOPPED}
 
 
+@pytest.mark.parametrize("located", [(), None], ids=["runtime-only", "cgroups"])
+def test_stop_that_is_refused_after_a_later_call_was_answered_is_retried(located: tuple[str, ...] | None) -> None:
+    node = Node(
+        [pod("web"), pod("stubborn"), pod("dns", CRITICAL)],
+        takes_s={"web-c": 2.0, "stubborn-c": None},
+        refuses={"web-c": 2, "stubborn-c": 2},
+        refuses_after_s=0.1,
+        located=located,
+        busy_containers={"web-c", "stubborn-c"},
+    )
+    result = run_down(node)
+    assert node.received("web-c", "TERM")[0] <= 600
+    assert result.pods["web"].outcome is PodOutcome.STOPPED
+    assert node.received("stubborn-c", "KILL")[0] in range(10_000, 10_300), "after its TERM"
+
+
 def test_stop_is_retried_until_the_runtime_is_available() -> None:
     node = Node([pod("web"), pod("dns", CRITICAL)], unavailable=((0, 3000),))
     result = run_down(node)
@@ -179,6 +195,47 @@ def test_pods_receive_term_before_kill_after_the_end_of_the_whole_time() -> None
     run_down(node, replace(four_bands(30)), elapsed_ms=60_000)
     for band in range(4):
         assert node.received(f"p{band}-c", "TERM")[0] < node.received(f"p{band}-c", "KILL")[0]
+
+
+def test_pod_that_ended_before_the_interruption_keeps_its_outcome_while_its_sandbox_is_ready() -> None:
+    before = replace(stopping("web", "ordinary"), why="priority 0", outcome=PodOutcome.KILLED, took_ms=900)
+    bare = replace(pod("web"), pod=replace(pod("web").pod, container_ids=()))
+    node = Node([], located=None)
+    result = run_down(node, cached=[bare], before=[before], elapsed_ms=5000)
+    assert result.pods["web"] == before
+    assert node.sandboxes == ["web-s"]
+    assert result.reported == []
+
+
+def test_pod_that_was_killed_before_the_resumption_is_recorded_as_killed_while_its_sandbox_is_ready() -> None:
+    bare = replace(pod("web"), pod=replace(pod("web").pod, container_ids=()))
+    node = Node([], located=None)
+    node.ended, node.codes = {"web-c": 0}, {"web-c": 137}
+    result = run_down(node, cached=[bare], before=[stopping("web", "ordinary")], elapsed_ms=5000)
+    assert (result.pods["web"].outcome, result.pods["web"].detail) == (PodOutcome.KILLED, "")
+
+
+def test_phases_continue_in_order_without_a_runtime_after_an_interruption() -> None:
+    up = [pod(f"p{band}", priority) for band, priority in enumerate(PRIORITIES)]
+    node = Node(up, {f"p{band}-c": 1.0 for band in range(4)}, unavailable=((0, 10**9),), located=None)
+    later = [
+        replace(stopping(f"p{band}", f"priority-{PRIORITIES[band]}", signalled_at_ms=None), outcome=None)
+        for band in (1, 2, 3)
+    ]
+    result = run_down(node, four_bands(40), cached=(), before=[stopping("p0", "priority-0"), *later], elapsed_ms=500)
+    terms = [node.received(f"p{band}-c", "TERM")[0] for band in (1, 2, 3)]
+    assert terms == sorted(terms)
+    assert len(set(terms)) == 3
+    assert [result.pods[f"p{band}"].outcome for band in (1, 2, 3)] == [PodOutcome.STOPPED] * 3
+
+
+def test_list_is_awaited_through_the_phases_if_pods_are_recorded() -> None:
+    up = [pod(f"p{band}", priority) for band, priority in enumerate(PRIORITIES)]
+    node = Node(up, {f"p{band}-c": 1.0 for band in range(4)}, unavailable=((0, 12_000),), located=None)
+    result = run_down(node, four_bands(40), cached=(), expects_pods=True)
+    terms = [node.received(f"p{band}-c", "TERM")[0] for band in range(4)]
+    assert terms[0] == terms[1] < terms[2] < terms[3], "the time of the first phase had passed"
+    assert {each.outcome for each in result.pods.values()} == {PodOutcome.STOPPED}
 
 
 def test_idle_pod_whose_term_is_delayed_in_the_runtime_is_signalled_directly() -> None:

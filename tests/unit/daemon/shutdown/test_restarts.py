@@ -6,10 +6,15 @@ import asyncio
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
+from nodeagent.act.shutdown import executor
 from nodeagent.daemon.loop_status import Activity, LoopStatuses
+from nodeagent.daemon.shutdown import pod_monitor
+from nodeagent.daemon.shutdown.pod_cache import PodRuntime
+from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from tests.unit.daemon.shutdown.inhibitor_node import (
@@ -47,6 +52,57 @@ async def test_successor_of_a_killed_daemon_resumes_with_the_stored_lock(place: 
     assert place.server.faults.targets("StopContainer")[-2:] == (slow, dns)
     assert place.last().started_at == first_record.started_at
     assert place.last().end is StopEnd.COMPLETE
+
+
+@pytest.mark.parametrize("crashed", ["before the shutdown", "in the first phase"])
+async def test_successor_stops_all_pods_after_an_outage_of_the_runtime(
+    place: Place, monkeypatch: pytest.MonkeyPatch, crashed: str
+) -> None:
+    monkeypatch.setattr(executor, "_LIST_WITHIN_S", 0.3)  # the outage is longer, but the test is not
+    monkeypatch.setattr(pod_monitor, "_FIRST_LIST_WITHIN_S", 0.1)
+    place.pod("slow")
+    place.pod("dns", 2000)
+    place.login1.limit_us = 20_000_000
+    settings = place.settings(by_priority=[{"min_priority": 0, "seconds": 10}, {"min_priority": 1000, "seconds": 10}])
+    async with daemon_on(place, settings=settings) as first:
+        await ready(first)
+        await first.until(lambda: place.files.read_boot() is not None)
+        place.server.faults.fail("ListContainers", times=None, status="UNAVAILABLE")
+        place.server.faults.fail("StopContainer", times=None, status="UNAVAILABLE")
+        if crashed == "in the first phase":
+            place.login1.request_shutdown()
+            await first.until(lambda: place.outcomes().get("slow") == "stopping")
+        await first.kill()
+        if crashed == "before the shutdown":
+            place.login1.request_shutdown()
+        number, place.store.number = place.store.number, None
+        async with daemon_on(place, settings=settings, adopted=number) as second:
+            await second.until("shutdown_phase")
+            calls = len(place.server.faults.calls)
+            await second.until(lambda: len(place.server.faults.calls) > calls + 5)
+            place.server.faults.clear()
+            await place.login1.until(lambda: place.login1.executed == 1)
+            await second.until("shutdown_finished")
+    assert place.running() == set()
+    assert place.outcomes() == {"slow": "stopped", "dns": "stopped"}
+
+
+async def test_runtime_is_awaited_if_it_is_found_later(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        monitor = pod_monitor.PodMonitor(daemon.context, daemon.inhibitor.recorder)
+        attempts = iter(range(3))
+
+        def connect(*collaborators: Any) -> object:
+            if next(attempts) < 2:
+                raise RuntimeUnavailableError("no socket exists")
+            return PodRuntime(*collaborators)
+
+        monkeypatch.setattr(pod_monitor, "_RETRY_S", 0.01)
+        monkeypatch.setattr(pod_monitor, "PodRuntime", connect)
+        assert await monitor.connected_within(0) is None
+        assert await monitor.connected_within(10) is not None
+        await monitor.close()
 
 
 async def test_shutdown_remains_in_progress_when_the_daemon_stops(place: Place) -> None:
