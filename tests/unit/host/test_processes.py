@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-
-import pytest
+from typing import TYPE_CHECKING
 
 from nodeagent.host.processes import child_environment, run, start_python
+
+if TYPE_CHECKING:
+    import pytest
 
 PRINT = "import os; print(os.environ.get('NOTIFY_SOCKET'))"
 
