@@ -130,8 +130,8 @@ def _print_sources(config: EffectiveConfig) -> None:
 def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None = None, force: bool = False) -> None:
     """Convert a KubeletConfiguration; report the fields that are not imported on standard error.
 
-    The result sets ``dry_run``, see ``dry_run_to_keep``. The exit code is 3 if a field that has a counterpart has an
-    invalid value.
+    The result sets ``dry_run``, see ``dry_run_to_keep``. The exit code is 3 if a field has an invalid value or
+    a misspelt name.
 
     Args:
         file: the KubeletConfiguration; ``-`` for standard input.
@@ -146,6 +146,7 @@ def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None =
     from nodeagent.config.in_force import dry_run_to_keep  # noqa: PLC0415
     from nodeagent.config.kubelet_import import import_kubelet as convert  # noqa: PLC0415
     from nodeagent.config.kubelet_import import read_kubelet  # noqa: PLC0415
+    from nodeagent.config.kubelet_report import import_report  # noqa: PLC0415
 
     source = "standard input" if str(file) == "-" else str(file)
     replaced = _status_to_replace(out, force=force) if out is not None else None
@@ -166,10 +167,8 @@ def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None =
     else:
         sys.stdout.write(text)
         sys.stdout.flush()
-    for field in imported.left:
-        warn(f"nodeagent: not imported: {field.field}: {field.reason}")
-    for note in imported.notes:
-        warn(f"nodeagent: {note}")
+    for line in import_report(imported):
+        warn(f"nodeagent: {line}")
     effect = "nothing is removed until it is false" if kept.value else "removals are enabled"
     warn(f"nodeagent: dry_run = {str(kept.value).lower()} ({kept.reason}): {effect}")
     if any(field.faulty for field in imported.left):

@@ -9,6 +9,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from nodeagent.config.kubelet_fields import FieldGroup, explain_field, is_zero
 from nodeagent.config.loading import error_text
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import toml_value
@@ -23,41 +24,19 @@ _AMOUNT: Final = re.compile(r"[0-9A-Za-z.%+-]{1,40}")
 _LOCAL: Final = ("", "0.0.0.0", "::", "127.0.0.1", "::1", "localhost")  # noqa: S104 - compared, not bound
 _MAX_SHOWN_LENGTH: Final = 80
 
-_KUBELET_ONLY: Final = "not a function of the agent"
-_NO_CGROUP_SETUP: Final = "the agent reads cgroups and does not configure them"
-_NO_NODE_STATUS: Final = "the agent does not report node status to the API server"
-_NO_LOG_ROTATION: Final = "the agent removes logs of deleted pods; log rotation is a function of the kubelet"
-_REASONS: Final[Mapping[str, str]] = {
-    "kernelMemcgNotification": "replaced by PSI triggers: eviction.memory_stall",
-    "enforceNodeAllocatable": _NO_CGROUP_SETUP,
-    "systemReserved": _NO_CGROUP_SETUP,
-    "kubeReserved": _NO_CGROUP_SETUP,
-    "reservedMemory": _NO_CGROUP_SETUP,
-    "runtimeRequestTimeout": "separate timeouts for reads and removals: runtime.timeout, runtime.removal_timeout",
-    "imageServiceEndpoint": "one socket for both CRI services: runtime.endpoint",
-    "port": "the kubelet API requires credentials of its own: kubelet.url, kubelet.token_file",
-    "volumeStatsAggPeriod": "the agent measures in every pass",
-    "nodeStatusUpdateFrequency": _NO_NODE_STATUS,
-    "nodeStatusReportFrequency": _NO_NODE_STATUS,
-    "containerLogMaxSize": _NO_LOG_ROTATION,
-    "containerLogMaxFiles": _NO_LOG_ROTATION,
-    "featureGates": "feature gates of the kubelet do not apply to the agent",
-    "logging": "the log of the agent is configured in [log]",
-    "staticPodURL": "static pods are read from files only: kubelet.manifests",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class UnconvertedField:
-    """A field that was not converted.
-
-    Attributes:
-        faulty: whether the field has a counterpart but an invalid value.
-    """
+    """A field that was not converted."""
 
     field: str
     reason: str
-    faulty: bool = False
+    group: FieldGroup = FieldGroup.EXPLAINED
+
+    @property
+    def faulty(self) -> bool:
+        """Whether it is an error of the file: an invalid value, or a misspelt name."""
+        return self.group in (FieldGroup.INVALID, FieldGroup.MISSPELT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +115,19 @@ def import_kubelet(fields: Mapping[str, object]) -> Imported:
 
     Dependent fields (a soft threshold and its grace period) are converted together or not at all.
     """
-    left = {
-        name: UnconvertedField(name, _REASONS.get(name, _KUBELET_ONLY)) for name in fields if name not in _CONVERTED
-    }
+    left = {}
+    for name, value in fields.items():
+        if name not in _CONVERTED:
+            group, reason = explain_field(name, value, _CONVERTED)
+            left[name] = UnconvertedField(name, reason, group)
     taken: list[ConvertedField] = []
     for names, convert in _GROUPS:
         given = {name: fields[name] for name in names if fields.get(name) not in (None, [])}
-        left |= {name: UnconvertedField(name, "no value") for name in names if name in fields and name not in given}
+        left |= {
+            name: UnconvertedField(name, "no value", FieldGroup.IRRELEVANT)
+            for name in names
+            if name in fields and name not in given
+        }
         if not given:
             continue
         try:
@@ -150,11 +135,13 @@ def import_kubelet(fields: Mapping[str, object]) -> Imported:
             _check([*taken, *converted])
         except ValueError as error:
             left |= {
-                name: UnconvertedField(name, f"{_shown(value)}: {error}", faulty=True) for name, value in given.items()
+                name: UnconvertedField(name, f"{_shown(value)}: {error}", FieldGroup.INVALID)
+                for name, value in given.items()
             }
             continue
         except _NotConvertedError as reason:
-            left |= {name: UnconvertedField(name, str(reason)) for name in given}
+            group = FieldGroup.IRRELEVANT if reason.is_default else FieldGroup.EXPLAINED
+            left |= {name: UnconvertedField(name, str(reason), group) for name in given}
             continue
         taken += converted
     order = {name: position for position, name in enumerate(Config.model_fields)}
@@ -163,7 +150,15 @@ def import_kubelet(fields: Mapping[str, object]) -> Imported:
 
 
 class _NotConvertedError(Exception):
-    """A valid field cannot be converted; the text is the reason."""
+    """A valid field cannot be converted; the text is the reason.
+
+    Attributes:
+        is_default: whether its value is the default of the kubelet, which needs no explanation.
+    """
+
+    def __init__(self, reason: str, *, is_default: bool = False) -> None:
+        super().__init__(reason)
+        self.is_default = is_default
 
 
 def _check(taken: Iterable[ConvertedField]) -> None:
@@ -184,10 +179,15 @@ def _check(taken: Iterable[ConvertedField]) -> None:
 
 def _notes(fields: Mapping[str, object]) -> Iterable[str]:
     periods = ("shutdownGracePeriod", "shutdownGracePeriodByPodPriority")
-    if not any(fields.get(name) for name in periods):
+    if all(is_zero(fields.get(name)) for name in periods):
         yield (
-            "shutdownGracePeriod is not set: the kubelet has no graceful shutdown; the agent has one on a node without "
+            "no shutdownGracePeriod: the kubelet has no graceful shutdown; the agent has one on a node without "
             'a kubelet, unless [shutdown] has enabled = "off"'
+        )
+    if fields.get("evictionMaxPodGracePeriod") == 0:
+        yield (
+            "evictionMaxPodGracePeriod is 0: a pod evicted by a soft threshold has its own termination grace period, "
+            "as in the kubelet"
         )
 
 
@@ -218,8 +218,19 @@ def _image_thresholds(given: Given) -> Iterable[ConvertedField]:
         "imageGCHighThresholdPercent": "image_gc.high_threshold_percent",
         "imageGCLowThresholdPercent": "image_gc.low_threshold_percent",
     }
+    percents = {"imageGCHighThresholdPercent": 85, "imageGCLowThresholdPercent": 80} | dict(given)
+    high, low = percents["imageGCHighThresholdPercent"], percents["imageGCLowThresholdPercent"]
+    if isinstance(high, int) and isinstance(low, int) and low >= high:
+        raise ValueError(
+            f"imageGCLowThresholdPercent ({_of_default(low, 'imageGCLowThresholdPercent', given)}) must be below "
+            f"imageGCHighThresholdPercent ({_of_default(high, 'imageGCHighThresholdPercent', given)})"
+        )
     for name, value in given.items():
         yield ConvertedField(keys[name], value, name)
+
+
+def _of_default(value: int, name: str, given: Given) -> str:
+    return str(value) if name in given else f"{value} by default"
 
 
 def _ages(given: Given) -> Iterable[ConvertedField]:
@@ -238,8 +249,8 @@ def _hard(given: Given) -> Iterable[ConvertedField]:
         raise ValueError("mergeDefaultEvictionSettings must be true or false")  # noqa: TRY004 - one error type
     if not named:
         if "evictionHard" not in given:
-            raise _NotConvertedError("evictionHard is not set; the defaults apply, as in the kubelet")
-        raise _NotConvertedError("no signal; the defaults apply, as in the kubelet")
+            raise _NotConvertedError("evictionHard is not set; the defaults apply, as in the kubelet", is_default=True)
+        raise _NotConvertedError("no signal; the defaults apply, as in the kubelet", is_default=True)
     defaults = {str(signal): amount for signal, amount in DEFAULT_HARD.items()} if merge else {}
     yield ConvertedField("eviction.hard", _joined({**defaults, **named}, "<"), " and ".join(given))
 
@@ -297,7 +308,9 @@ def _priority(band: Mapping[str, object]) -> int:
 def _pods_url(given: Given) -> Iterable[ConvertedField]:
     port, address = given.get("readOnlyPort"), str(given.get("address", ""))
     if port is None or port == 0:
-        raise _NotConvertedError("no read-only port; the kubelet API requires credentials of its own: kubelet.url")
+        raise _NotConvertedError(
+            "no read-only port; the kubelet API requires credentials of its own: kubelet.url", is_default=True
+        )
     if address not in _LOCAL:
         raise _NotConvertedError(
             "the unit allows connections to local addresses only: set kubelet.url, and IPAddressAllow in a drop-in"
@@ -309,7 +322,7 @@ def _pods_url(given: Given) -> Iterable[ConvertedField]:
 def _endpoint(given: Given) -> Iterable[ConvertedField]:
     ((name, value),) = given.items()
     if value == "":
-        raise _NotConvertedError("empty; the agent detects the socket")
+        raise _NotConvertedError("empty; the agent detects the socket", is_default=True)
     yield ConvertedField("runtime.endpoint", value, name)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config.kubelet_import import Imported, import_kubelet, read_kubelet
+from nodeagent.config.kubelet_report import import_report
 from nodeagent.config.loading import load
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings
@@ -42,6 +43,31 @@ readOnlyPort: 10255
 shutdownGracePeriod: 45s
 staticPodPath: /srv/manifests
 systemReserved: {cpu: 100m}
+"""
+
+
+KUBEADM = """\
+authentication: {anonymous: {enabled: false}}
+authorization: {mode: Webhook}
+cgroupDriver: systemd
+clusterDNS: [192.0.2.10]
+clusterDomain: cluster.local
+containerRuntimeEndpoint: ""
+cpuManagerReconcilePeriod: 0s
+evictionPressureTransitionPeriod: 0s
+fileCheckFrequency: 0s
+healthzPort: 10248
+imageMaximumGCAge: 0s
+imageMinimumGCAge: 0s
+logging: {}
+memorySwap: {}
+nodeStatusUpdateFrequency: 0s
+resolvConf: /run/systemd/resolve/resolv.conf
+rotateCertificates: true
+runtimeRequestTimeout: 0s
+shutdownGracePeriod: 0s
+staticPodPath: /etc/kubernetes/manifests
+volumeStatsAggPeriod: 0s
 """
 
 
@@ -120,7 +146,18 @@ def test_phases_by_priority_are_sorted() -> None:
 @pytest.mark.parametrize(
     ("text", "field", "words"),
     [
-        ("imageGCHighThresholdPercent: 50", "imageGCHighThresholdPercent", "must be below"),
+        (
+            "imageGCHighThresholdPercent: 50",
+            "imageGCHighThresholdPercent",
+            "imageGCLowThresholdPercent (80 by default) must be below imageGCHighThresholdPercent (50)",
+        ),
+        (
+            "imageGCHighThresholdPercent: 80\nimageGCLowThresholdPercent: 80",
+            "imageGCLowThresholdPercent",
+            "imageGCLowThresholdPercent (80) must be below imageGCHighThresholdPercent (80)",
+        ),
+        ("evictionHrad: {memory.available: 5%}", "evictionHrad", "unknown field; did you mean evictionHard?"),
+        ("clusterDns: [192.0.2.1]", "clusterDns", "unknown field; did you mean clusterDNS?"),
         ("imageGCHighThresholdPercent: '50'", "imageGCHighThresholdPercent", "must be a whole number"),
         ("evictionHard: {memory.available: lots}", "evictionHard", "lots"),
         ("evictionHard: {memory.available<1,x: 5}", "evictionHard", "is not a signal"),
@@ -149,7 +186,8 @@ def test_invalid_value_is_listed_as_faulty(text: str, field: str, words: str) ->
         ("readOnlyPort: 10255\naddress: 192.0.2.1", "address", "local addresses"),
         ("containerRuntimeEndpoint: ''", "containerRuntimeEndpoint", "detects the socket"),
         ("evictionSoft:", "evictionSoft", "no value"),
-        ("noSuchField: 1", "noSuchField", "not a function of the agent"),
+        ("noSuchField: 1", "noSuchField", "misspelt, or of a newer kubelet"),
+        ("clusterDNS: [192.0.2.1]", "clusterDNS", "not a function of the agent"),
         ("runtimeRequestTimeout: 2m0s", "runtimeRequestTimeout", "runtime.removal_timeout"),
     ],
 )
@@ -158,6 +196,40 @@ def test_field_without_a_counterpart_is_listed_with_the_reason(text: str, field:
     assert words in reasons(imported)[field]
     assert not any(each.faulty for each in imported.left)
     assert values(imported) == {}
+
+
+def test_report_has_faults_one_by_one_and_the_rest_by_group() -> None:
+    imported = of(
+        KUBEADM + "evictionHrad: {}\nimageGCHighThresholdPercent: 500\nsystemReserved: {cpu: 1}\n"
+        "kubeReserved: {cpu: 1}\nnewField: 1\nevictionMaxPodGracePeriod: 0\n"
+    )
+    irrelevant = (
+        "authentication, authorization, cgroupDriver, clusterDNS, clusterDomain, containerRuntimeEndpoint, "
+        "cpuManagerReconcilePeriod, fileCheckFrequency, healthzPort, logging, memorySwap, nodeStatusUpdateFrequency, "
+        "resolvConf, rotateCertificates, runtimeRequestTimeout, volumeStatsAggPeriod"
+    )
+    head, *lines, shutdown, grace = import_report(imported)
+    assert head == "7 fields imported as 7 settings"
+    assert lines == [
+        "not imported: imageGCHighThresholdPercent: 500: must be at most 100",
+        "not imported: evictionHrad: unknown field; did you mean evictionHard?",
+        "not imported: newField: unknown field: misspelt, or of a newer kubelet",
+        "not imported: systemReserved, kubeReserved: the agent reads cgroups and does not configure them",
+        f"16 fields without effect on the agent: {irrelevant}",
+    ]
+    assert shutdown.startswith("no shutdownGracePeriod: ")
+    assert grace.startswith("evictionMaxPodGracePeriod is 0: ")
+
+
+def test_report_of_an_ordinary_file_is_short_and_has_no_fault() -> None:
+    imported = of(KUBEADM)
+    assert len(list(import_report(imported))) == 3
+    assert not any(each.faulty for each in imported.left)
+
+
+def test_field_names_of_a_tenant_file_are_escaped_in_the_report() -> None:
+    lines = list(import_report(of('"x\\u001b[2Jy\\n": 1\n')))
+    assert all(each.isprintable() for each in lines)
 
 
 def test_missing_shutdown_grace_period_adds_a_note() -> None:
