@@ -31,7 +31,7 @@ class StoreError(NodeAgentError):
 
 
 class PassBusyError(NodeAgentError):
-    """Another process holds the pass lock; nothing was changed."""
+    """Another process holds the pass lock or the lock of the daemon; nothing was changed."""
 
 
 class RuntimeUnavailableError(NodeAgentError):

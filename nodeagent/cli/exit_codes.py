@@ -8,7 +8,14 @@ from enum import IntEnum
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from nodeagent.errors import ConfigError, NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
+from nodeagent.errors import (
+    ConfigError,
+    NodeAgentError,
+    PassBusyError,
+    RuntimeTimeoutError,
+    RuntimeUnavailableError,
+    UsageError,
+)
 from nodeagent.text import escape, escape_lines
 
 if TYPE_CHECKING:
@@ -87,7 +94,7 @@ def guarded() -> Iterator[None]:
             yield
     except (ConfigError, UsageError) as error:
         _fail_with_lines(str(error), ExitCode.USAGE)  # one line per fault
-    except RuntimeUnavailableError as error:
+    except (RuntimeUnavailableError, RuntimeTimeoutError) as error:
         fail(str(error), ExitCode.RUNTIME_UNREACHABLE)
     except PassBusyError as error:
         fail(str(error), ExitCode.BUSY)

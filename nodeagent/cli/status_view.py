@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from nodeagent.api.pods import Fact, RankedPodUsage
+    from nodeagent.api.pressure import Signal
     from nodeagent.api.status import Status, Top
 
 T = TypeVar("T")
@@ -214,6 +215,13 @@ def _or_none(part: T) -> T | None:
     return part
 
 
+def _is_shown(signal: Signal) -> bool:
+    """Return whether a signal has a bar: exceeded, memory and process ids always, stalls from 1%."""
+    if any(each.met for each in signal.thresholds):
+        return True
+    return signal.available >= 1 if is_stall(signal) else signal.signal in ("memory.available", "pid.available")
+
+
 def gauges(status: Status, columns: int | None) -> Iterator[Line]:
     """Yield bars of filesystems, memory, process ids, stalls and every exceeded signal; then the conditions.
 
@@ -221,6 +229,9 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
     """
     wide = columns is None or columns >= _WIDE
     cells = _BAR if wide else _SHORT_BAR
+    signals = [each for each in status.signals if _is_shown(each)]
+    names = (*(each.name for each in status.filesystems), *(str(each.signal) for each in signals))
+    label = max((_LABEL, *map(len, names)))
     for each in status.filesystems:
         used, high = given(each.used_percent), each.high_percent
         capacity_bytes, available_bytes = given(each.capacity_bytes), given(each.available_bytes)
@@ -228,21 +239,18 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
             yield Line(f"{each.name} {each.path}: {each.problem}", "bold red")
             continue
         used_bytes = capacity_bytes - available_bytes
-        line = Line(f"{each.name:<{_LABEL}} ").append_bar(used / 100, cells, bad=high is not None and used >= high)
+        line = Line(f"{each.name:<{label}} ").append_bar(used / 100, cells, bad=high is not None and used >= high)
         line.append(f" {used:>3}%", "bold")
         line.append(f" {format_bytes(used_bytes)} of {format_bytes(capacity_bytes)}")
         if high is not None:
             line.append(f" (high {high}%, low {each.low_percent}%)", "dim")
         yield line.append(f" {each.path}", "dim") if wide else line
-    for signal in status.signals:
+    for signal in signals:
         met = [one for one in signal.thresholds if one.met]
-        name = str(signal.signal)
-        stalls = is_stall(signal)
-        if not met and (signal.available < 1 if stalls else name not in ("memory.available", "pid.available")):
-            continue
         share = used_share(signal)
-        line = Line(f"{name:<{_LABEL}} ").append_bar(share, cells, bad=bool(met)).append(f" {share:>4.0%}", "bold")
-        if stalls:
+        line = Line(f"{signal.signal!s:<{label}} ").append_bar(share, cells, bad=bool(met))
+        line.append(f" {share:>4.0%}", "bold")
+        if is_stall(signal):
             line.append(" stalled")
         else:
             line.append(f" {amount(signal, signal.available)} available of {amount(signal, signal.capacity)}")

@@ -27,6 +27,7 @@ from nodeagent.api.status import (
     Status,
     WaitStatus,
 )
+from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.daemon.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
@@ -37,6 +38,7 @@ from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.gc.holds import holds_in_force
+from nodeagent.plan.gc.scope import Scope
 from nodeagent.store import HoldFile
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ _RUNTIME_WITHIN_S: Final = 2.0
 _READ_WITHIN_S: Final = 2.0
 _POD_LIST_AGE_S: Final = 60.0
 _HISTORY: Final = 8
+_REMOVING: Final = frozenset({Scope.IMAGES.value, Scope.CONTAINERS.value, LOOP_NAME})
+"""Loops that remove items or evict pods."""
 
 
 class StatusReader:
@@ -343,7 +347,7 @@ def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> LoopStatus:
     return LoopStatus(
         name=line.name,
         activity=line.activity.value,
-        why=line.reason or _dry_run_reason(context),
+        why=line.reason or (_dry_run_reason(context) if line.name in _REMOVING else ""),
         started_at=line.started_at,
         ended_at=line.ended_at,
         result=line.result,

@@ -38,6 +38,7 @@ from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, announce_
 from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.daemon.unix_signals import handled
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
+from nodeagent.host.lock import daemon_lock
 from nodeagent.host.notify import Notifier
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.storage_breakdown import describe
@@ -102,6 +103,7 @@ async def supervise(
         ControlUnavailableError: without ``once``, another agent is listening on the control socket.
         RuntimeUnavailableError: with ``once``, the runtime does not answer.
         NodeAgentError: with ``once``, a reading failed or was contradictory.
+        PassBusyError: another daemon runs with this state directory.
     """
     if not once:
         await asyncio.to_thread(refuse_second_agent, settings.control.socket)
@@ -122,10 +124,13 @@ async def supervise(
                     _log_start(agent, logger)
                     await agent.log_interrupted(logger)
                     return await _once(_passes(agent, logger, "once"), logger, context)
-            pausing = PauseTask(context, restore_pause(context))
-            restore_grace(context.grace, context.settings)
-            await _run_tasks(context, (*lasting_tasks(context), pausing))
-            return PassEnd.COMPLETE
+            with daemon_lock(settings.state_directory) as unlocked:
+                if unlocked:
+                    logger.warning("pass_warning", warning=unlocked)
+                pausing = PauseTask(context, restore_pause(context))
+                restore_grace(context.grace, context.settings)
+                await _run_tasks(context, (*lasting_tasks(context), pausing))
+                return PassEnd.COMPLETE
     finally:
         logger.info("agent_stopped")
         unsubscribe(context.counters.count_event)

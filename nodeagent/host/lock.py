@@ -1,4 +1,4 @@
-"""Lock file that excludes concurrent passes of two processes on one node."""
+"""Lock files that exclude concurrent passes and concurrent daemons on one node."""
 
 from __future__ import annotations
 
@@ -25,6 +25,26 @@ def process_lock(path: Path) -> Iterator[str]:
     Raises:
         PassBusyError: another process has locked the file; the text has its pid.
     """
+    with _locked(path, "another pass is running on this node (pid {pid}); try again later") as warning:
+        yield warning
+
+
+@contextmanager
+def daemon_lock(state_directory: Path) -> Iterator[str]:
+    """Hold the lock of the only daemon of a state directory; two would evict a pod each for the same shortage.
+
+    Yields a warning as :func:`process_lock`.
+
+    Raises:
+        PassBusyError: another daemon has the lock; the text has its pid.
+    """
+    text = f"another daemon (pid {{pid}}) is running with state directory {state_directory}; stop it first"
+    with _locked(state_directory / "daemon.lock", text) as warning:
+        yield warning
+
+
+@contextmanager
+def _locked(path: Path, busy: str) -> Iterator[str]:
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -36,7 +56,7 @@ def process_lock(path: Path) -> Iterator[str]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise PassBusyError(f"another pass is running on this node (pid {holder}); try again later") from error
+            raise PassBusyError(busy.replace("{pid}", holder)) from error
         _write_pid(descriptor)
         yield ""
     finally:

@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -224,9 +224,13 @@ class RuntimeConnection:
         kind = _ERRORS.get(code, RuntimeRequestError)
         if kind is RuntimeUnsupportedError and "unknown service runtime.v1" in detail:
             detail += " (its CRI plugin is disabled, or supports only CRI versions before v1)"
+        if kind is RuntimeTimeoutError and detail == _DEADLINE:
+            detail = f"no answer from {self.socket} in time; is the runtime stopped or overloaded?"
         return kind(method.name, target, code.name, detail)
 
 
+_DEADLINE: Final = "Deadline Exceeded"
+"""Text of grpc for a deadline of the client."""
 _ERRORS: dict[grpc.StatusCode, type[RuntimeRequestError]] = {
     grpc.StatusCode.NOT_FOUND: RuntimeNotFoundError,
     grpc.StatusCode.DEADLINE_EXCEEDED: RuntimeTimeoutError,

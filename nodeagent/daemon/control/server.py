@@ -25,7 +25,14 @@ from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Response, Route, problem
 from nodeagent.daemon.http.server import HttpServer
 from nodeagent.daemon.loops import wait_for_any
-from nodeagent.errors import ConfigError, NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
+from nodeagent.errors import (
+    ConfigError,
+    NodeAgentError,
+    PassBusyError,
+    RuntimeTimeoutError,
+    RuntimeUnavailableError,
+    UsageError,
+)
 from nodeagent.host.peer import group_number
 from nodeagent.text import encodable
 
@@ -61,6 +68,7 @@ _NAMES_WITHIN_S: Final = 10.0
 _PROBLEMS: Final[Mapping[type[NodeAgentError], tuple[HTTPStatus, str]]] = {
     UsageError: (HTTPStatus.BAD_REQUEST, ProblemType.USAGE),
     ConfigError: (HTTPStatus.BAD_REQUEST, ProblemType.USAGE),
+    RuntimeTimeoutError: (HTTPStatus.SERVICE_UNAVAILABLE, ProblemType.RUNTIME),
     RuntimeUnavailableError: (HTTPStatus.SERVICE_UNAVAILABLE, ProblemType.RUNTIME),
     PassBusyError: (HTTPStatus.CONFLICT, ProblemType.BUSY),
 }

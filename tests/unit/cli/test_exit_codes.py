@@ -13,10 +13,11 @@ import yaml
 
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.cli import control_client
-from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
+from nodeagent.cli.exit_codes import ExitCode, guarded, pass_exit_code
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.supervisor import supervise
+from nodeagent.errors import PassBusyError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
 from nodeagent.model import ContainerState
 from nodeagent.sim.content import Layer
 from nodeagent.sim.filesystem import SimFilesystem
@@ -47,6 +48,21 @@ MIB = 1 << 20
 )
 def test_exit_code_follows_from_end_and_outcomes(end: PassEnd, outcomes: list[Outcome], code: int) -> None:
     assert pass_exit_code(end, outcomes) is ExitCode(code)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeUnavailableError("no socket"), 4),
+        (RuntimeTimeoutError("Version", "", "DEADLINE_EXCEEDED", "no answer"), 4),
+        (PassBusyError("another pass"), 5),
+        (RuntimeRequestError("Version", "", "INTERNAL", "broken"), 1),
+    ],
+)
+def test_error_has_its_exit_code(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught, guarded():
+        raise error
+    assert (caught.value.code, capsys.readouterr().err) == (code, f"nodeagent: {error}\n")
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ async def test_status_is_waiting_with_the_seconds_left() -> None:
         assert {each["why"] for each in shown["loops"] if each["activity"] == "waiting"} == {
             "dry run: reload grace period, 40s left"
         }
+        assert all(each["name"] in ("images", "containers") for each in shown["loops"] if "dry run" in each["why"])
         await made.advance(40)
         shown = await made.status()
         assert (shown["waiting"], shown["agent"]["dry_run"]) == (None, False)

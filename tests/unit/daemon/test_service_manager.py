@@ -26,7 +26,8 @@ from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.daemon.reload_effect import Effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differences, read_again
-from nodeagent.errors import ConfigError, RuntimeUnavailableError
+from nodeagent.errors import ConfigError, PassBusyError, RuntimeUnavailableError
+from nodeagent.host.lock import daemon_lock
 from nodeagent.host.notify import Notifier
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock
@@ -256,7 +257,11 @@ async def test_daemon_without_a_runtime_is_ready_for_the_service_manager(
 
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setattr(supervisor, "open_agent", fail)
-    settings = replace(context(config, io.StringIO()).settings, shutdown=ShutdownSettings(enabled=False))
+    settings = replace(
+        context(config, io.StringIO()).settings,
+        shutdown=ShutdownSettings(enabled=False),
+        state_directory=tmp_path / "state",
+    )
     running = asyncio.ensure_future(
         supervisor.supervise(settings, log.configure("json", "info", io.StringIO()), once=False)
     )
@@ -293,6 +298,14 @@ def test_socket_without_a_listener_does_not_prevent_the_start(tmp_path: Path, ki
     elif kind == "directory":
         path = tmp_path / "none" / "control.sock"
     refuse_second_agent(None if kind == "disabled" else path)
+
+
+async def test_second_daemon_of_a_state_directory_does_not_start(tmp_path: Path, config: Path) -> None:
+    settings = replace(context(config, io.StringIO()).settings, state_directory=tmp_path / "state")
+    stream = io.StringIO()
+    with daemon_lock(settings.state_directory), pytest.raises(PassBusyError, match="another daemon"):
+        await supervisor.supervise(settings, log.configure("json", "info", stream), once=False)
+    assert [json.loads(each)["event"] for each in stream.getvalue().splitlines()] == ["agent_stopped"]
 
 
 def test_status_text_is_escaped_to_one_line(tmp_path: Path, manager: socket.socket) -> None:

@@ -60,7 +60,7 @@ async def test_exceeded_deadline_is_a_timeout_and_is_observed(socket: Path) -> N
     fake.answers["Version"] = never.wait
     connection = RuntimeConnection(str(socket), deadlines={"Version": 0.05}, observer=lambda *call: seen.append(call))
     async with connection, serving(socket, *cri_handlers(fake)):
-        with pytest.raises(RuntimeTimeoutError):
+        with pytest.raises(RuntimeTimeoutError, match=rf"no answer from {socket} in time; is the runtime stopped"):
             await connection.unary(VERSION, api.VersionRequest())
     assert [(name, status) for name, _, status in seen] == [("Version", "DEADLINE_EXCEEDED")]
     assert seen[0][1] >= 0.04
