@@ -53,7 +53,7 @@ campaign-eviction: ## as root: evictions under disk pressure on a real container
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest tests/integration/test_eviction.py -m campaign
 
-fuzz: ## fuzz the control API, documents and filters for MINUTES (30), guided by coverage where atheris is available
+fuzz: ## fuzz all inputs of other users and programs for MINUTES (30), guided by coverage where atheris is available
 	@.ci/setup dev
 	@$(BIN)/python -I -m pip install --quiet --disable-pip-version-check --group fuzz || echo "fuzz: without atheris"
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),30)

@@ -16,6 +16,7 @@ from nodeagent import __version__
 from nodeagent.api.http_response import HttpResponse, MalformedResponseError, TruncatedResponseError
 from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
+from nodeagent.parsing import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -211,7 +212,7 @@ def _send(connection: socket.socket, data: bytes) -> None:
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise NodeAgentError(f"the daemon's response is not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -7,11 +7,11 @@ methods, and compares enumerations as text.
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from nodeagent.api.document_error import DocumentError
+from nodeagent.parsing import parse_json
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
@@ -114,8 +114,8 @@ def parse_document(text: str | bytes, schema: SchemaId) -> dict[str, Any]:
         DocumentError: the text is not JSON, or of another schema.
     """
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(text)
+    except ValueError as error:
         raise DocumentError(f"cannot decode document {schema}: {error}") from error
     if not isinstance(found, dict) or found.get("schema") != schema:
         other = found.get("schema") if isinstance(found, dict) else type(found).__name__

@@ -14,6 +14,7 @@ from nodeagent.config.loading import error_text
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import toml_value
 from nodeagent.errors import ConfigError
+from nodeagent.parsing import parse_yaml
 from nodeagent.plan.eviction.thresholds import DEFAULT_HARD
 
 KIND: Final = "KubeletConfiguration"
@@ -90,15 +91,12 @@ def read_kubelet(text: str) -> Mapping[str, object]:
     Raises:
         ConfigError: neither YAML nor JSON, too long, or not exactly one KubeletConfiguration.
     """
-    import yaml  # noqa: PLC0415 - slow import, used by this command only
-
     if len(text) > _MAX_CHARACTERS:
         raise ConfigError(f"longer than {_MAX_CHARACTERS} characters")
     try:
-        documents = [each for each in yaml.safe_load_all(text) if each is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split())
-        raise ConfigError(f"neither YAML nor JSON: {problem or 'nested too deeply'}") from error
+        documents = [each for each in parse_yaml(text) if each is not None]
+    except ValueError as error:
+        raise ConfigError(f"neither YAML nor JSON: {error}") from error
     found = [each for each in documents if isinstance(each, dict) and each.get("kind") == KIND]
     if len(found) != 1:
         kinds = sorted({_shown(each.get("kind") if isinstance(each, dict) else each) for each in documents})

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent import __version__
 from nodeagent.errors import InstallError
 from nodeagent.files import replace_file
+from nodeagent.parsing import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,10 +133,7 @@ def parse(text: bytes) -> Manifest:
     Raises:
         ValueError: the document is malformed, of another format, or lists a path that no installation has.
     """
-    try:
-        document = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    document = parse_json(text)
     if not isinstance(document, dict):
         raise ValueError("not an object")  # noqa: TRY004 - the content is wrong, not an argument
     if document.get("format") != _FORMAT:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import os
 import socket
 import threading
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from nodeagent.errors import ObservationError
 from nodeagent.kube.podspec import parse_listed_pod
+from nodeagent.parsing import parse_json
 
 if TYPE_CHECKING:
     import http.client
@@ -101,8 +101,8 @@ def _read(access: KubeletAccess, find_owners: FindOwners) -> tuple[PodSpec, ...]
     endpoint = pods_address(access)
     body = _fetch(access, endpoint, find_owners)
     try:
-        document = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(body)
+    except ValueError as error:
         raise ObservationError(f"{endpoint}: answer is not JSON: {str(error)[:100]}") from error
     pods = parse_pod_list(document, endpoint)
     return pods if access.is_verified else tuple(replace(each, is_verified=False) for each in pods)

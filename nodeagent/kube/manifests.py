@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.kube.kubelet_pods import parse_pod_list
-from nodeagent.kube.podspec import parse_listed_pod
+from nodeagent.kube.podspec import parse_listed_pod, shown
+from nodeagent.parsing import parse_json, parse_yaml
 
 if TYPE_CHECKING:
     from nodeagent.model.pods import PodSpec
@@ -127,7 +127,7 @@ class ManifestReader:
                 return parse_pod_list(document, str(path))
         except (ObservationError, ValueError) as error:
             return f"{path} skipped: {str(error).removeprefix(f'{path}: ')}"
-        return f"{path} skipped: kind {kind!r}, not Pod"
+        return f"{path} skipped: kind {shown(kind)}, not Pod"
 
 
 def _document(text: bytes) -> object:
@@ -138,13 +138,10 @@ def _document(text: bytes) -> object:
     """
     try:
         if text.lstrip().startswith(b"{"):
-            return json.loads(text)
-    except (ValueError, RecursionError):
+            return parse_json(text)
+    except ValueError:
         pass  # a YAML flow mapping also starts with a brace
-    import yaml  # noqa: PLC0415 - imported only on nodes with manifests
-
     try:
-        # Not the C loader: deep nesting crashes the process.
-        return next(iter(yaml.safe_load_all(text)), None)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"neither JSON nor YAML: {' '.join(str(error).split())[:200]}") from error
+        return next(parse_yaml(text), None)
+    except ValueError as error:
+        raise ValueError(f"neither JSON nor YAML: {error}") from error

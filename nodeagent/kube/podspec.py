@@ -106,7 +106,7 @@ def parse_resource_quantity(value: object, where: str) -> Decimal:
     try:
         number = parse_quantity(text)
     except ValueError as error:
-        raise ObservationError(f"{where}: {_shown(value)} is not a quantity such as 500Mi") from error
+        raise ObservationError(f"{where}: {shown(value)} is not a quantity such as 500Mi") from error
     return min(number, Decimal(_MAX_INT64))
 
 
@@ -227,7 +227,7 @@ def _priority(spec: _Object, priority_class: str, where: str) -> int | None:
     if priority is None:
         return CRITICAL_CLASS_PRIORITIES.get(priority_class)
     if isinstance(priority, bool) or not isinstance(priority, int) or priority not in _PRIORITIES:
-        raise ObservationError(f"{where}: spec.priority is {_shown(priority)}, not a 32-bit number")
+        raise ObservationError(f"{where}: spec.priority is {shown(priority)}, not a 32-bit number")
     return priority
 
 
@@ -238,7 +238,7 @@ def _grace_s(spec: _Object, metadata: _Object, where: str) -> float | None:
         if seconds is None:
             continue
         if isinstance(seconds, bool) or not isinstance(seconds, int) or seconds > _MAX_INT64:
-            raise ObservationError(f"{where}: {key} is {_shown(seconds)}, not a number of seconds")
+            raise ObservationError(f"{where}: {key} is {shown(seconds)}, not a number of seconds")
         return float(max(1, seconds)) if seconds < 0 else float(seconds)  # the API server replaces negative values by 1
     return None
 
@@ -269,7 +269,7 @@ def _rounded_up(number: Decimal | None) -> int:
 
 def _mapping(value: object, where: str) -> _Object:
     if not isinstance(value, dict):
-        raise ObservationError(f"{where}: {_shown(value)} is not an object")
+        raise ObservationError(f"{where}: {shown(value)} is not an object")
     return value
 
 
@@ -283,7 +283,7 @@ def _list(fields: Mapping[str, object], key: str, where: str) -> list[object]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ObservationError(f"{where}: {key} is {_shown(value)}, not a list")
+        raise ObservationError(f"{where}: {key} is {shown(value)}, not a list")
     return value
 
 
@@ -292,7 +292,7 @@ def _text(fields: Mapping[str, object], key: str, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ObservationError(f"{where}: {key} is {_shown(value)}, not a text")
+        raise ObservationError(f"{where}: {key} is {shown(value)}, not a text")
     return value
 
 
@@ -300,11 +300,11 @@ def _texts(fields: Mapping[str, object], key: str, where: str) -> dict[str, str]
     found = {}
     for name, value in _optional(fields, key, where).items():
         if not isinstance(value, str):
-            raise ObservationError(f"{where}: {key}.{name} is {_shown(value)}, not a text")
+            raise ObservationError(f"{where}: {key}.{name} is {shown(value)}, not a text")
         found[name] = value
     return found
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Return a value truncated for an error; recursive YAML would otherwise never end."""
     return "null" if value is None else _SHORT.repr(value)

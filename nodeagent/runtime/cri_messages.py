@@ -5,7 +5,6 @@ Protobuf messages become values of :mod:`nodeagent.model`, or of this module whe
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.model import Container, ContainerState, Image, Sandbox
 from nodeagent.model.pods import ContainerTraits
+from nodeagent.parsing import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -312,7 +312,7 @@ def _instant(nanoseconds: int) -> datetime | None:
 def _parse_json(text: str) -> object:
     """Return the JSON of a verbose status; ``None`` if invalid, as CRI does not specify its form."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return None
 

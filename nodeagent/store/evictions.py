@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.model.pressure import Signal
+from nodeagent.parsing import parse_json
 from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage, Victim
 from nodeagent.schemas import SchemaId
 
@@ -46,7 +47,7 @@ class EvictionFile:
             StoreError: the file is unreadable or not valid.
         """
         try:
-            return _decode(json.loads(self._path.read_text(encoding="utf-8")), boot_id)
+            return _decode(parse_json(self._path.read_text(encoding="utf-8")), boot_id)
         except FileNotFoundError:
             return (), ()
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -7,7 +7,6 @@ instead stop the removal of images until an operator repairs the file.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.model import Hold
+from nodeagent.parsing import parse_json
 from nodeagent.plan.gc.holds import has_ended
 from nodeagent.schemas import SchemaId
 from nodeagent.text import to_json
@@ -141,7 +141,7 @@ def _encode(file: _Contents) -> str:
 
 
 def _decode(text: str) -> _Contents:
-    document = json.loads(text)
+    document = parse_json(text)
     if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
         raise ValueError(f"not a document of schema {_SCHEMA}")
     holds = tuple(_hold(row) for row in document["holds"])

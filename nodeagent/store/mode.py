@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
+from nodeagent.parsing import parse_json
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ class ModeFile:
             StoreError: the file cannot be read or is not a mode document.
         """
         try:
-            document = json.loads(self._path.read_text(encoding="utf-8"))
+            document = parse_json(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise StoreError(f"cannot read mode {self._path}: {error}") from error
         dry_run = document.get("dry_run") if isinstance(document, dict) else None
         if not isinstance(dry_run, bool) or document.get("schema") != _SCHEMA:

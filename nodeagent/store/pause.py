@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
+from nodeagent.parsing import parse_json
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class PauseFile:
 
 
 def _decode(text: str) -> StoredPause:
-    document = json.loads(text)
+    document = parse_json(text)
     if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
         raise ValueError(f"not a document of schema {_SCHEMA}")
     until = datetime.fromisoformat(document["until"])

@@ -18,6 +18,7 @@ from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
+from nodeagent.parsing import parse_json
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class ShutdownFiles:
     def _read(self, name: str, schema: str) -> Mapping[str, object] | None:
         path = self._directory / name
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = parse_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.model import GapCause, ImageUsage, ObservationGap
+from nodeagent.parsing import parse_json
 from nodeagent.store.clock_record import ClockReading, ClockRecord, later
 from nodeagent.store.observation import Observation
 from nodeagent.store.sqlite import check_version, micros, moment
@@ -204,7 +205,7 @@ def _encoded_clock(record: ClockRecord) -> str:
 
 
 def _decoded_clock(text: str) -> ClockRecord:
-    values: dict[str, Any] = json.loads(text)
+    values: dict[str, Any] = parse_json(text)
     boot_id = values["boot_id"]
     if not isinstance(boot_id, str):
         raise TypeError(f"boot id is {boot_id!r}, not text")

@@ -8,7 +8,6 @@ import json
 import pkgutil
 import tempfile
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
 from http import HTTPStatus
@@ -35,9 +34,11 @@ from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.policy_difference import compare_policies
 from nodeagent.plan.gc.saved_plan import compare, encode_policy, find_drift, parse_plan, refusal_of, seal, unseal
 from nodeagent.store import HoldFile
+from tests.fuzz.node_targets import node_targets
+from tests.fuzz.target import DefectError, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from nodeagent.cli.listing import ListView
 
@@ -45,23 +46,6 @@ NOW: Final = datetime(2026, 1, 10, 12, tzinfo=UTC)
 _KEY: Final = b"k" * 32
 _BODY_BYTES: Final = 4096
 _CONTINUE: Final = b"HTTP/1.1 100 \r\n\r\n"
-
-
-class DefectError(AssertionError):
-    """An inconsistent result of a target."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One input controlled by other users.
-
-    Attributes:
-        run: processes an input and returns whether it was accepted; raises for a defect only.
-        seeds: valid inputs, the source of the mutations.
-    """
-
-    run: Callable[[bytes], bool]
-    seeds: tuple[bytes, ...]
 
 
 # ---- HTTP
@@ -400,4 +384,5 @@ def open_targets() -> Iterator[dict[str, Target]]:
             "saved-plan": Target(saved_plan, (_plan_seed(),)),
             "hold-file": Target(partial(hold_file, Path(directory)), _HOLD_SEEDS),
             "list-filter": Target(list_filter, _FILTER_SEEDS),
+            **node_targets(Path(directory)),
         }

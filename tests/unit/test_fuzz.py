@@ -11,10 +11,12 @@ import pytest
 
 from tests.fuzz.figures import rss_mib
 from tests.fuzz.mutation import mutations
-from tests.fuzz.targets import Target, open_targets
+from tests.fuzz.targets import open_targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from tests.fuzz.target import Target
 
 TIMES = 4 if os.environ.get("CI") else 1
 INPUTS = {
@@ -24,6 +26,13 @@ INPUTS = {
     "saved-plan": 10_000 * TIMES,
     "hold-file": 10_000 * TIMES,
     "list-filter": 20_000 * TIMES,
+    "manifest": 300 * TIMES,
+    "kubelet-pods": 1_000 * TIMES,
+    "kubelet-config": 150 * TIMES,
+    "runtime": 1_000 * TIMES,
+    "image-graph": 100 * TIMES,
+    "terminal": 2_000 * TIMES,
+    "journal": 2_000 * TIMES,
 }
 GROWTH_MIB = 32
 

@@ -33,6 +33,7 @@ class SuspicionKind(StrEnum):
     """Kind of a suspicion."""
 
     DUPLICATE_ID = "duplicate-id"
+    ID_MISSING = "id-missing"
     SANDBOX_UNLISTED = "sandbox-unlisted"
     IMAGE_UNLISTED = "image-unlisted"
     OBJECT_UNLISTED = "object-unlisted"
@@ -81,6 +82,7 @@ def find_suspicions(lists: RuntimeLists) -> tuple[Suspicion, ...]:
     """Return the mismatches between the lists, in a fixed order."""
     return (
         *_duplicates(lists),
+        *_without_id(lists),
         *_without_sandbox(lists),
         *_without_image(lists),
         *_objects_unlisted(lists),
@@ -95,6 +97,13 @@ def _duplicates(lists: RuntimeLists) -> Iterator[Suspicion]:
     for each, count in sorted(Counter(ids).items()):
         if count > 1:
             yield Suspicion(SuspicionKind.DUPLICATE_ID, each, f"id {each[:12]} is listed {count} times")
+
+
+def _without_id(lists: RuntimeLists) -> Iterator[Suspicion]:
+    """Yield a suspicion for each list with an object without id, to which a removal could not be limited."""
+    for kind, listed in (("image", lists.images or ()), ("container", lists.containers), ("sandbox", lists.sandboxes)):
+        if not all(each.id for each in listed):
+            yield Suspicion(SuspicionKind.ID_MISSING, kind, f"a listed {kind} has no id")
 
 
 def _without_sandbox(lists: RuntimeLists) -> Iterator[Suspicion]:

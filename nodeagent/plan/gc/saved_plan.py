@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from nodeagent.parsing import parse_json
 from nodeagent.plan.decision import ItemKind, Verdict, sentence_of
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
@@ -221,8 +222,8 @@ def parse_plan(text: str) -> SavedPlan:
 
 def _load(text: str) -> dict[str, Json]:
     try:
-        document = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(text, parse_constant=_refuse_constant)
+    except ValueError as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("nodeagent/plan/"):
         raise ValueError("not a plan of this agent")

@@ -44,6 +44,8 @@ EMPTY = {"containers": (), "existing": frozenset()}
         pytest.param({}, [], id="consistent"),
         pytest.param({"images": None}, [], id="images not listed"),
         pytest.param({"containers": (running("c1"), running("c1"))}, ["duplicate-id"], id="container twice"),
+        pytest.param({"containers": (running("c1"), running(""))}, ["id-missing"], id="container without id"),
+        pytest.param({"images": (image("sha256:i"), image(""))}, ["id-missing"], id="image without id"),
         pytest.param({"sandboxes": (sandbox("web", ready=True),)}, ["sandbox-unlisted"], id="sandbox missing"),
         pytest.param({"containers": (container("u", sandbox_id=""),), "existing": frozenset()}, [], id="no sandbox id"),
         pytest.param({"images": (image("b"),)}, ["image-unlisted"], id="image missing"),
