@@ -27,7 +27,6 @@ from nodeagent.api.status import (
     Status,
     WaitStatus,
 )
-from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.daemon.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
@@ -38,7 +37,6 @@ from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.gc.holds import holds_in_force
-from nodeagent.plan.gc.scope import Scope
 from nodeagent.store import HoldFile
 
 if TYPE_CHECKING:
@@ -56,8 +54,6 @@ _RUNTIME_WITHIN_S: Final = 2.0
 _READ_WITHIN_S: Final = 2.0
 _POD_LIST_AGE_S: Final = 60.0
 _HISTORY: Final = 8
-_REMOVING: Final = frozenset({Scope.IMAGES.value, Scope.CONTAINERS.value, LOOP_NAME})
-"""Loops that remove items or evict pods."""
 
 
 class StatusReader:
@@ -347,7 +343,7 @@ def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> LoopStatus:
     return LoopStatus(
         name=line.name,
         activity=line.activity.value,
-        why=line.reason or (_dry_run_reason(context) if line.name in _REMOVING else ""),
+        why=line.reason or _dry_run_reason(line, context),
         started_at=line.started_at,
         ended_at=line.ended_at,
         result=line.result,
@@ -359,9 +355,9 @@ def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> LoopStatus:
     )
 
 
-def _dry_run_reason(context: DaemonContext) -> str:
-    """Return the reason for the temporary dry run of the loops; empty outside of a reload grace period."""
-    if not context.grace.pending:
+def _dry_run_reason(line: loop_status.LoopStatus, context: DaemonContext) -> str:
+    """Return the reason for the temporary dry run of a periodic loop; empty outside of a reload grace period."""
+    if not context.grace.pending or line.next_run_s is None:
         return ""
     return f"dry run: reload grace period, {math.ceil(context.grace.left_s())}s left"
 
