@@ -199,6 +199,16 @@ def read_processes(directories: Iterable[str]) -> frozenset[int] | None:
     return frozenset(found)
 
 
+def is_populated(directories: Iterable[str]) -> bool:
+    """Return whether a cgroup or a descendant has a process whose memory is not freed yet; false for removed ones.
+
+    A dying process leaves ``cgroup.procs`` before it frees its memory, and ``populated`` after that.
+
+    Source: kernel cgroup-v2.rst, ``cgroup.events``; ``cgroup_exit``, which follows ``exit_mm``.
+    """
+    return any(_field(_read(f"{directory}/cgroup.events"), b"populated") == 1 for directory in directories)
+
+
 def _read(path: str) -> bytes | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

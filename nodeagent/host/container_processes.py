@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.host.cgroups import read_cpu_us
 from nodeagent.host.container_cgroups import find_directories
+from nodeagent.host.process_kill import signal_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -186,20 +187,7 @@ class ContainerProcesses:
 
     def _signal(self, container_id: str, pid: int, number: signal.Signals) -> bool:
         """Signal a process if it still belongs to the container."""
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            return False
-        try:
-            if not self._belongs_to(container_id, pid):
-                return False
-            signal.pidfd_send_signal(descriptor, number)
-        except OSError:
-            return False
-        else:
-            return True
-        finally:
-            os.close(descriptor)
+        return signal_member(pid, number, lambda each: self._belongs_to(container_id, each)) == ""
 
     def _belongs_to(self, container_id: str, pid: int) -> bool:
         try:

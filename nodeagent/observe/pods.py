@@ -10,7 +10,7 @@ import asyncio
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.host.kubelet_files import KUBELET_ROOT
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.cri_messages import ContainerUsage
 
 _MANIFESTS_S: Final = 5.0
+_LISTS_KEPT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,14 @@ class ManifestLister(Protocol):
 
     def read(self) -> Manifests:
         """Return the defined pods; blocking."""
+
+
+class _RuntimeLists(NamedTuple):
+    """The runtime's lists, and the time at which they were requested."""
+
+    sandboxes: tuple[Sandbox, ...]
+    containers: tuple[Container, ...]
+    at: Moment
 
 
 class PodReader:
@@ -115,7 +124,17 @@ class PodReader:
         self._node_name = settings.node_name or socket.gethostname()
         self._details = RuntimeDetails(cri)
         self._cgroups = PodCgroups(root)
+        self._last: _RuntimeLists | None = None
         self._disk = PodDiskReader(settings.pod_log_root, settings.kubelet_root, root)
+
+    async def read_usage(self) -> PodInventory | None:
+        """Return the pods of the runtime's last lists with their current memory and PIDs, without a runtime call.
+
+        ``None`` before the first lists, and if they are older than a minute.
+        """
+        if self._last is None or self._clock.monotonic_s() - self._last.at.monotonic_s > _LISTS_KEPT_S:
+            return None
+        return await self._inventory(self._last, None, [], with_usage=True)
 
     async def read(self, *, with_usage: bool = True, with_disk: bool = False, quick: bool = False) -> PodInventory:
         """Return the pods with a ready sandbox or a container that may be running.
@@ -132,16 +151,32 @@ class PodReader:
         warnings: list[str] = []
         now = Moment(self._clock.now(), self._clock.monotonic_s())
         sandboxes, containers, stats = await self._lists(warnings, with_stats=with_disk, quick=quick)
+        lists = _RuntimeLists(sandboxes, containers, now)
         if not quick:
             self._cgroups.drop_removed({each.id for each in sandboxes} | {each.id for each in containers})
             self._details.expire(await self._cgroups.find_resized(self._details.traits))
             await self._details.read_missing(sandboxes, containers, warnings)
             active = active_sandboxes(sandboxes, containers)
             await self._listing.read_for({each.uid for each in sandboxes if each.id in active})
+            self._last = lists
+        if stats is None and with_usage and not self._cgroups.has_memory:
+            stats = await self._stats(warnings)
+        return await self._inventory(lists, stats, warnings, with_usage=with_usage, with_disk=with_disk)
+
+    async def _inventory(
+        self,
+        lists: _RuntimeLists,
+        stats: dict[str, ContainerUsage] | None,
+        warnings: list[str],
+        *,
+        with_usage: bool,
+        with_disk: bool = False,
+    ) -> PodInventory:
+        """Return the pods of the runtime's lists."""
         self._listing.warn(warnings)
         pods = group_pods(
-            sandboxes,
-            containers,
+            lists.sandboxes,
+            lists.containers,
             cgroup_parents=self._details.cgroup_parents,
             traits=self._details.traits,
             memory_min_bytes=self._cgroups.memory_min_bytes,
@@ -149,8 +184,6 @@ class PodReader:
         handles = self._cgroups.find_handles(pods)
         readings: dict[str, PodReading] = {}
         if with_usage or with_disk:
-            if stats is None and with_usage and not self._cgroups.has_memory:
-                stats = await self._stats(warnings)
             readings = await self._readings(pods, handles, stats, warnings, with_disk=with_disk)
         specs = SpecIndex(
             self._listing.pods, self._static_pods.specs, node_name=self._node_name, complete=self._listing.complete
@@ -166,7 +199,7 @@ class PodReader:
             annotation_namespaces=self._annotation_namespaces,
         )
         warnings += ignored_marks(facts)
-        return PodInventory(facts, shutdown_pods(facts, pods, specs), handles, now, tuple(warnings))
+        return PodInventory(facts, shutdown_pods(facts, pods, specs), handles, lists.at, tuple(warnings))
 
     async def close(self) -> None:
         """Cancel a read of the kubelet's list and directory walks in progress."""

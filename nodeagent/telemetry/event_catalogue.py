@@ -125,6 +125,10 @@ EVENTS: Final[Mapping[str, Event]] = {
     "eviction_grace_shortened": Event(
         "9b220ab7d17840b7b73c6a1c9c126a6c", "termination grace period of pod {pod_uid} shortened: {threshold} met"
     ),
+    "pods_not_listed": Event(
+        "eec5c99131a24168b4e7b97d06d06943",
+        "no pod list from the runtime within {waited_s} s; using the list of {age_s} s ago ({pods} pods)",
+    ),
     "would_evict": Event("373ecfcfc07b40869aef6a76e8a6325a", "{pod_namespace}/{pod_name} would be evicted: {why}"),
     "no_evictable_pod": Event("03e7822adc9941beb383c49cd495620f", "no evictable pod for {threshold}: {because}"),
     "eviction_limit_reached": Event("ccb32f94d78e44e98e064b4f2e7d2eaf", "eviction limit reached: {why}"),

@@ -1,4 +1,10 @@
-"""Eviction of one pod: re-read it, stop its containers, and verify the end of its processes."""
+"""Eviction of one pod: re-read it, stop its containers, and verify the end of its processes.
+
+For a hard threshold on memory or PIDs, without a grace period, the processes of the containers are killed directly
+before the runtime is asked to stop them: without free memory a runtime took up to 20 s for it, and the kernel's OOM
+killer came first. A runtime that does not list its pods within a second does not delay such a kill, since the
+directories of the containers' cgroups have their ids.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,14 @@ import asyncio
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.model.pressure import Resource
 from nodeagent.plan.eviction.protection import Protection
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.model.pods import PodHandle, PodInventory
@@ -21,6 +28,9 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.05
 _SHOWN: Final = 5
+_LIST_WITHIN_S: Final = 1.0
+_KILLED_WITHIN_S: Final = 2.0
+_URGENT: Final = frozenset({Resource.MEMORY, Resource.PIDS})
 
 
 class EvictionOutcome(StrEnum):
@@ -89,6 +99,8 @@ class CriEvictor:
         *,
         clock: Clock,
         read_processes: Callable[[Iterable[str]], frozenset[int] | None],
+        kill_processes: Callable[[Iterable[str]], str],
+        is_populated: Callable[[Iterable[str]], bool],
         verify_s: float,
     ) -> None:
         """Compose an evictor.
@@ -99,6 +111,8 @@ class CriEvictor:
             policy: protected pods.
             clock: measures durations.
             read_processes: returns the processes in cgroups; ``None`` if they cannot be read.
+            kill_processes: kills the processes in cgroups; returns the error, empty for none.
+            is_populated: returns whether a cgroup has a process that has not freed its memory yet.
             verify_s: time limit for the end of the processes after the runtime stopped the containers.
         """
         self._actions = actions
@@ -106,16 +120,24 @@ class CriEvictor:
         self._policy = policy
         self._clock = clock
         self._read_processes = read_processes
+        self._kill_processes = kill_processes
+        self._is_populated = is_populated
         self._verify_s = verify_s
         self._closing: set[asyncio.Future[list[str]]] = set()
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         """Evict a pod; see :class:`Evictor`."""
         began_s = self._clock.monotonic_s()
-        changed = await self._changed(eviction, handle)
+        cgroups = _container_cgroups(handle) if _is_urgent(eviction) else ()
+        changed = await self._changed(eviction, handle, within_s=_LIST_WITHIN_S if cgroups else None)
         if changed is not None:
             return changed
-        errors = await self._stop_containers(handle, eviction.grace_s, hurry)
+        not_killed = await self._kill(cgroups) if cgroups else ""
+        if cgroups and not not_killed:
+            self._in_background(self._stop_and_close(handle))
+            return EvictionResult(EvictionOutcome.EVICTED, "", self._clock.monotonic_s() - began_s)
+        errors = [not_killed] if not_killed else []
+        errors += await self._stop_containers(handle, eviction.grace_s, hurry)
         closing = self._close(handle)
         remaining = await self._wait_ended(handle, closing)
         if closing.done():
@@ -129,9 +151,29 @@ class CriEvictor:
             EvictionOutcome.FAILED, "; ".join([*errors, *([remaining] if remaining else [])]), took_s, hurried
         )
 
-    async def _changed(self, eviction: Eviction, handle: PodHandle) -> EvictionResult | None:
-        """Return the result for a pod that ended or changed; ``None`` to evict it."""
-        pods = await self._read_pods()
+    async def _kill(self, cgroups: Sequence[str]) -> str:
+        """Kill the processes in the cgroups of containers; return the failure, empty once all have ended."""
+        error = await asyncio.to_thread(self._kill_processes, cgroups)
+        ends_s = self._clock.monotonic_s() + min(_KILLED_WITHIN_S, self._verify_s)
+        while not await asyncio.to_thread(self._have_ended, cgroups):
+            if error or self._clock.monotonic_s() >= ends_s:
+                return f"not killed directly: {error or 'processes still running'}"
+            await asyncio.sleep(POLL_S)
+        return ""
+
+    def _have_ended(self, cgroups: Sequence[str]) -> bool:
+        """Return whether all processes in cgroups ended and freed their memory; blocking."""
+        return self._read_processes(cgroups) == frozenset() and not self._is_populated(cgroups)
+
+    async def _changed(self, eviction: Eviction, handle: PodHandle, *, within_s: float | None) -> EvictionResult | None:
+        """Return the result for a pod that ended or changed; ``None`` to evict it.
+
+        Without an answer of the runtime ``within_s`` the pod counts as unchanged.
+        """
+        try:
+            pods = await asyncio.wait_for(self._read_pods(), within_s)
+        except TimeoutError:
+            return None
         uid = eviction.pod.uid
         pod = next((each for each in pods.facts if each.uid == uid), None)
         if pod is None:
@@ -169,11 +211,19 @@ class CriEvictor:
 
     def _close(self, handle: PodHandle) -> asyncio.Future[list[str]]:
         """Start to stop the sandboxes, in the background and within the deadline of the calls."""
-        closing = asyncio.ensure_future(self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-        closing.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
-        return closing
+        return self._in_background(self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids))
+
+    async def _stop_and_close(self, handle: PodHandle) -> list[str]:
+        """Stop containers without processes, and then their sandboxes."""
+        errors = await self._stop_all(handle, 0)
+        return errors + await self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids)
+
+    def _in_background(self, calls: Coroutine[Any, Any, list[str]]) -> asyncio.Future[list[str]]:
+        work = asyncio.ensure_future(calls)
+        self._closing.add(work)
+        work.add_done_callback(self._closing.discard)
+        work.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+        return work
 
     async def _all(self, calls: Iterable[Awaitable[None]]) -> list[str]:
         """Make calls concurrently; return the errors.
@@ -209,3 +259,21 @@ class CriEvictor:
             await asyncio.wait({closing}, timeout=POLL_S)
             if closing.done():
                 await asyncio.sleep(0 if remaining is None else POLL_S)
+
+
+def _is_urgent(eviction: Eviction) -> bool:
+    """Return whether the kernel may kill processes of other pods, or start none, before a runtime stops this pod."""
+    return eviction.status is not None and eviction.grace_s <= 0 and eviction.starved in _URGENT
+
+
+def _container_cgroups(handle: PodHandle) -> tuple[str, ...]:
+    """Return the cgroups of the running containers; empty unless each is known by a directory with its id.
+
+    The pod's own cgroup is not used: other processes could be in a cgroup that is not a container's.
+    """
+    known = [
+        each.cgroup
+        for each in handle.containers
+        if each.cgroup is not None and each.id and each.id in each.cgroup.rpartition("/")[2]
+    ]
+    return tuple(known) if len(known) == len(handle.containers) else ()

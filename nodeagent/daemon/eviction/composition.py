@@ -21,7 +21,8 @@ from nodeagent.daemon.eviction.reporting import EvictionReporter
 from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
 from nodeagent.daemon.loops import log_result, log_start, wait_for_any
 from nodeagent.daemon.memory import lock_memory
-from nodeagent.host.cgroups import read_processes
+from nodeagent.host.cgroups import is_populated, read_processes
+from nodeagent.host.process_kill import kill_processes
 from nodeagent.host.psi_triggers import PressureTriggers
 from nodeagent.host.writable_layers import find_upper_directories, snapshotter_of
 from nodeagent.model import Role
@@ -140,6 +141,8 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
                 settings.policy,
                 clock=agent.clock,
                 read_processes=read_processes,
+                kill_processes=kill_processes,
+                is_populated=is_populated,
                 verify_s=settings.verify_s,
             ),
             reclaimer=_make_reclaimer(context, agent),
@@ -155,7 +158,13 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
         ),
         Monitors(
             SignalMonitor(context, signal_reader, read_layout, reporter),
-            PodMonitor(read_pods, OomKillMonitor(context.logger), reporter, context.clock),
+            PodMonitor(
+                read_pods,
+                OomKillMonitor(context.logger),
+                reporter,
+                context.clock,
+                read_usage=pod_reader.read_usage,
+            ),
             reporter,
         ),
         PressureTriggers(lambda name: loop.wake(name)),  # noqa: PLW0108 - the loop is created later

@@ -166,7 +166,7 @@ class EvictionPass:
         for _ in range(_MAX_FAILED):
             if self._stop.is_set():
                 break
-            pods = await (self._measure_pods() if with_disk else self._pods.read(with_disk=False))
+            pods = await (self._measure_pods() if with_disk else self._pods.read_urgently())
             if pods is None:
                 return PassResult.URGENT
             readings = await self._signals.read()

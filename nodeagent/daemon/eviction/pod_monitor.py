@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.eviction.local_storage import has_limit
@@ -18,17 +19,21 @@ if TYPE_CHECKING:
 _WARM_NEAR_S: Final = 2.0
 _WARM_FAR_S: Final = 30.0
 _LIMITS_EVERY_S: Final = 60.0
+LISTED_WITHIN_S: Final = 1.0
 
 
 class PodMonitor:
     """Reads the pods and logs OOM kills among them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a dependency each
         self,
         read_pods: Callable[[bool], Awaitable[PodInventory]],
         oom_kills: OomKillMonitor,
         reporter: EvictionReporter,
         clock: Clock,
+        *,
+        read_usage: Callable[[], Awaitable[PodInventory | None]],
+        listed_within_s: float = LISTED_WITHIN_S,
     ) -> None:
         """Create a monitor with an empty cache.
 
@@ -37,11 +42,16 @@ class PodMonitor:
             oom_kills: logs OOM kills.
             reporter: logs warnings.
             clock: for the age of the last read.
+            read_usage: returns the pods of the last list with their current memory and PIDs, without a runtime call;
+                ``None`` without a recent list.
+            listed_within_s: time limit of a list under memory pressure.
         """
         self._read_pods = read_pods
         self._oom_kills = oom_kills
         self._reporter = reporter
         self._clock = clock
+        self._read_usage = read_usage
+        self._listed_within_s = listed_within_s
         self._pods: PodInventory | None = None
         self._read_s = 0.0
         self._limits_s: float | None = None
@@ -59,6 +69,30 @@ class PodMonitor:
         self._pods, self._read_s = pods, self._clock.monotonic_s()
         await self._oom_kills.check(pods)
         return pods
+
+    async def read_urgently(self) -> PodInventory:
+        """Return the pods without disk usage; after a second without a list those of the last list, with a warning.
+
+        Without free memory the runtime may answer too late: the kernel's OOM killer chooses a process of any pod.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer, and there is no recent list.
+            RuntimeRequestError: the runtime refused one of its two lists.
+        """
+        work = asyncio.ensure_future(self.read(with_disk=False))
+        try:
+            done, _ = await asyncio.wait({work}, timeout=self._listed_within_s)
+            if not done and (known := await self._read_usage()) is not None:
+                self._reporter.logger.warning(
+                    "pods_not_listed",
+                    waited_s=self._listed_within_s,
+                    age_s=round(self._clock.monotonic_s() - known.observed_at.monotonic_s, 1),
+                    pods=len(known.facts),
+                )
+                return known
+            return await work
+        finally:
+            work.cancel()
 
     async def refresh_if_due(self, *, near_threshold: bool) -> None:
         """Check for OOM kills, and read the pods again if the last read is old: 2 s near a threshold, else 30 s.

@@ -29,10 +29,12 @@ def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval
 
     The amount above a threshold is expected to be consumed at the higher of two rates: the rate of one busy process,
     and twice the rate since the previous evaluation. A met threshold is evaluated each second, and at the end of its
-    grace period.
+    grace period. A rejected reading is repeated after a second: a reading is too old in a node that stalls.
     """
     waits = [interval_s]
     for status in evaluation.statuses:
+        if status.rejection is not None:
+            waits.append(WHILE_MET_S)
         if status.observation is None:
             continue
         if status.met:

@@ -330,6 +330,26 @@ async def test_quick_read_makes_two_list_calls(node: Node) -> None:
     assert {len(each.container_ids) for each in inventory.shutdown} == {1}
 
 
+async def test_usage_of_the_last_list_is_read_without_a_call(node: Node) -> None:
+    web = node.pod("web")
+    reader = node.reader()
+    assert await reader.read_usage() is None
+    known = await reader.read()
+    node.calls.clear()
+    add_cgroup(node.root, web.cgroup_parent, memory_bytes=700 * MIB, inactive_bytes=50 * MIB, swap_bytes=MIB, pids=9)
+    node.pod("new")
+    node.clock.at_s += 59
+    again = await reader.read_usage()
+    assert again is not None
+    usage = facts_of(again, "web").usage
+    assert usage is not None
+    assert (len(again.facts), usage.memory_bytes) == (1, 650 * MIB)
+    assert again.observed_at == known.observed_at
+    assert not node.calls
+    node.clock.at_s += 2
+    assert await reader.read_usage() is None
+
+
 async def test_removed_cgroup_has_no_usage(node: Node) -> None:
     web = node.pod("web")
     reader = node.reader()

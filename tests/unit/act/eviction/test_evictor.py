@@ -11,6 +11,7 @@ import pytest
 from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.model.pods import ContainerHandle, PodHandle, PodInventory
+from nodeagent.model.pressure import Resource
 from tests.unit.plan.eviction.cases import POLICY, at, planned, pod, read
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.eviction import Eviction
 
 HANDLE = PodHandle("uid-web", ("s1",), (ContainerHandle("c1", "app"), ContainerHandle("c2", "proxy")), "/cgroup/web")
+CGROUPS = ["/cgroup/web/cri-containerd-c1.scope", "/cgroup/web/c2"]
+KILLABLE = replace(
+    HANDLE, containers=(ContainerHandle("c1", "app", CGROUPS[0]), ContainerHandle("c2", "proxy", CGROUPS[1]))
+)
 
 
 class Clock:
@@ -45,6 +50,11 @@ class Runtime:
     stubborn: bool = False
     hang: asyncio.Event | None = None
     both_stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    kills: list[list[str]] = field(default_factory=list)
+    kill_error: str = ""
+    unkillable: bool = False
+    dying: int = 0
 
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
         self.stops.append((container_id, timeout_s))
@@ -61,10 +71,22 @@ class Runtime:
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         self.stops.append((sandbox_id, -1))
+        self.closed.set()
 
     def read(self, directories: Iterable[str]) -> frozenset[int] | None:
-        assert list(directories) == ["/cgroup/web"]
+        assert list(directories) in (["/cgroup/web"], self.kills[-1] if self.kills else [])
         return frozenset(self.processes)
+
+    def kill(self, directories: Iterable[str]) -> str:
+        self.kills.append(list(directories))
+        if not self.unkillable and not self.kill_error:
+            self.processes.clear()
+        return self.kill_error
+
+    def is_populated(self, directories: Iterable[str]) -> bool:
+        assert list(directories) == self.kills[-1]
+        self.dying = max(0, self.dying - 1)
+        return self.dying > 0
 
 
 def chosen(facts: PodFacts, grace_s: float = 0.0) -> Eviction:
@@ -77,7 +99,16 @@ def evictor(runtime: Runtime, *facts: PodFacts, handle: PodHandle = HANDLE, veri
     async def read_pods() -> PodInventory:
         return PodInventory(facts, (), {each.uid: replace(handle, uid=each.uid) for each in facts}, at(0))
 
-    return CriEvictor(runtime, read_pods, POLICY, clock=Clock(), read_processes=runtime.read, verify_s=verify_s)
+    return CriEvictor(
+        runtime,
+        read_pods,
+        POLICY,
+        clock=Clock(),
+        read_processes=runtime.read,
+        kill_processes=runtime.kill,
+        is_populated=runtime.is_populated,
+        verify_s=verify_s,
+    )
 
 
 async def test_containers_are_stopped_concurrently_before_the_sandbox() -> None:
@@ -188,3 +219,71 @@ async def test_urgent_request_shortens_the_grace_period() -> None:
     assert result.outcome is EvictionOutcome.EVICTED
     assert result.hurried
     assert runtime.stops[:4] == [("c1", 30), ("c2", 30), ("c1", 0), ("c2", 0)]
+
+
+async def hang(identity: str, timeout_s: int = -1) -> None:
+    del identity, timeout_s
+    await asyncio.Event().wait()
+
+
+async def test_processes_are_killed_directly_under_memory_pressure_while_the_runtime_hangs() -> None:
+    runtime, web = Runtime(dying=2), pod()
+    runtime.stop_container = runtime.stop_sandbox = hang  # type: ignore[method-assign,assignment]
+    direct = evictor(runtime, web, handle=KILLABLE)
+    result = await asyncio.wait_for(direct.evict(chosen(web), KILLABLE, asyncio.Event()), 5)
+    assert result.outcome is EvictionOutcome.EVICTED
+    assert runtime.kills == [CGROUPS]
+    assert runtime.dying == 0
+
+
+async def test_containers_and_sandbox_of_killed_processes_are_stopped_in_the_background() -> None:
+    runtime, web = Runtime(), pod()
+    await evictor(runtime, web, handle=KILLABLE).evict(chosen(web), KILLABLE, asyncio.Event())
+    await runtime.closed.wait()
+    assert runtime.stops == [("c1", 0), ("c2", 0), ("s1", -1)]
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "starved", "handle"),
+    [
+        pytest.param(2.0, Resource.MEMORY, KILLABLE, id="grace period"),
+        pytest.param(0.0, Resource.EPHEMERAL_STORAGE, KILLABLE, id="disk"),
+        pytest.param(0.0, Resource.MEMORY, HANDLE, id="unknown cgroup"),
+        pytest.param(
+            0.0,
+            Resource.MEMORY,
+            replace(KILLABLE, containers=(KILLABLE.containers[0], ContainerHandle("c2", "proxy", "/cgroup/other"))),
+            id="cgroup without the id of the container",
+        ),
+    ],
+)
+async def test_processes_are_not_killed_directly(grace_s: float, starved: Resource, handle: PodHandle) -> None:
+    runtime, web = Runtime(), pod()
+    eviction = replace(chosen(web, grace_s), starved=starved)
+    result = await evictor(runtime, web, handle=handle).evict(eviction, handle, asyncio.Event())
+    assert result.outcome is EvictionOutcome.EVICTED
+    assert runtime.kills == []
+
+
+async def test_refused_kill_is_followed_by_a_stop_through_the_runtime() -> None:
+    runtime, web = Runtime(kill_error="pidfd_send_signal: operation not permitted"), pod()
+    result = await evictor(runtime, web, handle=KILLABLE).evict(chosen(web), KILLABLE, asyncio.Event())
+    assert result.outcome is EvictionOutcome.EVICTED
+    assert "not killed directly: pidfd_send_signal: operation not permitted" in result.detail
+    assert runtime.stops == [("c1", 0), ("c2", 0), ("s1", -1)]
+
+
+async def test_unkillable_process_is_a_failed_eviction() -> None:
+    runtime, web = Runtime(unkillable=True, stubborn=True), pod()
+    result = await evictor(runtime, web, handle=KILLABLE).evict(chosen(web), KILLABLE, asyncio.Event())
+    assert result.outcome is EvictionOutcome.FAILED
+    assert "2 process(es) still running" in result.detail
+
+
+async def test_changed_pod_is_not_killed_directly() -> None:
+    runtime = Runtime()
+    result = await evictor(runtime, pod(namespace="kube-system"), handle=KILLABLE).evict(
+        chosen(pod()), KILLABLE, asyncio.Event()
+    )
+    assert result.outcome is EvictionOutcome.CHANGED
+    assert runtime.kills == []

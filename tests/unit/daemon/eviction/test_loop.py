@@ -81,6 +81,8 @@ class Node:
     cleaned_up: list[str] = field(default_factory=list)
     cleanup: Callable[[], CleanupResult] = lambda: CleanupResult(confirmed=True)
     pods_error: Exception | None = None
+    hangs: bool = False
+    known: bool = True
     begun: list[EvictionRecord] = field(default_factory=list)
     records: list[EvictionRecord] = field(default_factory=list)
     abandoned: list[tuple[str, str]] = field(default_factory=list)
@@ -122,8 +124,17 @@ class Node:
         del with_disk
         if self.pods_error is not None:
             raise self.pods_error
+        if self.hangs:
+            await asyncio.Event().wait()
         remaining = tuple(each for each in self.pods if each.uid not in {f"uid-{name}" for name in self.evicted})
         return PodInventory(remaining, (), {each.uid: PodHandle(each.uid, ("s",)) for each in remaining}, self.now())
+
+    async def read_usage(self) -> PodInventory | None:
+        self.hangs, hanging = False, self.hangs
+        try:
+            return await self.read_pods(with_disk=False) if self.known else None
+        finally:
+            self.hangs = hanging
 
     async def refused(self) -> str:
         return self.refusal
@@ -179,7 +190,14 @@ class Node:
             ),
             Monitors(
                 SignalMonitor(self.context, self, self.read_layout, reporter, watch_s=0.001),
-                PodMonitor(self.read_pods, OomKillMonitor(self.context.logger), reporter, self.clock),
+                PodMonitor(
+                    self.read_pods,
+                    OomKillMonitor(self.context.logger),
+                    reporter,
+                    self.clock,
+                    read_usage=self.read_usage,
+                    listed_within_s=0.001 if self.hangs else 60.0,
+                ),
                 reporter,
             ),
             triggers=None,  # type: ignore[arg-type]
@@ -270,6 +288,19 @@ async def test_pod_that_ended_by_itself_ends_the_pass() -> None:
     node.outcomes["ended"] = EvictionOutcome.GONE
     await run_pass(node)
     assert (node.evicted, node.result()) == ([], "gone")
+
+
+async def test_pod_is_evicted_by_the_last_list_while_the_runtime_does_not_answer() -> None:
+    node = Node(pods=(pod("small", memory=10), pod("big", memory=500)), readings=lambda: (LOW,), hangs=True)
+    await asyncio.wait_for(run_pass(node), 5)
+    assert node.evicted == ["big"]
+    (event,) = node.events("pods_not_listed")
+    assert (event["pods"], event["level"]) == (2, "warning")
+
+
+async def test_rejected_reading_is_repeated_within_a_second() -> None:
+    node = Node(pods=(pod(),), readings=lambda: (read(available_mib=2000),))
+    assert await run_pass(node) <= 1
 
 
 async def test_protected_pods_are_kept_and_logged_once() -> None:

@@ -1,0 +1,81 @@
+"""SIGKILL for all processes in cgroups, without the container runtime.
+
+In a node without free memory or PIDs a container runtime may be unable to start the program that stops a container,
+while the kernel's OOM killer chooses a process of any pod. Processes are killed through pidfds: a PID whose process
+ended may belong to another process by then. ``cgroup.kill`` was rejected: the cgroup tree is read-only for the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.host.cgroups import read_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_ROUNDS: Final = 50
+
+
+def kill_processes(directories: Iterable[str], proc: Path = Path("/proc")) -> str:
+    """Send SIGKILL to the processes in cgroups and their descendants; return the first error, empty for none.
+
+    Processes that start meanwhile are killed too. The calling process and PID 1 never are. The processes end
+    asynchronously.
+
+    Args:
+        directories: cgroup directories with unique names, such as those of containers.
+        proc: of the kernel.
+
+    Source: pidfd_open(2), pidfd_send_signal(2); kernel cgroup-v2.rst, ``cgroup.procs``; proc(5), ``/proc/PID/cgroup``.
+    """
+    listed = tuple(directories)
+    excluded = {1, os.getpid()}
+
+    names = {Path(each).name for each in listed}
+
+    def is_member(pid: int) -> bool:
+        try:
+            lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return False
+        return any(not names.isdisjoint(line.split(":", 2)[-1].split("/")) for line in lines)
+
+    error = ""
+    for _ in range(_ROUNDS):
+        pids = read_processes(listed)
+        if pids is None:
+            return error or "processes in the cgroups unreadable"
+        fresh = pids - excluded
+        if not fresh:
+            return error
+        excluded |= fresh
+        for pid in sorted(fresh):
+            error = signal_member(pid, signal.SIGKILL, is_member) or error
+    return error
+
+
+def signal_member(pid: int, number: signal.Signals, is_member: Callable[[int], bool]) -> str | None:
+    """Signal a process if it is a member of a container after its descriptor was opened, so never a reused PID.
+
+    Returns:
+        The error, empty if the process was signalled; ``None`` if it ended or is not a member.
+    """
+    call = "pidfd_open"
+    try:
+        descriptor = os.pidfd_open(pid)
+        try:
+            if not is_member(pid):
+                return None
+            call = "pidfd_send_signal"
+            signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+    except ProcessLookupError:
+        return None
+    except OSError as refused:
+        return f"{call}: {refused.strerror}"
+    return ""

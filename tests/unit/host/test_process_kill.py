@@ -1,0 +1,77 @@
+"""SIGKILL for the processes in cgroups, with real processes listed in files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from nodeagent.host.process_kill import kill_processes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
+
+
+def listed(directory: Path, *pids: int) -> Path:
+    """Write a cgroup with these processes, and proc files that name it."""
+    directory.mkdir()
+    (directory / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+    for pid in pids:
+        member_of(directory.parent, pid, str(directory))
+    return directory
+
+
+def member_of(proc: Path, pid: int, cgroup: str) -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "cgroup").write_text(f"0::{cgroup}\n")
+
+
+def test_all_processes_of_a_cgroup_and_its_descendants_are_killed_and_no_other(tmp_path: Path) -> None:
+    first, second, bystander = sleeper(), sleeper(), sleeper()
+    try:
+        pod = listed(tmp_path / "pod", first.pid)
+        listed(pod / "nested", second.pid)
+        (pod / str(second.pid)).rename(tmp_path / str(second.pid))
+        listed(tmp_path / "other", bystander.pid)
+        assert kill_processes([str(pod)], tmp_path) == ""
+        assert [first.wait(10), second.wait(10)] == [-signal.SIGKILL] * 2
+        assert bystander.poll() is None
+    finally:
+        for each in (first, second, bystander):
+            each.kill()
+            each.wait()
+
+
+def test_own_process_is_not_killed(tmp_path: Path) -> None:
+    assert kill_processes([str(listed(tmp_path / "pod", os.getpid(), 1))], tmp_path) == ""
+
+
+def test_process_with_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
+    reused = sleeper()
+    try:
+        (tmp_path / "pod").mkdir()
+        (tmp_path / "pod" / "cgroup.procs").write_text(f"{reused.pid}\n")
+        member_of(tmp_path, reused.pid, "/system.slice/other.service")
+        assert kill_processes([str(tmp_path / "pod")], tmp_path) == ""
+        assert reused.poll() is None
+    finally:
+        reused.kill()
+        reused.wait()
+
+
+def test_ended_process_and_removed_cgroup_are_no_error(tmp_path: Path) -> None:
+    ended = sleeper()
+    ended.kill()
+    ended.wait()
+    assert kill_processes([str(listed(tmp_path / "pod", ended.pid)), str(tmp_path / "removed")], tmp_path) == ""
+
+
+def test_unreadable_cgroup_is_an_error(tmp_path: Path) -> None:
+    (listed(tmp_path / "pod") / "cgroup.procs").write_text("not a number\n")
+    assert kill_processes([str(tmp_path / "pod")], tmp_path) == "processes in the cgroups unreadable"
