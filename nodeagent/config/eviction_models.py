@@ -97,6 +97,11 @@ class EvictionSection(Section):
         description="Source of memory.available. working-set: the kubelet's formula, which counts active page cache "
         "as used; mem-available: the kernel's estimate (MemAvailable).",
     )
+    kernel_memory_estimate: Switch = Field(
+        True,
+        description="Whether hard thresholds on memory.available count MemAvailable where that is lower than the "
+        "kubelet's formula, which omits kernel memory and the watermarks at which the kernel kills processes.",
+    )
     memory_stall: Duration = Field(
         "100ms", description="Memory stall time (PSI) within stall_window that wakes the eviction loop. 0 disables."
     )

@@ -35,7 +35,12 @@ class SignalPaths:
 
 
 def read_signals(
-    paths: SignalPaths, clock: Clock, *, source: MemorySource = MemorySource.WORKING_SET, root: Path = _ROOT
+    paths: SignalPaths,
+    clock: Clock,
+    *,
+    source: MemorySource = MemorySource.WORKING_SET,
+    kernel_estimate: bool = False,
+    root: Path = _ROOT,
 ) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
     """Return a reading of every signal of this node, and sentences on the unreadable ones.
 
@@ -43,10 +48,11 @@ def read_signals(
         paths: a path on each filesystem.
         clock: each reading carries its time.
         source: formula of available memory.
+        kernel_estimate: whether to read ``MemAvailable`` beside the kubelet's formula.
         root: parent of ``proc`` and ``sys``.
     """
     readers: list[Callable[[], Iterable[Observation]]] = [
-        lambda: [_memory(root, _moment(clock), source)],
+        lambda: [_memory(root, _moment(clock), source, kernel_estimate=kernel_estimate)],
         lambda: _allocatable(root, _moment(clock)),
         lambda: [_pids(root, _moment(clock))],
         lambda: _swap(root, _moment(clock)),
@@ -81,7 +87,7 @@ def _moment(clock: Clock) -> Moment:
     return Moment(clock.now(), clock.monotonic_s())
 
 
-def _memory(root: Path, now: Moment, source: MemorySource) -> Observation:
+def _memory(root: Path, now: Moment, source: MemorySource, *, kernel_estimate: bool) -> Observation:
     """Return the node's available memory.
 
     It is the capacity minus the working set, which is usage without inactive page cache. The root of a cgroup v2 tree
@@ -102,7 +108,10 @@ def _memory(root: Path, now: Moment, source: MemorySource) -> Observation:
         group = root / "sys/fs/cgroup/memory"
         used = _number(group / "memory.usage_in_bytes")
         inactive = _field(_pairs(group / "memory.stat"), "total_inactive_file", group / "memory.stat")
-    return Observation(Signal.MEMORY_AVAILABLE, max(0, total - max(0, used - inactive)), total, now)
+    available = max(0, total - max(0, used - inactive))
+    return Observation(
+        Signal.MEMORY_AVAILABLE, available, total, now, info.get("MemAvailable") if kernel_estimate else None
+    )
 
 
 def _allocatable(root: Path, now: Moment) -> list[Observation]:

@@ -104,12 +104,14 @@ class Observation:
         available: in bytes, inodes or PIDs; for stall signals the percent of time stalled.
         capacity: in the same unit; 100 for stall signals.
         observed_at: time of the reading.
+        kernel_available: the kernel's own estimate of the same amount; ``None`` without one.
     """
 
     signal: Signal
     available: float
     capacity: float
     observed_at: Moment
+    kernel_available: float | None = None
 
 
 class FactSource(StrEnum):

@@ -137,21 +137,24 @@ class EvictionSignalReader:
         paths, late = layout.paths, ""
         if self._hung is not None and not self._hung.done():
             paths, late = SignalPaths(None), "filesystem signals not read: a filesystem still does not answer"
-        reading = asyncio.ensure_future(
-            asyncio.to_thread(read_signals, paths, self._clock, source=self._settings.memory_source, root=self._root)
-        )
+        reading = asyncio.ensure_future(asyncio.to_thread(self._read_signals, paths))
         done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
         if not done:
             # A thread in statfs on a dead mount never returns. It is reused, so that at most one thread is lost.
             self._hung = reading
             late = f"filesystem signals not read: a filesystem does not answer within {_READ_WITHIN_S:g} s"
-            reading = asyncio.ensure_future(
-                asyncio.to_thread(
-                    read_signals, SignalPaths(None), self._clock, source=self._settings.memory_source, root=self._root
-                )
-            )
+            reading = asyncio.ensure_future(asyncio.to_thread(self._read_signals, SignalPaths(None)))
         observations, unread = await reading
         return SignalReadings(observations, (*unread, late) if late else unread, self.now())
+
+    def _read_signals(self, paths: SignalPaths) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
+        return read_signals(
+            paths,
+            self._clock,
+            source=self._settings.memory_source,
+            kernel_estimate=self._settings.kernel_estimate,
+            root=self._root,
+        )
 
     async def evaluate(self, layout: SignalLayout, state: EvictionState) -> EvaluatedSignals:
         """Return current readings, evaluated against the thresholds.

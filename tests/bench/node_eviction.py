@@ -44,13 +44,14 @@ max_evictions_per_window = 0
 """
 POLLING = 'memory_stall = "0s"\n'
 _AVAILABLE = (
-    'awk \'/^MemTotal/ {t = $2 * 1024} $1 == "anon" || $1 == "file" {u += $2} $1 == "inactive_file" {u -= $2}'
-    " END {print int((t - u) / 1048576)}' /proc/meminfo /sys/fs/cgroup/memory.stat"
+    "awk '/^MemTotal/ {t = $2 * 1024} /^MemAvailable/ {m = $2 * 1024}"
+    ' $1 == "anon" || $1 == "file" {u += $2} $1 == "inactive_file" {u -= $2}'
+    " END {print int((m < t - u ? m : t - u) / 1048576)}' /proc/meminfo /sys/fs/cgroup/memory.stat"
 )
 
 
 def available_mib(node: Node) -> int:
-    """Return the node's memory.available as the kubelet computes it."""
+    """Return the node's available memory as hard thresholds count it."""
     return int(node.run(_AVAILABLE).stdout)
 
 

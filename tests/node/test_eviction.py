@@ -34,8 +34,9 @@ manifests = ""
 enabled = "off"
 """
 AVAILABLE = (
-    'awk \'/^MemTotal/ {t = $2 * 1024} $1 == "anon" || $1 == "file" {u += $2} $1 == "inactive_file" {u -= $2}'
-    " END {print int((t - u) / 1048576)}' /proc/meminfo /sys/fs/cgroup/memory.stat"
+    "awk '/^MemTotal/ {t = $2 * 1024} /^MemAvailable/ {m = $2 * 1024}"
+    ' $1 == "anon" || $1 == "file" {u += $2} $1 == "inactive_file" {u -= $2}'
+    " END {print int((m < t - u ? m : t - u) / 1048576)}' /proc/meminfo /sys/fs/cgroup/memory.stat"
 )
 
 

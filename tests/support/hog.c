@@ -134,7 +134,9 @@ static long field(const char *path, const char *name)
 static long available(long total)
 {
     const char *stat = "/sys/fs/cgroup/memory.stat";
-    return total - field(stat, "anon") - field(stat, "file") + field(stat, "inactive_file");
+    long formula = total - field(stat, "anon") - field(stat, "file") + field(stat, "inactive_file");
+    long kernel = field("/proc/meminfo", "MemAvailable") * 1024L;
+    return kernel < formula ? kernel : formula;
 }
 
 static int empty(const char *cgroup)

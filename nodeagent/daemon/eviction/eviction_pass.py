@@ -341,6 +341,7 @@ class EvictionPass:
             reading = next((each for each in readings.observations if each.signal is threshold.signal), None)
             if reading is None:
                 return None
+            reading = threshold.view(reading)
             cleared = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
             if cleared:
                 effects.end_cleared(shortage)

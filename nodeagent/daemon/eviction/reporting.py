@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.eviction.effects import FREED_WITHIN_S
+from nodeagent.plan.eviction.message import estimate_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -138,5 +139,6 @@ def _threshold_fields(status: ThresholdStatus) -> dict[str, object]:
         "capacity": None if reading is None else reading.capacity,
         "limit": status.limit,
         "hard": threshold.hard,
+        "estimate": "MemAvailable" if reading is not None and estimate_note(reading) else "",
         "grace_period_s": threshold.grace_s,
     }

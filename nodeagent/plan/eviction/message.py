@@ -9,7 +9,7 @@ from nodeagent.plan.eviction.local_storage import StorageLimit
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
 
 if TYPE_CHECKING:
-    from nodeagent.model.pressure import ContainerFacts, PodFacts
+    from nodeagent.model.pressure import ContainerFacts, Observation, PodFacts
     from nodeagent.plan.eviction.local_storage import Violation
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
@@ -99,6 +99,11 @@ def format_reading(status: ThresholdStatus, number: float) -> str:
     if unit is Unit.STALL_PERCENT:
         return f"{number:.2f}%"
     return format_quantity(int(number)) if unit is Unit.BYTES else str(int(number))
+
+
+def estimate_note(reading: Observation) -> str:
+    """Return the source of a reading counted by the kernel's estimate, as the end of a phrase; empty otherwise."""
+    return " (MemAvailable)" if reading.kernel_available == reading.available else ""
 
 
 def format_quantity(size_bytes: int) -> str:

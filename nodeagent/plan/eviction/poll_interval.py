@@ -10,7 +10,6 @@ from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.model.pressure import Signal
     from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
@@ -62,17 +61,9 @@ def _measured_rate(status: ThresholdStatus, previous: Evaluation | None) -> floa
     now = status.observation
     if previous is None or now is None:
         return 0.0
-    reading = _readings(previous).get(status.threshold.signal)
-    if reading is None:
+    # Thresholds of one signal may count different estimates.
+    before = next((each.observation for each in previous.statuses if each.threshold == status.threshold), None)
+    if before is None:
         return 0.0
-    available, at_s = reading
-    elapsed_s = now.observed_at.monotonic_s - at_s
-    return max(0.0, (available - now.available) / elapsed_s) if elapsed_s > 0 else 0.0
-
-
-def _readings(evaluation: Evaluation) -> dict[Signal, tuple[float, float]]:
-    return {
-        each.observation.signal: (each.observation.available, each.observation.observed_at.monotonic_s)
-        for each in evaluation.statuses
-        if each.observation is not None
-    }
+    elapsed_s = now.observed_at.monotonic_s - before.observed_at.monotonic_s
+    return max(0.0, (before.available - now.available) / elapsed_s) if elapsed_s > 0 else 0.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.eviction.effects import shortage_of, withholding
-from nodeagent.plan.eviction.message import format_reading
+from nodeagent.plan.eviction.message import estimate_note, format_reading
 from nodeagent.plan.eviction.observations import validate
 from nodeagent.plan.eviction.reclaim import reclaim_steps, signals_reclaimed
 from nodeagent.plan.eviction.signals import MEANINGS
@@ -82,7 +82,7 @@ def select_threshold(  # noqa: PLR0913 - inputs of one pass
         if effect is not None and not (effect.ineffective and to_reclaim):
             withheld = withheld or _withheld(status, effect, now)
             continue
-        current = _with_reading(status, readings.accepted[signal])
+        current = _with_reading(status, status.threshold.view(readings.accepted[signal]))
         details = {**_details(current), "resource": resource.value}
         return SelectedThreshold(Reason(ReasonCode.LOW_ON_RESOURCE, details), current, withheld=withheld)
     rejected = next((each for each in skipped if each.code is ReasonCode.READING_REJECTED), None)
@@ -108,6 +108,7 @@ def _skip_reason(status: ThresholdStatus, readings: ValidatedReadings, *, reclai
         rejection = readings.rejected.get(threshold.signal)
         detail = rejection.cause if rejection else f"{threshold.signal} not read again"
         return Reason(ReasonCode.READING_REJECTED, {"threshold": threshold.text, "detail": detail})
+    reading = threshold.view(reading)
     with_reclaim = reclaimed or status.latched
     if threshold.met_by(reading.available, reading.capacity, with_reclaim=with_reclaim):
         return None
@@ -147,6 +148,6 @@ def _details(status: ThresholdStatus) -> dict[str, Detail]:
         details |= {"available": available, "capacity": capacity, "limit": status.limit}
         details["reading"] = (
             f"{format_reading(status, available)} of {format_reading(status, capacity)}, "
-            f"limit {format_reading(status, status.limit)}"
+            f"limit {format_reading(status, status.limit)}{estimate_note(status.observation)}"
         )
     return details

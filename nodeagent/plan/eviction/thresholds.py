@@ -12,6 +12,8 @@ from nodeagent.plan.eviction.signals import MEANINGS, Operator, position
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from nodeagent.model.pressure import Observation
+
 
 @dataclass(frozen=True, slots=True)
 class Amount:
@@ -78,6 +80,17 @@ class Threshold:
             return limit
         reclaim = self.minimum_reclaim.of(capacity)
         return limit + reclaim if self.operator is Operator.LESS_THAN else limit - reclaim
+
+    def view(self, reading: Observation) -> Observation:
+        """Return a reading as this threshold counts it: a hard one by the lower of two estimates.
+
+        The kubelet's formula of available memory omits kernel memory and the kernel's watermarks, so that the kernel
+        may kill processes while the formula shows hundreds of MiB. Soft thresholds count the kubelet's formula alone.
+        """
+        kernel = reading.kernel_available
+        if not self.hard or kernel is None or not 0 <= kernel < reading.available:
+            return reading
+        return replace(reading, available=kernel)
 
     def met_by(self, available: float, capacity: float, *, with_reclaim: bool = False) -> bool:
         """Return whether a reading meets the threshold, strictly: below it, or above it for stall signals.

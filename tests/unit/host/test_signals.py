@@ -70,6 +70,16 @@ def test_available_memory_is_capacity_minus_working_set(tmp_path: Path, layout: 
     assert (Signal.ALLOCATABLE_MEMORY_AVAILABLE in signals) is (layout is V2)
 
 
+@pytest.mark.parametrize(("kernel_estimate", "expected"), [(True, 2048 * MIB), (False, None)])
+def test_kernel_estimate_of_available_memory_is_read_on_request(
+    tmp_path: Path, *, kernel_estimate: bool, expected: int | None
+) -> None:
+    read(tmp_path, {**FILES, **V2})
+    signals, _ = read_signals(SignalPaths(None), StoppedClock(), kernel_estimate=kernel_estimate, root=tmp_path)
+    (memory,) = (each for each in signals if each.signal is Signal.MEMORY_AVAILABLE)
+    assert (memory.available, memory.kernel_available) == ((4096 - 1400) * MIB, expected)
+
+
 def test_all_signals_of_a_cgroup_v2_node_are_read(tmp_path: Path) -> None:
     signals, _ = read(tmp_path, {**FILES, **V2})
     assert signals[Signal.ALLOCATABLE_MEMORY_AVAILABLE] == ((3000 - 1300) * MIB, 3000 * MIB)

@@ -49,6 +49,7 @@ def read(
     *,
     seconds: float = 0.0,
     capacity_mib: float = 1000,
+    kernel_mib: float | None = None,
     **exact: float,
 ) -> Observation:
     """Return a reading; ``available`` and ``capacity`` override the amounts in MiB."""
@@ -57,6 +58,7 @@ def read(
         exact.get("available", available_mib * MIB),
         exact.get("capacity", capacity_mib * MIB),
         at(seconds),
+        None if kernel_mib is None else kernel_mib * MIB,
     )
 
 

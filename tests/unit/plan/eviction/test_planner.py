@@ -513,6 +513,18 @@ def test_eviction_message_equals_that_of_the_kubelet(facts: PodFacts, signal: st
     assert plan.victim.message == message
 
 
+def test_pod_is_evicted_by_the_kernels_estimate_until_that_is_above_the_threshold() -> None:
+    plan = planned([pod("hog")], read(available_mib=117, kernel_mib=8))
+    assert victim(plan) == "hog"
+    assert plan.victim is not None
+    assert plan.victim.reason.sentence.count("8.00 MiB") or "8Mi" in plan.victim.reason.sentence
+    assert "(MemAvailable)" in plan.victim.reason.sentence
+    kept = planned(
+        [pod("hog")], read(available_mib=117, kernel_mib=8), observations=(read(kernel_mib=300, available_mib=400),)
+    )
+    assert victim(kept) is None
+
+
 def test_message_marks_an_inferred_request() -> None:
     inferred = replace(container("app", memory=300, memory_request=100), memory_request_inferred=True)
     plan = planned([pod(containers=(inferred,))])
