@@ -26,6 +26,7 @@ MAX_S: Final = 5.0
 _V1_HIERARCHIES: Final = ("pids", "memory", "systemd")
 _ID: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _MAX_DEPTH: Final = 12
+_MONITOR: Final = "conmon"  # CRI-O's monitor of a container has a cgroup of its own: crio-conmon-ID.scope
 
 
 def find_running(known: Collection[str], clock: Clock, root: Path = Path("/")) -> tuple[frozenset[str], bool]:
@@ -55,7 +56,7 @@ def find_running(known: Collection[str], clock: Clock, root: Path = Path("/")) -
 
 
 def find_directories(container_ids: Collection[str], clock: Clock, root: Path = Path("/")) -> dict[str, str]:
-    """Return the cgroup directories of containers by id, without those that have none.
+    """Return the cgroup directories of containers by id, without those that have none or several.
 
     Args:
         container_ids: ids listed by the runtime.
@@ -65,7 +66,11 @@ def find_directories(container_ids: Collection[str], clock: Clock, root: Path = 
     base = _hierarchy(root / "sys/fs/cgroup")
     if base is None:
         return {}
-    return {container_id: path for container_id, _, path in _walk(base, clock) if container_id in container_ids}
+    found: dict[str, list[str]] = {}
+    for container_id, _, path in _walk(base, clock):
+        if container_id in container_ids and _MONITOR not in Path(path).name:
+            found.setdefault(container_id, []).append(path)
+    return {container_id: paths[0] for container_id, paths in found.items() if len(paths) == 1}
 
 
 def _hierarchy(cgroups: Path) -> Path | None:

@@ -107,6 +107,25 @@ async def test_cgroup_of_version_1_is_populated_while_it_lists_processes(tmp_pat
     assert processes.is_populated(ID) is False
 
 
+async def test_monitor_of_a_container_is_not_its_process(tree: Tree) -> None:
+    for name, pid in (("conmon-", 71), ("", 70)):
+        path = tree.base / f"system.slice/crio-{name}{ID}.scope"
+        path.mkdir(parents=True)
+        (path / "cgroup.procs").write_text(f"{pid}\n")
+        (path / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    await tree.processes.locate([ID])
+    assert tree.processes.is_populated(ID) is True
+    (tree.base / f"system.slice/crio-{ID}.scope/cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert tree.processes.is_populated(ID) is False
+
+
+async def test_cgroups_with_the_same_id_are_not_trusted(tree: Tree) -> None:
+    tree.cgroup(ID, 70)
+    (tree.base / f"other.slice/cri-containerd-{ID}.scope").mkdir(parents=True)
+    await tree.processes.locate([ID])
+    assert tree.processes.is_populated(ID) is None
+
+
 async def test_main_process_receives_term_and_younger_ones_do_not(tree: Tree, child: Child) -> None:
     executed = Child()
     tree.cgroup(ID, executed.pid, child.pid)
