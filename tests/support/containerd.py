@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import grpc
 
 from tests.support import images, reclaim, rootfs
 from tests.support.pods import Pods
+from tests.support.system_command import environment, find_missing, run
 
 Version = Literal["host", "1.7", "2.1"]
 VERSIONS: tuple[Version, ...] = ("host", "1.7", "2.1")
@@ -139,7 +139,7 @@ class Containerd:
         command = self._inside("containerd", "--config", str(self.base / "config.toml"))
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(), start_new_session=True
             )
         try:
             reclaim.poll("containerd responds to CRI", self._serves, timeout_s=_START_S)
@@ -397,25 +397,14 @@ def unavailable(version: Version = "host") -> str | None:
     if os.geteuid() != 0:
         return "a real containerd requires root"
     needed = ["ctr", "containerd", "runc"] if version == "host" else ["mmdebstrap", "nsenter", "unshare"]
-    missing = [
-        name for name in [*needed, "mount", "mkfs.ext4"] if shutil.which(name, path=_environment()["PATH"]) is None
-    ]
+    missing = find_missing([*needed, "mount", "mkfs.ext4"])
     if not images.BUSYBOX.exists():
         missing.append("busybox-static")
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-
-
 def _run(command: list[str], stdin: bytes = b"") -> str:
-    done = subprocess.run(command, capture_output=True, input=stdin, env=_environment(), check=False)
-    if done.returncode != 0:
-        raise ContainerdError(
-            f"{' '.join(command)}: exit {done.returncode}: {done.stderr.decode(errors='replace').strip()}"
-        )
-    return done.stdout.decode()
+    return run(command, ContainerdError, stdin=stdin)
 
 
 def _matched(pattern: str, text: str) -> str:

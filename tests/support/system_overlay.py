@@ -7,17 +7,16 @@ a copy can be made of another one, so that tests share one installation and chan
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.support.rootfs import hold_namespace
+from tests.support.system_command import PATH, find_missing
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CHECKOUT = Path(__file__).parents[2]
 
 # $1 is an empty directory, $2 the layers of other copies, uppermost first, $3 the mount point of the machine's
@@ -47,7 +46,7 @@ def unavailable() -> str | None:
     """Return the reason that no copy can be made here; ``None`` if one can."""
     if os.geteuid() != 0:
         return "a mount namespace requires root"
-    missing = [name for name in ("unshare", "nsenter", "mount", "make") if shutil.which(name, path=PATH) is None]
+    missing = find_missing(("unshare", "nsenter", "mount", "make"))
     return f"not installed: {', '.join(missing)}" if missing else None
 
 

@@ -1,0 +1,75 @@
+"""Pods of a node: their descriptions for ``vm_pods`` in the node, and the started ones."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_OOM_SCORES = {"guaranteed": -997, "burstable": 500, "besteffort": 1000}
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of one container to run in the node; ``resources`` are the fields of CRI's LinuxContainerResources.
+
+    Its cgroup and its OOM score follow from ``qos`` as with the kubelet; the score can be given in ``resources``.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...] = ()
+    namespace: str = "default"
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    container: str = "main"
+    qos: Literal["guaranteed", "burstable", "besteffort"] = "burstable"
+    resources: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def slice(self) -> str:
+        """Systemd unit of the pod's cgroup."""
+        parent = "kubepods" if self.qos == "guaranteed" else f"kubepods-{self.qos}"
+        return f"{parent}-pod{self.uid.replace('-', '_')}.slice"
+
+    @property
+    def cgroup(self) -> str:
+        """Directory of the pod's cgroup in the node."""
+        between = "" if self.qos == "guaranteed" else f"kubepods-{self.qos}.slice/"
+        return f"/sys/fs/cgroup/kubepods.slice/{between}{self.slice}"
+
+    def request(self) -> dict[str, object]:
+        """Return the description of the pod for ``vm_pods``."""
+        return {
+            "name": self.name,
+            "image": self.image,
+            "container": self.container,
+            "command": list(self.command),
+            "resources": {"oom_score_adj": _OOM_SCORES[self.qos], **self.resources},
+            "sandbox": {
+                "namespace": self.namespace,
+                "uid": self.uid,
+                "cgroup_parent": self.slice,
+                "labels": dict(self.labels),
+                "annotations": dict(self.annotations),
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPod:
+    """A started pod in the node."""
+
+    pod: Pod
+    sandbox_id: str
+    container_id: str
+    log_file: str
+
+    @property
+    def cgroup(self) -> str:
+        """Directory of the container's cgroup in the node."""
+        return f"{self.pod.cgroup}/cri-containerd-{self.container_id}.scope"
