@@ -16,6 +16,7 @@ from typing import Literal, Self, TypedDict
 import grpc
 
 from tests.support import images, reclaim, rootfs
+from tests.support.containerd_config import ROOT, SOCKET, STATE, config_text
 from tests.support.pods import Pods
 from tests.support.system_command import environment, find_missing, run
 
@@ -92,11 +93,6 @@ class Containerd:
         self.imagefs = imagefs
         self.sandbox_image = sandbox_image
         self.base = reclaim.make_base()
-        self.root = self.base / "root"
-        self.state = self.base / "state"
-        self.socket = self.base / "containerd.sock"
-        self.log_root = self.base / "pods"
-        self.log_file = self.base / "containerd.log"
         self._with_pause = with_pause
         self._extra_config = config
         self._process: subprocess.Popen[bytes] | None = None
@@ -121,6 +117,28 @@ class Containerd:
         if failed is not None:
             self.print_log()
         self.close()
+
+    @property
+    def root(self) -> Path:
+        return self.base / ROOT
+
+    @property
+    def state(self) -> Path:
+        return self.base / STATE
+
+    @property
+    def socket(self) -> Path:
+        return self.base / SOCKET
+
+    @property
+    def log_root(self) -> Path:
+        """Root directory of pod logs."""
+        return self.base / "pods"
+
+    @property
+    def log_file(self) -> Path:
+        """Log of the daemon."""
+        return self.base / "containerd.log"
 
     @property
     def pid(self) -> int:
@@ -278,7 +296,8 @@ class Containerd:
             self.imagefs.mount(self._imagefs_file, self.root)
         self._enter()
         major = int(_matched(r"v?(\d+)\.\d+\.\d+", _run(self._inside("containerd", "--version"))))
-        (self.base / "config.toml").write_text(self._config(major))
+        pause, extra = self.sandbox_image, self._extra_config
+        (self.base / "config.toml").write_text(config_text(major, self.base, pause, extra))
 
     @property
     def _imagefs_file(self) -> Path:
@@ -309,48 +328,6 @@ class Containerd:
             self._namespace = None
         reclaim.unmount(self.root)
         return self.imagefs
-
-    def _config(self, major: int) -> str:
-        unused = ("aufs", "btrfs", "devmapper", "zfs", "blockfile", "erofs")
-        disabled = [f"io.containerd.snapshotter.v1.{name}" for name in unused]
-        common = f"""\
-root = "{self.root}"
-state = "{self.state}"
-disabled_plugins = {disabled}
-[grpc]
-  address = "{self.socket}"
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{self.base}/opt"
-"""
-        cni = f'"{self.base}/cni"'
-        if major >= 2:
-            return f"""\
-version = 3
-{common}
-[plugins."io.containerd.cri.v1.images"]
-  snapshotter = "overlayfs"
-[plugins."io.containerd.cri.v1.images".pinned_images]
-  sandbox = "{self.sandbox_image}"
-[plugins."io.containerd.cri.v1.runtime"]
-  restrict_oom_score_adj = true
-[plugins."io.containerd.cri.v1.runtime".cni]
-  bin_dirs = [{cni}]
-  conf_dir = {cni}
-{self._extra_config}
-"""
-        return f"""\
-version = 2
-{common}
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{self.sandbox_image}"
-  restrict_oom_score_adj = true
-[plugins."io.containerd.grpc.v1.cri".containerd]
-  snapshotter = "overlayfs"
-[plugins."io.containerd.grpc.v1.cri".cni]
-  bin_dir = {cni}
-  conf_dir = {cni}
-{self._extra_config}
-"""
 
     def _inside(self, *command: str) -> list[str]:
         return [*(self._namespace.prefix if self._namespace else ()), *command]

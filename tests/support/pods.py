@@ -1,8 +1,7 @@
 """CRI client in place of the kubelet: creates and lists pods and containers, as plain values.
 
 The agent's own stubs are deliberately not used. They lack the calls that create pods, and a listing read through
-the code under test would not be independent. The required messages are described here and built at run time in a
-separate descriptor pool, so that they cannot collide with the generated ones.
+the code under test would not be independent; ``cri_messages`` has the messages.
 """
 
 from __future__ import annotations
@@ -10,84 +9,22 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message, message_factory
+
+from tests.support import cri_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
-
-Document = dict[str, Any]
+    from tests.support.cri_messages import Document
 
 NODE = 2  # NamespaceMode.NODE
 SANDBOX_STATES = ("READY", "NOTREADY")
 CONTAINER_STATES = ("CREATED", "RUNNING", "EXITED", "UNKNOWN")
-
-# One message per line: its fields as name=number:type. A leading * is a list, "map" is string to string.
-_MESSAGES = """
-Empty
-Int64Value value=1:int64
-UInt64Value value=1:uint64
-ImageSpec image=1:string annotations=2:map
-NamespaceOption network=1:int32 pid=2:int32 ipc=3:int32 target_id=4:string
-LinuxSandboxSecurityContext namespace_options=1:NamespaceOption
-LinuxPodSandboxConfig cgroup_parent=1:string security_context=2:LinuxSandboxSecurityContext
-PodSandboxMetadata name=1:string uid=2:string namespace=3:string attempt=4:uint32
-PodSandboxConfig metadata=1:PodSandboxMetadata hostname=2:string log_directory=3:string labels=6:map \
-annotations=7:map linux=8:LinuxPodSandboxConfig
-RunPodSandboxRequest config=1:PodSandboxConfig runtime_handler=2:string
-RunPodSandboxResponse pod_sandbox_id=1:string
-PodSandboxRequest pod_sandbox_id=1:string
-PodSandbox id=1:string metadata=2:PodSandboxMetadata state=3:int32 created_at=4:int64 labels=5:map annotations=6:map
-ListPodSandboxResponse *items=1:PodSandbox
-ContainerMetadata name=1:string attempt=2:uint32
-Mount container_path=1:string host_path=2:string readonly=3:bool
-KeyValue key=1:string value=2:string
-LinuxContainerResources cpu_period=1:int64 cpu_quota=2:int64 cpu_shares=3:int64 memory_limit_in_bytes=4:int64 \
-oom_score_adj=5:int64
-LinuxContainerSecurityContext namespace_options=3:NamespaceOption
-LinuxContainerConfig resources=1:LinuxContainerResources security_context=2:LinuxContainerSecurityContext
-ContainerConfig metadata=1:ContainerMetadata image=2:ImageSpec *command=3:string *args=4:string *envs=6:KeyValue \
-*mounts=7:Mount labels=9:map annotations=10:map log_path=11:string linux=15:LinuxContainerConfig
-CreateContainerRequest pod_sandbox_id=1:string config=2:ContainerConfig sandbox_config=3:PodSandboxConfig
-CreateContainerResponse container_id=1:string
-ContainerRequest container_id=1:string
-StopContainerRequest container_id=1:string timeout=2:int64
-Container id=1:string pod_sandbox_id=2:string metadata=3:ContainerMetadata image=4:ImageSpec image_ref=5:string \
-state=6:int32 created_at=7:int64 labels=8:map annotations=9:map
-ListContainersResponse *containers=1:Container
-ContainerStatus id=1:string metadata=2:ContainerMetadata state=3:int32 created_at=4:int64 started_at=5:int64 \
-finished_at=6:int64 exit_code=7:int32 image=8:ImageSpec image_ref=9:string reason=10:string message=11:string \
-labels=12:map annotations=13:map log_path=15:string
-ContainerStatusResponse status=1:ContainerStatus
-Image id=1:string *repo_tags=2:string *repo_digests=3:string size=4:uint64 pinned=8:bool
-ListImagesResponse *images=1:Image
-ImageRequest image=1:ImageSpec
-VersionResponse version=1:string runtime_name=2:string runtime_version=3:string runtime_api_version=4:string
-"""
-
-# method -> request and response message; the service follows from the method
-_METHODS = {
-    "Version": ("Empty", "VersionResponse"),
-    "RunPodSandbox": ("RunPodSandboxRequest", "RunPodSandboxResponse"),
-    "StopPodSandbox": ("PodSandboxRequest", "Empty"),
-    "RemovePodSandbox": ("PodSandboxRequest", "Empty"),
-    "ListPodSandbox": ("Empty", "ListPodSandboxResponse"),
-    "CreateContainer": ("CreateContainerRequest", "CreateContainerResponse"),
-    "StartContainer": ("ContainerRequest", "Empty"),
-    "StopContainer": ("StopContainerRequest", "Empty"),
-    "RemoveContainer": ("ContainerRequest", "Empty"),
-    "ListContainers": ("Empty", "ListContainersResponse"),
-    "ContainerStatus": ("ContainerRequest", "ContainerStatusResponse"),
-    "ListImages": ("Empty", "ListImagesResponse"),
-    "RemoveImage": ("ImageRequest", "Empty"),
-}
-_IMAGE_METHODS = {"ListImages", "RemoveImage"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,18 +143,13 @@ class Pods:
         self, method: str, request: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> Document:
         """Make one CRI call with a document and return the response as a document with all fields."""
-        requested, answered = _METHODS[method]
-        service = "ImageService" if method in _IMAGE_METHODS else "RuntimeService"
-        rpc: Callable[..., message.Message] = self._channel.unary_unary(
-            f"/runtime.v1.{service}/{method}",
-            request_serializer=lambda sent: sent.SerializeToString(),
-            response_deserializer=_classes()[answered].FromString,
+        rpc: Callable[..., Document] = self._channel.unary_unary(
+            cri_messages.path(method),
+            request_serializer=bytes,
+            response_deserializer=partial(cri_messages.decode, method),
         )
-        sent = json_format.ParseDict(dict(request or {}), _classes()[requested]())
-        answer = rpc(sent, timeout=timeout_s or self.timeout_s, wait_for_ready=True)
-        return json_format.MessageToDict(
-            answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
+        sent = cri_messages.encode(method, dict(request or {}))
+        return rpc(sent, timeout=timeout_s or self.timeout_s, wait_for_ready=True)
 
     def run_sandbox(
         self,
@@ -438,42 +370,3 @@ def _pod_labels(name: str, namespace: str, uid: str) -> dict[str, str]:
         "io.kubernetes.pod.namespace": namespace,
         "io.kubernetes.pod.uid": uid,
     }
-
-
-@cache
-def _classes() -> dict[str, type[message.Message]]:
-    file = descriptor_pb2.FileDescriptorProto(name="test_cri.proto", package="runtime.v1", syntax="proto3")
-    for line in _MESSAGES.strip().splitlines():
-        name, *fields = line.split()
-        described = file.message_type.add(name=name)
-        for text in fields:
-            _describe(described, text)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        described.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"runtime.v1.{described.name}"))
-        for described in file.message_type
-    }
-
-
-def _describe(described: DescriptorProto, text: str) -> None:
-    name, _, rest = text.partition("=")
-    number, _, kind = rest.partition(":")
-    added = described.field.add(name=name.removeprefix("*"), number=int(number))
-    repeated = name.startswith("*") or kind == "map"
-    added.label = added.LABEL_REPEATED if repeated else added.LABEL_OPTIONAL
-    if kind == "map":
-        entry = described.nested_type.add(name=name.title().replace("_", "") + "Entry")
-        entry.options.map_entry = True
-        for part, key in enumerate(("key", "value"), start=1):
-            entry.field.add(name=key, number=part, type="TYPE_STRING", label="LABEL_OPTIONAL")
-        _refer(added, f".runtime.v1.{described.name}.{entry.name}")
-    elif kind in {"string", "bool", "int32", "int64", "uint32", "uint64"}:
-        added.type = added.Type.Value(f"TYPE_{kind.upper()}")
-    else:
-        _refer(added, f".runtime.v1.{kind}")
-
-
-def _refer(added: FieldDescriptorProto, type_name: str) -> None:
-    added.type = added.TYPE_MESSAGE
-    added.type_name = type_name
