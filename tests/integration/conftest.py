@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol, Unpack
 import pytest
 
 from tests.support import reclaim
-from tests.support.containerd import VERSIONS, Containerd, Options, Version, live, unavailable
+from tests.support.containerd import VERSIONS, Containerd, LoopFs, Options, Version, live, unavailable
+from tests.support.worn_node import WornNode, wear
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -103,6 +104,12 @@ def pods(containerd: Containerd) -> Iterator[Pods]:
 def containerd_factory(containerd_version: Version) -> Iterator[ContainerdFactory]:
     """Starts daemons for one test, for example ``containerd_factory(imagefs=LoopFs(400, "xfs"))``."""
     yield from _factory(containerd_version)
+
+
+@pytest.fixture
+def worn(containerd_factory: ContainerdFactory) -> WornNode:
+    """A worn node on a small image filesystem of its own."""
+    return wear(containerd_factory(imagefs=LoopFs(420, "ext4")))
 
 
 @pytest.fixture(scope="module")

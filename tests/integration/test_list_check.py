@@ -13,22 +13,15 @@ from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.cli.session import load_settings
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.cri import CriClient
-from tests.support.containerd import LoopFs
-from tests.support.worn_node import USED_DEAD, USED_RUNNING, WornNode, wear
+from tests.support.worn_node import USED_DEAD, USED_RUNNING, WornNode
 
 if TYPE_CHECKING:
     from nodeagent.model import Container
-    from tests.integration.conftest import ContainerdFactory
 
 pytestmark = pytest.mark.real
 
 CRI_ALONE = {"runtime.containerd_api": "off"}
 READINGS = 15
-
-
-@pytest.fixture
-def worn(containerd_factory: ContainerdFactory) -> WornNode:
-    return wear(containerd_factory(imagefs=LoopFs(420, "ext4")))
 
 
 def test_churn_of_pods_and_a_forced_image_removal_are_no_contradiction(worn: WornNode) -> None:

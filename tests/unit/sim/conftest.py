@@ -9,11 +9,18 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
+from nodeagent.model import ContainerState
+from nodeagent.runtime.connection import RuntimeConnection
+from nodeagent.runtime.cri import CriClient
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import PAUSE, SimNode
+from nodeagent.sim.server import SimServer
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
-    from nodeagent.sim.server import SimServer
-
+MIB = 1024 * 1024
 Response = TypeVar("Response", bound=Message)
 
 
@@ -46,3 +53,35 @@ async def call() -> AsyncIterator[Caller]:
     yield make
     for channel in channels.values():
         await channel.close(None)
+
+
+@pytest.fixture
+def node() -> SimNode:
+    node = SimNode()
+    node.add_image(PAUSE, layers=[Layer("pause", MIB)], pinned=True)
+    base = Layer("base", 40 * MIB)
+    node.add_image("registry.test/a:v1", "registry.test/a:latest", layers=[base, Layer("a", 5 * MIB)])
+    node.add_image("registry.test/b:v1", layers=[base, Layer("b", 7 * MIB)])
+    pod = node.add_pod("web", namespace="shop", uid="u-1", age_s=600)
+    node.add_container(pod, "serve", "registry.test/a:v1", age_s=500, volume_images=["registry.test/b:v1"])
+    node.add_container(
+        pod, "once", "registry.test/b:v1", state=ContainerState.EXITED, attempt=2, age_s=500, ended_s=60, exit_code=3
+    )
+    return node
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+@pytest.fixture
+async def server(node: SimNode, socket: Path) -> AsyncIterator[SimServer]:
+    async with SimServer(node, socket, gc_delay_s=None) as started:
+        yield started
+
+
+@pytest.fixture
+async def cri(server: SimServer) -> AsyncIterator[CriClient]:
+    async with RuntimeConnection(server.endpoint, deadlines={"ListImages": 0.2, "RemoveImage": 0.2}) as connection:
+        yield CriClient(connection)

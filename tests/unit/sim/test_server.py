@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from dataclasses import replace
@@ -19,12 +18,7 @@ from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.errors import (
-    RuntimeNotFoundError,
-    RuntimeRequestError,
-    RuntimeTimeoutError,
-    RuntimeUnavailableError,
-)
+from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import ContainerState
 from nodeagent.plan.gc.accounting import LayerLedger
 from nodeagent.runtime.connection import RuntimeConnection
@@ -38,45 +32,13 @@ from nodeagent.sim.scenario import example_node
 from nodeagent.sim.server import SimServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.unit.sim.conftest import Caller
 
+
 MIB = 1024 * 1024
 CONTAINERD = "/containerd.services."
-
-
-@pytest.fixture
-def node() -> SimNode:
-    node = SimNode()
-    node.add_image(PAUSE, layers=[Layer("pause", MIB)], pinned=True)
-    base = Layer("base", 40 * MIB)
-    node.add_image("registry.test/a:v1", "registry.test/a:latest", layers=[base, Layer("a", 5 * MIB)])
-    node.add_image("registry.test/b:v1", layers=[base, Layer("b", 7 * MIB)])
-    pod = node.add_pod("web", namespace="shop", uid="u-1", age_s=600)
-    node.add_container(pod, "serve", "registry.test/a:v1", age_s=500, volume_images=["registry.test/b:v1"])
-    node.add_container(
-        pod, "once", "registry.test/b:v1", state=ContainerState.EXITED, attempt=2, age_s=500, ended_s=60, exit_code=3
-    )
-    return node
-
-
-@pytest.fixture
-def socket(tmp_path: Path) -> Path:
-    return tmp_path / "s"
-
-
-@pytest.fixture
-async def server(node: SimNode, socket: Path) -> AsyncIterator[SimServer]:
-    async with SimServer(node, socket, gc_delay_s=None) as started:
-        yield started
-
-
-@pytest.fixture
-async def cri(server: SimServer) -> AsyncIterator[CriClient]:
-    async with RuntimeConnection(server.endpoint, deadlines={"ListImages": 0.2, "RemoveImage": 0.2}) as connection:
-        yield CriClient(connection)
 
 
 async def test_client_of_the_agent_reads_the_state_of_the_node(node: SimNode, cri: CriClient) -> None:
@@ -365,72 +327,6 @@ async def test_garbage_is_collected_asynchronously_after_a_removal(node: SimNode
         await cri.version()
         assert node.store.collections == 1
         assert not node.store.collection_due
-
-
-async def test_injected_failure_applies_to_its_target_and_count(cri: CriClient, server: SimServer) -> None:
-    server.faults.fail("RemoveImage", "registry.test/b:v1", status="INTERNAL", detail="device busy")
-    server.faults.fail("RemoveImage", "registry.test/b:v1", status="ABORTED", detail="again")
-    await cri.remove_image("registry.test/a:latest")
-    with pytest.raises(RuntimeRequestError, match="INTERNAL: device busy"):
-        await cri.remove_image("registry.test/b:v1")
-    with pytest.raises(RuntimeRequestError, match="ABORTED: again"):
-        await cri.remove_image("registry.test/b:v1")
-    await cri.remove_image("registry.test/b:v1")
-    assert server.faults.targets("RemoveImage") == ("registry.test/a:latest", *["registry.test/b:v1"] * 3)
-    assert server.calls[0] == ("RemoveImage", "registry.test/a:latest")
-
-
-async def test_rule_for_an_unknown_method_is_rejected(server: SimServer) -> None:
-    with pytest.raises(ValueError, match="unknown method 'RemoveImages'"):
-        server.faults.fail("RemoveImages")
-
-
-async def test_delayed_call_times_out(cri: CriClient, server: SimServer) -> None:
-    server.faults.delay("ListImages")
-    with pytest.raises(RuntimeTimeoutError):
-        await cri.list_images()
-    assert len(await cri.list_images()) == 3
-
-
-async def test_delayed_call_continues_after_the_event(cri: CriClient, server: SimServer) -> None:
-    released = asyncio.Event()
-    server.faults.delay("Version", released)
-    arrival = asyncio.create_task(server.faults.arrival("Version"))
-    pending = asyncio.create_task(cri.version())
-    await arrival
-    assert not pending.done()
-    released.set()
-    assert (await pending).name == "containerd"
-
-
-async def test_delayed_response_hides_the_effect(node: SimNode, cri: CriClient, server: SimServer) -> None:
-    server.faults.delay("RemoveImage", effect_first=True)
-    with pytest.raises(RuntimeTimeoutError):
-        await cri.remove_image("registry.test/b:v1")
-    assert node.resolve_image("registry.test/b:v1") is None
-
-
-async def test_container_can_start_just_before_a_removal(node: SimNode, cri: CriClient, server: SimServer) -> None:
-    server.faults.before("RemoveImage", lambda: node.start_container("registry.test/b:v1"))
-    server.faults.after("ListContainers", lambda: node.advance(5))
-    await cri.remove_image("registry.test/b:v1")
-    before = node.now
-    assert "late" in {container.name for container in await cri.list_containers()}
-    assert (node.now - before).total_seconds() == 5
-
-
-async def test_restart_aborts_calls_and_keeps_the_node(node: SimNode, cri: CriClient, server: SimServer) -> None:
-    server.faults.delay("Version")
-    arrival = asyncio.create_task(server.faults.arrival("Version"))
-    pending = asyncio.create_task(cri.version())
-    await arrival
-    await server.stop()
-    with pytest.raises((RuntimeUnavailableError, RuntimeRequestError)):
-        await pending
-    assert not server.socket.exists()
-    await server.start()
-    async with RuntimeConnection(server.endpoint) as connection:
-        assert len(await CriClient(connection).list_images()) == len(node.images)
 
 
 def test_long_socket_path_is_rejected(tmp_path: Path) -> None:
