@@ -163,6 +163,17 @@ def _small_node(root: Path) -> SimNode:
     return sim
 
 
+def _configuration(root: Path, sockets: Path, max_per_pod_container: int) -> str:
+    return (
+        f'role = "standalone"\n'
+        f'[runtime]\nendpoint = "unix://{sockets}/cri.sock"\n'
+        f'[state]\ndirectory = "{root}/state"\n'
+        f'[container_gc]\nminimum_age = "0s"\nmax_per_pod_container = {max_per_pod_container}\n'
+        f'pod_log_root = "{root}/pods"\ncontainer_log_root = "{root}/containers"\n'
+        f'[control]\nsocket = "{sockets}/control.sock"\n'
+    )
+
+
 @asynccontextmanager
 async def serving(
     tmp_path: Path,
@@ -185,14 +196,7 @@ async def serving(
     """
     directory = Path(tempfile.mkdtemp(dir=tmp_path.parent if simulated_peers else None, prefix="c"))
     config = tmp_path / "config.toml"
-    config.write_text(
-        f'{head}role = "standalone"\n'
-        f'[runtime]\nendpoint = "unix://{directory}/cri.sock"\n'
-        f'[state]\ndirectory = "{tmp_path}/state"\n'
-        f'[container_gc]\nminimum_age = "0s"\nmax_per_pod_container = {max_per_pod_container}\n'
-        f'pod_log_root = "{tmp_path}/pods"\ncontainer_log_root = "{tmp_path}/containers"\n'
-        f'[control]\nsocket = "{directory}/control.sock"\n{extra}'
-    )
+    config.write_text(head + _configuration(tmp_path, directory, max_per_pod_container) + extra)
     stream, clock = io.StringIO(), SystemClock()
     logger = log.configure("json", "info", stream)
     made = checked(Origin(config))

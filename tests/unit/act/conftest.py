@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -55,80 +56,87 @@ class Rig(NamedTuple):
     undo: ImageUndo
 
 
+@dataclass(frozen=True, kw_only=True)
+class RigOptions:
+    """Options of a rig; ``containerd_api`` overrides the profile."""
+
+    profile: str = "1.7"
+    policy: GCPolicy = POLICY
+    dry_run: bool = False
+    deadlines: Mapping[str, float] | None = None
+    bulk: bool = False
+    containerd_api: bool | None = None
+    settle_s: float = 0.0
+    undo_window: timedelta = timedelta(minutes=10)
+    read_holds: Callable[[], tuple[Hold, ...]] = tuple
+    memory: NodeMemory | None = None
+    read_pod_images: PodImageSource = no_pod_images
+
+
 @pytest.fixture
 def rig(tmp_path: Path) -> Opener:
     """Return a rig factory: ``async with rig(profile="1.7", policy=..., dry_run=False, deadlines={}, bulk=False)``."""
 
     @asynccontextmanager
-    async def opened(
-        *,
-        profile: str = "1.7",
-        policy: GCPolicy = POLICY,
-        dry_run: bool = False,
-        deadlines: Mapping[str, float] | None = None,
-        bulk: bool = False,
-        containerd_api: bool | None = None,
-        settle_s: float = 0.0,
-        undo_window: timedelta = timedelta(minutes=10),
-        read_holds: Callable[[], tuple[Hold, ...]] = tuple,
-        memory: NodeMemory | None = None,
-        read_pod_images: PodImageSource = no_pod_images,
-    ) -> AsyncIterator[Rig]:
+    async def opened(**options: Any) -> AsyncIterator[Rig]:
+        chosen = RigOptions(**options)
         scenario = example_node()
-        node = scenario.node
         scenario.write_logs(tmp_path)
-
-        async def standalone() -> Role:
-            return Role.STANDALONE
-
+        simulated = SimServer(
+            scenario.node, tmp_path / "s", profile=chosen.profile, containerd_api=chosen.containerd_api
+        )
         async with (
-            SimServer(node, tmp_path / "s", profile=profile, containerd_api=containerd_api) as server,
-            RuntimeConnection(server.endpoint, deadlines=deadlines) as connection,
+            simulated as server,
+            RuntimeConnection(server.endpoint, deadlines=chosen.deadlines) as connection,
         ):
-            cri = CriClient(connection)
-            storage = ContainerdStorage(
-                ContainerdClient(connection), node.clock, lambda _path: LayerCache(clock=node.clock)
-            )
-            settings = ObserverSettings("", tmp_path / "pods", tmp_path / "containers", confirm_s=0.0)
-            read = SimFilesystem(node).read
-            observer = Observer(
-                cri,
-                storage,
-                settings=settings,
-                clock=node.clock,
-                read_boot_id=str,
-                read_filesystem=read,
-                memory=memory or SimMemory(),
-                read_holds=read_holds,
-                read_role=standalone,
-                find_running=lambda _known: (frozenset(), False),
-                read_pod_images=read_pod_images,
-            )
-            logs = HostLogs(settings.pod_log_root, settings.container_log_root, node.clock)
-            removers = RemoverFactory(
-                cri,
-                storage,
-                logs,
-                node.clock,
-                read_holds,
-                observer.find_unreferenced,
-                bulk=bulk,
-                settle_s=settle_s,
-                read_pod_images=read_pod_images,
-            )
-            recovery = RemovalRecovery(storage, tmp_path / "pass.lock", node.clock, stable_s=0.0)
-            undo = ImageUndo(storage, cri, tmp_path / "pass.lock", node.clock, undo_window)
-            collector = Collector(
-                observer,
-                removers,
-                policy,
-                clock=node.clock,
-                read_filesystem=read,
-                collect_garbage=storage.collect_garbage,
-                recover=recovery.run,
-                undo=undo,
-                dry_run=dry_run,
-            )
-            yield Rig(node, server, observer, collector, tmp_path, storage, recovery, undo)
+            yield _compose(scenario.node, server, connection, tmp_path, chosen)
 
     return opened
+
+
+def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, root: Path, options: RigOptions) -> Rig:
+    async def standalone() -> Role:
+        return Role.STANDALONE
+
+    cri, clock = CriClient(connection), node.clock
+    storage = ContainerdStorage(ContainerdClient(connection), clock, lambda _path: LayerCache(clock=clock))
+    settings = ObserverSettings("", root / "pods", root / "containers", confirm_s=0.0)
+    read = SimFilesystem(node).read
+    observer = Observer(
+        cri,
+        storage,
+        settings=settings,
+        clock=clock,
+        read_boot_id=str,
+        read_filesystem=read,
+        memory=options.memory or SimMemory(),
+        read_holds=options.read_holds,
+        read_role=standalone,
+        find_running=lambda _known: (frozenset(), False),
+        read_pod_images=options.read_pod_images,
+    )
+    removers = RemoverFactory(
+        cri,
+        storage,
+        HostLogs(settings.pod_log_root, settings.container_log_root, clock),
+        clock,
+        options.read_holds,
+        observer.find_unreferenced,
+        bulk=options.bulk,
+        settle_s=options.settle_s,
+        read_pod_images=options.read_pod_images,
+    )
+    recovery = RemovalRecovery(storage, root / "pass.lock", clock, stable_s=0.0)
+    undo = ImageUndo(storage, cri, root / "pass.lock", clock, options.undo_window)
+    collector = Collector(
+        observer,
+        removers,
+        options.policy,
+        clock=clock,
+        read_filesystem=read,
+        collect_garbage=storage.collect_garbage,
+        recover=recovery.run,
+        undo=undo,
+        dry_run=options.dry_run,
+    )
+    return Rig(node, server, observer, collector, root, storage, recovery, undo)
