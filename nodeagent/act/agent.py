@@ -8,44 +8,33 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.act.gc.collector import MAX_ROUNDS, Collector
+from nodeagent.act.agent_parts import AgentParts
+from nodeagent.act.gc.collector import MAX_ROUNDS, Collector, RemovalCompletion
 from nodeagent.act.gc.history_record import past_pass, past_undo
-from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.act.gc.pass_record import HistoryRecorder
 from nodeagent.act.gc.preview import Preview
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
-from nodeagent.act.gc.remover_factory import RemoverFactory
 from nodeagent.act.gc.undo import ImageUndo, NotUndoableError
 from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
-from nodeagent.host.container_cgroups import find_running
-from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import process_lock
 from nodeagent.host.node import boot_id
 from nodeagent.host.process_identity import is_running, own_process
 from nodeagent.model import Role
 from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_role import RoleWatch
-from nodeagent.observe.node_snapshot import Observer, ObserverSettings
-from nodeagent.observe.pod_images import make_bound_pods, make_pod_image_reader
-from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
 from nodeagent.observe.storage_usage import read_breakdown
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.leaks import plan_leaks
 from nodeagent.plan.gc.saved_plan import plan_id as make_plan_id
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.configured_connection import configured_connection
-from nodeagent.runtime.containerd import ContainerdClient
-from nodeagent.runtime.cri import CriClient
-from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage
-from nodeagent.runtime.storage_graph import LayerCache, disk_format
-from nodeagent.store import HoldFile, Store, gap_limits
+from nodeagent.store import Store, gap_limits
 from nodeagent.store.history import History, configured_retention
 
 if TYPE_CHECKING:
@@ -59,11 +48,12 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.undo import UndoReport
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.model import FsObservation, NodeSnapshot, RoleDecision
+    from nodeagent.model import NodeSnapshot, RoleDecision
     from nodeagent.observe.bound_pods import BoundPods
-    from nodeagent.observe.snapshot_sources import PodImageSource
+    from nodeagent.observe.node_snapshot import Observer
     from nodeagent.plan.gc.storage_breakdown import Breakdown
-    from nodeagent.runtime.connection import CallObserver, RuntimeConnection
+    from nodeagent.runtime.connection import CallObserver
+    from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.store import ClockReading
 
@@ -323,56 +313,27 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
     gaps = gap_limits(settings.image_interval_s, settings.policy.images.maximum_unused_age_s)
     store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record, gaps=gaps)
     async with configured_connection(settings, with_removals=True, observer=observer_of_calls) as connection:
-        cri = CriClient(connection)
-        storage = _storage_backend(settings, connection, clock, store)
-
-        def read(path: str) -> FsObservation:
-            return read_filesystem(path, clock)
-
-        bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
-        read_pod_images = make_pod_image_reader(settings.kubelet, clock, bound_pods).read
-        observer = _observer(settings, cri, storage, store, roles, clock, read, read_pod_images)
-        removers = RemoverFactory(
-            cri,
-            storage,
-            HostLogs(settings.pod_log_root, settings.container_log_root, clock),
-            clock,
-            HoldFile(settings.state_directory).read,
-            observer.find_unreferenced,
-            bulk=settings.bulk_removal,
-            settle_s=settings.settle_s,
-            read_pod_images=read_pod_images,
-        )
-        recovery = RemovalRecovery(storage, settings.state_directory / "pass.lock", clock)
-        undo = ImageUndo(
-            storage,
-            cri,
-            settings.state_directory / "pass.lock",
-            clock,
-            timedelta(seconds=settings.undo_window_s if settings.bulk_removal else 0.0),
-        )
+        parts = AgentParts.compose(settings, clock, connection, store, roles)
+        observer = parts.make_observer()
+        recovery = RemovalRecovery(parts.storage, parts.pass_lock, clock)
+        undo = parts.make_undo()
+        completion = RemovalCompletion(parts.storage.collect_garbage, recovery.run, undo)
         collector = Collector(
             observer,
-            removers,
+            parts.make_removers(observer),
             settings.policy,
             clock=clock,
-            read_filesystem=read,
-            collect_garbage=storage.collect_garbage,
-            recover=recovery.run,
-            undo=undo,
+            read_filesystem=parts.read_filesystem,
+            completion=completion,
             dry_run=dry_run,
         )
         history = History(settings.state_directory, writer=own_process(), is_running=is_running)
-
-        def clock_trusted() -> bool:
-            return store.is_wall_trusted(read_clocks(clock, boot_id()))
-
-        writer = HistoryWriter(history, configured_retention(settings), clock, clock_trusted)
+        writer = HistoryWriter(history, configured_retention(settings), clock, parts.is_clock_trusted)
         yield Agent(
             settings,
             clock,
-            cri,
-            storage,
+            parts.cri,
+            parts.storage,
             store,
             history,
             writer,
@@ -380,51 +341,8 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             collector,
             recovery,
             undo,
-            bound_pods,
+            parts.bound_pods,
             roles,
             record,
             dry_run,
         )
-
-
-def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store) -> StorageBackend:
-    """Return containerd's services unless disabled; with another runtime their first call fails."""
-    if not settings.containerd_api:
-        return CriOnlyStorage()
-
-    def make_cache(path: str) -> LayerCache:
-        return LayerCache(disk_format(filesystem_type(path)), clock, StoredSnapshotUsage(store))
-
-    return ContainerdStorage(ContainerdClient(connection), clock, make_cache)
-
-
-def _observer(  # noqa: PLR0913, PLR0917 - the sources of a snapshot
-    settings: Settings,
-    cri: CriClient,
-    storage: StorageBackend,
-    store: Store,
-    roles: RoleWatch,
-    clock: Clock,
-    read: Callable[[str], FsObservation],
-    read_pod_images: PodImageSource,
-) -> Observer:
-    async def read_role() -> Role:
-        return (await roles.evaluate(settings.role)).role
-
-    return Observer(
-        cri,
-        storage,
-        settings=ObserverSettings(
-            imagefs_path=settings.imagefs_path,
-            pod_log_root=settings.pod_log_root,
-            container_log_root=settings.container_log_root,
-        ),
-        clock=clock,
-        read_boot_id=boot_id,
-        read_filesystem=read,
-        memory=store,
-        read_holds=HoldFile(settings.state_directory).read,
-        read_role=read_role,
-        find_running=partial(find_running, clock=clock),
-        read_pod_images=read_pod_images,
-    )

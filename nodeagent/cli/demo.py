@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.act.gc.collector import Collector
+from nodeagent.act.gc.collector import Collector, RemovalCompletion
 from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.act.gc.remover_factory import RemoverFactory
@@ -110,5 +110,5 @@ async def _simulated() -> AsyncIterator[Collector]:
                 _POLICY,
                 clock=node.clock,
                 read_filesystem=read,
-                collect_garbage=storage.collect_garbage,
+                completion=RemovalCompletion(storage.collect_garbage),
             )

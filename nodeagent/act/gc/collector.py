@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from nodeagent.act.gc.executor import DryRunRemover, Interrupted, carry_out
@@ -95,6 +95,21 @@ def dry_run_removers(
     return dict.fromkeys(ItemKind, DryRunRemover())
 
 
+@dataclass(frozen=True, slots=True)
+class RemovalCompletion:
+    """Steps that complete removals and free their space.
+
+    Attributes:
+        collect_garbage: runs the runtime's own garbage collection; called only for plans with pending bytes.
+        recover: completes interrupted removals; called before each pass, except in a dry run.
+        undo: undo windows of image removals; without it removals free their space at once.
+    """
+
+    collect_garbage: Callable[[], Awaitable[None]]
+    recover: Callable[[], Awaitable[None]] | None = None
+    undo: UndoWindows | None = None
+
+
 class Collector:
     """Runs garbage collection passes."""
 
@@ -106,21 +121,12 @@ class Collector:
         *,
         clock: Clock,
         read_filesystem: Callable[[str], FsObservation],
-        collect_garbage: Callable[[], Awaitable[None]],
-        recover: Callable[[], Awaitable[None]] | None = None,
-        undo: UndoWindows | None = None,
+        completion: RemovalCompletion,
         dry_run: bool = False,
     ) -> None:
-        """Create a collector; with ``dry_run`` its passes only report the planned removals.
-
-        ``collect_garbage`` runs the runtime's own garbage collection; called only for plans with pending bytes.
-        ``recover`` completes interrupted removals; called before each pass, except in a dry run. Without ``undo``
-        removals free their space at once.
-        """
-        self._recover = recover if not dry_run else None
-        self._undo = undo
+        """Create a collector; with ``dry_run`` its passes only report the planned removals."""
+        self._completion = completion
         self._dry_run = dry_run
-        self._collect_garbage = collect_garbage
         self._observer = observer
         self._make_removers = dry_run_removers if dry_run else make_removers
         self._policy = policy
@@ -129,8 +135,7 @@ class Collector:
 
     async def prepare(self, scope: Scope) -> Preview:
         """Complete interrupted removals, then observe and plan a pass."""
-        if self._recover is not None:
-            await self._recover()
+        await self._recover()
         return await self.preview(scope)
 
     async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
@@ -149,8 +154,7 @@ class Collector:
 
         ``current`` is the policy in force; this collector's policy must be the stricter of it and the saved one.
         """
-        if self._recover is not None:
-            await self._recover()
+        await self._recover()
         snapshot = await self._observer.observe(saved.scope)
         in_force, plans = await asyncio.to_thread(plans_for_saved, saved, snapshot, current)
         return Preview(saved.scope, snapshot, plans), find_drift(saved, (*in_force, *plans))
@@ -189,12 +193,7 @@ class Collector:
                 await recorder.begin_round(progress, current)
             if not await self._collected(progress, current):
                 break
-            removers = self._make_removers(
-                current.snapshot,
-                self._policy,
-                hurried=trigger == EVICTION_TRIGGER,
-                undo=self._undo_terms(progress, current),
-            )
+            removers = self._removers(progress, current)
             try:
                 results = await carry_out(
                     current.removals,
@@ -217,6 +216,15 @@ class Collector:
             current = await self._next_round(progress, current, results, max_rounds, stop)
         return await self._report(progress, started_s, stop)
 
+    def _removers(self, progress: PassProgress, current: Preview) -> Mapping[ItemKind, Remover | BatchRemover]:
+        hurried = progress.trigger == EVICTION_TRIGGER
+        undo = self._undo_terms(progress, current)
+        return self._make_removers(current.snapshot, self._policy, hurried=hurried, undo=undo)
+
+    async def _recover(self) -> None:
+        if self._completion.recover is not None and not self._dry_run:
+            await self._completion.recover()
+
     async def _collected(self, progress: PassProgress, current: Preview) -> bool:
         """End undo windows and run the runtime's garbage collection as far as the plan counts on it.
 
@@ -225,10 +233,11 @@ class Collector:
         if self._dry_run or not (current.acts and (current.pending_bytes or current.ends_undo)):
             return True
         try:
-            ended = current.ends_undo and self._undo is not None and await self._undo.end_all()
+            undo = self._completion.undo
+            ended = current.ends_undo and undo is not None and await undo.end_all()
             own_bytes = progress.end_undo() if ended else 0
             if ended or current.pending_bytes:
-                await self._collect_garbage()
+                await self._completion.collect_garbage()
         except RuntimeUnavailableError as error:
             progress.end = PassEnd.RUNTIME_LOST, str(error)
             detail = f"runtime unavailable: {error}"
@@ -241,9 +250,10 @@ class Collector:
         return True
 
     def _undo_terms(self, progress: PassProgress, current: Preview) -> UndoTerms | None:
-        if self._undo is None:
+        undo = self._completion.undo
+        if undo is None:
             return None
-        return undo_terms(progress.id, progress.trigger, self._undo.window, space_needed=current.ends_undo)
+        return undo_terms(progress.id, progress.trigger, undo.window, space_needed=current.ends_undo)
 
     def _enough(self, current: Preview) -> Callable[[Decision], bool] | None:
         """Return a check that ends removals by threshold once the measured usage is low enough.

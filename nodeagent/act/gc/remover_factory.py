@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from nodeagent.act.gc.image_transaction import TransactionalImageRemover
 from nodeagent.act.gc.leak_removal import LeakRemover
+from nodeagent.act.gc.pod_log_removers import LogLinkRemover, PodLogRemover
 from nodeagent.act.gc.recheck import RuntimeReader
 from nodeagent.act.gc.removers import (
     ContainerRemover,
     ImageRemover,
-    LogLinkRemover,
-    PodLogRemover,
     SandboxRemover,
 )
 from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, HURRIED_SETTLE_S

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome, Result
@@ -18,7 +17,6 @@ from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.pod_logs import keep_tree
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from nodeagent.model import ClockTrust, Container, Hold, Image, LogTree, PodImages, Sandbox
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.gc.images import ImageGCPolicy
-    from nodeagent.plan.gc.pod_logs import PodLogPolicy
     from nodeagent.runtime.containerd_records import StoredImage
 
 
@@ -280,85 +277,6 @@ class SandboxRemover:
         return Result(decision, Outcome.DONE, await _leftover_layer(self._reader, decision.id))
 
 
-class PodLogRemover:
-    """Removes one pod log directory after reading its tree again."""
-
-    def __init__(
-        self, reader: FreshReader, logs: LogActions, policy: PodLogPolicy, template: NodeSnapshot, *, clock: Clock
-    ) -> None:
-        """Compose the remover; ``policy`` and ``template`` are those of the plan."""
-        self._reader = reader
-        self._logs = logs
-        self._policy = policy
-        self._clock = clock
-        self._trust = template.clock
-        self._directories = {each.name: each for each in template.pod_log_directories}
-        self._template = template
-
-    @cached_property
-    def _listed(self) -> frozenset[str]:
-        """UIDs of the pods that the runtime listed; computed only for a removal."""
-        return frozenset([each.uid for each in self._template.sandboxes]).union(
-            [each.pod_uid for each in self._template.containers]
-        )
-
-    async def remove(self, decision: Decision) -> Result:
-        """Remove the directory unless its pod is in the runtime, or its tree changed, is open or cannot be read."""
-        planned = self._directories.get(decision.id)
-        if planned is None or planned.tree is None:
-            return Result(decision, Outcome.CHANGED, "kept: not read by the observation of this pass")
-        containers, sandboxes = await self._reader.users()
-        if any(each.uid == planned.uid for each in sandboxes) or any(
-            each.pod_uid == planned.uid for each in containers
-        ):
-            return Result(decision, Outcome.CHANGED, "kept: the runtime lists a container or sandbox of its pod")
-        tree = await asyncio.to_thread(self._logs.read_pod_directory, decision.id)
-        if tree is None:
-            return Result(decision, Outcome.GONE, "already removed")
-        checked = replace(tree, unchanged_s=0.0)
-        if tree.digest == planned.tree.digest:  # the plan counts times that contradict the clock from their observation
-            checked = replace(tree, changed_at=planned.tree.changed_at, unchanged_s=planned.tree.unchanged_s)
-        # the removal of its containers is the last change of the directory of a pod that the runtime listed
-        minimum_age_s = 0.0 if planned.uid in self._listed else self._policy.minimum_age_s
-        kept = keep_tree(checked, self._policy, self._clock.now(), self._trust, minimum_age_s=minimum_age_s)
-        if kept is not None:
-            return Result(decision, Outcome.CHANGED, f"kept: {kept.sentence}")
-        try:
-            freed = await asyncio.to_thread(self._logs.remove_pod_directory, decision.id, planned.uid, tree.changed_at)
-        except FileNotFoundError:
-            return Result(decision, Outcome.GONE, "already removed")
-        return Result(decision, Outcome.DONE, freed_bytes=freed)
-
-
-class LogLinkRemover:
-    """Removes one container log link whose target does not exist."""
-
-    def __init__(self, reader: FreshReader, logs: LogActions, container_of: Callable[[str], str]) -> None:
-        self._reader = reader
-        self._logs = logs
-        self._container_of = container_of
-
-    async def remove(self, decision: Decision) -> Result:
-        """Remove the link unless its container exists and has not exited.
-
-        During a log rotation the target is missing for a moment. Source: kubelet ``removeDeadSymlinks``.
-        """
-        container_id = self._container_of(decision.id)
-        if container_id:
-            container = await self._reader.container(container_id)
-            if container is not None and container.state is not ContainerState.EXITED:
-                return Result(decision, Outcome.CHANGED, f"kept: container is {container.state.value}")
-        try:
-            removed = await asyncio.to_thread(self._logs.remove_dead_link, decision.id)
-        except FileNotFoundError:
-            return Result(decision, Outcome.GONE, "already removed")
-        return (
-            Result(decision, Outcome.DONE)
-            if removed
-            else Result(decision, Outcome.CHANGED, "kept: its target exists again")
-        )
-
-
 async def _leftover_layer(reader: FreshReader, container_id: str) -> str:
     """Return the text for a writable layer that remains after a removal; empty if it is removed."""
     remains = await reader.has_writable_layer(container_id)
@@ -399,8 +317,6 @@ __all__ = [
     "FreshReader",
     "ImageRemover",
     "LogActions",
-    "LogLinkRemover",
-    "PodLogRemover",
     "RuntimeActions",
     "SandboxRemover",
     "pod_activity",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from nodeagent.act.gc.collector import Collector
+from nodeagent.act.gc.collector import Collector, RemovalCompletion
 from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.act.gc.remover_factory import RemoverFactory
@@ -134,9 +134,7 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
         options.policy,
         clock=clock,
         read_filesystem=read,
-        collect_garbage=storage.collect_garbage,
-        recover=recovery.run,
-        undo=undo,
+        completion=RemovalCompletion(storage.collect_garbage, recovery.run, undo),
         dry_run=options.dry_run,
     )
     return Rig(node, server, observer, collector, root, storage, recovery, undo)

@@ -107,7 +107,7 @@ async def filled(tmp_path: Path, case: Case, head: str = "") -> AsyncIterator[No
         node.sim.capacity_bytes = 40 * GIB
         node.sim.fill_to(case.used_percent)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("nodeagent.act.agent.read_filesystem", SimFilesystem(node.sim).read_filesystem)
+            patch.setattr("nodeagent.act.agent_parts.read_filesystem", SimFilesystem(node.sim).read_filesystem)
             patch.setattr(control_client, "find_socket", lambda config: node.path if config is None else config)
             for each in ("add_signal_handler", "remove_signal_handler"):  # signal handlers require the main thread
                 patch.setattr(f"asyncio.SelectorEventLoop.{each}", lambda *_: None)

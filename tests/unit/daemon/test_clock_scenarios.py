@@ -124,6 +124,7 @@ class Place:
 async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
     made = Place(tmp_path)
     monkeypatch.setattr("nodeagent.act.agent.boot_id", lambda: made.clock.boot)
+    monkeypatch.setattr("nodeagent.act.agent_parts.boot_id", lambda: made.clock.boot)
     async with SimServer(made.node, tmp_path / "cri.sock"):
         yield made
 

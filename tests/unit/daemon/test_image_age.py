@@ -233,6 +233,7 @@ async def test_reboot_restarts_the_observation(place: Place, monkeypatch: pytest
         await place.observe(agent, 2 * MAXIMUM_S)
         assert await verdict(place, agent) == REMOVED
     monkeypatch.setattr("nodeagent.act.agent.boot_id", lambda: "another boot")
+    monkeypatch.setattr("nodeagent.act.agent_parts.boot_id", lambda: "another boot")
     async with place.agent() as agent:
         assert await verdict(place, agent) in KEPT
 

@@ -1,0 +1,138 @@
+"""Parts of an agent from its settings: runtime clients, readers and removers on one connection and one clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from nodeagent.act.gc.log_removal import HostLogs
+from nodeagent.act.gc.remover_factory import RemoverFactory
+from nodeagent.act.gc.undo import ImageUndo
+from nodeagent.host.container_cgroups import find_running
+from nodeagent.host.filesystems import filesystem_type, read_filesystem
+from nodeagent.host.node import boot_id
+from nodeagent.observe.clock_reading import read_clocks
+from nodeagent.observe.node_snapshot import Observer, ObserverSettings
+from nodeagent.observe.pod_images import make_bound_pods, make_pod_image_reader
+from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
+from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage
+from nodeagent.runtime.storage_graph import LayerCache, disk_format
+from nodeagent.store import HoldFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.clock import Clock
+    from nodeagent.config.settings import Settings
+    from nodeagent.model import FsObservation, Role
+    from nodeagent.observe.bound_pods import BoundPods
+    from nodeagent.observe.node_role import RoleWatch
+    from nodeagent.observe.snapshot_sources import PodImageSource
+    from nodeagent.runtime.connection import RuntimeConnection
+    from nodeagent.runtime.storage_backend import StorageBackend
+    from nodeagent.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class AgentParts:
+    """Parts of an agent that share its clients and its state.
+
+    Attributes:
+        storage: the runtime's own image and layer records.
+        roles: role watch of this node, evaluated by every snapshot.
+        bound_pods: pods bound to this node, with the state of the kubelet's list.
+        read_pod_images: reads the images that the kubelet's pods reference.
+    """
+
+    settings: Settings
+    clock: Clock
+    cri: CriClient
+    storage: StorageBackend
+    store: Store
+    roles: RoleWatch
+    bound_pods: BoundPods
+    read_pod_images: PodImageSource
+
+    @classmethod
+    def compose(
+        cls, settings: Settings, clock: Clock, connection: RuntimeConnection, store: Store, roles: RoleWatch
+    ) -> Self:
+        """Return the parts of an agent on a connection."""
+        storage = _storage_backend(settings, connection, clock, store)
+        cri = CriClient(connection)
+        bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
+        read_pod_images = make_pod_image_reader(settings.kubelet, clock, bound_pods).read
+        return cls(settings, clock, cri, storage, store, roles, bound_pods, read_pod_images)
+
+    @property
+    def pass_lock(self) -> Path:
+        """File of the node's pass lock."""
+        return self.settings.state_directory / "pass.lock"
+
+    def read_filesystem(self, path: str) -> FsObservation:
+        """Return the usage of the filesystem at a path."""
+        return read_filesystem(path, self.clock)
+
+    async def read_role(self) -> Role:
+        """Return the current role of the node."""
+        return (await self.roles.evaluate(self.settings.role)).role
+
+    def is_clock_trusted(self) -> bool:
+        """Return whether the wall clock agrees with the recorded times of this node."""
+        return self.store.is_wall_trusted(read_clocks(self.clock, boot_id()))
+
+    def make_observer(self) -> Observer:
+        """Return the reader of the node's snapshots."""
+        settings = self.settings
+        return Observer(
+            self.cri,
+            self.storage,
+            settings=ObserverSettings(
+                imagefs_path=settings.imagefs_path,
+                pod_log_root=settings.pod_log_root,
+                container_log_root=settings.container_log_root,
+            ),
+            clock=self.clock,
+            read_boot_id=boot_id,
+            read_filesystem=self.read_filesystem,
+            memory=self.store,
+            read_holds=HoldFile(settings.state_directory).read,
+            read_role=self.read_role,
+            find_running=partial(find_running, clock=self.clock),
+            read_pod_images=self.read_pod_images,
+        )
+
+    def make_removers(self, observer: Observer) -> RemoverFactory:
+        """Return the factory of removers; ``observer`` repeats the search for unreferenced pieces."""
+        settings = self.settings
+        return RemoverFactory(
+            self.cri,
+            self.storage,
+            HostLogs(settings.pod_log_root, settings.container_log_root, self.clock),
+            self.clock,
+            HoldFile(settings.state_directory).read,
+            observer.find_unreferenced,
+            bulk=settings.bulk_removal,
+            settle_s=settings.settle_s,
+            read_pod_images=self.read_pod_images,
+        )
+
+    def make_undo(self) -> ImageUndo:
+        """Return the undo of image removals; single removals by CRI have no undo window."""
+        window = timedelta(seconds=self.settings.undo_window_s if self.settings.bulk_removal else 0.0)
+        return ImageUndo(self.storage, self.cri, self.pass_lock, self.clock, window)
+
+
+def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store) -> StorageBackend:
+    """Return containerd's services unless disabled; with another runtime their first call fails."""
+    if not settings.containerd_api:
+        return CriOnlyStorage()
+
+    def make_cache(path: str) -> LayerCache:
+        return LayerCache(disk_format(filesystem_type(path)), clock, StoredSnapshotUsage(store))
+
+    return ContainerdStorage(ContainerdClient(connection), clock, make_cache)
