@@ -10,8 +10,6 @@ import secrets
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from google.protobuf.empty_pb2 import Empty
-
 from nodeagent._proto.containerd.services.containers.v1 import containers_pb2
 from nodeagent._proto.containerd.services.content.v1 import content_pb2
 from nodeagent._proto.containerd.services.images.v1 import images_pb2
@@ -20,7 +18,7 @@ from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
-from nodeagent.runtime.connection import Method
+from nodeagent.runtime import containerd_methods as methods
 from nodeagent.runtime.containerd_records import (
     Blob,
     Ingest,
@@ -45,141 +43,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "k8s.io"
 
-_SERVICES = "/containerd.services."
-_LIST_S = 30.0
-_DELETE_S = 120.0
 _LEASE_LIFETIME = timedelta(minutes=10)
-
-_NAMESPACES = Method(
-    _SERVICES + "namespaces.v1.Namespaces/List",
-    namespaces_pb2.ListNamespacesRequest,
-    namespaces_pb2.ListNamespacesResponse,
-    "namespaces.List",
-)
-_IMAGES = Method(
-    _SERVICES + "images.v1.Images/List",
-    images_pb2.ListImagesRequest,
-    images_pb2.ListImagesResponse,
-    "images.List",
-    _LIST_S,
-)
-_GET_IMAGE = Method(
-    _SERVICES + "images.v1.Images/Get", images_pb2.GetImageRequest, images_pb2.GetImageResponse, "images.Get"
-)
-_CREATE_IMAGE = Method(
-    _SERVICES + "images.v1.Images/Create",
-    images_pb2.CreateImageRequest,
-    images_pb2.CreateImageResponse,
-    "images.Create",
-    changes=True,
-)
-_DELETE_IMAGE = Method(
-    _SERVICES + "images.v1.Images/Delete",
-    images_pb2.DeleteImageRequest,
-    Empty,
-    "images.Delete",
-    _DELETE_S,
-    changes=True,
-)
-_CONTENT = Method(
-    _SERVICES + "content.v1.Content/List",
-    content_pb2.ListContentRequest,
-    content_pb2.ListContentResponse,
-    "content.List",
-    _LIST_S,
-)
-_CONTENT_INFO = Method(
-    _SERVICES + "content.v1.Content/Info", content_pb2.InfoRequest, content_pb2.InfoResponse, "content.Info"
-)
-_DELETE_CONTENT = Method(
-    _SERVICES + "content.v1.Content/Delete",
-    content_pb2.DeleteContentRequest,
-    Empty,
-    "content.Delete",
-    _DELETE_S,
-    changes=True,
-)
-_INGESTS = Method(
-    _SERVICES + "content.v1.Content/ListStatuses",
-    content_pb2.ListStatusesRequest,
-    content_pb2.ListStatusesResponse,
-    "content.ListStatuses",
-)
-_SNAPSHOTS = Method(
-    _SERVICES + "snapshots.v1.Snapshots/List",
-    snapshots_pb2.ListSnapshotsRequest,
-    snapshots_pb2.ListSnapshotsResponse,
-    "snapshots.List",
-    _LIST_S,
-)
-_USAGE = Method(
-    _SERVICES + "snapshots.v1.Snapshots/Usage",
-    snapshots_pb2.UsageRequest,
-    snapshots_pb2.UsageResponse,
-    "snapshots.Usage",
-)
-_REMOVE_SNAPSHOT = Method(
-    _SERVICES + "snapshots.v1.Snapshots/Remove",
-    snapshots_pb2.RemoveSnapshotRequest,
-    Empty,
-    "snapshots.Remove",
-    _DELETE_S,
-    changes=True,
-)
-_PREPARE_SNAPSHOT = Method(
-    _SERVICES + "snapshots.v1.Snapshots/Prepare",
-    snapshots_pb2.PrepareSnapshotRequest,
-    snapshots_pb2.PrepareSnapshotResponse,
-    "snapshots.Prepare",
-    _DELETE_S,
-    changes=True,
-)
-_CLEANUP = Method(
-    _SERVICES + "snapshots.v1.Snapshots/Cleanup",
-    snapshots_pb2.CleanupRequest,
-    Empty,
-    "snapshots.Cleanup",
-    _DELETE_S,
-    changes=True,
-)
-_CONTAINERS = Method(
-    _SERVICES + "containers.v1.Containers/List",
-    containers_pb2.ListContainersRequest,
-    containers_pb2.ListContainersResponse,
-    "containers.List",
-    _LIST_S,
-)
-_CONTAINERS_STREAMED = Method(
-    _SERVICES + "containers.v1.Containers/ListStream",
-    containers_pb2.ListContainersRequest,
-    containers_pb2.ListContainersResponse,
-    "containers.ListStream",
-    _LIST_S,
-)
-_LEASES = Method(_SERVICES + "leases.v1.Leases/List", leases_pb2.ListRequest, leases_pb2.ListResponse, "leases.List")
-_LEASE_RESOURCES = Method(
-    _SERVICES + "leases.v1.Leases/ListResources",
-    leases_pb2.ListResourcesRequest,
-    leases_pb2.ListResourcesResponse,
-    "leases.ListResources",
-)
-_CREATE_LEASE = Method(
-    _SERVICES + "leases.v1.Leases/Create",
-    leases_pb2.CreateRequest,
-    leases_pb2.CreateResponse,
-    "leases.Create",
-    changes=True,
-)
-_ADD_RESOURCE = Method(
-    _SERVICES + "leases.v1.Leases/AddResource",
-    leases_pb2.AddResourceRequest,
-    Empty,
-    "leases.AddResource",
-    changes=True,
-)
-_DELETE_LEASE = Method(
-    _SERVICES + "leases.v1.Leases/Delete", leases_pb2.DeleteRequest, Empty, "leases.Delete", _DELETE_S, changes=True
-)
 
 
 class ContainerdClient:
@@ -191,21 +55,23 @@ class ContainerdClient:
     def __init__(self, connection: RuntimeConnection, namespace: str = NAMESPACE) -> None:
         self._connection = connection
         self.namespace = namespace
-        self._containers = LongList(connection, _CONTAINERS, _CONTAINERS_STREAMED)
+        self._containers = LongList(connection, methods.CONTAINERS, methods.CONTAINERS_STREAMED)
 
     async def list_namespaces(self) -> tuple[str, ...]:
         """Return the names of all namespaces."""
-        got = await self._connection.unary(_NAMESPACES, namespaces_pb2.ListNamespacesRequest())
+        got = await self._connection.unary(methods.NAMESPACES, namespaces_pb2.ListNamespacesRequest())
         return tuple(each.name for each in got.namespaces)
 
     async def list_images(self, namespace: str | None = None) -> tuple[StoredImage, ...]:
         """Return every image name; of the client's namespace unless given."""
-        got = await self._connection.unary(_IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata(namespace))
+        got = await self._connection.unary(
+            methods.IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata(namespace)
+        )
         return tuple(map(decode_stored_image, got.images))
 
     async def list_image_records(self) -> tuple[tuple[StoredImage, bytes], ...]:
         """Return every image name, each with its complete record as an encoded message."""
-        got = await self._connection.unary(_IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata())
+        got = await self._connection.unary(methods.IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata())
         return tuple((decode_stored_image(each), each.SerializeToString()) for each in got.images)
 
     async def create_image(self, encoded: bytes) -> bool:
@@ -216,7 +82,7 @@ class ContainerdClient:
         image = images_pb2.Image.FromString(encoded)
         try:
             await self._connection.unary(
-                _CREATE_IMAGE,
+                methods.CREATE_IMAGE,
                 images_pb2.CreateImageRequest(image=image),
                 target=image.name,
                 metadata=self._metadata(),
@@ -231,7 +97,7 @@ class ContainerdClient:
         """Return one image name; ``None`` if absent."""
         try:
             got = await self._connection.unary(
-                _GET_IMAGE, images_pb2.GetImageRequest(name=name), target=name, metadata=self._metadata()
+                methods.GET_IMAGE, images_pb2.GetImageRequest(name=name), target=name, metadata=self._metadata()
             )
         except RuntimeNotFoundError:
             return None
@@ -249,7 +115,7 @@ class ContainerdClient:
         if target:
             request.target.CopyFrom(Descriptor(digest=target))
         try:
-            await self._connection.unary(_DELETE_IMAGE, request, target=name, metadata=self._metadata())
+            await self._connection.unary(methods.DELETE_IMAGE, request, target=name, metadata=self._metadata())
         except RuntimeNotFoundError:
             return False
         return True
@@ -263,7 +129,7 @@ class ContainerdClient:
         """
         known, blobs = known or {}, {}
         request = content_pb2.ListContentRequest()
-        async for batch in self._connection.stream(_CONTENT, request, metadata=self._metadata()):
+        async for batch in self._connection.stream(methods.CONTENT, request, metadata=self._metadata()):
             for info in batch.info:
                 digest = info.digest
                 blob = known.get(digest)
@@ -274,7 +140,7 @@ class ContainerdClient:
         """Return the digests of every blob of a namespace."""
         digests: set[str] = set()
         request = content_pb2.ListContentRequest()
-        async for batch in self._connection.stream(_CONTENT, request, metadata=self._metadata(namespace)):
+        async for batch in self._connection.stream(methods.CONTENT, request, metadata=self._metadata(namespace)):
             digests.update(info.digest for info in batch.info)
         return frozenset(digests)
 
@@ -282,7 +148,7 @@ class ContainerdClient:
         """Return one blob's record; ``None`` if absent."""
         try:
             got = await self._connection.unary(
-                _CONTENT_INFO, content_pb2.InfoRequest(digest=digest), target=digest, metadata=self._metadata()
+                methods.CONTENT_INFO, content_pb2.InfoRequest(digest=digest), target=digest, metadata=self._metadata()
             )
         except RuntimeNotFoundError:
             return None
@@ -292,14 +158,16 @@ class ContainerdClient:
         """Delete one blob's record; return whether it existed. The next garbage collection frees the bytes."""
         request = content_pb2.DeleteContentRequest(digest=digest)
         try:
-            await self._connection.unary(_DELETE_CONTENT, request, target=digest, metadata=self._metadata())
+            await self._connection.unary(methods.DELETE_CONTENT, request, target=digest, metadata=self._metadata())
         except RuntimeNotFoundError:
             return False
         return True
 
     async def list_ingests(self) -> tuple[Ingest, ...]:
         """Return the blobs being written."""
-        got = await self._connection.unary(_INGESTS, content_pb2.ListStatusesRequest(), metadata=self._metadata())
+        got = await self._connection.unary(
+            methods.INGESTS, content_pb2.ListStatusesRequest(), metadata=self._metadata()
+        )
         return tuple(Ingest(each.ref, each.expected) for each in got.statuses)
 
     async def list_snapshots(
@@ -308,7 +176,7 @@ class ContainerdClient:
         """Return every snapshot by key; entries of ``known`` with the same length and creation time are reused."""
         known, snapshots = known or {}, {}
         request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter)
-        stream = self._connection.stream(_SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
+        stream = self._connection.stream(methods.SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
         async for batch in stream:
             for info in batch.info:
                 key = info.name
@@ -324,26 +192,26 @@ class ContainerdClient:
     async def list_writable_snapshots(self, snapshotter: str) -> tuple[Snapshot, ...]:
         """Return the snapshots that are not committed: those of containers, and of layers being unpacked."""
         request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter, filters=["kind==active", "kind==view"])
-        stream = self._connection.stream(_SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
+        stream = self._connection.stream(methods.SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
         return tuple([decode_snapshot(info) async for batch in stream for info in batch.info])
 
     async def has_snapshot(self, snapshotter: str, key: str) -> bool:
         """Return whether a snapshot exists."""
         request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter, filters=[f'name=="{key}"'])
-        stream = self._connection.stream(_SNAPSHOTS, request, target=key, metadata=self._metadata())
+        stream = self._connection.stream(methods.SNAPSHOTS, request, target=key, metadata=self._metadata())
         return any([info.name == key async for batch in stream for info in batch.info])
 
     async def snapshot_usage(self, snapshotter: str, key: str) -> SnapshotUsage:
         """Return a snapshot's disk usage: recorded if committed, measured by this call if active."""
         request = snapshots_pb2.UsageRequest(snapshotter=snapshotter, key=key)
-        got = await self._connection.unary(_USAGE, request, target=key, metadata=self._metadata())
+        got = await self._connection.unary(methods.USAGE, request, target=key, metadata=self._metadata())
         return SnapshotUsage(got.size, got.inodes)
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
         """Remove one snapshot without children; return whether it existed."""
         request = snapshots_pb2.RemoveSnapshotRequest(snapshotter=snapshotter, key=key)
         try:
-            await self._connection.unary(_REMOVE_SNAPSHOT, request, target=key, metadata=self._metadata())
+            await self._connection.unary(methods.REMOVE_SNAPSHOT, request, target=key, metadata=self._metadata())
         except RuntimeNotFoundError:
             return False
         return True
@@ -356,11 +224,11 @@ class ContainerdClient:
         """
         request = snapshots_pb2.CleanupRequest(snapshotter=snapshotter)
         try:
-            await self._connection.unary(_CLEANUP, request, target=snapshotter, metadata=self._metadata())
+            await self._connection.unary(methods.CLEANUP, request, target=snapshotter, metadata=self._metadata())
         except RuntimeUnsupportedError:
             key = f"nodeagent-{secrets.token_hex(6)}"
             prepare = snapshots_pb2.PrepareSnapshotRequest(snapshotter=snapshotter, key=key)
-            await self._connection.unary(_PREPARE_SNAPSHOT, prepare, target=key, metadata=self._metadata())
+            await self._connection.unary(methods.PREPARE_SNAPSHOT, prepare, target=key, metadata=self._metadata())
             await self.remove_snapshot(snapshotter, key)
             await self.collect_garbage(clock)
 
@@ -376,14 +244,16 @@ class ContainerdClient:
 
     async def list_leases(self) -> tuple[Lease, ...]:
         """Return every lease, including expired ones."""
-        got = await self._connection.unary(_LEASES, leases_pb2.ListRequest(), metadata=self._metadata())
+        got = await self._connection.unary(methods.LEASES, leases_pb2.ListRequest(), metadata=self._metadata())
         return tuple(map(decode_lease_record, got.leases))
 
     async def list_lease_resources(self, lease_id: str) -> tuple[LeasedResource, ...]:
         """Return the resources of a lease; none if the lease is absent."""
         request = leases_pb2.ListResourcesRequest(id=lease_id)
         try:
-            got = await self._connection.unary(_LEASE_RESOURCES, request, target=lease_id, metadata=self._metadata())
+            got = await self._connection.unary(
+                methods.LEASE_RESOURCES, request, target=lease_id, metadata=self._metadata()
+            )
         except RuntimeNotFoundError:
             return ()
         return tuple(LeasedResource(each.id, each.type) for each in got.resources)
@@ -391,19 +261,19 @@ class ContainerdClient:
     async def create_lease(self, lease_id: str, labels: Mapping[str, str]) -> None:
         """Create a lease. Without the label ``containerd.io/gc.expire`` (RFC 3339 time) it never expires."""
         request = leases_pb2.CreateRequest(id=lease_id, labels=labels)
-        await self._connection.unary(_CREATE_LEASE, request, target=lease_id, metadata=self._metadata())
+        await self._connection.unary(methods.CREATE_LEASE, request, target=lease_id, metadata=self._metadata())
 
     async def add_lease_resource(self, lease_id: str, resource: LeasedResource) -> None:
         """Add a resource to a lease."""
         added = leases_pb2.Resource(id=resource.id, type=resource.type)
         request = leases_pb2.AddResourceRequest(id=lease_id, resource=added)
-        await self._connection.unary(_ADD_RESOURCE, request, target=lease_id, metadata=self._metadata())
+        await self._connection.unary(methods.ADD_RESOURCE, request, target=lease_id, metadata=self._metadata())
 
     async def delete_lease(self, lease_id: str, *, sync: bool) -> bool:
         """Delete a lease; return whether it existed. With ``sync``, return after a garbage collection."""
         request = leases_pb2.DeleteRequest(id=lease_id, sync=sync)
         try:
-            await self._connection.unary(_DELETE_LEASE, request, target=lease_id, metadata=self._metadata())
+            await self._connection.unary(methods.DELETE_LEASE, request, target=lease_id, metadata=self._metadata())
         except RuntimeNotFoundError:
             return False
         return True

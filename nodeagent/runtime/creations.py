@@ -13,8 +13,9 @@ import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.image_leases import KIND_LABEL
-from nodeagent.runtime.metadata_graph import EXPIRE, SNAPSHOTS, Node, run_bounded
+from nodeagent.runtime.metadata_graph import EXPIRE, SNAPSHOTS, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

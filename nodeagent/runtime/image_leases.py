@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from nodeagent.errors import ObservationError, RuntimeRequestError, RuntimeUnavailableError
+from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import LeasedResource, decode_encoded_image
-from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, run_bounded
+from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

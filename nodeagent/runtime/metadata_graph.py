@@ -15,13 +15,14 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
+from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import GC_LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import (
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
         StoredImage,
     )
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-MAX_CALLS = 8
 DEFAULT_SNAPSHOTTER = "overlayfs"
 
 CONTENT = "content"
@@ -241,7 +238,7 @@ async def read_inventory(
     known: Stored | None = None,
     containers: tuple[StoredContainer, ...] | None = None,
 ) -> Inventory:
-    """Read a namespace with at most :data:`MAX_CALLS` calls at a time.
+    """Read a namespace with at most :data:`~nodeagent.runtime.bounded_calls.MAX_CALLS` calls at a time.
 
     Args:
         client: containerd, in the namespace to read.
@@ -309,26 +306,6 @@ async def _read_stored(
 def _same(new: Mapping[str, object], old: Mapping[str, object]) -> bool:
     """Return whether two listings have identical entries."""
     return len(new) == len(old) and all(old.get(key) is value for key, value in new.items())
-
-
-async def run_bounded(
-    call: Callable[[Item], Awaitable[Result]], items: Sequence[Item], limit: int = MAX_CALLS
-) -> list[Result]:
-    """Return the result of ``call`` for every item, in order, at most ``limit`` at a time; the first error ends all."""
-    results: dict[int, Result] = {}
-    pending = iter(enumerate(items))
-
-    async def work() -> None:
-        for index, item in pending:
-            results[index] = await call(item)
-
-    workers = [asyncio.ensure_future(work()) for _ in range(min(limit, len(items)))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-    return [results[index] for index in range(len(items))]
 
 
 def _snapshotters(kinds: Iterable[str]) -> list[str]:

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.creations import Creations
 from nodeagent.runtime.image_leases import ImageLeases
-from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER, run_bounded
+from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER
 from nodeagent.runtime.undo_leases import UndoLeases
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
 from nodeagent.model import ImageRecord, PieceKind, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
+from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_facts import is_pinned
 from nodeagent.runtime.containerd_records import LeasedResource, SnapshotKind, SnapshotUsage, Stamp
 from nodeagent.runtime.image_leases import is_undo
@@ -29,7 +30,6 @@ from nodeagent.runtime.metadata_graph import (
     Inventory,
     Node,
     read_inventory,
-    run_bounded,
 )
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.act.gc.removers import FreshReader, ImageRemover, changed_since
 from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, Settled, settle
 from nodeagent.errors import NodeAgentError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
+from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_facts import is_pinned
 from nodeagent.runtime.image_leases import MAX_LABELS_BYTES, ImageName
-from nodeagent.runtime.metadata_graph import SNAPSHOTS, run_bounded
+from nodeagent.runtime.metadata_graph import SNAPSHOTS
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
