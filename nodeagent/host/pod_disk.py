@@ -44,6 +44,44 @@ class PodDisk:
     complete: bool = True
 
 
+@dataclass(slots=True)
+class _Measured:
+    """Trees of a pod measured up to now, written by the walk and read by another thread.
+
+    Attributes:
+        log_rest: files of the log directory outside the log directories of containers.
+        log_trees: by container name; ``None`` before the directory is listed, or if that failed.
+        volume_trees: local volumes, the emptyDirs on disk included; ``None`` as for ``log_trees``.
+        is_complete: false after an error.
+    """
+
+    log_rest: Tree
+    is_complete: bool
+    log_trees: dict[str, Tree] | None = None
+    volume_trees: list[Tree] | None = None
+    empty_dirs: dict[str, Tree] = field(default_factory=dict)
+    empty_dirs_in_memory: dict[str, int] = field(default_factory=dict)
+    layers: dict[str, Tree] = field(default_factory=dict)
+    logs_ended: bool = False
+    volumes_ended: bool = False
+    ended: bool = False
+
+    def reading(self) -> PodDisk:
+        logs = None if self.log_trees is None else dict(self.log_trees)
+        volumes = None if self.volume_trees is None else list(self.volume_trees)
+        layers = dict(self.layers)
+        trees = [*(logs or {}).values(), self.log_rest, *(volumes or ()), *layers.values()]
+        return PodDisk(
+            None if logs is None else _sum([*logs.values(), self.log_rest], ended=self.logs_ended),
+            None if logs is None else _sum(logs.values(), ended=self.logs_ended),
+            {name: tree.size_bytes for name, tree in (logs or {}).items()},
+            None if volumes is None else _sum(volumes, ended=self.volumes_ended),
+            {name: tree.size_bytes for name, tree in dict(self.empty_dirs).items()} | self.empty_dirs_in_memory,
+            layers,
+            self.ended and self.is_complete and all(each.complete for each in trees),
+        )
+
+
 class PodDiskWalk:
     """Measurement of one pod's disk usage in steps. Links and mounts are not followed.
 
@@ -77,14 +115,7 @@ class PodDiskWalk:
         self._volumes_path = f"{os.path.realpath(kubelet_root)}/pods/{uid}/volumes" if valid else None
         self._upper_directories = upper_directories or {}
         self._mounts = mounts or {}
-        self._log_trees: dict[str, Tree] | None = None
-        self._log_rest = Tree(self._logs_path)
-        self._empty_dirs: dict[str, Tree] = {}
-        self._empty_dirs_in_memory: dict[str, int] = {}
-        self._volume_trees: list[Tree] | None = None
-        self._layers: dict[str, Tree] = {}
-        self._is_complete = valid
-        self._logs_ended = self._volumes_ended = self._ended = False
+        self._measured = _Measured(Tree(self._logs_path), is_complete=valid)
         self._steps = self._walk()
 
     def advance(self, until_s: float) -> bool:
@@ -92,7 +123,7 @@ class PodDiskWalk:
         for _ in self._steps:
             if time.monotonic() >= until_s:
                 return False
-        self._ended = True
+        self._measured.ended = True
         return True
 
     def close(self) -> None:
@@ -101,79 +132,70 @@ class PodDiskWalk:
 
     def reading(self) -> PodDisk:
         """Return the usage measured up to now; another thread may continue the walk."""
-        logs = None if self._log_trees is None else dict(self._log_trees)
-        volumes = None if self._volume_trees is None else list(self._volume_trees)
-        layers = dict(self._layers)
-        trees = [*(logs or {}).values(), self._log_rest, *(volumes or ()), *layers.values()]
-        return PodDisk(
-            None if logs is None else _sum([*logs.values(), self._log_rest], ended=self._logs_ended),
-            None if logs is None else _sum(logs.values(), ended=self._logs_ended),
-            {name: tree.size_bytes for name, tree in (logs or {}).items()},
-            None if volumes is None else _sum(volumes, ended=self._volumes_ended),
-            {name: tree.size_bytes for name, tree in dict(self._empty_dirs).items()} | self._empty_dirs_in_memory,
-            layers,
-            self._ended and self._is_complete and all(each.complete for each in trees),
-        )
+        return self._measured.reading()
 
     def _walk(self) -> Generator[None, None, None]:
         """Walk logs and volumes, which have few files as a rule, before the writable layers."""
+        measured = self._measured
         yield from self._walk_logs()
-        self._logs_ended = True
+        measured.logs_ended = True
         if self._volumes_path is not None:
             yield from self._walk_volumes(self._volumes_path)
-        self._volumes_ended = True
+        measured.volumes_ended = True
         for container_id, upper in self._upper_directories.items():
             device = _device(upper)
             if device is not None:
-                self._layers[container_id] = Tree(upper)
-                yield from self._reader(device).walk(self._layers[container_id])
+                measured.layers[container_id] = Tree(upper)
+                yield from self._reader(device).walk(measured.layers[container_id])
 
     def _walk_logs(self) -> Generator[None, None, None]:
+        measured = self._measured
         directory = self._logs_path
         device = _device(directory)
         if device is None:
             missing = "\0" not in directory and not os.path.lexists(directory)
-            self._log_trees = {} if missing else None
-            self._is_complete = self._is_complete and missing
+            measured.log_trees = {} if missing else None
+            measured.is_complete = measured.is_complete and missing
             return
         try:
             with os.scandir(directory) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except OSError:
-            self._is_complete = False
+            measured.is_complete = False
             return
         reader = self._reader(device)
-        self._log_trees = {}
+        measured.log_trees = {}
         for name in names:
             path = f"{directory}/{name}"
             if path not in self._mounts and _device(path) == device:
-                self._log_trees[name] = Tree(path)
-                yield from reader.walk(self._log_trees[name])
-        yield from reader.walk(self._log_rest, skip=[tree.path for tree in self._log_trees.values()])
+                measured.log_trees[name] = Tree(path)
+                yield from reader.walk(measured.log_trees[name])
+        yield from reader.walk(measured.log_rest, skip=[tree.path for tree in measured.log_trees.values()])
 
     def _walk_volumes(self, directory: str) -> Generator[None, None, None]:
+        measured = self._measured
         device = _device(directory)
         if device is None:
             missing = not os.path.lexists(directory)
-            self._volume_trees = [] if missing else None
-            self._is_complete = self._is_complete and missing
+            measured.volume_trees = [] if missing else None
+            measured.is_complete = measured.is_complete and missing
             return
         reader = self._reader(device)
-        self._volume_trees = []
+        measured.volume_trees = []
         parent = f"{directory}/{_EMPTY_DIRS}"
         for name in _directories(parent):
             path = f"{parent}/{name}"
             if path in self._mounts:
                 if self._mounts[path] in _MEMORY_TYPES and (size_bytes := _filesystem_bytes(path)) is not None:
-                    self._empty_dirs_in_memory[name] = size_bytes
+                    measured.empty_dirs_in_memory[name] = size_bytes
             elif _device(path) == device:
-                self._empty_dirs[name] = Tree(path)
-                self._volume_trees.append(self._empty_dirs[name])
-                yield from reader.walk(self._empty_dirs[name])
+                measured.empty_dirs[name] = Tree(path)
+                measured.volume_trees.append(measured.empty_dirs[name])
+                yield from reader.walk(measured.empty_dirs[name])
         for path in (f"{directory}/{name}" for name in _LOCAL):
             if path not in self._mounts and _device(path) == device:
-                self._volume_trees.append(Tree(path))
-                yield from reader.walk(self._volume_trees[-1])
+                measured.volume_trees.append(Tree(path))
+                yield from reader.walk(measured.volume_trees[-1])
 
     def _reader(self, device: int) -> TreeReader:
         return TreeReader(device, mounts=self._mounts)

@@ -34,7 +34,54 @@ class TraceReader(Protocol):
         """Return the traces; without ``arguments`` only files are read that no process can block."""
 
 
-class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteresis
+class _LatestTraces:
+    """The latest traces of a kubelet, read again when they are too old."""
+
+    def __init__(self, clock: Clock, reader: TraceReader) -> None:
+        self._clock = clock
+        self._reader = reader
+        self._traces = KubeletTraces()
+        self._read_s: float | None = None
+        self._complete_s: float | None = None
+        self._readings: dict[bool, asyncio.Future[KubeletTraces]] = {}
+
+    async def read(self, max_age_s: float, logger: FilteringBoundLogger | None) -> KubeletTraces:
+        """Return the traces, reused for at most ``max_age_s``; ``logger`` receives an error of the reader."""
+        now_s = self._clock.monotonic_s()
+        if self._read_s is None or not 0 <= now_s - self._read_s < max_age_s:
+            self._traces = await self._read(logger)
+            self._read_s = self._clock.monotonic_s()
+        return self._traces
+
+    async def _read(self, logger: FilteringBoundLogger | None) -> KubeletTraces:
+        """Read the traces in a thread; while a reading hangs, read only traces that no process can block."""
+        for arguments in (True, False):
+            earlier = self._readings.get(arguments)
+            if earlier is not None and not earlier.done():
+                continue
+            reading = asyncio.ensure_future(asyncio.to_thread(self._reader.read, arguments=arguments))
+            self._readings[arguments] = reading
+            done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
+            if done:
+                return self._traces_of(reading, logger)
+        # The last complete reading is reused for a limited time, since a stalled node requires evictions.
+        if self._complete_s is not None and self._clock.monotonic_s() - self._complete_s < _STALE_S:
+            return self._traces
+        return KubeletTraces(unreadable=(f"traces of a kubelet not read within {_READ_WITHIN_S:g} s",))
+
+    def _traces_of(self, reading: asyncio.Future[KubeletTraces], logger: FilteringBoundLogger | None) -> KubeletTraces:
+        """Return the result of a reading. An error is a bug; the role is then unknown, so that no pod is stopped."""
+        error = reading.exception()
+        if error is None:
+            self._complete_s = self._clock.monotonic_s()
+            return reading.result()
+        failed = KubeletTraces(unreadable=(f"traces of a kubelet not read: {error!r}",))
+        if logger is not None and failed != self._traces:
+            logger.error("role_unknown", error=repr(error), exc_info=error)
+        return failed
+
+
+class RoleWatch:
     """Role of the agent, for all tasks of one process.
 
     Every pass evaluates it. The node is read at most every ``FRESH_S`` seconds, so that a loop with five passes a
@@ -56,12 +103,8 @@ class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteres
         """
         self._clock = clock
         self._logger = logger
-        self._reader = KubeletTraceReader(clock) if reader is None else reader
+        self._latest = _LatestTraces(clock, KubeletTraceReader(clock) if reader is None else reader)
         self._lock = asyncio.Lock()
-        self._traces = KubeletTraces()
-        self._read_s: float | None = None
-        self._complete_s: float | None = None
-        self._readings: dict[bool, asyncio.Future[KubeletTraces]] = {}
         self._memory = RoleMemory()
         self._evaluated = False
         self.current = _UNDECIDED
@@ -74,12 +117,10 @@ class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteres
             max_age_s: maximum age of a reused reading of the traces.
         """
         async with self._lock:
+            traces = await self._latest.read(max_age_s, self._logger)
+            decision = decide_role(traces, configured)
             now_s = self._clock.monotonic_s()
-            if self._read_s is None or not 0 <= now_s - self._read_s < max_age_s:
-                self._traces = await self._read()
-                self._read_s = now_s = self._clock.monotonic_s()
-            decision = decide_role(self._traces, configured)
-            decision, self._memory = apply_hysteresis(decision, self._traces, self._memory, now_s)
+            decision, self._memory = apply_hysteresis(decision, traces, self._memory, now_s)
             before, self.current = self.current, decision
             self._log(before, decision)
             return decision
@@ -92,34 +133,8 @@ class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteres
         """
         made = copy.copy(self)
         made._logger = None  # noqa: SLF001 - an object of the same class
+        made._latest = copy.copy(self._latest)  # noqa: SLF001
         return made
-
-    async def _read(self) -> KubeletTraces:
-        """Read the traces in a thread; while a reading hangs, read only traces that no process can block."""
-        for arguments in (True, False):
-            earlier = self._readings.get(arguments)
-            if earlier is not None and not earlier.done():
-                continue
-            reading = asyncio.ensure_future(asyncio.to_thread(self._reader.read, arguments=arguments))
-            self._readings[arguments] = reading
-            done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
-            if done:
-                return self._traces_of(reading)
-        # The last complete reading is reused for a limited time, since a stalled node requires evictions.
-        if self._complete_s is not None and self._clock.monotonic_s() - self._complete_s < _STALE_S:
-            return self._traces
-        return KubeletTraces(unreadable=(f"traces of a kubelet not read within {_READ_WITHIN_S:g} s",))
-
-    def _traces_of(self, reading: asyncio.Future[KubeletTraces]) -> KubeletTraces:
-        """Return the result of a reading. An error is a bug; the role is then unknown, so that no pod is stopped."""
-        error = reading.exception()
-        if error is None:
-            self._complete_s = self._clock.monotonic_s()
-            return reading.result()
-        failed = KubeletTraces(unreadable=(f"traces of a kubelet not read: {error!r}",))
-        if self._logger is not None and failed != self._traces:
-            self._logger.error("role_unknown", error=repr(error), exc_info=error)
-        return failed
 
     def _log(self, before: RoleDecision, now: RoleDecision) -> None:
         """Log a change of the role, and a new contradiction once."""

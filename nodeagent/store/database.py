@@ -8,19 +8,18 @@ from __future__ import annotations
 import sqlite3
 import threading
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.errors import StoreError
 from nodeagent.model import ClockTrust, GapCause, ImageUsage, ImageUseRecord, ObservationGap
 from nodeagent.store.clock_record import BUILD_DATE, TOLERANCE_S, ClockReading, ClockRecord, advance, later, trust
 from nodeagent.store.image_usage import merge_usage
 from nodeagent.store.item_times import FirstSeen, ItemKey, update_first_seen
 from nodeagent.store.observation import GapLimits, ObservationTracker
-from nodeagent.store.sqlite import BROKEN, BUSY_TIMEOUT_S, check, connect, identity, is_corrupt, micros, quarantine
-from nodeagent.store.usage_file import ADDITIONS, MIGRATIONS, StoredUsage, read_usage, write_usage
-from nodeagent.store.write_interval import is_due
+from nodeagent.store.sqlite import BROKEN, micros
+from nodeagent.store.state_file import StateFile, StoreHealth
+from nodeagent.store.usage_file import StoredUsage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -41,22 +40,6 @@ class SnapshotFigures(NamedTuple):
     inodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreHealth:
-    """Health of the database.
-
-    Attributes:
-        problem: reason that the usage is not on disk, with the consequence; empty otherwise.
-    """
-
-    problem: str = ""
-
-    @property
-    def persistent(self) -> bool:
-        """Whether the usage survives a restart."""
-        return not self.problem
-
-
 class Store:
     """Usage of images and snapshots. Its methods block, may be called from any thread, and never raise.
 
@@ -72,8 +55,7 @@ class Store:
             read_only: whether writing is disabled.
             gaps: longest gaps between detections that continue the observation of image use.
         """
-        self._path = directory / FILE_NAME
-        self._read_only = read_only
+        self._file = StateFile(directory / FILE_NAME, read_only=read_only, on_lost=self._lose)
         self._lock = threading.Lock()
         self._usage: dict[str, ImageUsage] = {}
         self._clock: ClockRecord | None = None
@@ -81,19 +63,18 @@ class Store:
         self._tracker = ObservationTracker(gaps)
         self._first_seen: dict[ItemKey, FirstSeen] = {}
         self._read_kinds: frozenset[tuple[str, str]] = frozenset()
-        self._written: StoredUsage | None = None
-        self._file: tuple[int, int] | None = None
-        self._loaded = False
-        self._notices: list[str] = []
-        self.health = StoreHealth()
         with self._lock:
             self._load()
 
     def take_notices(self) -> tuple[str, ...]:
         """Return the notices for operators since the last call, such as a quarantined file."""
         with self._lock:
-            notices, self._notices = tuple(self._notices), []
-            return notices
+            return self._file.take_notices()
+
+    @property
+    def health(self) -> StoreHealth:
+        """Health of the database."""
+        return self._file.health
 
     def usage(self) -> dict[str, ImageUsage]:
         """Return the usage by image id, in node time."""
@@ -106,10 +87,10 @@ class Store:
         It is written at once after a jump or the first reading of a boot, otherwise with the next detection.
         """
         with self._lock:
-            if not self._loaded:
+            if not self._file.loaded:
                 self._load()
             record = self._advance(at)
-            written = self._written.clock if self._written is not None else None
+            written = self._file.written.clock if self._file.written is not None else None
             if _is_new(record, written):
                 self._write()
             return trust(record, at)
@@ -159,7 +140,7 @@ class Store:
     ) -> ImageUseRecord:
         """Record a detection and return the usage of every listed image after it; see ``merge_usage``."""
         with self._lock:
-            if not self._loaded:
+            if not self._file.loaded:
                 self._load()
             record = self._advance(at)
             last, node_time = self._tracker.current, record.node_time(at.boottime_s)
@@ -218,10 +199,10 @@ class Store:
     def snapshot_usage(self) -> dict[tuple[str, str], SnapshotFigures]:
         """Return the usage of committed snapshots by snapshotter and key; empty if it cannot be read."""
         with self._lock:
-            if not self._loaded or self._written is None:
+            if not self._file.loaded or self._file.written is None:
                 return {}
             try:
-                with closing(self._open_for_reading()) as connection:
+                with closing(self._file.open_for_reading()) as connection:
                     rows = connection.execute(
                         "SELECT snapshotter, key, created_s, created_ns, size_bytes, inodes FROM snapshot_usage"
                     )
@@ -237,9 +218,9 @@ class Store:
         A failed write is ignored, since the runtime can report the usage again; ``health`` reports the next failure.
         """
         with self._lock:
-            if self._read_only or not self._loaded:
+            if not self._file.writable:
                 return
-            with suppress(*BROKEN), closing(self._open_for_writing()) as connection:
+            with suppress(*BROKEN), closing(self._file.open_for_writing()) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany("DELETE FROM snapshot_usage WHERE snapshotter = ? AND key = ?", removed)
                 connection.executemany(
@@ -263,31 +244,9 @@ class Store:
 
     def _observed_since(self, at: ClockReading) -> datetime | None:
         observation = self._tracker.current
-        if observation is None or not self._loaded or not self.health.persistent:
+        if observation is None or not self._file.loaded or not self.health.persistent:
             return None
         return later(at.wall, observation.since_s - at.boottime_s)
-
-    def _load(self) -> None:
-        """Read the file and merge it with the state in memory, which is newer; a corrupt file is quarantined."""
-        try:
-            file = identity(self._path)
-            if file is None:
-                self._loaded = True
-                self.health = StoreHealth()
-                return
-            with closing(self._open_for_reading()) as connection:
-                check(connection)
-                stored = read_usage(connection)
-        except sqlite3.DatabaseError as error:
-            self._handle_error(error)
-            return
-        except (OSError, StoreError) as error:
-            self._fail(str(error))
-            return
-        self._written, self._file = stored, file
-        self._merge(stored)
-        self._loaded = True
-        self.health = StoreHealth()
 
     def _merge(self, stored: StoredUsage) -> None:
         """Merge the content of the file with the state in memory, which begins with this process."""
@@ -307,75 +266,22 @@ class Store:
         self._first_seen = {**stored.first_seen, **self._first_seen}
         self._tracker.restore(stored.observation, stored.gaps)
 
-    def _open_for_reading(self) -> sqlite3.Connection:
-        """Return a read-only connection, which creates ``-wal`` and ``-shm`` files only to read a ``-wal``."""
-        unfinished = identity(self._path.with_name(f"{FILE_NAME}-wal")) is not None
-        uri = f"{self._path.absolute().as_uri()}?{'mode=ro' if unfinished else 'immutable=1'}"
-        return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-
-    def _open_for_writing(self) -> sqlite3.Connection:
-        """Return a connection for writing; after a removal or replacement of the file, the next write is complete."""
-        file = identity(self._path)
-        if self._written is not None and file != self._file:
-            self._written = None
-            self._notices.append(
-                f"state database {self._path} was removed or replaced; writing the complete usage of images from memory"
-            )
-        connection = connect(self._path, MIGRATIONS, ADDITIONS)
-        self._file = file or identity(self._path)
-        return connection
-
-    def _handle_error(self, error: sqlite3.DatabaseError) -> None:
-        """Quarantine a corrupt file; otherwise report it as inaccessible."""
-        if self._read_only or not is_corrupt(error):
-            self._fail(str(error))
-            return
-        try:
-            notice = quarantine(self._path, error)
-        except OSError as failure:
-            self._fail(f"{error}; cannot quarantine the file: {failure.strerror or failure}")
-            return
-        self._loaded = True
-        self._written = None
-        self._lose()
-        self._notices.append(notice)
-        self.health = StoreHealth()
+    def _load(self) -> None:
+        """Read the file unless that succeeded before, and merge it with the state in memory, which is newer."""
+        stored = self._file.read()
+        if stored is not None:
+            self._merge(stored)
 
     def _lose(self) -> None:
         """Record that the content of the existing file is unknown."""
         self._is_lost = True
         self._tracker.interrupt(GapCause.STATE_LOST)
 
-    def _fail(self, cause: str) -> None:
-        self._written = None
-        if not self._loaded:
-            self._lose()
-        self.health = StoreHealth(
-            f"cannot use state database {self._path}: {cause}; continuing in memory, a restart would lose the usage "
-            "of images"
-        )
-
     def _write(self, *, only_if_due: bool = False) -> None:
-        if self._read_only or not self._loaded:
-            return
         now = StoredUsage(
             dict(self._usage), self._clock, self._tracker.current, self._tracker.gaps, dict(self._first_seen)
         )
-        try:
-            if only_if_due and not is_due(now, self._written) and identity(self._path) == self._file:
-                return
-            with closing(self._open_for_writing()) as connection:
-                if self._written is None:
-                    check(connection)
-                write_usage(connection, now, self._written)
-        except sqlite3.DatabaseError as error:
-            self._handle_error(error)
-            return
-        except (OSError, StoreError) as error:
-            self._fail(str(error))
-            return
-        self._written = now
-        self.health = StoreHealth()
+        self._file.write(now, only_if_due=only_if_due)
 
 
 def _is_new(record: ClockRecord, written: ClockRecord | None) -> bool:

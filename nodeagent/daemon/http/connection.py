@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote
@@ -102,6 +102,21 @@ class Service:
     deadlines: Deadlines = Deadlines()
 
 
+@dataclass(slots=True)
+class _Current:
+    """Request of a connection, as far as it is read, with its handler.
+
+    Attributes:
+        without_body: whether the response has no body, as to ``HEAD``.
+        watch_client: whether the handler is cancelled when the client disconnects.
+    """
+
+    request: Request = field(default_factory=lambda: Request("", ""))
+    handler: Handler = field(default_factory=lambda: _no_handler)
+    without_body: bool = False
+    watch_client: bool = False
+
+
 class HttpConnection:
     """One connection of a client."""
 
@@ -128,10 +143,7 @@ class HttpConnection:
         self._peer = peer
         self._finish_request = finish_request
         self._wire = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
-        self._request = Request("", "")
-        self._handler: Handler = _no_handler
-        self._without_body = False
-        self._watch_client = False
+        self._current = _Current()
         self._end: asyncio.Future[None] | None = None
 
     async def serve(self) -> None:
@@ -155,7 +167,7 @@ class HttpConnection:
         except (OSError, TimeoutError):
             raise
         except Exception as error:  # noqa: BLE001 - reported by the service, as an error of a handler
-            response = self._service.fail(self._request, error)
+            response = self._service.fail(self._current.request, error)
         try:
             await self._send(response)
         finally:
@@ -181,7 +193,7 @@ class HttpConnection:
             head = await self._next_event()
         if not isinstance(head, h11.Request):
             return None
-        self._without_body = (
+        self._current.without_body = (
             head.method == b"HEAD"
         )  # set before any refusal, since h11 rejects a response body after HEAD
         if head.http_version not in _VERSIONS:
@@ -192,24 +204,24 @@ class HttpConnection:
             paths = ", ".join(self._service.router.paths)
             raise RefusedRequestError(problem(HTTPStatus.NOT_FOUND, f"no such path; available: {paths}"))
         template, route, variables = found
-        request = self._request = replace(request, variables=variables, route=template)
-        method = "GET" if self._without_body else request.method
+        request = self._current.request = replace(request, variables=variables, route=template)
+        method = "GET" if self._current.without_body else request.method
         handler = route.handlers.get(method)
         if handler is None:
             refusal = problem(HTTPStatus.METHOD_NOT_ALLOWED, f"{route.allow} only")
             raise RefusedRequestError(replace(refusal, headers={"Allow": route.allow}))
-        self._handler = handler
+        self._current.handler = handler
         await self._service.authorise(request)
-        self._watch_client = method in route.watched
+        self._current.watch_client = method in route.watched
         return replace(request, body=await self._read_body(request, route.body_bytes.get(method, 0)))
 
     async def _answer(self, request: Request) -> Response:
         limit_s = self._service.deadlines.answer_s
         try:
             async with asyncio.timeout(limit_s) as limit:
-                if self._watch_client:
-                    return await self._while_connected(self._handler(request))
-                return await self._handler(request)
+                if self._current.watch_client:
+                    return await self._while_connected(self._current.handler(request))
+                return await self._current.handler(request)
         except (RefusedRequestError, ClientDisconnectedError):
             raise
         except Exception as error:  # noqa: BLE001 - reported by the service; a handler must not end the server
@@ -274,7 +286,7 @@ class HttpConnection:
             ],
         )
         await self._write(self._wire.send(head))
-        if not self._without_body:
+        if not self._current.without_body:
             if isinstance(response.body, bytes):
                 await self._write_body(response.body)
             else:
