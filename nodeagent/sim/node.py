@@ -1,8 +1,7 @@
 """State of a simulated node: images, pods, containers and the image filesystem.
 
-The class exceeds the usual size: images, pods and disk usage share ids, clock and metadata store, and tests address all
-of them through one object. ``add_pod`` and ``add_container`` are long because of their parameters, one per configurable
-property.
+Images, pods and disk usage share the clock and the metadata store, and tests address all of them through one object;
+therefore a node is its images (``images``), which are on their filesystem (``disk``), and the pods here.
 """
 
 from __future__ import annotations
@@ -11,279 +10,55 @@ import hashlib
 import uuid
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from nodeagent.model import ContainerState, PieceKind
-from nodeagent.model.workload import (
-    LABEL_CONTAINER_NAME,
-    LABEL_POD_NAME,
-    LABEL_POD_NAMESPACE,
-    LABEL_POD_UID,
-)
-from nodeagent.plan.gc.image_references import normalise, repository_of
-from nodeagent.sim.clock import SimClock
-from nodeagent.sim.content import build_artifact, build_image
-from nodeagent.sim.store import (
-    SNAPSHOTTER,
-    Blob,
-    ImageName,
-    MetadataStore,
-    RefusedError,
-    Snapshot,
-    SnapshotKind,
-    on_disk,
-)
-from nodeagent.sim.workload import QosClass, SimContainer, SimImage, SimSandbox
+from nodeagent.model.workload import LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID
+from nodeagent.sim.disk import GIB, DiskProperties
+from nodeagent.sim.images import SimImages
+from nodeagent.sim.store import Snapshot, SnapshotKind
+from nodeagent.sim.workload import ContainerResources, QosClass, SimContainer, SimImage, SimSandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from nodeagent.sim.content import BuiltImage, Layer
 
 _T = TypeVar("_T")
 
 PAUSE: Final = "registry.k8s.io/pause:3.9"
-GIB: Final = 1024**3
 _WRITABLE_BYTES: Final = 20480  # size of an unused writable layer with the files of overlayfs and the runtime
 _WRITABLE_INODES: Final = 8
-_SOURCE_LABEL: Final = "containerd.io/distribution.source."
-_FILE_BYTES: Final = 16384
 
 
-class SimNode:
+class SimNode(SimImages):
     """Mutable state of a node. It changes by method calls only, including time, exits and garbage collections.
 
     Returned records are frozen; methods take records or ids and replace them.
 
     Attributes:
-        clock: manual clock; ``now`` is its wall time.
-        store: containerd's metadata.
-        capacity_bytes: size of the image filesystem.
-        other_bytes: usage of the image filesystem by other data.
-        root_path: containerd's root directory, the mount point of the image filesystem.
         pod_log_root: root directory of pod logs.
         sandbox_image: configured pause image.
-        revision: number of changes.
     """
 
-    def __init__(  # noqa: PLR0913 - the properties of a machine
+    def __init__(
         self,
         *,
-        clock: SimClock | None = None,
-        capacity_bytes: int = 40 * GIB,
-        other_bytes: int = 0,
-        inodes: int = 0,
-        other_inodes: int = 0,
         memory_bytes: int = 16 * GIB,
-        root_path: str = "/var/lib/containerd",
         sandbox_image: str = PAUSE,
         seed: int = 0,
+        **disk: Unpack[DiskProperties],
     ) -> None:
-        """Create an empty node; ``inodes`` 0 allocates one per 16 KiB, as ext4 does; ids derive from ``seed``."""
-        self.clock = clock or SimClock()
-        self.store = MetadataStore()
-        self.capacity_bytes = capacity_bytes
-        self.other_bytes = other_bytes
-        self.inodes = inodes or capacity_bytes // _FILE_BYTES
-        self.other_inodes = other_inodes
+        """Create an empty node; ids derive from ``seed``."""
+        super().__init__(**disk)
         self.memory_bytes = memory_bytes
-        self.root_path = root_path
         self.pod_log_root = "/var/log/pods"
         self.sandbox_image = sandbox_image
-        self.revision = 0
-
-        self.images: dict[str, SimImage] = {}
         self.sandboxes: dict[str, SimSandbox] = {}
         self.containers: dict[str, SimContainer] = {}
         self._seed = seed
         self._id_count = 0
-        self._image_of_target: dict[str, SimImage] = {}
-        self._nameless: dict[str, SimImage] = {}
-        self._names_of: dict[str, dict[str, None]] = {}
         self._containers_of: dict[str, dict[str, None]] = {}
-
-    # ---- time and disk ----
-
-    @property
-    def now(self) -> datetime:
-        """Wall time of the clock."""
-        return self.clock.now()
-
-    def advance(self, seconds: float) -> None:
-        """Advance the clock."""
-        self.clock.advance(seconds)
-
-    @property
-    def imagefs_path(self) -> str:
-        """Mount point in containerd's response to ``ImageFsInfo``."""
-        return f"{self.root_path}/io.containerd.snapshotter.v1.{SNAPSHOTTER}"
-
-    @property
-    def used_bytes(self) -> int:
-        """Used bytes of the image filesystem."""
-        return self.other_bytes + self.store.used_bytes
-
-    @property
-    def available_bytes(self) -> int:
-        """Available bytes of the image filesystem, never below 0."""
-        return max(0, self.capacity_bytes - self.used_bytes)
-
-    @property
-    def inodes_free(self) -> int:
-        """Free inodes of the image filesystem, never below 0."""
-        return max(0, self.inodes - self.other_inodes - self.store.inodes_used)
-
-    def fill_to(self, used_percent: float) -> None:
-        """Resize other data so that ``used_percent`` of the filesystem is used.
-
-        Raises:
-            ValueError: container data alone exceeds it.
-        """
-        other = int(self.capacity_bytes * used_percent / 100) - self.store.used_bytes
-        if other < 0:
-            raise ValueError(f"container data alone exceeds {used_percent} percent")
-        self.other_bytes = other
-
-    def collect_garbage(self) -> int:
-        """Run the garbage collector; return the freed bytes."""
-        before = self.store.used_bytes
-        self.store.collect()
-        self._changed()
-        return before - self.store.used_bytes
-
-    # ---- images ----
-
-    def add_image(  # noqa: PLR0913 - the properties of an image
-        self,
-        *tags: str,
-        layers: Sequence[Layer],
-        age_s: float = 0,
-        pinned: bool = False,
-        variant: str | None = None,
-        digest_only: bool = False,
-        index: bool = False,
-        docker: bool = False,
-        unpacked: bool = True,
-        layer_blobs: bool = True,
-        imported: bool = False,
-    ) -> SimImage:
-        """Pull an image and return it; a tag of another image moves to this one.
-
-        Args:
-            tags: references in one or several repositories; at least one.
-            layers: layers, bottom first; existing layers are shared.
-            age_s: seconds since the pull.
-            pinned: whether the runtime marks the image as pinned.
-            variant: distinguishes images of the same layers; the first tag by default.
-            digest_only: whether to omit the tags, as after a pull by digest or after the tag moved.
-            index: whether the names refer to a multi-platform index.
-            docker: whether to use Docker's media types.
-            unpacked: whether the layers have snapshots.
-            layer_blobs: whether the compressed layers are kept (containerd's ``discard_unpacked_layers`` removes them).
-            imported: whether the image is imported from an archive instead.
-        """
-        at = self.now - timedelta(seconds=age_s)
-        built = build_image(layers, variant=tags[0] if variant is None else variant, index=index, docker=docker)
-        for key, parent, layer in zip(built.chain_ids, ("", *built.chain_ids), layers, strict=False):
-            if unpacked:
-                size_bytes = on_disk(layer.size_bytes)
-                committed = Snapshot(key, parent, SnapshotKind.COMMITTED, size_bytes, layer.inode_count, at)
-                self.store.put_snapshot(committed)
-            if layer_blobs:
-                labels = {"containerd.io/uncompressed": layer.diff_id}
-                self.store.put_blob(Blob(layer.blob_digest, layer.blob_bytes, at, labels))
-        chain_id = built.chain_ids[-1] if unpacked and built.chain_ids else ""
-        self._put_documents(built, chain_id, at, {} if imported else _source_labels(tags))
-        config, target = built.config.descriptor, built.target.descriptor
-        image = self.images.get(config.digest) or SimImage(
-            config.digest,
-            target.digest,
-            chain_id,
-            config.size_bytes + built.manifest.descriptor.size_bytes + sum(layer.blob_bytes for layer in layers),
-            tuple(layer.diff_id for layer in layers),
-        )
-        image = replace(image, pinned=image.pinned or pinned)
-        self.images[image.id] = self._image_of_target[target.digest] = image
-        labels = {"io.cri-containerd.image": "managed"}
-        if pinned:
-            labels["io.cri-containerd.pinned"] = "pinned"
-        digests = dict.fromkeys(f"{repository_of(tag)}@{target.digest}" for tag in tags)
-        for name in (*(() if digest_only else tags), *digests, config.digest):
-            self.set_name(ImageName(name, target, at, at, labels))
-        return self.images[image.id]
-
-    def add_artifact(
-        self, name: str, files: Sequence[Layer], *, artifact_type: str = "application/vnd.example.thing.v1"
-    ) -> str:
-        """Pull an OCI artifact, absent from CRI's image list; return its digest."""
-        built = build_artifact(files, artifact_type)
-        for file in files:
-            self.store.put_blob(Blob(file.blob_digest, file.blob_bytes, self.now))
-        self._put_documents(built, "", self.now, _source_labels((name,)))
-        self.set_name(ImageName(name, built.target.descriptor, self.now, self.now))
-        return built.target.descriptor.digest
-
-    def resolve_image(self, reference: str) -> str | None:
-        """Return the image id of a name, an id or a unique id prefix; ``None`` for an unknown one."""
-        for image_id in (reference, f"sha256:{reference}"):
-            if image_id in self.images:
-                return image_id
-        if not reference:
-            return None
-        for name in (reference, normalise(reference)):
-            known = self.store.names.get(name)
-            if known is not None:
-                image = self._image_of_target.get(known.target.digest)
-                return image.id if image is not None else None
-        prefix = "sha256:" + reference.removeprefix("sha256:")
-        found = [image_id for image_id in self.images if image_id.startswith(prefix)]
-        return found[0] if len(found) == 1 else None
-
-    def names_of(self, image_id: str) -> tuple[str, ...]:
-        """Return all names of an image, in the order of creation."""
-        return tuple(self._names_of.get(image_id, ()))
-
-    def users_of(self, image_id: str) -> tuple[SimContainer, ...]:
-        """Return the containers created from an image."""
-        return tuple(container for container in self.containers.values() if container.image_id == image_id)
-
-    def remove_image(self, reference: str) -> None:
-        """Remove all names of an image, even of one in use, and collect garbage once.
-
-        An unknown reference succeeds. The parent snapshots of a container are kept.
-
-        Raises:
-            RefusedError: empty reference.
-
-        Source: containerd's CRI ``RemoveImage``.
-        """
-        if not reference:
-            raise RefusedError("UNKNOWN", 'can not resolve "" locally: ambiguous digest string')
-        image_id = self.resolve_image(reference)
-        if image_id is None:
-            return
-        for name in self.names_of(image_id):
-            self.delete_image_name(name)
-        self.store.collect()
-
-    def delete_image_name(self, name: str, *, sync: bool = False) -> None:
-        """Delete one image name; with ``sync`` also collect garbage.
-
-        Raises:
-            RefusedError: unknown name.
-
-        Source: containerd's image service, ``Delete``.
-        """
-        known = self.store.delete_name(name)
-        image = self._image_of_target.get(known.target.digest)
-        if image is not None:
-            self._delete_name(image.id, name)
-        if sync:
-            self.store.collect()
-        self._changed()
-
-    # ---- pods ----
 
     def add_pod(  # noqa: PLR0913 - the properties of a pod
         self,
@@ -322,9 +97,6 @@ class SimNode:
         uid = uid or str(uuid.UUID(self._next_id()[:32], version=4))
         created_at = self.now - timedelta(seconds=age_s)
         own = {LABEL_POD_NAME: name, LABEL_POD_NAMESPACE: namespace, LABEL_POD_UID: uid} if labelled else {}
-        kubelet_annotations = {"kubernetes.io/config.seen": created_at.isoformat()}
-        if source:
-            kubelet_annotations["kubernetes.io/config.source"] = source
         level = "" if qos is QosClass.GUARANTEED else f"/{qos.value}"
         sandbox = SimSandbox(
             id=self._next_id(),
@@ -337,7 +109,7 @@ class SimNode:
             image=self.sandbox_image,
             cgroup_parent=f"/kubepods{level}/pod{uid}" if cgroup_parent is None else cgroup_parent,
             labels={**own, **(labels or {})},
-            annotations={**(kubelet_annotations if labelled else {}), **(annotations or {})},
+            annotations={**(_pod_annotations(created_at, source) if labelled else {}), **(annotations or {})},
             runtime_handler=runtime_handler,
         )
         self.sandboxes[sandbox.id] = sandbox
@@ -357,17 +129,12 @@ class SimNode:
         attempt: int = 0,
         age_s: float = 0,
         ended_s: float | None = None,
-        exit_code: int = 0,
-        writable_bytes: int = 0,
-        working_set_bytes: int = 0,
         memory_request_bytes: int = 0,
-        memory_limit_bytes: int = 0,
-        oom_score_adj: int | None = None,
-        cpu_shares: int = 2,
         volume_images: Iterable[str] = (),
         labelled: bool = True,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
+        **resources: Unpack[ContainerResources],
     ) -> SimContainer:
         """Create a container in a sandbox and return it.
 
@@ -379,28 +146,21 @@ class SimNode:
             attempt: number of previous restarts.
             age_s: seconds since creation.
             ended_s: seconds since the exit.
-            exit_code: exit code of an exited container.
-            writable_bytes: size of the writable layer.
-            working_set_bytes: memory usage while running.
-            memory_request_bytes: memory request, from which ``oom_score_adj`` derives.
-            memory_limit_bytes: memory limit; 0 for none.
-            oom_score_adj: overrides the kubelet's value.
-            cpu_shares: CPU shares, which the kubelet derives from the request.
+            memory_request_bytes: memory request, from which ``oom_score_adj`` derives unless given.
             volume_images: references of images mounted as volumes.
             labelled: whether the container has the labels and annotations of the kubelet.
             labels: labels in addition to the kubelet's.
             annotations: annotations in addition to the kubelet's.
+            resources: usage, limits and exit code.
 
         Raises:
             ValueError: unknown sandbox or image.
         """
         pod = self._sandbox(sandbox)
-        image_id = self.resolve_image(image)
-        if image_id is None:
-            raise ValueError(f"unknown image {image}")
         created_at = self.now - timedelta(seconds=age_s)
         exited = state is ContainerState.EXITED
-        started = state is not ContainerState.CREATED
+        resources.setdefault("oom_score_adj", self._oom_score_adj(pod, memory_request_bytes))
+        resources["exit_code"] = resources.get("exit_code", 0) if exited else 0
         container = SimContainer(
             id=self._next_id(),
             name=name,
@@ -408,26 +168,21 @@ class SimNode:
             attempt=attempt,
             state=state,
             image_name=image,
-            image_id=image_id,
+            image_id=self._existing_image(image),
             created_at=created_at,
-            started_at=created_at if started else None,
+            started_at=None if state is ContainerState.CREATED else created_at,
             finished_at=self.now - timedelta(seconds=age_s if ended_s is None else ended_s) if exited else None,
-            exit_code=exit_code if exited else 0,
-            writable_bytes=writable_bytes,
-            working_set_bytes=working_set_bytes,
-            oom_score_adj=self._oom_score_adj(pod, memory_request_bytes) if oom_score_adj is None else oom_score_adj,
             pid=4712 + len(self.containers),
-            memory_limit_bytes=memory_limit_bytes,
-            cpu_shares=cpu_shares,
             volume_images=tuple(volume_images),
             labels={**(_container_labels(pod, name) if labelled else {}), **(labels or {})},
             annotations={**(_container_annotations(attempt) if labelled else {}), **(annotations or {})},
+            **resources,
         )
-        self.containers[container.id] = container
-        self._containers_of[pod.id][container.id] = None
-        self._put_writable(container.id, self.images[image_id], writable_bytes, created_at)
-        self._changed()
-        return container
+        return self._put_container(container)
+
+    def users_of(self, image_id: str) -> tuple[SimContainer, ...]:
+        """Return the containers created from an image."""
+        return tuple(container for container in self.containers.values() if container.image_id == image_id)
 
     def start_container(
         self, image: str, *, name: str = "late", sandbox: SimSandbox | str | None = None
@@ -521,11 +276,6 @@ class SimNode:
         pod = self.sandboxes[container.sandbox_id]
         return f"{self.log_directory(pod)}/{container.name}/{container.attempt}.log"
 
-    # ---- internals ----
-
-    def _changed(self) -> None:
-        self.revision += 1
-
     def _next_id(self) -> str:
         self._id_count += 1
         return hashlib.sha256(f"{self._seed} {self._id_count}".encode()).hexdigest()
@@ -542,71 +292,19 @@ class SimNode:
             raise ValueError(f"unknown container {container_id}")
         return self.containers[container_id]
 
-    def _put_documents(self, built: BuiltImage, chain_id: str, at: datetime, sources: Mapping[str, str]) -> None:
-        """Store the documents of an image with the labels of a pull and those used by containerd's collector."""
-        config_digest = built.config.descriptor.digest
-        for document in built.documents:
-            stored = self.store.blobs.get(document.descriptor.digest)
-            if stored is not None:  # pulled again, under other names perhaps
-                for name, repositories in sources.items():
-                    known = [each for each in stored.labels.get(name, "").split(",") if each]
-                    stored.labels[name] = ",".join(dict.fromkeys((*known, *repositories.split(","))))
-                continue
-            labels = dict(sources)
-            references = [(PieceKind.BLOB, child.digest) for child in document.children]
-            for number, child in enumerate(document.children):
-                key = "config" if child.digest == config_digest else f"l.{number - 1}"
-                if document is not built.manifest:
-                    key = f"m.{number}"
-                labels[f"containerd.io/gc.ref.content.{key}"] = child.digest
-            if document is built.config and chain_id:
-                labels[f"containerd.io/gc.ref.snapshot.{SNAPSHOTTER}"] = chain_id
-                references.append((PieceKind.SNAPSHOT, chain_id))
-            descriptor = document.descriptor
-            blob = Blob(descriptor.digest, descriptor.size_bytes, at, labels, tuple(references), document.data)
-            self.store.put_blob(blob)
+    def _existing_image(self, reference: str) -> str:
+        image_id = self.resolve_image(reference)
+        if image_id is None:
+            raise ValueError(f"unknown image {reference}")
+        return image_id
 
-    def set_name(self, name: ImageName) -> None:
-        """Add or move a name of an image, as a pull or a tag does."""
-        before = self.store.names.get(name.name)
-        self.store.set_name(name)
-        if before is not None and before.target.digest != name.target.digest:
-            image = self._image_of_target.get(before.target.digest)
-            if image is not None:
-                self._delete_name(image.id, name.name)
-        image = self._image_of_target.get(name.target.digest) or self._revived(name.target.digest)
-        if image is not None:
-            self._names_of.setdefault(image.id, {})[name.name] = None
-            self._update_names(image.id)
+    def _put_container(self, container: SimContainer) -> SimContainer:
+        self.containers[container.id] = container
+        self._containers_of[container.sandbox_id][container.id] = None
+        image = self.images[container.image_id]
+        self._put_writable(container.id, image, container.writable_bytes, container.created_at)
         self._changed()
-
-    def _delete_name(self, image_id: str, name: str) -> None:
-        names = self._names_of[image_id]
-        names.pop(name, None)
-        if names:
-            self._update_names(image_id)
-            return
-        removed = self.images.pop(image_id)
-        del self._names_of[image_id], self._image_of_target[removed.target_digest]
-        self._nameless[removed.target_digest] = removed
-
-    def _revived(self, target_digest: str) -> SimImage | None:
-        """Return an image whose names were deleted, if its content was not collected since."""
-        image = self._nameless.pop(target_digest, None)
-        if image is None or any(each not in self.store.blobs for each in (target_digest, image.id)):
-            return None
-        self.images[image.id] = self._image_of_target[target_digest] = image
-        return image
-
-    def _update_names(self, image_id: str) -> None:
-        """Update the tags and digests in the record of an image."""
-        names = [name for name in self._names_of[image_id] if not name.startswith("sha256:")]
-        image = replace(
-            self.images[image_id],
-            repo_tags=tuple(sorted(name for name in names if "@" not in name)),
-            repo_digests=tuple(sorted(name for name in names if "@" in name)),
-        )
-        self.images[image_id] = self._image_of_target[image.target_digest] = image
+        return container
 
     def _put_writable(self, key: str, image: SimImage | None, writable_bytes: int, at: datetime) -> None:
         parent = image.chain_id if image is not None else ""
@@ -637,13 +335,11 @@ def _by_prefix(records: Mapping[str, _T], prefix: str) -> _T | None:
     return records[found[0]] if len(found) == 1 else None
 
 
-def _source_labels(references: Iterable[str]) -> dict[str, str]:
-    """Return the distribution source labels of a pull under these names."""
-    repositories: dict[str, dict[str, None]] = {}
-    for reference in references:
-        host, _, path = repository_of(normalise(reference)).partition("/")
-        repositories.setdefault(_SOURCE_LABEL + host.partition(":")[0], {})[path] = None
-    return {label: ",".join(paths) for label, paths in repositories.items()}
+def _pod_annotations(seen_at: datetime, source: str) -> dict[str, str]:
+    return {
+        "kubernetes.io/config.seen": seen_at.isoformat(),
+        **({"kubernetes.io/config.source": source} if source else {}),
+    }
 
 
 def _container_labels(pod: SimSandbox, name: str) -> dict[str, str]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.model import ContainerState
 from nodeagent.sim.clock import START, SimClock
 from nodeagent.sim.content import Layer
+from nodeagent.sim.disk import GIB
 from nodeagent.sim.logs import write_logs
-from nodeagent.sim.node import GIB, PAUSE, SimNode
+from nodeagent.sim.node import PAUSE, SimNode
 from nodeagent.sim.workload import QosClass
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from nodeagent.model import ContainerState
 
@@ -68,6 +68,26 @@ class SimSandbox:
     def log_directory_name(self) -> str:
         """Name of the pod's log directory. Source: kubelet ``BuildPodLogsDirectory``."""
         return f"{self.namespace}_{self.name}_{self.uid}"
+
+
+class ContainerResources(TypedDict, total=False):
+    """Usage and limits of a container to create, with the defaults of ``SimContainer``.
+
+    Attributes:
+        exit_code: exit code of an exited container.
+        writable_bytes: size of the writable layer.
+        working_set_bytes: memory usage while running.
+        memory_limit_bytes: memory limit; 0 for none.
+        oom_score_adj: overrides the kubelet's value.
+        cpu_shares: CPU shares, which the kubelet derives from the request.
+    """
+
+    exit_code: int
+    writable_bytes: int
+    working_set_bytes: int
+    memory_limit_bytes: int
+    oom_score_adj: int
+    cpu_shares: int
 
 
 @dataclass(frozen=True, slots=True)

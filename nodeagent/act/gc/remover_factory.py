@@ -9,11 +9,7 @@ from nodeagent.act.gc.image_transaction import TransactionalImageRemover
 from nodeagent.act.gc.leak_removal import LeakRemover
 from nodeagent.act.gc.pod_log_removers import LogLinkRemover, PodLogRemover
 from nodeagent.act.gc.recheck import RuntimeReader
-from nodeagent.act.gc.removers import (
-    ContainerRemover,
-    ImageRemover,
-    SandboxRemover,
-)
+from nodeagent.act.gc.removers import ContainerRemover, ImageRemover, SandboxRemover
 from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, HURRIED_SETTLE_S
 from nodeagent.host import podlogs
 from nodeagent.observe.pod_images import no_pod_images

@@ -20,8 +20,8 @@ from nodeagent.daemon.supervisor import supervise
 from nodeagent.errors import PassBusyError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
 from nodeagent.model import ContainerState
 from nodeagent.sim.content import Layer
+from nodeagent.sim.disk import GIB
 from nodeagent.sim.filesystem import SimFilesystem
-from nodeagent.sim.node import GIB
 from tests.unit.control_node import IMAGE, MEMBER, Node, say, serving
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 
 from nodeagent.errors import ObservationError
 from nodeagent.model import ContainerState
+from nodeagent.sim.disk import GIB
 from nodeagent.sim.filesystem import SimClock, SimFilesystem
-from nodeagent.sim.node import GIB
 from nodeagent.sim.scenario import example_node, scale_node
 
 if TYPE_CHECKING:
