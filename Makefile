@@ -28,7 +28,7 @@ demo: ## preview, run and result: on a temporary real containerd as root, otherw
 test: ## set up and run all checks and tests of this machine; skipped tests are listed with the reason
 	@.ci/setup protos real
 	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest tests/unit $(PARALLEL)
+	$(BIN)/python -m pytest tests/unit tests/security $(PARALLEL)
 	$(BIN)/python -m pytest tests/integration
 
 check: ## format, lint, types, import directions, generated files, vocabulary
@@ -43,7 +43,7 @@ check: ## format, lint, types, import directions, generated files, vocabulary
 
 unit: ## unit tests, without root and container runtime
 	@.ci/setup dev
-	$(BIN)/python -m pytest tests/unit $(PARALLEL)
+	$(BIN)/python -m pytest tests/unit tests/security $(PARALLEL)
 
 integration: ## integration tests on a real containerd
 	@.ci/setup dev real

@@ -1,0 +1,63 @@
+"""Attacks by processes of an unprivileged user."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import warnings
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ATTACKER_UID: Final = 54321
+FAILED: Final = 9
+
+
+class Attacker:
+    """A local user of the node."""
+
+    uid = ATTACKER_UID
+
+    def start(self, attack: Callable[[], object]) -> int:
+        """Run an attack in a process of the user; return its pid. The exit code is 0, or 9 after an ``OSError``."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child uses none of their locks
+            pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            os.setgroups([])
+            os.setresgid(ATTACKER_UID, ATTACKER_UID, ATTACKER_UID)
+            os.setresuid(ATTACKER_UID, ATTACKER_UID, ATTACKER_UID)
+            attack()
+            code = 0
+        except OSError:
+            code = FAILED
+        finally:
+            os._exit(code)
+
+    def succeeds(self, attack: Callable[[], object]) -> bool:
+        """Run an attack in a process of the user; return whether the system permitted it."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.start(attack), 0)[1])
+        assert code in (0, FAILED), "the attack itself has a defect"
+        return code == 0
+
+    def can(self, access: str, path: Path) -> bool:
+        """Return whether the user has an access to a path: ``-e``, ``-r`` or ``-w``. Source: test(1)."""
+        words = ["/usr/bin/test", access, str(path)]
+        return subprocess.run(words, user=self.uid, group=self.uid, extra_groups=[], check=False).returncode == 0
+
+
+@pytest.fixture
+def attacker(tmp_path: Path) -> Attacker:
+    """Return a local user who can enter the test's directory."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start processes of another user")
+    for each in (tmp_path, *tmp_path.parents[:2]):
+        each.chmod(0o755)
+    return Attacker()

@@ -1,0 +1,140 @@
+"""Attacks by an unprivileged user of the node, carried out by processes of that user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.api.client import ControlClient, DaemonRefusedError
+from nodeagent.config.loading import load
+from nodeagent.errors import ConfigError, ObservationError
+from nodeagent.host.port_owners import port_owners
+from nodeagent.kube.kubelet_pods import KubeletPods
+from nodeagent.model import TRUSTED, Hold
+from nodeagent.model.kubelet_access import KubeletAccess
+from nodeagent.store import HoldFile
+from nodeagent.store.plan_key import PlanKeyFile
+from tests.support.command import nodeagent
+from tests.unit.control_node import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.security.conftest import Attacker
+
+ATTACK = "dry_run = false\n"
+NOW = datetime(2026, 1, 10, 12, tzinfo=UTC)
+
+
+def write(path: Path) -> None:
+    path.write_text(ATTACK)
+
+
+def replace(path: Path) -> None:
+    path.unlink()
+    path.write_text(ATTACK)
+
+
+def swap_directory(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+    path.mkdir()
+    (path / "10.toml").write_text(ATTACK)
+
+
+@pytest.mark.parametrize(
+    ("opened", "mode", "attack"),
+    [
+        ("config.d", 0o777, lambda etc: write(etc / "config.d" / "50.toml")),
+        ("config.d", 0o1777, lambda etc: write(etc / "config.d" / "50.toml")),
+        ("config.d/10.toml", 0o666, lambda etc: write(etc / "config.d" / "10.toml")),
+        ("config.toml", 0o666, lambda etc: write(etc / "config.toml")),
+        (".", 0o777, lambda etc: replace(etc / "config.toml")),
+        (".", 0o777, lambda etc: swap_directory(etc / "config.d")),
+    ],
+    ids=["drop-in directory", "sticky drop-in directory", "drop-in", "file", "replaced file", "replaced directory"],
+)
+def test_configuration_that_a_local_user_could_write_is_refused(
+    tmp_path: Path, attacker: Attacker, opened: str, mode: int, attack: Callable[[Path], None]
+) -> None:
+    etc = tmp_path / "etc"
+    (etc / "config.d").mkdir(parents=True)
+    for name in ("config.toml", "config.d/10.toml"):
+        (etc / name).write_text("dry_run = true\n")
+        (etc / name).chmod(0o644)
+    for name in (".", "config.d"):
+        (etc / name).chmod(0o755)
+    assert not attacker.succeeds(partial(attack, etc))
+    assert load(etc / "config.toml", environment={}).config.dry_run
+    (etc / opened).chmod(mode)
+    assert attacker.succeeds(partial(attack, etc))
+    with pytest.raises(ConfigError, match="not trusted"):
+        load(etc / "config.toml", environment={})
+    for words in (("run", "--once"), ("doctor",)):
+        ended = nodeagent(*words, "--config", str(etc / "config.toml"))
+        assert ended.returncode != 0
+        assert "not trusted" in (ended.stdout + ended.stderr).replace("\n", " ")
+
+
+def test_kubelet_of_a_local_user_receives_no_request(tmp_path: Path, attacker: Attacker) -> None:
+    received = tmp_path / "received"
+    received.mkdir()
+    received.chmod(0o777)
+    reading, ready = os.pipe()
+
+    def serve() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            os.write(ready, b"%d\n" % server.getsockname()[1])
+            (received / "request").write_bytes(server.accept()[0].recv(1 << 16))
+
+    pid = attacker.start(serve)
+    port = int(os.read(reading, 16))
+    for each in (reading, ready):
+        os.close(each)
+    access = KubeletAccess(url=f"http://127.0.0.1:{port}")
+    with pytest.raises(ObservationError, match=f"run by user {attacker.uid}, not by root: no credentials sent"):
+        asyncio.run(KubeletPods(access, port_owners).read())
+    os.waitpid(pid, 0)
+    assert (received / "request").read_bytes() == b""
+
+
+def test_control_socket_of_a_local_user_receives_no_command(tmp_path: Path, attacker: Attacker) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    reading, ready = os.pipe()
+
+    def serve() -> None:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(shared / "s"))
+            server.listen()
+            os.write(ready, b"\n")
+            (shared / "request").write_bytes(server.accept()[0].recv(1 << 16))
+
+    pid = attacker.start(serve)
+    os.read(reading, 1)
+    for each in (reading, ready):
+        os.close(each)
+    with pytest.raises(DaemonRefusedError, match=f"uid {attacker.uid} is listening, not root"):
+        ControlClient(shared / "s").call("Pause", {"seconds": 60, "why": "maintenance"})
+    os.waitpid(pid, 0)
+    assert (shared / "request").read_bytes() == b""
+
+
+async def test_state_and_control_socket_are_closed_to_a_local_user(tmp_path: Path, attacker: Attacker) -> None:
+    state = tmp_path / "state"
+    HoldFile(state).add(Hold("", "r/a:1", "why", "me", NOW, NOW), TRUSTED)
+    PlanKeyFile(state).read_or_create()
+    assert not attacker.can("-r", state)
+    assert not any(attacker.can("-r", each) for each in state.iterdir())
+    async with serving(tmp_path) as node:
+        node.path.parent.chmod(0o755)
+        assert attacker.can("-e", node.path)
+        assert not attacker.can("-r", node.path)
+        assert not attacker.can("-w", node.path)  # required to connect
