@@ -10,10 +10,10 @@ from nodeagent.api.node.shutdown import delay_limit, lock_held, off_because, que
 from nodeagent.api.status import Status
 from nodeagent.cli.control_client import connect
 from nodeagent.cli.session import open_for_command, run_async
-from nodeagent.config.kubelet_import import read_kubelet
+from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.filesystems import filesystem_id
-from nodeagent.host.kubelet_files import KUBELET_ROOT
+from nodeagent.host.kubelet_detection import read_kubelet_traces
 from nodeagent.host.logind_config import read_delay
 from nodeagent.host.peer import group_number
 from nodeagent.host.probes import (
@@ -24,11 +24,12 @@ from nodeagent.host.probes import (
     read_psi_resources,
     read_unit_exposure,
 )
+from nodeagent.kube.kubelet_config import read_kubelet_config
 from nodeagent.model import Role
 from nodeagent.observe.node_role import read_role
 from nodeagent.plan.clock_checks import check_clock, check_image_use
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.plan.kubelet_checks import check_kubelet, check_pod_list
+from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list
 from nodeagent.plan.node_checks import (
     Finding,
     Verdict,
@@ -64,8 +65,6 @@ if TYPE_CHECKING:
     from nodeagent.runtime.cri_messages import ImageFsInfo
 
 _UNIT: Final = "nodeagent.service"
-_KUBELET_CONFIG: Final = KUBELET_ROOT.relative_to("/") / "config.yaml"
-_KUBELET_FIELDS: Final = ("imageGCHighThresholdPercent", "shutdownGracePeriod", "evictionHard")
 _STATUS_WITHIN_S: Final = 20
 _OF_STATE: Final = frozenset({"state-directory", "stores", "holds", "history"})
 _DENIED: Final = "permission denied"
@@ -261,34 +260,25 @@ def role_findings(settings: Settings, root: Path) -> Iterator[Finding]:
 
 
 def kubelet_findings(settings: Settings, root: Path) -> list[Finding]:
-    """Return the findings on tasks also performed by a kubelet of this node."""
+    """Return the findings on the kubelet's configuration, and on tasks also performed by a kubelet of this node."""
     role = read_role(settings.role, root).role
-    return check_kubelet(
-        read_kubelet_fields(root / _KUBELET_CONFIG),
-        evicts=not settings.eviction.off_because(role),
-        stops=not settings.shutdown.off_because(role),
-        collects_from=image_gc_start_percent(settings),
-    )
+    pids = [each.pid for each in read_kubelet_traces(SystemClock(), root).processes]
+    config = read_kubelet_config(root, pids)
+    return [
+        check_kubelet_config(config.sources, config.problems, config.fields),
+        *check_kubelet(
+            config.fields if config.sources or pids else None,
+            evicts=not settings.eviction.off_because(role),
+            stops=not settings.shutdown.off_because(role),
+            collects_from=image_gc_start_percent(settings),
+        ),
+    ]
 
 
 def image_gc_start_percent(settings: Settings) -> int | None:
     """Return the usage of imagefs at which images are removed; ``None`` if none is removed by threshold."""
     high = settings.policy.images.high_threshold_percent
     return None if settings.image_interval_s is None or high == 100 else high
-
-
-def read_kubelet_fields(path: Path) -> dict[str, str]:
-    """Return the fields of a KubeletConfiguration that the checks use; empty without the file.
-
-    Raises:
-        ConfigError: the file is no KubeletConfiguration.
-    """
-    try:
-        text = path.read_text(errors="replace")
-    except FileNotFoundError:
-        return {}
-    fields = read_kubelet(text)
-    return {"kind": "KubeletConfiguration"} | {key: str(fields[key]) for key in _KUBELET_FIELDS if key in fields}
 
 
 # ---- state, journal and unit

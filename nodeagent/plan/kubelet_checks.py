@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pod_list import Completeness
 from nodeagent.plan.node_checks import Finding, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from nodeagent.model.pod_list import PodListReading
+
+_DEFAULT_HIGH_PERCENT: Final = 85
+_DEFAULT_IMAGEFS: Final = "15%"
+_DISTANCE_PERCENT: Final = 5
+_MAX_SHOWN: Final = 80
 
 
 def check_pod_list(reading: PodListReading | None) -> Finding:
@@ -42,20 +49,45 @@ def check_pod_list(reading: PodListReading | None) -> Finding:
     return Finding("pod-list", Verdict.OK, f"{evidence}{note}; a missing pod does not count as deleted")
 
 
-def check_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collects_from: int | None) -> list[Finding]:
+def check_kubelet_config(sources: Sequence[str], problems: Sequence[str], found: Mapping[str, object]) -> Finding:
+    """Check the readability of the kubelet's configuration; its evidence has the values that matter beside the agent.
+
+    Args:
+        sources: the files, and the command line, with the configuration.
+        problems: files that cannot be read or parsed.
+        found: the fields in force.
+    """
+    name = "kubelet-config"
+    if problems:
+        return Finding(name, Verdict.WARNING, "; ".join(problems), "correct the file, or run as root")
+    if not sources:
+        return Finding(name, Verdict.SKIPPED, "no configuration of a kubelet on this node")
+    values = {
+        "images removed from": f"{_high_percent(found)}%",
+        "evictionHard imagefs.available": _eviction_amount(found),
+        "shutdownGracePeriod": _text(found.get("shutdownGracePeriod", "0s")),
+    }
+    return Finding(
+        name, Verdict.OK, f"{', '.join(sources)}: {', '.join(f'{key} {value}' for key, value in values.items())}"
+    )
+
+
+def check_kubelet(
+    found: Mapping[str, object] | None, *, evicts: bool, stops: bool, collects_from: int | None
+) -> list[Finding]:
     """Check for tasks performed by both the kubelet of this node and the agent.
 
     Args:
-        found: the relevant kubelet fields by name; empty without a KubeletConfiguration.
+        found: fields of the kubelet's configuration in force; ``None`` without one.
         evicts: whether the agent evicts pods on this node.
         stops: whether the agent stops pods at a node shutdown.
         collects_from: usage in percent at which the agent starts to remove images; ``None`` if it does not.
     """
-    if not found:
-        return [Finding("kubelet-overlap", Verdict.SKIPPED, "no KubeletConfiguration on this node")]
+    if found is None:
+        return [Finding("kubelet-overlap", Verdict.SKIPPED, "no configuration of a kubelet on this node")]
     findings = []
     if collects_from is not None:
-        findings += _check_image_gc(found.get("imageGCHighThresholdPercent", "85"), collects_from)
+        findings += _check_image_gc(found, collects_from)
     if evicts:
         findings.append(
             Finding(
@@ -65,8 +97,8 @@ def check_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collec
                 'set eviction.enabled = "off", or "auto"',
             )
         )
-    grace = found.get("shutdownGracePeriod", "0s")
-    if stops and grace not in ("0", "0s", ""):
+    grace = _text(found.get("shutdownGracePeriod", "0s"))
+    if stops and (grace not in ("0", "0s", "") or found.get("shutdownGracePeriodByPodPriority")):
         findings.append(
             Finding(
                 "kubelet-overlap-shutdown",
@@ -80,15 +112,58 @@ def check_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collec
     ]
 
 
-def _check_image_gc(kubelet_from: str, collects_from: int) -> list[Finding]:
-    """Return a warning if the kubelet removes images at a lower usage than the agent; the kubelet is the backstop."""
-    if kubelet_from == "100" or (kubelet_from.isdecimal() and collects_from < int(kubelet_from)):
+def _check_image_gc(found: Mapping[str, object], collects_from: int) -> list[Finding]:
+    """Return a warning if the kubelet removes images at a lower usage than the agent; the kubelet is the backstop.
+
+    It does so at its image GC threshold, and at its hard eviction threshold for imagefs, there before it evicts pods.
+    """
+    high, eviction = _high_percent(found), _eviction_amount(found)
+    levels = {}
+    if high != "100":
+        levels[f"imageGCHighThresholdPercent {high}"] = int(high) if high.isdecimal() else 0
+    if eviction.endswith("%"):
+        levels[f"evictionHard imagefs.available<{eviction}"] = _used_percent(eviction)
+    if not levels or collects_from < min(levels.values()):
         return []
+    text, level = min(levels.items(), key=itemgetter(1))
+    recommended = max(1, level - _DISTANCE_PERCENT)
     return [
         Finding(
             "kubelet-overlap-images",
             Verdict.WARNING,
-            f"the kubelet removes images at {kubelet_from}%, before the agent does ({collects_from}%)",
-            "set image_gc.high_threshold_percent below that, or imageGCHighThresholdPercent: 100 in the kubelet",
+            f"the kubelet removes images at {level}% ({text}), before the agent does ({collects_from}%)",
+            f"set image_gc.high_threshold_percent = {recommended} and low_threshold_percent = "
+            f"{max(0, recommended - _DISTANCE_PERCENT)}, so that the kubelet is the backstop",
         )
     ]
+
+
+def _high_percent(found: Mapping[str, object]) -> str:
+    return _text(found.get("imageGCHighThresholdPercent", _DEFAULT_HIGH_PERCENT))
+
+
+def _eviction_amount(found: Mapping[str, object]) -> str:
+    """Return the amount of the hard threshold for imagefs; the kubelet's default without one, empty if disabled.
+
+    Source: kubelet ``SetDefaults_KubeletConfiguration``: the defaults apply only if no hard threshold is set, or if
+    ``mergeDefaultEvictionSettings`` is.
+    """
+    hard = found.get("evictionHard")
+    if not isinstance(hard, dict) or not hard:
+        return _DEFAULT_IMAGEFS
+    default = _DEFAULT_IMAGEFS if found.get("mergeDefaultEvictionSettings") is True else ""
+    return _text(hard.get("imagefs.available", default))
+
+
+def _used_percent(available: str) -> int:
+    """Return the used percentage at which a percentage of available space is reached; 0 for an invalid amount."""
+    try:
+        return max(0, math.floor(100 - float(available.removesuffix("%"))))
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _text(value: object) -> str:
+    """Return a value as printable text of limited length."""
+    text = "".join(each if each.isprintable() else "?" for each in str(value))
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -16,7 +16,6 @@ from nodeagent.cli.logind_fix import fix_logind
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
-from nodeagent.errors import ConfigError
 from nodeagent.plan.node_checks import Verdict
 from tests.support.kubelet_tree import add_process, make_node
 
@@ -43,17 +42,26 @@ def write(root: Path, name: str, text: str = "") -> None:
     path.write_text(text)
 
 
-def test_kubelet_configuration_is_read_as_yaml_or_json(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    assert checks.read_kubelet_fields(path) == {}
-    path.write_text(f'{KUBELET}"shutdownGracePeriod": "30s" # seconds\nimageGCHighThresholdPercent: 100\n')
-    fields = checks.read_kubelet_fields(path)
-    assert (fields["shutdownGracePeriod"], fields["imageGCHighThresholdPercent"]) == ("30s", "100")
-    path.write_text('{"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1", "clusterDNS": []}')
-    assert checks.read_kubelet_fields(path) == {"kind": "KubeletConfiguration"}
-    path.write_text("{")
-    with pytest.raises(ConfigError, match="neither YAML nor JSON"):
-        checks.read_kubelet_fields(path)
+def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_settings: Settings, tmp_path: Path) -> None:
+    make_node(tmp_path)
+    assert [each.verdict for each in checks.kubelet_findings(node_settings, tmp_path)] == [Verdict.SKIPPED] * 2
+    write(tmp_path, "etc/kubernetes/kubelet/config.json", f'{KUBELET}shutdownGracePeriod: "30s" # seconds')
+    add_process(
+        tmp_path,
+        812,
+        "kubelet",
+        ("/usr/bin/kubelet", "--config=/etc/kubernetes/kubelet/config.json", "--image-gc-high-threshold=75"),
+    )
+    config, images = checks.kubelet_findings(node_settings, tmp_path)
+    assert config.evidence == (
+        "/etc/kubernetes/kubelet/config.json, command line: images removed from 75%, "
+        "evictionHard imagefs.available 15%, shutdownGracePeriod 30s"
+    )
+    assert (images.check, images.verdict) == ("kubelet-overlap-images", Verdict.WARNING)
+    assert images.evidence == (
+        "the kubelet removes images at 75% (imageGCHighThresholdPercent 75), before the agent does (85%)"
+    )
+    assert images.fix.startswith("set image_gc.high_threshold_percent = 70 and low_threshold_percent = 65")
 
 
 def test_state_directory_writable_by_others_is_a_warning(node_settings: Settings) -> None:
@@ -88,7 +96,7 @@ def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_p
     write(tmp_path, "var/lib/kubelet/config.yaml", "{")
     write(tmp_path, "run/systemd/journal/socket")
     findings = {each.check: each for each in checks.run_checks(node_settings, tmp_path, is_root=True)}
-    assert "neither YAML nor JSON" in findings["kubelet-overlap"].evidence
+    assert "neither YAML nor JSON" in findings["kubelet-config"].evidence
     assert findings["journal"].verdict is Verdict.OK
     assert findings["runtime"].verdict is Verdict.PROBLEM
     assert findings["runtime"].fix

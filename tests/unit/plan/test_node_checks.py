@@ -9,7 +9,7 @@ import pytest
 from nodeagent.model import ClockTrust, GapCause, ObservationGap
 from nodeagent.model.pod_list import Completeness, PodListReading, PodListSource
 from nodeagent.plan.clock_checks import check_clock, check_image_use
-from nodeagent.plan.kubelet_checks import check_kubelet, check_pod_list
+from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list
 from nodeagent.plan.node_checks import (
     Finding,
     Verdict,
@@ -31,6 +31,7 @@ from tests.unit.builders import NOW, ago
 
 OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED
 PHASES = two_bands(30.0, 10.0)
+HIGH = "imageGCHighThresholdPercent"
 KUBELET = PodListSource.KUBELET
 LISTED = PodListReading(KUBELET, "kubelet https://x/pods", NOW, 7, Completeness.SOURCE_LISTED)
 GAP = ObservationGap(ago(3660), ago(60), GapCause.AGENT_DOWN)
@@ -84,6 +85,13 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
             check_pod_list(replace(LISTED, completeness=Completeness.UNCONFIRMED, detail="no pod of the API server")),
             OK,
             "no pod of the API server; a missing",
+        ),
+        (check_kubelet_config((), (), {}), SKIPPED, "no configuration of a kubelet"),
+        (check_kubelet_config((), ("/x: bad",), {}), WARNING, "/x: bad"),
+        (
+            check_kubelet_config(("/x",), (), {"imageGCHighThresholdPercent": "9\n9" * 50}),
+            OK,
+            "/x: images removed from 9?99?9",
         ),
         (check_state("/x", "", 1 << 40), OK, "is writable"),
         (check_state("/x", "", 1 << 20), WARNING, "1.00 MiB available"),
@@ -141,21 +149,40 @@ def test_reading_has_verdict_evidence_and_fix(finding: Finding, verdict: Verdict
 @pytest.mark.parametrize(
     ("found", "work", "expected"),
     [
-        ({}, (True, True, 85), {"kubelet-overlap": SKIPPED}),
-        ({"kind": "x"}, (False, False, None), {"kubelet-overlap": OK}),
-        ({"kind": "x"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
-        ({"kind": "x"}, (False, False, 84), {"kubelet-overlap": OK}),
-        ({"imageGCHighThresholdPercent": "95"}, (False, False, 85), {"kubelet-overlap": OK}),
-        ({"imageGCHighThresholdPercent": "70"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
-        ({"imageGCHighThresholdPercent": "much"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
-        ({"imageGCHighThresholdPercent": "100"}, (False, False, 85), {"kubelet-overlap": OK}),
-        ({"kind": "x"}, (True, False, None), {"kubelet-overlap-eviction": WARNING}),
+        (None, (True, True, 85), {"kubelet-overlap": SKIPPED}),
+        ({}, (False, False, None), {"kubelet-overlap": OK}),
+        ({}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
+        ({}, (False, False, 84), {"kubelet-overlap": OK}),
+        ({HIGH: 95}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
+        ({HIGH: 95, "evictionHard": {"imagefs.available": "10%"}}, (False, False, 89), {"kubelet-overlap": OK}),
+        (
+            {HIGH: 95, "evictionHard": {"imagefs.available": "10%"}},
+            (False, False, 90),
+            {"kubelet-overlap-images": WARNING},
+        ),
+        ({HIGH: 95, "evictionHard": {"memory.available": "5%"}}, (False, False, 94), {"kubelet-overlap": OK}),
+        (
+            {HIGH: 95, "evictionHard": {"memory.available": "5%"}, "mergeDefaultEvictionSettings": True},
+            (False, False, 85),
+            {"kubelet-overlap-images": WARNING},
+        ),
+        ({HIGH: 95, "evictionHard": {"imagefs.available": "1Gi"}}, (False, False, 94), {"kubelet-overlap": OK}),
+        (
+            {HIGH: 95, "evictionHard": {"imagefs.available": "x%"}},
+            (False, False, 5),
+            {"kubelet-overlap-images": WARNING},
+        ),
+        ({HIGH: "70"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
+        ({HIGH: "much"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
+        ({HIGH: 100, "evictionHard": {"nodefs.available": "9%"}}, (False, False, 85), {"kubelet-overlap": OK}),
+        ({}, (True, False, None), {"kubelet-overlap-eviction": WARNING}),
         ({"shutdownGracePeriod": "30s"}, (False, True, None), {"kubelet-overlap-shutdown": PROBLEM}),
+        ({"shutdownGracePeriodByPodPriority": [{}]}, (False, True, None), {"kubelet-overlap-shutdown": PROBLEM}),
         ({"shutdownGracePeriod": "0s"}, (False, True, None), {"kubelet-overlap": OK}),
     ],
 )
 def test_task_of_both_kubelet_and_agent_is_reported(
-    found: dict[str, str], work: tuple[bool, bool, int | None], expected: dict[str, Verdict]
+    found: dict[str, object] | None, work: tuple[bool, bool, int | None], expected: dict[str, Verdict]
 ) -> None:
     evicts, stops, collects_from = work
     findings = check_kubelet(found, evicts=evicts, stops=stops, collects_from=collects_from)
