@@ -127,38 +127,30 @@ def _print_sources(config: EffectiveConfig) -> None:
     display.write_fitted(table.lines(display.columns))
 
 
-def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None = None, force: bool = False) -> None:
+def import_kubelet(
+    file: Path | None, *, config: Path | None = None, out: Path | None = None, force: bool = False
+) -> None:
     """Convert a KubeletConfiguration; report the fields that are not imported on standard error.
 
     The result sets ``dry_run``, see ``dry_run_to_keep``. The exit code is 3 if a field has an invalid value or
     a misspelt name.
 
     Args:
-        file: the KubeletConfiguration; ``-`` for standard input.
+        file: the KubeletConfiguration; ``-`` for standard input, ``None`` for the configuration in force on this node.
         config: the configuration in force; ``None`` for the default path.
         out: the file to write, whole or not at all; ``None`` for standard output.
         force: whether an existing ``out`` may be replaced.
 
     Raises:
         UsageError: ``out`` exists, or cannot be written.
-        ConfigError: the file has no KubeletConfiguration, or more than one.
+        ConfigError: the file has no KubeletConfiguration, or more than one; or the node has none.
     """
     from nodeagent.config.in_force import dry_run_to_keep  # noqa: PLC0415
     from nodeagent.config.kubelet_import import import_kubelet as convert  # noqa: PLC0415
-    from nodeagent.config.kubelet_import import read_kubelet  # noqa: PLC0415
     from nodeagent.config.kubelet_report import import_report  # noqa: PLC0415
 
-    source = "standard input" if str(file) == "-" else str(file)
     replaced = _status_to_replace(out, force=force) if out is not None else None
-    try:
-        raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        imported = convert(read_kubelet(raw.decode()))
-    except OSError as error:
-        raise ConfigError(f"cannot read {source}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source}: not UTF-8 text (byte {error.start})") from error
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from error
+    imported = convert(fields_of_node() if file is None else _fields_of_file(file))
     kept = dry_run_to_keep([config or DEFAULT_PATH, *([out] if out is not None else [])])
     text = imported.to_toml(dry_run=kept.value, because=kept.reason)
     if out is not None:
@@ -173,6 +165,49 @@ def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None =
     warn(f"nodeagent: dry_run = {str(kept.value).lower()} ({kept.reason}): {effect}")
     if any(field.faulty for field in imported.left):
         sys.exit(ExitCode.PARTIAL)
+
+
+def _fields_of_file(file: Path) -> Mapping[str, object]:
+    """Return the fields of the KubeletConfiguration in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no KubeletConfiguration, or more than one.
+    """
+    from nodeagent.config.kubelet_import import read_kubelet  # noqa: PLC0415
+
+    source = "standard input" if str(file) == "-" else str(file)
+    try:
+        raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        return read_kubelet(raw.decode())
+    except OSError as error:
+        raise ConfigError(f"cannot read {source}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: not UTF-8 text (byte {error.start})") from error
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def fields_of_node(root: Path | None = None) -> Mapping[str, object]:
+    """Return the fields of the configuration of this node's kubelet, and report its sources.
+
+    Args:
+        root: parent of all paths; ``None`` for that of the node.
+
+    Raises:
+        ConfigError: there is none, or one of its files cannot be read.
+    """
+    from nodeagent.clock import SystemClock  # noqa: PLC0415
+    from nodeagent.host.kubelet_detection import HOST_ROOT, read_kubelet_traces  # noqa: PLC0415
+    from nodeagent.kube.kubelet_config import read_kubelet_config  # noqa: PLC0415
+
+    root = HOST_ROOT if root is None else root
+    found = read_kubelet_config(root, [each.pid for each in read_kubelet_traces(SystemClock(), root).processes])
+    if found.problems:
+        raise ConfigError("; ".join(found.problems))
+    if not found.sources:
+        raise ConfigError("no configuration of a kubelet on this node: give its file")
+    warn(f"nodeagent: read {', '.join(found.sources)}")
+    return found.fields
 
 
 def _status_to_replace(path: Path, *, force: bool) -> os.stat_result | None:

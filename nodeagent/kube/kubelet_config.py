@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.kubelet_import import read_kubelet
 from nodeagent.errors import ConfigError
+from nodeagent.parsing import parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -170,16 +171,14 @@ class _Reader:
 
     def _rancher_arguments(self, path: str) -> Iterator[str]:
         """Yield ``kubelet-arg`` of the configuration of k3s or rke2 and of its drop-ins."""
-        import yaml  # noqa: PLC0415 - slow import
-
         directory = self._root / f"{path}.d"
         names = [path, *(f"{path}.d/{each.name}" for each in sorted(directory.glob("*.yaml")))]
         for name in names:
             if not (self._root / name).is_file():
                 continue
             try:
-                document = yaml.safe_load(self._text(f"/{name}"))
-            except (yaml.YAMLError, ValueError, RecursionError) as error:
+                document = next(parse_yaml(self._text(f"/{name}")), None)
+            except ValueError as error:
                 self._problems.append(f"/{name}: {' '.join(str(error).split())[:200]}")
                 continue
             given = document.get("kubelet-arg", ()) if isinstance(document, dict) else ()

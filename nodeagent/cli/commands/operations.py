@@ -215,8 +215,9 @@ def config_show(
 @config_app.command("import", epilog=EPILOG)
 def config_import(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE|-", help="KubeletConfiguration, as /var/lib/kubelet/config.yaml")
-    ],
+        Path | None,
+        typer.Argument(metavar="FILE|-", help="KubeletConfiguration [default: that of this node, with flags]"),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -233,6 +234,7 @@ def config_import(
 ) -> None:
     """Convert a KubeletConfiguration, YAML or JSON.
 
+    Without a file the configuration in force on this node is converted: file, drop-ins and flags of its kubelet.
     Fields that are not imported are reported on standard error. dry_run is false only if the configuration in force
     and the file to be replaced both set it to false; otherwise it is true.
     """

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cli.config import fields_of_node
+from nodeagent.errors import ConfigError
 from tests.support.command import nodeagent
+from tests.support.kubelet_tree import add_process, make_node
 
 ROOT = Path(__file__).parents[3]
 KUBELET = (
@@ -137,6 +140,28 @@ def test_symbolic_link_is_kept_and_its_target_replaced(kubelet: Path, target: Pa
     assert imported(kubelet, "--config", target, "--out", link, "--force").returncode == 0
     assert link.is_symlink()
     assert dry_run_in(target) is True
+
+
+def test_configuration_in_force_on_the_node_is_read_with_its_drop_ins_and_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_node(tmp_path)
+    (root / "etc/k.d").mkdir(parents=True)
+    (root / "etc/k.yaml").write_text(KUBELET)
+    (root / "etc/k.d/10.conf").write_text(KUBELET.replace("83", "82"))
+    flags = ("--config=/etc/k.yaml", "--config-dir=/etc/k.d", "--image-gc-low-threshold=70")
+    add_process(root, 812, "kubelet", ("/usr/bin/kubelet", *flags))
+    fields = fields_of_node(root)
+    assert (fields["imageGCHighThresholdPercent"], fields["imageGCLowThresholdPercent"]) == (82, 70)
+    assert capsys.readouterr().err == "nodeagent: read /etc/k.yaml, /etc/k.d/10.conf, command line\n"
+    (root / "etc/k.d/10.conf").write_text("{")
+    with pytest.raises(ConfigError, match=r"/etc/k.d/10.conf: neither YAML"):
+        fields_of_node(root)
+
+
+def test_node_without_a_kubelet_configuration_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no configuration of a kubelet on this node"):
+        fields_of_node(make_node(tmp_path))
 
 
 def test_invalid_value_is_omitted_and_exits_with_3(kubelet: Path, target: Path) -> None:
