@@ -43,11 +43,6 @@ def schema_id(document: Document | type[Document]) -> str:
     return str(document.__struct_config__.tag)
 
 
-def json_schema(kind: type[Document]) -> dict[str, Any]:
-    """Return the JSON Schema of a class of documents."""
-    return msgspec.json.schema(kind)
-
-
 def decode(text: str | bytes, kind: type[D]) -> D:
     """Return the document in a JSON text.
 

@@ -77,11 +77,6 @@ class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value)
     signals: tuple[Signal, ...]
     warnings: tuple[str, ...]
 
-    @property
-    def threshold_met(self) -> bool:
-        """Whether a threshold is met."""
-        return any(threshold.met for signal in self.signals for threshold in signal.thresholds)
-
     @classmethod
     def of(
         cls,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from nodeagent import api
-from nodeagent.api.codec import Document, decode, encode, json_schema
+from nodeagent.api.codec import Document, decode, encode
 from nodeagent.api.document_error import DocumentError
 from nodeagent.api.lists import Containers, Images, Pods
 from nodeagent.api.operations import OPERATIONS
@@ -233,7 +233,7 @@ def _example(schema: dict[str, Any], definitions: dict[str, Any], depth: int = 0
 def _document_seeds() -> tuple[bytes, ...]:
     seeds = []
     for number, kind in enumerate(_kinds()):
-        schema = json_schema(kind)
+        schema = msgspec.json.schema(kind)
         example = _example(schema, schema.get("$defs", {}))
         seeds.append(bytes([number]) + json.dumps(example).encode())
     return tuple(seeds)

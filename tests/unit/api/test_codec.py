@@ -8,6 +8,7 @@ import pkgutil
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -20,7 +21,6 @@ from nodeagent.api.codec import (
     decode_fields,
     encode,
     encode_line,
-    json_schema,
     schema_id,
 )
 from nodeagent.api.control import Triggered
@@ -71,7 +71,7 @@ def test_schema_ids_are_defined_only_in_the_registry() -> None:
 
 @pytest.mark.parametrize("kind", DOCUMENTS, ids=schema_id)
 def test_every_document_has_a_json_schema(kind: type[Document]) -> None:
-    schema = json.loads(json.dumps(json_schema(kind)))
+    schema = json.loads(json.dumps(msgspec.json.schema(kind)))
     (own,) = (
         each
         for each in schema["$defs"].values()
