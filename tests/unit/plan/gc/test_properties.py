@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.act.gc.preview import Preview, plans_for, plans_for_saved
+from nodeagent.act.gc.preview import Preview, plans_for
 from nodeagent.model import (
     Container,
     ContainerState,
@@ -19,213 +19,21 @@ from nodeagent.model import (
     ImageUsage,
     NodeSnapshot,
     PieceKind,
-    PodList,
-    PodListSource,
-    ReferenceKind,
-    Role,
     StorageGraph,
     StoredPiece,
 )
-from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.decision import Accounting, ItemKind, Plan, Verdict
-from nodeagent.plan.gc.containers import ContainerGCPolicy, plan_container_gc
-from nodeagent.plan.gc.image_keep_rules import keep_reasons
-from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
 from nodeagent.plan.gc.pass_limits import Spent
-from nodeagent.plan.gc.planner import GCPlan, GCPolicy, plan_all, plan_containers
-from nodeagent.plan.gc.pod_logs import PodLogPolicy
-from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
-from nodeagent.plan.gc.saved_plan import SavedItem, SavedPlan, find_drift
+from nodeagent.plan.gc.planner import GCPlan, GCPolicy, plan_all
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.plan.pods.deletion import check_pods, pod_uid_of
-from tests.unit.builders import (
-    MIB,
-    NOW,
-    ago,
-    container,
-    filesystem,
-    log_directory,
-    log_link,
-    removed,
-    sandbox,
-    snapshot,
-)
+from nodeagent.plan.pods.deletion import check_pods
+from tests.unit.builders import MIB, NOW, ago, filesystem, removed, snapshot
+from tests.unit.gc_strategies import EXAMPLES, image_policies, nodes, policies
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable
-
-EXAMPLES = settings(suppress_health_check=[HealthCheck.too_slow])
-"""A node is generated from many draws, so that generation is slow."""
-
-PODS = ("p0", "p1", "p2", "p3")
-HEX = "0123456789abcdef"
-RULES = ("r.io/app0", "regex:app1:", "*/web0*", "r.io/team/*:1")
-
-
-def image_id(number: int) -> str:
-    return f"sha256:{number:02x}" + HEX[number % 16] * 62
-
-
-seconds = st.one_of(st.integers(0, 4000), st.sampled_from([0, 120, 299, 300, 301, -60, 10**6]))
-maybe_seconds = st.one_of(st.none(), seconds)
-
-
-@st.composite
-def images(draw: st.DrawFn, *, pins: bool = True) -> tuple[tuple[Image, ...], dict[str, ImageUsage]]:
-    listed, usage = [], {}
-    for number in range(draw(st.integers(0, 9))):
-        repository = draw(
-            st.sampled_from(["r.io/app0", "r.io/app1", "r.io/web0", "r.io/team/x", "r.io:5000/y", "k.io/pause"])
-        )
-        tags = (f"{repository}:{number}",) if draw(st.integers(0, 4)) else ()
-        digests = (f"{repository}@sha256:{'d' * 62}{number:02x}",) if draw(st.booleans()) else ()
-        size_bytes = draw(st.one_of(st.none(), st.integers(0, 200).map(lambda mib: mib * MIB)))
-        pinned = pins and draw(st.integers(0, 7)) == 0
-        listed.append(Image(image_id(number), tags, digests, size_bytes, pinned))
-        if draw(st.integers(0, 6)):
-            last_s = draw(maybe_seconds)
-            usage[image_id(number)] = ImageUsage(ago(draw(seconds)), None if last_s is None else ago(last_s))
-    return tuple(listed), usage
-
-
-@st.composite
-def storages(draw: st.DrawFn, listed: tuple[Image, ...]) -> StorageGraph:
-    holders = st.one_of(st.just(()), st.just(()), st.just(()), st.just((ReferenceKind.CONTAINER,)))
-    pieces = tuple(
-        StoredPiece(f"p{n}", PieceKind.SNAPSHOT, draw(st.integers(0, 90)) * MIB, draw(st.integers(0, 9)), draw(holders))
-        for n in range(draw(st.integers(1, 8)))
-    )
-    references = {
-        each.id: tuple(sorted(draw(st.sets(st.integers(0, len(pieces) - 1)))))
-        for each in listed
-        if draw(st.integers(0, 8))
-    }
-    return StorageGraph(pieces, references)
-
-
-@st.composite
-def references(draw: st.DrawFn, listed: tuple[Image, ...]) -> dict[str, str]:
-    """Return a container's reference to one of the images, or to an unlisted one."""
-    if not listed or draw(st.integers(0, 5)) == 0:
-        return {"image_ref": "sha256:" + "9" * 64}
-    chosen = draw(st.sampled_from(listed))
-    forms = [chosen.id, chosen.id.removeprefix("sha256:"), *chosen.repo_tags, *chosen.repo_digests]
-    field = draw(st.sampled_from(["image_ref", "image_id", "image_name"]))
-    return {field: draw(st.sampled_from(forms))}
-
-
-@st.composite
-def workloads(draw: st.DrawFn, listed: tuple[Image, ...]) -> dict[str, Any]:
-    containers = [
-        container(
-            f"c{number}",
-            pod=draw(st.sampled_from(PODS)),
-            name=draw(st.sampled_from(["a", "b"])),
-            state=draw(st.sampled_from([*ContainerState, ContainerState.EXITED, ContainerState.EXITED])),
-            created_s=draw(maybe_seconds),
-            finished_s=draw(maybe_seconds),
-            labelled=draw(st.integers(0, 5)) > 0,
-            attempt=draw(st.integers(0, 3)),
-            **draw(references(listed)),
-        )
-        for number in range(draw(st.integers(0, 10)))
-    ]
-    sandboxes = [
-        sandbox(
-            pod,
-            sandbox_id=f"sb-{pod}" if copy == 0 else f"sb-{pod}-{copy}",
-            ready=draw(st.integers(0, 3)) == 0,
-            created_s=draw(maybe_seconds),
-            labelled=draw(st.integers(0, 5)) > 0,
-            image=draw(st.sampled_from(["", *(each.id for each in listed)])),
-            annotations={} if draw(st.integers(0, 4)) else {ANNOTATION_SOURCE: "api"},
-        )
-        for pod in PODS
-        for copy in range(draw(st.integers(0, 3)))
-    ]
-    return {
-        "containers": tuple(containers),
-        "sandboxes": tuple(sandboxes),
-        "writable_bytes": {each.id: draw(st.integers(0, 50)) * MIB for each in containers if draw(st.booleans())},
-        "pod_log_directories": tuple(
-            log_directory(f"uid-{pod}", modified_s=draw(seconds), is_directory=draw(st.integers(0, 5)) > 0)
-            for pod in (*PODS, "px", "py")
-            if draw(st.booleans())
-        ),
-        "dead_log_links": tuple(
-            log_link(f"c{number}", modified_s=draw(seconds)) for number in range(12) if draw(st.integers(0, 3)) == 0
-        ),
-    }
-
-
-POD_LISTS = st.builds(
-    PodList,
-    st.sampled_from(PodListSource),
-    st.sets(st.sampled_from([f"uid-{pod}" for pod in PODS])).map(frozenset),
-    st.booleans(),
-)
-
-
-@st.composite
-def nodes(draw: st.DrawFn, *, pins: bool = True) -> NodeSnapshot:
-    listed, usage = draw(images(pins=pins))
-    fields = draw(workloads(listed))
-    return snapshot(
-        images=listed,
-        image_usage=usage,
-        image_filesystem=draw(st.one_of(st.none(), st.integers(0, 100).map(filesystem))),
-        storage=draw(st.one_of(st.none(), storages(listed))),
-        role=draw(st.sampled_from(list(Role))),
-        pod_list=draw(st.one_of(st.none(), POD_LISTS)),
-        booted_at=draw(st.sampled_from([None, ago(100), ago(10**7), ago(10**7)])),
-        sandboxes_unread=draw(st.sampled_from([frozenset(), frozenset(), frozenset({"sb-p0"})])),
-        sandbox_images=draw(st.sampled_from([frozenset(), frozenset({"r.io/web0:2"})])),
-        **fields,
-    )
-
-
-@st.composite
-def image_policies(draw: st.DrawFn, *, limits: bool = True, gain: bool = True) -> ImageGCPolicy:
-    high = draw(st.integers(1, 100))
-    rules = tuple(map(parse_rule, draw(st.sets(st.sampled_from(RULES)))))
-    return ImageGCPolicy(
-        high_threshold_percent=high,
-        low_threshold_percent=draw(st.integers(0, high - 1)),
-        minimum_age_s=draw(st.sampled_from([0.0, 120.0, 1000.0])),
-        maximum_unused_age_s=draw(st.sampled_from([0.0, 0.0, 300.0])),
-        minimum_gain_bytes=draw(st.sampled_from([0, 0, 30 * MIB])) if gain else 0,
-        max_images_per_pass=draw(st.sampled_from([0, 0, 1, 3])) if limits else 0,
-        max_bytes_per_pass=draw(st.sampled_from([0, 0, 100 * MIB])) if limits else 0,
-        protection=ProtectionPolicy(rules, draw(st.sampled_from([0, 0, 1, 2]))),
-    )
-
-
-container_policies = st.builds(
-    ContainerGCPolicy,
-    minimum_age_s=st.sampled_from([0.0, 300.0]),
-    max_per_pod_container=st.integers(-1, 3),
-    max_containers=st.sampled_from([-1, 0, 1, 2, 5]),
-    deleted_pod_grace_s=st.sampled_from([0.0, 300.0]),
-    include_unlabelled=st.booleans(),
-)
-
-
-@st.composite
-def policies(draw: st.DrawFn, *, limits: bool = True) -> GCPolicy:
-    containers = draw(container_policies)
-    return GCPolicy(
-        images=draw(image_policies(limits=limits)),
-        containers=containers,
-        sandboxes=SandboxGCPolicy(draw(st.sampled_from([0.0, 60.0])), containers.include_unlabelled),
-        logs=PodLogPolicy(draw(st.sampled_from([0.0, 300.0]))),
-    )
-
-
-def by_id(plan: Plan) -> dict[tuple[ItemKind, str], Any]:
-    return {(each.kind, each.id): each for each in plan.decisions}
 
 
 @EXAMPLES
@@ -468,79 +276,6 @@ def test_marginal_accounting_equals_a_full_recount(node: NodeSnapshot, policy: I
             assert decision.frees_bytes == total(removed_ids | {decision.id})[0] - total(removed_ids)[0]
 
 
-@EXAMPLES
-@given(nodes(), container_policies, st.booleans())
-def test_only_removable_dead_containers_are_removed(node: NodeSnapshot, policy: ContainerGCPolicy, evict: bool) -> None:
-    plan = plan_container_gc(node, policy, evict_non_deleted_pods=evict)
-    removed_ids = set(removed(plan))
-    for each in node.containers:
-        if each.id in removed_ids:
-            assert each.state in (ContainerState.EXITED, ContainerState.CREATED)
-            assert each.created_at is not None
-            assert (NOW - each.created_at).total_seconds() >= policy.minimum_age_s
-            assert each.has_kubelet_labels or policy.include_unlabelled
-
-
-@EXAMPLES
-@given(nodes(), container_policies)
-def test_container_limits_are_met_after_the_removals(node: NodeSnapshot, policy: ContainerGCPolicy) -> None:
-    plan = plan_container_gc(node, policy)
-    within_limits = [each for each in plan.decisions if each.reason.code.value == "within-limits"]
-    if policy.max_containers >= 0:
-        assert len(within_limits) <= policy.max_containers
-    if policy.max_per_pod_container >= 0:
-        assert all(int(str(each.reason.details["rank"])) <= policy.max_per_pod_container for each in within_limits)
-
-
-@EXAMPLES
-@given(nodes(), container_policies, st.booleans())
-def test_each_container_of_an_existing_pod_keeps_a_dead_one_beside_a_kubelet(
-    node: NodeSnapshot, policy: ContainerGCPolicy, evict: bool
-) -> None:
-    node = replace(node, role=Role.BESIDE_KUBELET)
-    plan = plan_container_gc(node, policy, evict_non_deleted_pods=evict)
-    statuses, by_id = check_pods(node, policy.deleted_pod_grace_s), {each.id: each for each in node.sandboxes}
-    lost: set[tuple[str, str]] = set()
-    left: set[tuple[str, str]] = set()
-    gone = set(removed(plan))
-    for each in node.containers:
-        if each.state is not ContainerState.RUNNING:
-            unit = pod_uid_of(each, by_id) or each.sandbox_id, each.name
-            (lost if each.id in gone else left).add(unit)
-    assert all(statuses[uid].deleted for uid, name in lost - left if uid in statuses)
-
-
-@EXAMPLES
-@given(nodes(), st.sampled_from([0.0, 300.0, 5000.0]))
-def test_deleted_pod_has_no_running_container(node: NodeSnapshot, grace_s: float) -> None:
-    statuses = check_pods(node, grace_s)
-    for uid, status in statuses.items():
-        mine = [each for each in node.containers if each.pod_uid == uid]
-        if status.deleted:
-            assert status.finished
-            assert not any(each.ready for each in node.sandboxes if each.uid == uid)
-            assert not any(each.state in (ContainerState.RUNNING, ContainerState.UNKNOWN) for each in mine)
-            proven = node.pod_list is not None and node.pod_list.proves_absence
-            assert proven or node.role is Role.STANDALONE
-            own = [each for each in node.sandboxes if each.uid == uid]
-            assert proven or not any(each.from_api_server for each in own)
-            assert node.pod_list is None or uid not in node.pod_list.uids
-
-
-@EXAMPLES
-@given(nodes(), policies())
-def test_log_directory_is_removed_only_with_all_containers_and_sandboxes_of_its_pod(
-    node: NodeSnapshot, policy: GCPolicy
-) -> None:
-    made = plan_all(node, policy)
-    removed_ids = {each.id for each in made.removals}
-    for directory in node.pod_log_directories:
-        if directory.name in removed_ids:
-            assert directory.is_directory
-            assert all(each.id in removed_ids for each in node.sandboxes if each.uid == directory.uid)
-            assert all(each.id in removed_ids for each in node.containers if each.pod_uid == directory.uid)
-
-
 @settings(EXAMPLES)
 @given(
     st.sampled_from([Scope.IMAGES, Scope.ALL]),
@@ -574,69 +309,6 @@ def test_predicted_shortfall_equals_the_measured_one(
     target_bytes = capacity_bytes * (100 - policy.images.low_threshold_percent) // 100
     assert (end is PassEnd.SHORTFALL) == (after.available_bytes < target_bytes)
     assert bool(detail) == (end is PassEnd.SHORTFALL)
-
-
-ANY_ID = st.one_of(
-    st.sampled_from([f"c{number}" for number in range(10)] + [f"sb-{pod}" for pod in PODS]),
-    st.integers(0, 8).map(image_id),
-)
-
-
-def saved_plan(scope: Scope, policy: GCPolicy, plans: tuple[Plan, ...], forged: Iterable[str]) -> SavedPlan:
-    """Return a plan that lists the removals of ``plans`` and, as if forged, further ids."""
-    items = [
-        SavedItem(each.kind, each.id, each.name, each.verdict, each.reason.code.value, "", each.frees_bytes)
-        for plan in plans
-        for each in plan.removals
-    ]
-    extra = [SavedItem(ItemKind.IMAGE, each, each, Verdict.REMOVE, "all-unused", "", None) for each in forged]
-    return SavedPlan("id", NOW, NOW + timedelta(hours=1), "node", scope, policy, (*items, *extra))
-
-
-@settings(EXAMPLES)
-@given(
-    st.sampled_from([Scope.IMAGES, Scope.CONTAINERS, Scope.ALL]),
-    nodes(),
-    nodes(),
-    policies(),
-    policies(),
-    st.sets(ANY_ID),
-)
-def test_applying_any_plan_removes_only_listed_items_that_the_policy_in_force_removes(  # noqa: PLR0917
-    scope: Scope, then: NodeSnapshot, now: NodeSnapshot, policy: GCPolicy, current: GCPolicy, forged: set[str]
-) -> None:
-    saved = saved_plan(scope, policy, plans_for(scope, then, policy), forged)
-    listed = {item.id for item in saved.removals}
-    in_force, plans = plans_for_saved(saved, now, current)
-    removed_ids = {each.id for plan in plans for each in plan.removals}
-    assert removed_ids <= listed
-    assert removed_ids <= {each.id for plan in in_force for each in plan.removals}
-    assert removed_ids | {each.item.id for each in find_drift(saved, (*in_force, *plans))} >= listed
-    if scope is not Scope.IMAGES:
-        everything = {each.id for each in plan_containers(now, current).removals}
-        assert {each.id for plan in plans if plan.kind == "containers" for each in plan.removals} <= everything
-
-
-@settings(EXAMPLES)
-@given(nodes(), policies(), policies(), st.sets(ANY_ID))
-def test_applying_a_forged_image_plan_removes_no_image_that_the_policy_in_force_keeps(
-    node: NodeSnapshot, policy: GCPolicy, current: GCPolicy, forged: set[str]
-) -> None:
-    """The result is checked by the keep rules of the policy in force, without the planner."""
-    saved = saved_plan(Scope.IMAGES, policy, (), [each.id for each in node.images] + sorted(forged))
-    (plan,) = plans_for_saved(saved, node, current)[1]
-    rules = current.images
-    assert keep_reasons(node, rules.protection, removed(plan)) == dict.fromkeys(removed(plan), ())
-    if rules.max_images_per_pass:
-        assert len(plan.removals) <= rules.max_images_per_pass
-    fs = node.image_filesystem
-    over = fs is not None and rules.high_threshold_percent < 100 and fs.used_percent >= rules.high_threshold_percent
-    for image in removed(plan):
-        usage = node.image_usage.get(image, ImageUsage(NOW, None))
-        unused_s = (NOW - (usage.last_used or usage.first_detected)).total_seconds()
-        age_s = (NOW - usage.first_detected).total_seconds()
-        by_age = 0 < rules.maximum_unused_age_s < unused_s
-        assert by_age or (over and age_s >= rules.minimum_age_s)
 
 
 @EXAMPLES

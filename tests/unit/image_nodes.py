@@ -1,0 +1,21 @@
+"""Nodes with images of given ages, for the tests of image GC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.plan.gc.images import ImageGCPolicy
+from tests.unit.builders import DAY_S, image, snapshot, used
+
+if TYPE_CHECKING:
+    from nodeagent.model import Image, NodeSnapshot
+
+POLICY = ImageGCPolicy()
+
+
+def aged(image_id: str, last_s: float | None, *, size_mib: int = 100, seen_s: float = DAY_S) -> tuple[Image, object]:
+    return image(image_id, size_mib=size_mib), used(last_s, seen_s=seen_s)
+
+
+def node(*images: object, **fields: object) -> NodeSnapshot:
+    return snapshot(*images, **fields)  # type: ignore[arg-type]

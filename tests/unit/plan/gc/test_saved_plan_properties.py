@@ -1,0 +1,85 @@
+"""Properties of saved plans for any node, forged ones included."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.act.gc.preview import plans_for, plans_for_saved
+from nodeagent.model import ImageUsage, NodeSnapshot
+from nodeagent.plan.decision import ItemKind, Plan, Verdict
+from nodeagent.plan.gc.image_keep_rules import keep_reasons
+from nodeagent.plan.gc.planner import GCPolicy, plan_containers
+from nodeagent.plan.gc.saved_plan import SavedItem, SavedPlan, find_drift
+from nodeagent.plan.gc.scope import Scope
+from tests.unit.builders import NOW, removed
+from tests.unit.gc_strategies import EXAMPLES, PODS, image_id, nodes, policies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+ANY_ID = st.one_of(
+    st.sampled_from([f"c{number}" for number in range(10)] + [f"sb-{pod}" for pod in PODS]),
+    st.integers(0, 8).map(image_id),
+)
+
+
+def saved_plan(scope: Scope, policy: GCPolicy, plans: tuple[Plan, ...], forged: Iterable[str]) -> SavedPlan:
+    """Return a plan that lists the removals of ``plans`` and, as if forged, further ids."""
+    items = [
+        SavedItem(each.kind, each.id, each.name, each.verdict, each.reason.code.value, "", each.frees_bytes)
+        for plan in plans
+        for each in plan.removals
+    ]
+    extra = [SavedItem(ItemKind.IMAGE, each, each, Verdict.REMOVE, "all-unused", "", None) for each in forged]
+    return SavedPlan("id", NOW, NOW + timedelta(hours=1), "node", scope, policy, (*items, *extra))
+
+
+@settings(EXAMPLES)
+@given(
+    st.sampled_from([Scope.IMAGES, Scope.CONTAINERS, Scope.ALL]),
+    nodes(),
+    nodes(),
+    policies(),
+    policies(),
+    st.sets(ANY_ID),
+)
+def test_applying_any_plan_removes_only_listed_items_that_the_policy_in_force_removes(  # noqa: PLR0917
+    scope: Scope, then: NodeSnapshot, now: NodeSnapshot, policy: GCPolicy, current: GCPolicy, forged: set[str]
+) -> None:
+    saved = saved_plan(scope, policy, plans_for(scope, then, policy), forged)
+    listed = {item.id for item in saved.removals}
+    in_force, plans = plans_for_saved(saved, now, current)
+    removed_ids = {each.id for plan in plans for each in plan.removals}
+    assert removed_ids <= listed
+    assert removed_ids <= {each.id for plan in in_force for each in plan.removals}
+    assert removed_ids | {each.item.id for each in find_drift(saved, (*in_force, *plans))} >= listed
+    if scope is not Scope.IMAGES:
+        everything = {each.id for each in plan_containers(now, current).removals}
+        assert {each.id for plan in plans if plan.kind == "containers" for each in plan.removals} <= everything
+
+
+@settings(EXAMPLES)
+@given(nodes(), policies(), policies(), st.sets(ANY_ID))
+def test_applying_a_forged_image_plan_removes_no_image_that_the_policy_in_force_keeps(
+    node: NodeSnapshot, policy: GCPolicy, current: GCPolicy, forged: set[str]
+) -> None:
+    """The result is checked by the keep rules of the policy in force, without the planner."""
+    saved = saved_plan(Scope.IMAGES, policy, (), [each.id for each in node.images] + sorted(forged))
+    (plan,) = plans_for_saved(saved, node, current)[1]
+    rules = current.images
+    assert keep_reasons(node, rules.protection, removed(plan)) == dict.fromkeys(removed(plan), ())
+    if rules.max_images_per_pass:
+        assert len(plan.removals) <= rules.max_images_per_pass
+    fs = node.image_filesystem
+    over = fs is not None and rules.high_threshold_percent < 100 and fs.used_percent >= rules.high_threshold_percent
+    for image in removed(plan):
+        usage = node.image_usage.get(image, ImageUsage(NOW, None))
+        unused_s = (NOW - (usage.last_used or usage.first_detected)).total_seconds()
+        age_s = (NOW - usage.first_detected).total_seconds()
+        by_age = 0 < rules.maximum_unused_age_s < unused_s
+        assert by_age or (over and age_s >= rules.minimum_age_s)
