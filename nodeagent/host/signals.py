@@ -83,6 +83,15 @@ def read_memory_capacity(root: Path = _ROOT) -> int:
     return _field(_meminfo(root), "MemTotal", root / "proc/meminfo")
 
 
+def read_min_free_bytes(root: Path = _ROOT) -> int:
+    """Return ``vm.min_free_kbytes`` in bytes, from which the kernel derives its watermarks.
+
+    Raises:
+        ObservationError: it cannot be read.
+    """
+    return _number(root / "proc/sys/vm/min_free_kbytes") * _KIB
+
+
 def _moment(clock: Clock) -> Moment:
     return Moment(clock.now(), clock.monotonic_s())
 

@@ -92,6 +92,22 @@ def test_unreadable_holds_are_a_problem(node_settings: Settings) -> None:
     assert checks.hold_finding(node_settings).verdict is Verdict.PROBLEM
 
 
+@pytest.mark.parametrize(("kernel_estimate", "verdict"), [(True, Verdict.OK), (False, Verdict.WARNING)])
+def test_memory_threshold_below_the_watermarks_is_a_warning(
+    node_settings: Settings, tmp_path: Path, verdict: Verdict, *, kernel_estimate: bool
+) -> None:
+    write(tmp_path, "proc/meminfo", "MemTotal: 1000000 kB\nMemAvailable: 8192 kB\n")
+    write(tmp_path, "proc/sys/vm/min_free_kbytes", "45056\n")
+    write(tmp_path, "sys/fs/cgroup/memory.stat", f"anon {700 << 20}\nfile {200 << 20}\ninactive_file {80 << 20}\n")
+    eviction = replace(node_settings.eviction, kernel_estimate=kernel_estimate)
+    finding = checks.memory_finding(replace(node_settings, eviction=eviction), tmp_path)
+    assert (finding.check, finding.verdict) == ("memory-thresholds", verdict)
+
+
+def test_memory_without_readings_is_skipped(node_settings: Settings, tmp_path: Path) -> None:
+    assert checks.memory_finding(node_settings, tmp_path).verdict is Verdict.SKIPPED
+
+
 def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_path: Path) -> None:
     write(tmp_path, "var/lib/kubelet/config.yaml", "{")
     write(tmp_path, "run/systemd/journal/socket")

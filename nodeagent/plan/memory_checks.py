@@ -1,0 +1,59 @@
+"""Check of the memory thresholds against the kernel's own estimate of available memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.model.pressure import Signal
+from nodeagent.plan.node_checks import Finding, Verdict
+from nodeagent.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodeagent.model.pressure import Observation
+    from nodeagent.plan.eviction.thresholds import Threshold
+
+CHECK: Final = "memory-thresholds"
+
+
+def check_memory_thresholds(
+    thresholds: Iterable[Threshold], reading: Observation, *, kernel_estimate: bool, min_free_bytes: int
+) -> Finding:
+    """Check that each threshold on ``memory.available`` is met before the kernel is out of memory.
+
+    The kubelet's formula omits kernel memory and the kernel's watermarks. A threshold that counts the formula and is
+    not above its distance from ``MemAvailable`` is met only after that is 0.
+
+    Args:
+        thresholds: the configured ones.
+        reading: of ``memory.available``, with the kernel's estimate.
+        kernel_estimate: whether hard thresholds count the kernel's estimate.
+        min_free_bytes: ``vm.min_free_kbytes``, from which the kernel derives its watermarks.
+
+    Source: kernel ``si_mem_available``; sysctl vm.rst, ``min_free_kbytes``.
+    """
+    kernel = reading.kernel_available
+    if kernel is None:
+        return Finding(CHECK, Verdict.SKIPPED, "the kernel reports no MemAvailable")
+    evidence = (
+        f"memory.available {format_bytes(int(reading.available))}, MemAvailable {format_bytes(int(kernel))}, "
+        f"vm.min_free_kbytes {format_bytes(min_free_bytes)}"
+    )
+    distance = reading.available - kernel
+    late = [
+        each.text
+        for each in thresholds
+        if each.signal is Signal.MEMORY_AVAILABLE
+        and not (each.hard and kernel_estimate)
+        and each.limit(reading.capacity) <= distance
+    ]
+    if not late:
+        return Finding(CHECK, Verdict.OK, evidence)
+    return Finding(
+        CHECK,
+        Verdict.WARNING,
+        f"{evidence}: {', '.join(late)} is not met before MemAvailable is exhausted",
+        f"raise the threshold above {format_bytes(int(distance))}"
+        + ("" if kernel_estimate else ", or set eviction.kernel_memory_estimate = true"),
+    )
