@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.model import ReferenceKind
 from nodeagent.plan.gc.image_users import find_users
+from nodeagent.plan.pods.names import sandbox_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -175,12 +176,16 @@ def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> lis
 
 def _writable_shares(snapshot: NodeSnapshot, writable_bytes: Mapping[str, int]) -> list[Share]:
     known = {each.id: each for each in snapshot.containers}
+    sandboxes = {each.id: each for each in snapshot.sandboxes}
     running: list[tuple[str, int]] = []
     dead: list[tuple[str, int]] = []
     for container_id, size in writable_bytes.items():
+        if (sandbox := sandboxes.get(container_id)) is not None:
+            (running if sandbox.ready else dead).append((f"{sandbox_name(sandbox)} (sandbox)", size))
+            continue
         container = known.get(container_id)
         if container is None:
-            running.append((container_id[:12], size))  # a sandbox, or a container that CRI does not list
+            running.append((container_id[:12], size))  # a container that CRI does not list
             continue
         name = (
             f"{container.pod_namespace}/{container.pod_name}/{container.name}" if container.pod_name else container.name

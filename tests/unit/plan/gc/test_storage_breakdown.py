@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeagent.model import ContainerState, ReferenceKind, UnreferencedPiece
 from nodeagent.plan.gc.layer_sharing import sharing_tree
 from nodeagent.plan.gc.storage_breakdown import MeasuredUsage, Part, Walk, break_down
-from tests.unit.builders import MIB, container, filesystem, graph, image, piece, snapshot, used
+from tests.unit.builders import MIB, container, filesystem, graph, image, piece, sandbox, snapshot, used
 
 PIECES = [
     piece("base", 30),
@@ -52,6 +52,15 @@ def test_shares_add_up_to_the_used_bytes() -> None:
     assert members[Part.IMAGES_IN_USE] == (("r/a:1 (shop/job, shop/web)", 35 * MIB),)
     assert [name for name, _ in members[Part.OTHER]] == ["/usr", "/opt"]
     assert {share.part for share in found.shares if not share.exact} == {Part.POD_VOLUMES}
+
+
+def test_writable_layers_of_sandboxes_have_the_names_of_their_pods_and_count_by_their_state() -> None:
+    fs = filesystem(60)
+    observed = snapshot(sandboxes=(sandbox("web", ready=True), sandbox("job")), image_filesystem=fs)
+    measured = MeasuredUsage(writable_bytes={"sb-web": 3 * MIB, "sb-job": 4 * MIB})
+    members = {share.part: share.members for share in break_down(observed, fs, measured).shares}
+    assert members[Part.WRITABLE_RUNNING] == (("shop/web (sandbox)", 3 * MIB),)
+    assert members[Part.WRITABLE_DEAD] == (("shop/job (sandbox)", 4 * MIB),)
 
 
 def test_upper_bound_sizes_are_marked_and_the_remainder_is_not_negative() -> None:
