@@ -195,7 +195,9 @@ def _read(path: Path) -> str:
         if path.stat().st_size > _LARGEST_FILE_BYTES:
             raise UsageError(f"cannot read plan {path}: larger than 256 MiB")
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"cannot read plan {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
         raise UsageError(f"cannot read plan {path}: {error}") from error
 
 

@@ -194,7 +194,7 @@ def test_plan_without_a_state_directory_is_saved_unsigned_with_a_warning(config:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("apply", "PLAN", "--yes"), "cannot read plan /none.json"),
+        (("apply", "PLAN", "--yes"), "cannot read plan /none.json: No such file or directory\n"),
         (("apply", "CONFIG", "--yes"), "not JSON"),
         (("plan", "--expires", "soon"), "--expires"),
         (("hold", "add"), "give --all"),
