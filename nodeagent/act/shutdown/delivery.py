@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.errors import NodeAgentError, RuntimeNotFoundError
+from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import ContainerState
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Delivery:
                 else:
                     ended = await self._has_exited(container)
             except NodeAgentError as error:
-                if container.requested:
+                if container.requested and isinstance(error, RuntimeRequestError):
                     self._retract(container, requested_ms)
                 container.problem, container.requested, ended = str(error), False, False
                 self._terminate_directly([container])
@@ -170,7 +170,10 @@ class Delivery:
             await asyncio.sleep(RETRY_S)
 
     def _retract(self, container: ContainerStop, requested_ms: int) -> None:
-        """Retract the confirmation of a TERM whose request was soon refused; a later error is the runtime's end."""
+        """Retract the confirmation of a TERM whose request the runtime soon refused.
+
+        A lost connection retracts nothing: the request had arrived, and a second TERM may cost the pod its cleanup.
+        """
         if container.signalled_at_ms is None or container.direct:
             return
         if self._elapsed_ms() - requested_ms < _PATIENCE_S * 1000:

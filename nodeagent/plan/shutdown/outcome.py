@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 KILLED_EXIT_CODE: Final = 137
 """Exit code of a process that SIGKILL ended. Source: runc and POSIX shells, 128 plus the signal number."""
 
+UNKNOWN_EXIT_CODE: Final = 255
+"""Exit code of a container that ended while containerd was down. Source: containerd CRI, ``unknownExitCode``."""
+
 _TERMINATED_EXIT_CODE: Final = 143
 _WORDS: Final = {
     PodOutcome.STOPPED: "stopped",
@@ -38,6 +41,12 @@ class ContainerEnd:
     killed: bool | None = False
     exit_code: int | None = None
 
+    @property
+    def known_code(self) -> int | None:
+        """The exit code; ``None`` also for the runtime's substitute of one that it missed, after a possible KILL."""
+        substituted = self.exit_code == UNKNOWN_EXIT_CODE and self.killed is not False
+        return None if substituted else self.exit_code
+
 
 def judge(containers: Iterable[ContainerEnd]) -> PodOutcome:
     """Return the outcome of a pod; stopped for a pod without containers.
@@ -49,20 +58,21 @@ def judge(containers: Iterable[ContainerEnd]) -> PodOutcome:
     for each in containers:
         if not each.ended:
             return PodOutcome.FAILED
-        if each.killed if each.exit_code is None else each.exit_code == KILLED_EXIT_CODE:
+        if each.killed if each.known_code is None else each.known_code == KILLED_EXIT_CODE:
             outcome = PodOutcome.KILLED
     return outcome
 
 
 def exit_note(containers: Sequence[ContainerEnd]) -> str:
     """Return the exit codes that an operator has to know, as a phrase; empty if every container ended as requested."""
-    if any(each.ended and each.exit_code is None for each in containers):
+    if any(each.ended and each.known_code is None for each in containers):
         return "exit code not reported by the runtime"
     if any(each.exit_code == KILLED_EXIT_CODE and each.killed is False for each in containers):
         return f"exit code {KILLED_EXIT_CODE} without a KILL of the agent"
     usual = (None, 0, _TERMINATED_EXIT_CODE, KILLED_EXIT_CODE)
-    unusual = sorted({each.exit_code for each in containers if each.exit_code not in usual and each.exit_code})
-    return f"exit code {', '.join(map(str, unusual))}" if unusual else ""
+    unusual = sorted({code for each in containers if (code := each.known_code) and code not in usual})
+    doubt = " (the runtime's substitute for an exit that it missed, too)" if UNKNOWN_EXIT_CODE in unusual else ""
+    return f"exit code {', '.join(map(str, unusual))}{doubt}" if unusual else ""
 
 
 def outcome_summary(outcomes: Iterable[PodOutcome | None]) -> str:

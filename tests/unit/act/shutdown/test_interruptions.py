@@ -105,8 +105,9 @@ def test_pod_whose_term_was_delayed_by_the_runtime_keeps_its_grace() -> None:
 
 
 @pytest.mark.parametrize("located", [(), None], ids=["runtime-only", "cgroups"])
-def test_restart_of_the_runtime_after_term_sends_no_second_one(located: tuple[str, ...] | None) -> None:
-    node = Node([pod("web")], takes_s={"web-c": 6.0}, unavailable=((1000, 3000),), located=located)
+@pytest.mark.parametrize("after_ms", [100, 1000])
+def test_restart_of_the_runtime_after_term_sends_no_second_one(located: tuple[str, ...] | None, after_ms: int) -> None:
+    node = Node([pod("web")], takes_s={"web-c": 6.0}, unavailable=((after_ms, 3000),), located=located)
     result = run_down(node)
     assert node.received("web-c", "TERM") == [0]
     assert (result.pods["web"].outcome, node.received("web-c", "KILL")) == (PodOutcome.STOPPED, [])

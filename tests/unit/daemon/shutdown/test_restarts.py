@@ -68,7 +68,7 @@ async def test_successor_stops_all_pods_after_an_outage_of_the_runtime(
         await ready(first)
         await first.until(lambda: place.files.read_boot() is not None)
         place.server.faults.fail("ListContainers", times=None, status="UNAVAILABLE")
-        place.server.faults.fail("StopContainer", times=None, status="UNAVAILABLE")
+        place.server.faults.fail("StopContainer", times=None)
         if crashed == "in the first phase":
             place.login1.request_shutdown()
             await first.until(lambda: place.outcomes().get("slow") == "stopping")

@@ -23,6 +23,8 @@ ENDED, KILLED = ContainerEnd(ended=True, exit_code=0), ContainerEnd(ended=True, 
         ([ContainerEnd(ended=True)], PodOutcome.STOPPED),
         ([ContainerEnd(ended=True, exit_code=143)], PodOutcome.STOPPED),
         ([KILLED, ContainerEnd(ended=False, killed=True)], PodOutcome.FAILED),
+        ([ContainerEnd(ended=True, killed=True, exit_code=255)], PodOutcome.KILLED),
+        ([ContainerEnd(ended=True, exit_code=255)], PodOutcome.STOPPED),
     ],
     ids=[
         "no-containers",
@@ -33,6 +35,8 @@ ENDED, KILLED = ContainerEnd(ended=True, exit_code=0), ContainerEnd(ended=True, 
         "no-exit-code",
         "terminated",
         "running",
+        "kill-during-an-outage-of-containerd",
+        "exit-255",
     ],
 )
 def test_outcome_of_a_pod(containers: list[ContainerEnd], outcome: PodOutcome) -> None:
