@@ -31,7 +31,7 @@ from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.observe.node_role import read_role
 from nodeagent.plan.clock_checks import check_clock, check_image_use
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list
+from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
 from nodeagent.plan.memory_checks import CHECK as MEMORY_CHECK
 from nodeagent.plan.memory_checks import check_memory_thresholds
 from nodeagent.plan.node_checks import (
@@ -54,6 +54,7 @@ from nodeagent.plan.node_checks import (
     denied,
 )
 from nodeagent.plan.shutdown.budget import shutdown_budget
+from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
 from nodeagent.store import HoldFile
 from nodeagent.store.history import History
 from nodeagent.store.sqlite import fault_of
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 
 _UNIT: Final = "nodeagent.service"
 _STATUS_WITHIN_S: Final = 20
+_EMBEDDING: Final = frozenset({"k3s", "k3s-server", "k3s-agent"})
 _OF_STATE: Final = frozenset({"state-directory", "stores", "holds", "history"})
 _DENIED: Final = "permission denied"
 _MAXIMUM_EXPOSURE: Final = 3.0
@@ -286,9 +288,13 @@ def role_findings(settings: Settings, root: Path) -> Iterator[Finding]:
 def kubelet_findings(settings: Settings, root: Path) -> list[Finding]:
     """Return the findings on the kubelet's configuration, and on tasks also performed by a kubelet of this node."""
     role = read_role(settings.role, root).role
-    pids = [each.pid for each in read_kubelet_traces(SystemClock(), root).processes]
+    processes = read_kubelet_traces(SystemClock(), root).processes
+    pids = [each.pid for each in processes]
     config = read_kubelet_config(root, pids)
+    own = f"unix://{root}/{K3S_SOCKET}" if any(each.name in _EMBEDDING for each in processes) else ""
+    endpoint = config.fields.get("containerRuntimeEndpoint") or config.flags.get("container-runtime-endpoint") or own
     return [
+        check_runtime_endpoint(_socket(str(endpoint)), _socket(_endpoint(settings, root))),
         check_kubelet_config(config.sources, config.problems, config.fields),
         *check_kubelet(
             config.fields if config.sources or pids else None,
@@ -297,6 +303,20 @@ def kubelet_findings(settings: Settings, root: Path) -> list[Finding]:
             collects_from=image_gc_start_percent(settings),
         ),
     ]
+
+
+def _endpoint(settings: Settings, root: Path) -> str:
+    """Return the endpoint of the agent; empty if no runtime is found."""
+    try:
+        return discover_endpoint(settings.endpoint or None, root)
+    except NodeAgentError:
+        return ""
+
+
+def _socket(endpoint: str) -> str:
+    """Return the resolved path of a socket; empty for an endpoint that is none."""
+    path = endpoint.removeprefix("unix://").removeprefix("unix:")
+    return os.path.realpath(path) if path.startswith("/") else ""
 
 
 def image_gc_start_percent(settings: Settings) -> int | None:

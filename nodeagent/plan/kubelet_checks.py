@@ -72,6 +72,25 @@ def check_kubelet_config(sources: Sequence[str], problems: Sequence[str], found:
     )
 
 
+def check_runtime_endpoint(kubelet: str, agent: str) -> Finding:
+    """Check that the kubelet and the agent use one runtime; both are resolved paths of sockets, empty if unknown.
+
+    On a node with two of them, such as k3s and Docker, the agent would find no pods on the other one.
+    """
+    name = "kubelet-runtime"
+    if not kubelet or not agent:
+        unknown = "kubelet" if not kubelet else "agent"
+        return Finding(name, Verdict.SKIPPED, f"socket of the {unknown} unknown")
+    if kubelet == agent:
+        return Finding(name, Verdict.OK, f"kubelet and agent use {_text(agent)}")
+    return Finding(
+        name,
+        Verdict.PROBLEM,
+        f"the kubelet uses {_text(kubelet)}, the agent {_text(agent)}: it has other pods and images",
+        f'set runtime.endpoint = "unix://{_text(kubelet)}"',
+    )
+
+
 def check_kubelet(
     found: Mapping[str, object] | None, *, evicts: bool, stops: bool, collects_from: int | None
 ) -> list[Finding]:

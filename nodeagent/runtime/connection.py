@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,15 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 READ_DEADLINE_S = 10.0
-KNOWN_SOCKETS = ("run/containerd/containerd.sock", "run/k3s/containerd/containerd.sock", "run/crio/crio.sock")
+K3S_SOCKET = "run/k3s/containerd/containerd.sock"
+KNOWN_SOCKETS = (
+    K3S_SOCKET,  # rke2 too
+    "run/k0s/containerd.sock",
+    "var/snap/microk8s/common/run/containerd.sock",
+    "run/containerd/containerd.sock",
+    "run/crio/crio.sock",
+)
+"""Sockets of distributions precede containerd's default one, which on their nodes belongs to Docker if it exists."""
 
 MAX_ANSWER_BYTES = 256 << 20
 """Largest message of the runtime; the list of 20,000 containers with 4 KiB of labels each has 90 MiB."""
@@ -239,9 +248,10 @@ _ERRORS: dict[grpc.StatusCode, type[RuntimeRequestError]] = {
 
 
 def discover_endpoint(configured: str | None, root: Path = Path("/")) -> str:
-    """Return the endpoint of the runtime: the configured one, else the first well-known socket that exists.
+    """Return the endpoint of the runtime: the configured one, else the first well-known socket that is served.
 
-    A socket without permission to stat counts as existing, so that the first call reports the missing permission.
+    If none is, the first that exists: a runtime may be restarting. A socket without permission counts as served, so
+    that the first call reports the missing permission.
 
     Raises:
         ConfigError: the configured endpoint is not a unix socket.
@@ -250,18 +260,36 @@ def discover_endpoint(configured: str | None, root: Path = Path("/")) -> str:
     if configured:
         return f"unix://{_socket_path(configured)}"
     candidates = [root / name for name in KNOWN_SOCKETS]
-    for candidate in candidates:
-        try:
-            candidate.stat()
-        except PermissionError:
-            pass
-        except OSError:
-            continue
-        return f"unix://{candidate}"
+    existing = [each for each in candidates if _exists(each)]
+    if existing:
+        return f"unix://{next(filter(_is_served, existing), existing[0])}"
     tried = ", ".join(str(candidate) for candidate in candidates)
     raise RuntimeUnavailableError(
         f"no container runtime found: none of {tried} exists; start the runtime or set runtime.endpoint"
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _is_served(path: Path) -> bool:
+    """Return whether a process listens on a socket; a socket file remains after a crash of its server."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(str(path))
+        except (PermissionError, BlockingIOError):  # the latter with a full backlog
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _socket_path(endpoint: str) -> str:

@@ -44,7 +44,7 @@ def write(root: Path, name: str, text: str = "") -> None:
 
 def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_settings: Settings, tmp_path: Path) -> None:
     make_node(tmp_path)
-    assert [each.verdict for each in checks.kubelet_findings(node_settings, tmp_path)] == [Verdict.SKIPPED] * 2
+    assert [each.verdict for each in checks.kubelet_findings(node_settings, tmp_path)] == [Verdict.SKIPPED] * 3
     write(tmp_path, "etc/kubernetes/kubelet/config.json", f'{KUBELET}shutdownGracePeriod: "30s" # seconds')
     add_process(
         tmp_path,
@@ -52,7 +52,7 @@ def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_setti
         "kubelet",
         ("/usr/bin/kubelet", "--config=/etc/kubernetes/kubelet/config.json", "--image-gc-high-threshold=75"),
     )
-    config, images = checks.kubelet_findings(node_settings, tmp_path)
+    _, config, images = checks.kubelet_findings(node_settings, tmp_path)
     assert config.evidence == (
         "/etc/kubernetes/kubelet/config.json, command line: images removed from 75%, "
         "evictionHard imagefs.available 15%, shutdownGracePeriod 30s"
@@ -62,6 +62,27 @@ def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_setti
         "the kubelet removes images at 75% (imageGCHighThresholdPercent 75), before the agent does (85%)"
     )
     assert images.fix.startswith("set image_gc.high_threshold_percent = 70 and low_threshold_percent = 65")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "own", "verdict"),
+    [
+        ("kubelet", ["--container-runtime-endpoint=unix://{root}/run/crio/crio.sock"], "crio/crio", Verdict.OK),
+        ("kubelet", ["--container-runtime-endpoint", "{root}/run/b.sock"], "crio/crio", Verdict.PROBLEM),
+        ("k3s-server", [], "k3s/containerd/containerd", Verdict.OK),
+        ("k3s-server", [], "containerd/containerd", Verdict.PROBLEM),
+        ("kubelet", [], "containerd/containerd", Verdict.SKIPPED),
+    ],
+)
+def test_runtime_of_the_agent_is_compared_with_that_of_the_kubelet(
+    node_settings: Settings, tmp_path: Path, *, name: str, flags: list[str], own: str, verdict: Verdict
+) -> None:
+    make_node(tmp_path)
+    write(tmp_path, f"run/{own}.sock")
+    add_process(tmp_path, 812, name, (name, *(each.format(root=tmp_path) for each in flags)))
+    (finding, *_) = checks.kubelet_findings(replace(node_settings, endpoint=""), tmp_path)
+    assert (finding.check, finding.verdict) == ("kubelet-runtime", verdict)
+    assert bool(finding.fix) == (verdict is Verdict.PROBLEM)
 
 
 def test_state_directory_writable_by_others_is_a_warning(node_settings: Settings) -> None:

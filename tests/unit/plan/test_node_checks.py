@@ -9,7 +9,7 @@ import pytest
 from nodeagent.model import ClockTrust, GapCause, ObservationGap
 from nodeagent.model.pod_list import Completeness, PodListReading, PodListSource
 from nodeagent.plan.clock_checks import check_clock, check_image_use
-from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list
+from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
 from nodeagent.plan.node_checks import (
     Finding,
     Verdict,
@@ -85,6 +85,14 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
             check_pod_list(replace(LISTED, completeness=Completeness.UNCONFIRMED, detail="no pod of the API server")),
             OK,
             "no pod of the API server; a missing",
+        ),
+        (check_runtime_endpoint("", "/run/a.sock"), SKIPPED, "socket of the kubelet unknown"),
+        (check_runtime_endpoint("/run/a.sock", ""), SKIPPED, "socket of the agent unknown"),
+        (check_runtime_endpoint("/run/a.sock", "/run/a.sock"), OK, "use /run/a.sock"),
+        (
+            check_runtime_endpoint("/run/k3s/a.sock", "/run/a.sock"),
+            PROBLEM,
+            "the kubelet uses /run/k3s/a.sock",
         ),
         (check_kubelet_config((), (), {}), SKIPPED, "no configuration of a kubelet"),
         (check_kubelet_config((), ("/x: bad",), {}), WARNING, "/x: bad"),

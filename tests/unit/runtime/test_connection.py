@@ -19,6 +19,7 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
     RuntimeUnsupportedError,
 )
+from nodeagent.runtime.connection import K3S_SOCKET as K3S
 from nodeagent.runtime.connection import Method, RuntimeConnection, discover_endpoint
 from nodeagent.runtime.cri import CriClient
 from tests.unit.runtime.conftest import Fake, cri_handlers, serving
@@ -185,16 +186,37 @@ def test_endpoint_other_than_a_unix_socket_is_rejected(endpoint: str) -> None:
     ("present", "found"),
     [
         (["run/crio/crio.sock"], "run/crio/crio.sock"),
-        (["run/crio/crio.sock", "run/k3s/containerd/containerd.sock"], "run/k3s/containerd/containerd.sock"),
-        (["run/k3s/containerd/containerd.sock", "run/containerd/containerd.sock"], "run/containerd/containerd.sock"),
+        (["run/crio/crio.sock", K3S], K3S),
+        (
+            [K3S, "run/containerd/containerd.sock"],
+            K3S,
+        ),
+        (["run/crio/crio.sock", "run/containerd/containerd.sock"], "run/containerd/containerd.sock"),
     ],
-    ids=["crio", "k3s-first", "containerd-first"],
+    ids=["crio", "k3s-and-crio", "k3s-and-docker", "containerd-and-crio"],
 )
 def test_first_existing_socket_is_discovered(tmp_path: Path, present: list[str], found: str) -> None:
     for name in present:
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     assert discover_endpoint(None, tmp_path) == f"unix://{tmp_path / found}"
+
+
+def test_served_socket_precedes_one_left_by_a_crash(tmp_path: Path) -> None:
+    default, crio, k3s = (tmp_path / "run" / each for each in ("containerd", "crio", "k3s/containerd"))
+    for directory in (default, crio, k3s):
+        directory.mkdir(parents=True)
+    with (
+        sockets.socket(sockets.AF_UNIX) as crashed,
+        sockets.socket(sockets.AF_UNIX) as server,
+    ):
+        crashed.bind(str(k3s / "containerd.sock"))
+        assert discover_endpoint(None, tmp_path) == f"unix://{k3s / 'containerd.sock'}", "nothing is served"
+        server.bind(str(default / "containerd.sock"))
+        server.listen(1)
+        assert discover_endpoint(None, tmp_path) == f"unix://{default / 'containerd.sock'}"
+        crashed.listen(1)
+        assert discover_endpoint(None, tmp_path) == f"unix://{k3s / 'containerd.sock'}"
 
 
 def test_failed_discovery_lists_the_tried_sockets(tmp_path: Path) -> None:
