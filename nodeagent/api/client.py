@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import struct
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 ANSWER_WITHIN_S: Final = 30.0
 _CONNECT_WITHIN_S: Final = 2
+_DEFAULT_GROUP: Final = "nodeagent"
 _TIME_VALUE: Final = struct.Struct("ll")
 _CREDENTIALS: Final = struct.Struct("3i")
 """pid, uid and gid. Source: unix(7), SO_PEERCRED; of a listening socket those of the process that called listen()."""
@@ -184,8 +186,7 @@ def _connect(path: str) -> socket.socket:
     except PermissionError as error:
         connection.close()
         raise DaemonRefusedError(
-            f"cannot connect to control socket {path}: permission denied: only root and members of group nodeagent "
-            f"have access; use sudo, or 'usermod -aG nodeagent {_user()}' and log in again"
+            f"cannot connect to control socket {path}: permission denied: {_required_access(path)}"
         ) from error
     except (FileNotFoundError, ConnectionRefusedError) as error:
         connection.close()
@@ -230,6 +231,22 @@ def _error(problem: Mapping[str, Any]) -> NodeAgentError:
         ProblemType.RUNTIME: RuntimeUnavailableError,
     }
     return kinds.get(problem.get("type"), NodeAgentError)(detail)
+
+
+def _required_access(path: str) -> str:
+    """Return the users with access to a control socket, and how to become one of them."""
+    group = _DEFAULT_GROUP
+    with suppress(OSError, KeyError):
+        found = os.stat(path)  # noqa: PTH116 - pathlib is slow
+        if not (found.st_gid and found.st_mode & stat.S_IWGRP):
+            return "only root has access; use sudo"
+        import grp  # noqa: PLC0415 - for a refusal only
+
+        group = grp.getgrgid(found.st_gid).gr_name
+    return (
+        f"only root and members of group {group} have access; use sudo, or 'usermod -aG {group} {_user()}' and log in "
+        "again"
+    )
 
 
 def _user() -> str:

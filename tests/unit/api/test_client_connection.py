@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,6 +54,37 @@ def test_client_waits_for_a_free_slot_in_the_backlog(listener: socket.socket, tm
     assert connected.is_set()
     for each in (*waiting, *accepted):
         each.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "required"),
+    [
+        (0o660, 1, "members of group daemon have access; use sudo, or 'usermod -aG daemon "),
+        (0o600, 1, "only root has access; use sudo"),
+        (0o660, 0, "only root has access; use sudo"),
+        (0o660, 1 << 30, "members of group nodeagent have access"),
+        (0o660, None, "members of group nodeagent have access"),
+    ],
+    ids=["group", "no-access-of-group", "group-root", "group-without-name", "unreadable"],
+)
+def test_denied_connection_names_the_group_of_the_socket(
+    monkeypatch: pytest.MonkeyPatch, mode: int, group: int | None, required: str
+) -> None:
+    def deny(*_: object) -> None:
+        raise PermissionError
+
+    def status(path: str) -> SimpleNamespace:
+        assert path == "/run/s"
+        if group is None:
+            raise PermissionError
+        return SimpleNamespace(st_mode=mode, st_gid=group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("socket.socket.connect", deny)
+        patch.setattr("os.stat", status)
+        with pytest.raises(DaemonRefusedError) as error:
+            ControlClient("/run/s").probe()
+    assert required in str(error.value)
 
 
 def test_full_backlog_is_an_error_that_names_it(
