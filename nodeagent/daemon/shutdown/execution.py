@@ -69,14 +69,7 @@ class ShutdownInProgress:
         started_s = earlier.started_s if earlier is not None and keeps_start else now_s
         started_at = earlier.started_at if earlier is not None and keeps_start else self._clock.now()
         shift_ms = elapsed_since(earlier.started_s, now_s) if earlier is not None and not keeps_start else 0
-        before = {
-            each.uid: replace(
-                each,
-                requested_at_ms=each.requested_at_ms - shift_ms,
-                signalled_at_ms=None if each.signalled_at_ms is None else each.signalled_at_ms - shift_ms,
-            )
-            for each in (earlier.pods if earlier is not None else ())
-        }
+        before = {each.uid: _shifted(each, shift_ms) for each in (earlier.pods if earlier is not None else ())}
         operation = operation or (earlier.operation if earlier is not None else "")
         self._stop = NodeStop(recorder.boot_id, kind, started_at, started_s, budget.granted_ms, operation=operation)
         self._started_s = started_s
@@ -224,6 +217,12 @@ def rehearse(budget: ShutdownBudget, pods: Sequence[RunningPod], logger: Filteri
                 dry_run=True,
             )
     logger.info("shutdown_rehearsed", pods=len(pods), granted_s=budget.granted_ms / 1000, dry_run=True)
+
+
+def _shifted(pod: StoppedPod, by_ms: int) -> StoppedPod:
+    """Return the record of a pod on a time axis that begins later."""
+    signalled_at_ms = None if pod.signalled_at_ms is None else pod.signalled_at_ms - by_ms
+    return replace(pod, requested_at_ms=pod.requested_at_ms - by_ms, signalled_at_ms=signalled_at_ms)
 
 
 def _pod_fields(pod: StoppedPod) -> dict[str, object]:
