@@ -31,7 +31,7 @@ test: ## set up and run all checks and tests of this machine; skipped tests are 
 	$(BIN)/python -m pytest tests/unit tests/security $(PARALLEL)
 	$(BIN)/python -m pytest tests/integration
 
-check: ## format, lint, types, import directions, generated files, vocabulary
+check: ## format, lint, types, import directions, generated files, vocabulary, sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -40,6 +40,7 @@ check: ## format, lint, types, import directions, generated files, vocabulary
 	$(BIN)/python -I -m nodeagent.config.embed --check nodeagent/docs/configuration.md
 	$(BIN)/python -I -m nodeagent.cli.help --check
 	$(BIN)/python -m tests.language
+	$(BIN)/python -m tests.sizes
 
 unit: ## unit tests, without root and container runtime
 	@.ci/setup dev

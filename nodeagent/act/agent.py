@@ -317,14 +317,13 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         observer = parts.make_observer()
         recovery = RemovalRecovery(parts.storage, parts.pass_lock, clock)
         undo = parts.make_undo()
-        completion = RemovalCompletion(parts.storage.collect_garbage, recovery.run, undo)
         collector = Collector(
             observer,
             parts.make_removers(observer),
             settings.policy,
             clock=clock,
             read_filesystem=parts.read_filesystem,
-            completion=completion,
+            completion=RemovalCompletion(parts.storage.collect_garbage, recovery.run, undo),
             dry_run=dry_run,
         )
         history = History(settings.state_directory, writer=own_process(), is_running=is_running)

@@ -94,7 +94,7 @@ class Timings:
     confirm_every_s: float = 30.0
 
 
-class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection and its state
+class ShutdownInhibitor:  # 13 attributes: the lock's identity, its connection and its state
     """Acquires the lock and keeps it for as long as :meth:`run` runs, and reports commands for the inhibitor task.
 
     Commands are delivered by a callback on the event loop, the start of a shutdown directly from the arriving message.

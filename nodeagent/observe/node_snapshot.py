@@ -86,7 +86,7 @@ class ObserverSettings:
     confirm_s: float = CONFIRM_S
 
 
-class Observer:  # 14 attributes: the sources of the snapshot, and four caches
+class Observer:  # 20 attributes: the sources of the snapshot, and its caches
     """Reads a node from its runtime, its filesystems and the agent's state database.
 
     Immutable facts are cached by id: details of exited containers and the images of sandboxes.

@@ -114,10 +114,8 @@ def on_disk(size_bytes: int) -> int:
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
-class MetadataStore:
+class MetadataStore:  # 12 attributes: one for each table of containerd's database, and their reference counts
     """Metadata of one namespace, on a blob store shared with other namespaces.
-
-    More than ten attributes: one for each table of containerd's database, and their reference counts.
 
     Attributes:
         elsewhere: blobs by digest of each other namespace; they remain on disk after a removal in this namespace.

@@ -148,7 +148,7 @@ SECONDS = st.sampled_from([0.5, 5.0, 59.0, 61.0, 299.0, 301.0, 601.0, 701.0, 180
 JUMPS = st.sampled_from([0.9, -0.9, 1.5, 30.0, -30.0, 600.0, -600.0, 7200.0, -7200.0, YEARS_S, -YEARS_S])
 
 
-class Clocks(RuleBasedStateMachine):
+class Clocks(RuleBasedStateMachine):  # 11 attributes: the expected state, which rules change and invariants compare
     """A node and its agent."""
 
     def __init__(self) -> None:
