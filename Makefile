@@ -63,9 +63,9 @@ campaign-kill: ## as root: passes killed by SIGKILL on a real containerd, RUNS t
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=$(or $(RUNS),200) $(BIN)/python -m pytest tests/integration/test_kill.py -m campaign
 
-campaign-removal: ## as root: image removals against concurrent use, kills and restarts on a real containerd, RUNS rounds (100)
+campaign-removal: ## as root: image removals against concurrent use, kills and restarts, RUNS rounds (100); REMOVAL=agent,kubelet,at-once
 	@.ci/setup dev real
-	NODEAGENT_TEST_RUNS=$(or $(RUNS),100) $(BIN)/python -m pytest -s -m campaign \
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),100) NODEAGENT_TEST_REMOVAL=$(or $(REMOVAL),agent) NODEAGENT_TEST_SEED=$(or $(SEED),0) $(BIN)/python -m pytest -s -m campaign \
 		tests/integration/test_removal_races.py tests/integration/test_removal_interruptions.py
 
 campaign-shutdown: ## as root: shutdowns of up to 40 pods with crashes of agent and containerd, on a real containerd

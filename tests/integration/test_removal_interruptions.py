@@ -1,6 +1,7 @@
 """Image removals that are interrupted: by SIGKILL of the agent, and by restarts of containerd.
 
-``NODEAGENT_TEST_RUNS`` is the number of interruptions of the tests with the ``campaign`` mark.
+``NODEAGENT_TEST_RUNS`` is the number of interruptions of the tests with the ``campaign`` mark, ``NODEAGENT_TEST_SEED``
+determines the instants.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real
 
 UNDO_WINDOW_S = 1
+SEED = int(os.environ.get("NODEAGENT_TEST_SEED", "0"))
 RUNS = int(os.environ.get("NODEAGENT_TEST_RUNS", "4"))
 
 
@@ -77,7 +79,7 @@ def test_agent_killed_during_a_removal_leaves_every_image_whole_or_removed(
     containerd = containerd_factory(imagefs=LoopFs(700, "ext4"))
     field = RaceField(containerd)
     config = field.configure(f'undo_window = "{UNDO_WINDOW_S}s"\n')
-    chosen = random.Random(0)
+    chosen = random.Random(SEED)
     command = [sys.executable, "-m", "nodeagent", "gc", "images", "--yes", "--config", str(config)]
     final = [*command, "--undo-window", "0s"]
     span_s = 0.0
@@ -111,7 +113,7 @@ def test_restart_of_containerd_during_a_removal_leaves_every_image_whole_or_remo
     containerd = containerd_factory(imagefs=LoopFs(700, "ext4"))
     field = RaceField(containerd)
     config = field.configure()
-    chosen = random.Random(0)
+    chosen = random.Random(SEED)
     interrupted = 0
     for number in range(RUNS):
         field.import_missing()

@@ -66,8 +66,12 @@ class Counts:
         return (
             f"{self.opportunities} opportunities, {self.created} containers created, {self.absent} found no record, "
             f"{self.broken.total()} failed later, {self.removed} images removed in {self.removal_s:.1f} s, "
-            f"{len(self.lost)} containers without image record, {len(self.incomplete)} incomplete images"
+            f"{len(self.lost)} containers without image record, {len(self.incomplete)} incomplete images; "
+            f"per removal {self._rate(self.absent)} found no record, {self._rate(len(self.lost))} lost their image"
         )
+
+    def _rate(self, number: int) -> str:
+        return f"{number / self.removed:.1%}" if self.removed else "-"
 
 
 class RaceField:
