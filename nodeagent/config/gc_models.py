@@ -53,7 +53,7 @@ class ImageGCSection(Section):
     )
     settle: Duration = Field(
         "1s",
-        description="Maximum wait of a removal for container creations in progress, once per transaction of up to 200 "
+        description="Maximum wait of a removal for container creations in progress, once per transaction of up to 50 "
         "images; 0.3s below an eviction threshold. Shorter waits restore more images, or miss a slow creation.",
     )
     irreplaceable: Literal["last", "never", "ignore"] = Field(

@@ -6,6 +6,7 @@ the bytes freed by a deletion.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 NAMESPACE = "k8s.io"
 
 _LEASE_LIFETIME = timedelta(minutes=10)
+_LEASE_HEADER = "containerd-lease"
 
 
 class ContainerdClient:
@@ -162,6 +164,20 @@ class ContainerdClient:
         except RuntimeNotFoundError:
             return False
         return True
+
+    async def write_leased_blob(self, lease_id: str, data: bytes, labels: Mapping[str, str]) -> LeasedResource:
+        """Write a small blob with labels as a resource of a lease, and return it.
+
+        containerd records blob, labels and lease in one transaction. Source: containerd header ``containerd-lease``.
+        """
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        request = content_pb2.WriteContentRequest(
+            action=content_pb2.COMMIT, ref=digest, total=len(data), expected=digest, data=data, labels=labels
+        )
+        metadata = (*self._metadata(), (_LEASE_HEADER, lease_id))
+        async for _ in self._connection.stream(methods.WRITE, request, target=digest, metadata=metadata):
+            pass  # the commit is answered twice
+        return LeasedResource(digest, "content")
 
     async def list_ingests(self) -> tuple[Ingest, ...]:
         """Return the blobs being written."""

@@ -65,6 +65,14 @@ DELETE_CONTENT = Method(
     _DELETE_S,
     changes=True,
 )
+# Both directions are streams; the agent sends a single request, with the action COMMIT.
+WRITE = Method(
+    _SERVICES + "content.v1.Content/Write",
+    content_pb2.WriteContentRequest,
+    content_pb2.WriteContentResponse,
+    "content.Write",
+    changes=True,
+)
 INGESTS = Method(
     _SERVICES + "content.v1.Content/ListStatuses",
     content_pb2.ListStatusesRequest,

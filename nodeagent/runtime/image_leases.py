@@ -1,14 +1,14 @@
 """Leases that keep the content of images while their names are deleted, so that the deletion can be undone.
 
-A lease on the target of an image keeps everything that the collector reaches from it by ``containerd.io/gc.ref``
-labels: manifests, config, layers and unpacked snapshots. The labels of the lease record every name with its target and
-labels, so the lease is the log of the removal as well: it exists before the first name is deleted, and its deletion is
-the decision to remove. containerd writes both in one transaction of its own database. After any interruption, a lease
-that exists means that the removal was not decided, and its names are restored from it.
+The lease has one resource, a small blob that references the target of every image by a ``containerd.io/gc.ref`` label.
+The collector reaches the manifests, configs, layers and unpacked snapshots from there. The labels of the lease record
+every name with its target and labels, so the lease is the log of the removal as well: it exists before the first name
+is deleted, and its deletion is the decision to remove. After any interruption, a lease that exists means that the
+removal was not decided, and its names are restored from it.
 
 Rejected: a log in the agent's state directory. It cannot be written together with the lease, it is lost with the
 directory, and it cannot be written when the disk is full, which is when images are removed. Rejected: a lease on each
-blob and snapshot, since every added resource is a transaction on the disk.
+target, blob or snapshot, since every added resource is a transaction with a write to the disk.
 
 Source: containerd ``docs/garbage-collection.md`` (leases, ``gc.expire``); ``metadata/images.go`` (``Create``).
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +31,7 @@ from google.protobuf.message import DecodeError
 from nodeagent.errors import ObservationError, RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import LeasedResource, decode_encoded_image
-from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE
+from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, references
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,13 +39,14 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import Lease, StoredImage
+    from nodeagent.runtime.containerd_records import Blob, Lease, StoredImage
 
 KIND_LABEL: Final = "nodeagent/image-removal"
 MAX_LABELS_BYTES: Final = 4 << 20
 """Maximum size of the recorded names; containerd accepts requests of 16 MiB by default."""
 
 _NAME_LABEL: Final = "nodeagent/name."
+_TARGET_LABEL: Final = "containerd.io/gc.ref.content."
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _CHUNK: Final = 3500  # containerd accepts 4096 bytes of key and value
 _PENDING: Final = "pending"
@@ -123,6 +125,7 @@ class ImageLeases:
         *,
         window: timedelta,
         labels: Mapping[str, str] = _NO_LABELS,
+        holder: LeasedResource | None = None,
     ) -> str:
         """Create a lease that keeps the content of images and records their names; return its id.
 
@@ -131,6 +134,7 @@ class ImageLeases:
             further: pieces of the images that no label references from a target.
             window: time after which containerd deletes the lease by itself.
             labels: further labels of the lease; with ``KIND_LABEL`` for another kind than a removal without decision.
+            holder: an existing blob that references the targets of the names; written by default.
 
         Raises:
             ObservationError: the lease could not be completed, nor deleted. Its names must not be deleted: the next
@@ -138,12 +142,10 @@ class ImageLeases:
         """
         lease_id = f"nodeagent-removal-{secrets.token_hex(8)}"
         expires = (self._clock.now() + window).isoformat(timespec="seconds").replace("+00:00", "Z")
-        targets = dict.fromkeys(LeasedResource(each.stored.target, CONTENT) for each in names)
         try:
             await self._client.create_lease(lease_id, {EXPIRE: expires, **encode_names(names), **labels})
-            await run_bounded(
-                lambda resource: self._client.add_lease_resource(lease_id, resource), [*targets, *further]
-            )
+            await self._hold(lease_id, {each.stored.target: None for each in names}, holder)
+            await run_bounded(lambda resource: self._client.add_lease_resource(lease_id, resource), [*further])
         except RuntimeUnavailableError:
             raise
         except BaseException as error:
@@ -153,6 +155,19 @@ class ImageLeases:
                 raise ObservationError(f"cannot lease the images ({error}), nor delete the lease: {failure}") from error
             raise
         return lease_id
+
+    async def _hold(self, lease_id: str, targets: Mapping[str, None], holder: LeasedResource | None) -> None:
+        """Make the blob that references the targets a resource of the lease, and verify both."""
+        if holder is None:
+            labels = {f"{_TARGET_LABEL}{number:05}": target for number, target in enumerate(targets)}
+            holder = await self._client.write_leased_blob(lease_id, _holder_data(lease_id), labels)
+        else:
+            await self._client.add_lease_resource(lease_id, holder)
+        blob, held = await asyncio.gather(self._client.get_blob(holder.id), self._client.list_lease_resources(lease_id))
+        if holder not in held or blob is None or not targets.keys() <= referenced_blobs(blob):
+            raise RuntimeRequestError(
+                "content.Write", holder.id, "FAILED_PRECONDITION", f"lease {lease_id} does not reference the images"
+            )
 
     async def list_open(self) -> tuple[OpenRemoval, ...]:
         """Return the removals without decision, of this process and of others."""
@@ -189,6 +204,21 @@ class ImageLeases:
     async def release(self, lease_id: str, *, sync: bool) -> None:
         """Delete a lease; success if absent. With ``sync``, return after the garbage collection that it causes."""
         await self._client.delete_lease(lease_id, sync=sync)
+
+
+def holder_of(lease_id: str) -> LeasedResource:
+    """Return the blob that :meth:`ImageLeases.open` wrote for a lease."""
+    return LeasedResource(f"sha256:{hashlib.sha256(_holder_data(lease_id)).hexdigest()}", CONTENT)
+
+
+def referenced_blobs(blob: Blob) -> frozenset[str]:
+    """Return the digests that the labels of a blob reference."""
+    return frozenset(node.id for node in references(blob.labels).to if node.kind == CONTENT)
+
+
+def _holder_data(lease_id: str) -> bytes:
+    """Return the content of the blob of a lease; only its labels have a meaning."""
+    return f"{lease_id}\n".encode()
 
 
 def is_undo(lease: Lease) -> bool:

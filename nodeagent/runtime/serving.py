@@ -15,7 +15,7 @@ def service_handler(service: ServiceDescriptor, implementation: object) -> grpc.
     """Return a handler that serves a service from an object's methods.
 
     Each rpc is served by the method of the same name, ``async def Name(request, context)``, an async generator for a
-    streaming rpc. An rpc without such a method returns UNIMPLEMENTED.
+    streaming rpc. Of a stream of requests, the first is served. An rpc without such a method returns UNIMPLEMENTED.
 
     The descriptor is in the generated module: ``api_pb2.DESCRIPTOR.services_by_name["ImageService"]``; the handler is
     added by ``server.add_generic_rpc_handlers``.

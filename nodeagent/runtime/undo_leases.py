@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
+from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import LeasedResource
-from nodeagent.runtime.image_leases import KIND_LABEL, REMOVED, decode_lease, is_undo
+from nodeagent.runtime.image_leases import KIND_LABEL, REMOVED, decode_lease, is_undo, referenced_blobs
 from nodeagent.runtime.metadata_graph import CONTENT
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class UndoLeases:
         self._client = client
         self._leases = leases
 
-    async def keep(
+    async def keep(  # noqa: PLR0913 - the content and the labels of the lease
         self,
         names: Sequence[ImageName],
         further: Iterable[LeasedResource],
@@ -76,21 +77,24 @@ class UndoLeases:
         pass_id: str,
         window: timedelta,
         size_bytes: int,
+        holder: LeasedResource | None = None,
     ) -> str:
         """Create the lease of an undoable removal before the removal is decided; return its id.
+
+        ``holder`` is an existing blob that references the targets of these names and no others.
 
         Raises:
             NodeAgentError: the lease could not be created.
         """
         others = tuple(further)
-        count = len(_targets(names)) + len(others)
+        count = 1 + len(others)  # the blob that references the targets
         labels = {
             KIND_LABEL: REMOVED,
             _PASS_LABEL: pass_id,
             _SIZE_LABEL: str(size_bytes),
             _COUNT_LABEL: str(count),
         }
-        return await self._leases.open(names, others, window=window, labels=labels)
+        return await self._leases.open(names, others, window=window, labels=labels, holder=holder)
 
     async def list_all(self) -> tuple[UndoableRemoval, ...]:
         """Return the undoable removals, newest first; also those whose window has ended."""
@@ -108,11 +112,14 @@ class UndoLeases:
         Raises:
             ObservationError: the lease does not keep all of the content, or is deleted by now.
         """
-        targets = _targets(removal.names)
         held = await self._client.list_lease_resources(removal.lease_id)
-        if len(held) < max(1, removal.resources) or not targets <= set(held):
+        blobs = await run_bounded(self._client.get_blob, [each.id for each in held if each.type == CONTENT])
+        targets = {each.stored.target for each in removal.names}
+        holder = next((each.digest for each in blobs if each is not None and targets <= referenced_blobs(each)), "")
+        if len(held) < max(1, removal.resources) or not holder:
             raise ObservationError(f"lease {removal.lease_id} does not keep the content of its images")
-        return await self._leases.open(removal.names, [each for each in held if each not in targets], window=window)
+        others = [each for each in held if each.id != holder]
+        return await self._leases.open(removal.names, others, window=window, holder=LeasedResource(holder, CONTENT))
 
     async def release(self, removals: Iterable[UndoableRemoval], *, collect: bool) -> None:
         """Delete the leases of removals; with ``collect``, return after the garbage collection that frees the space."""
@@ -132,10 +139,6 @@ def _decode(lease: Lease) -> UndoableRemoval:
         _number(lease.labels.get(_SIZE_LABEL, "")),
         _number(lease.labels.get(_COUNT_LABEL, "")) or 0,
     )
-
-
-def _targets(names: Iterable[ImageName]) -> set[LeasedResource]:
-    return {LeasedResource(each.stored.target, CONTENT) for each in names}
 
 
 def _number(text: str) -> int | None:

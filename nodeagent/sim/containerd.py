@@ -16,7 +16,8 @@ from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types import descriptor_pb2
-from nodeagent.sim.content import Descriptor
+from nodeagent.model import PieceKind
+from nodeagent.sim.content import Descriptor, digest
 from nodeagent.sim.cri import in_parts
 from nodeagent.sim.messages import nanoseconds
 from nodeagent.sim.store import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _BATCH: Final = 100
+_CONTENT_REFERENCE: Final = "containerd.io/gc.ref.content."
 _GO_ZERO_S: Final = -62135596800  # Go's zero time, the year 1
 _KINDS: Final = {
     SnapshotKind.ACTIVE: snapshots_pb2.ACTIVE,
@@ -72,6 +74,7 @@ class ContainerdServices:
                 "List": self.list_blobs,
                 "Delete": self.delete_blob,
                 "ListStatuses": self.list_ingests,
+                "Write": self.write_blob,
             },
             "containerd.services.snapshots.v1.Snapshots": {
                 "List": self.list_snapshots,
@@ -152,6 +155,22 @@ class ContainerdServices:
         ]
         for batch in _batches(matching):
             yield content_pb2.ListContentResponse(info=map(_blob, batch))
+
+    def write_blob(
+        self, request: content_pb2.WriteContentRequest, _namespace: str, lease: str
+    ) -> Iterator[content_pb2.WriteContentResponse]:
+        """Write a blob in one request, as a resource of the call's lease; the commit is answered twice."""
+        if request.action != content_pb2.COMMIT or digest(request.data) != request.expected:
+            raise RefusedError("FAILED_PRECONDITION", f"unexpected commit of {request.ref}: failed precondition")
+        labels = dict(request.labels)
+        references = tuple((PieceKind.BLOB, labels[key]) for key in labels if key.startswith(_CONTENT_REFERENCE))
+        self._store.get_lease(lease)
+        self._store.put_blob(
+            Blob(request.expected, len(request.data), self._node.now, labels, references, request.data)
+        )
+        self._store.add_resource(lease, request.expected, "content")
+        for _ in range(2):
+            yield content_pb2.WriteContentResponse(action=request.action, offset=request.total, digest=request.expected)
 
     def delete_blob(self, request: content_pb2.DeleteContentRequest, namespace: str) -> Empty:
         """Delete one blob, even a referenced one."""

@@ -42,6 +42,7 @@ GC_DELAY_S: Final = 0.05
 _SOCKET_PATH_BYTES: Final = 107
 _CRI_PACKAGE: Final = "runtime.v1"
 _NAMESPACE_KEY: Final = "containerd-namespace"
+_LEASE_KEY: Final = "containerd-lease"
 _WITHOUT_NAMESPACE: Final = frozenset({"Namespaces"})
 _TARGET_FIELDS: Final = ("container_id", "pod_sandbox_id", "image", "name", "digest", "key", "id")
 _SERVICES: Final[dict[str, ServiceDescriptor]] = {
@@ -175,9 +176,12 @@ class SimServer:
         def run(request: Message, context: Context) -> object:
             if not in_namespace:
                 return implementation(request)
-            namespace = dict(context.invocation_metadata() or ()).get(_NAMESPACE_KEY, "")
+            headers = dict(context.invocation_metadata() or ())
+            namespace = headers.get(_NAMESPACE_KEY, "")
             if needs_namespace and not namespace:
                 raise RefusedError("FAILED_PRECONDITION", "namespace is required: failed precondition")
+            if method.client_streaming:
+                return implementation(request, namespace, headers.get(_LEASE_KEY, ""))
             return implementation(request, namespace)
 
         async def unary(request: Message, context: Context) -> object:

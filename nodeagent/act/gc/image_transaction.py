@@ -6,7 +6,10 @@ use by then get their names back; for the others the release of the lease is the
 for all. See :mod:`nodeagent.runtime.image_leases` for the log of a transaction and
 :mod:`nodeagent.act.gc.removal_recovery` for an interrupted one.
 
-Every CRI RemoveImage runs a garbage collection of its own, and each collection walks all of containerd's metadata.
+Every CRI RemoveImage runs a garbage collection of its own, and each collection walks all of containerd's metadata. One
+for all images would be the shortest work, but not the shortest time: a collection removes the snapshots one after the
+other, each with a write to the disk, and so does the deletion of the names before it. So a batch has several
+transactions, and each deletes its names during the wait and the collection of the one before.
 """
 
 from __future__ import annotations
@@ -17,18 +20,19 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from nodeagent.act.gc.name_owners import conflict, names_by_image, owners_by_target
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.act.gc.removers import FreshReader, ImageRemover, changed_since
-from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, Settled, settle
+from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, Settled, Waits, settle
 from nodeagent.errors import NodeAgentError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_facts import is_pinned
-from nodeagent.runtime.image_leases import MAX_LABELS_BYTES, ImageName
+from nodeagent.runtime.image_leases import MAX_LABELS_BYTES, holder_of
 from nodeagent.runtime.metadata_graph import SNAPSHOTS
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from datetime import datetime
 
     from nodeagent.act.gc.removers import RuntimeActions
@@ -38,13 +42,16 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.gc.images import ImageGCPolicy
     from nodeagent.runtime.containerd_records import StoredImage
-    from nodeagent.runtime.image_leases import Restored
+    from nodeagent.runtime.image_leases import ImageName, Restored
     from nodeagent.runtime.storage_backend import RemovalRecords
     from nodeagent.runtime.storage_graph import ImageExtent
 
 T = TypeVar("T")
 
 BATCH: Final = 200
+"""Maximum number of images per call."""
+
+PART: Final = 50
 """Maximum number of images per transaction."""
 
 WINDOW: Final = timedelta(hours=24)
@@ -95,12 +102,14 @@ class _Transaction:
     """State of a transaction.
 
     Attributes:
+        images: number of candidates.
         deleted: candidates whose names are deleted, by image id.
         keep: image id to the reason of candidates whose deletion began and is undone.
         uncertain: whether a deletion timed out, so that it can still take effect.
     """
 
     lease_id: str
+    images: int
     extents: Mapping[str, ImageExtent]
     deleted: dict[str, _Candidate] = field(default_factory=dict)
     keep: dict[str, str] = field(default_factory=dict)
@@ -115,7 +124,6 @@ class TransactionalImageRemover(ImageRemover):
 
     Attributes:
         batch_size: maximum number of images per call of :meth:`remove_many`.
-        settled_s: time waited for creations in progress so far, in seconds.
     """
 
     batch_size = BATCH
@@ -148,14 +156,19 @@ class TransactionalImageRemover(ImageRemover):
         self._clock = clock
         self._unconfirmed: list[Result] = []
         self._works = True
-        self.settled_s = 0.0
+        self._waits = Waits(clock)
+
+    @property
+    def settled_s(self) -> float:
+        """Time so far in which every transaction waited for creations in progress, in seconds."""
+        return self._waits.total_s
 
     async def remove_many(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
-        """Remove several images in one transaction; skip images that are by now removed, in use or otherwise kept.
+        """Remove several images in transactions; skip images that are by now removed, in use or otherwise kept.
 
         Args:
             decisions: the removals.
-            stop: when set, no further image is begun; the transaction is completed for the others.
+            stop: when set, no further image is begun; the transactions are completed for the others.
 
         Returns:
             The result of each image, or the error of its removal, in order.
@@ -172,8 +185,29 @@ class TransactionalImageRemover(ImageRemover):
             return [chosen] * len(decisions)
         results, candidates = chosen
         if candidates:
-            results |= await self._transact(candidates, stop)
+            results |= await self._transact_all(candidates, stop)
         return [results[each.id] for each in decisions]
+
+    async def _transact_all(
+        self, candidates: Sequence[_Candidate], stop: asyncio.Event
+    ) -> dict[str, Result | NodeAgentError]:
+        """Run the transactions of a batch; each begins when the one before has deleted its names.
+
+        Raises:
+            RuntimeUnavailableError: the runtime became unavailable in every transaction. After other transactions the
+                result of their images is exact; the error is then that of the images of the interrupted ones.
+        """
+        parts = [candidates[start : start + PART] for start in range(0, len(candidates), PART)]
+        turn = asyncio.Lock()
+        ended = await asyncio.gather(*(_caught(self._transact(part, stop, turn)) for part in parts))
+        lost = [each for each in ended if isinstance(each, RuntimeUnavailableError)]
+        if len(lost) == len(parts):
+            raise lost[0]
+        results: dict[str, Result | NodeAgentError] = {}
+        for part, each in zip(parts, ended, strict=True):
+            ids = [candidate.decision.id for candidate in part]
+            results |= dict.fromkeys(ids, each) if isinstance(each, NodeAgentError) else each
+        return results
 
     async def _candidates(
         self, decisions: Sequence[Decision]
@@ -182,13 +216,13 @@ class TransactionalImageRemover(ImageRemover):
         listed, stored = await asyncio.gather(
             self._transaction_reader.listed_images(), self._records.leases.list_names()
         )
-        names = _names_by_image([listed[each.id] for each in decisions if each.id in listed], stored)
+        names = names_by_image([listed[each.id] for each in decisions if each.id in listed], stored)
         images = {
             image_id: replace(listed[image_id], pinned=listed[image_id].pinned or any(is_pinned(n.stored) for n in own))
             for image_id, own in names.items()
         }
         kept = await self._keep_reasons(images, decisions) if images else {}
-        owners = _owners_by_target(listed.values(), stored)
+        owners = owners_by_target(listed.values(), stored)
         results: dict[str, Result | NodeAgentError] = {}
         candidates: list[_Candidate] = []
         recorded_bytes = 0
@@ -202,7 +236,7 @@ class TransactionalImageRemover(ImageRemover):
             reason = (
                 kept.get(image.id)
                 or changed_since(self._template.observed_at, (each.stored for each in own), self._clock.now())
-                or _conflict(image.id, own, owners)
+                or conflict(image.id, own, owners)
             )
             if reason:
                 results[decision.id] = Result(decision, Outcome.CHANGED, f"kept: {reason}")
@@ -213,35 +247,51 @@ class TransactionalImageRemover(ImageRemover):
         return results, candidates
 
     async def _transact(
-        self, candidates: Sequence[_Candidate], stop: asyncio.Event
+        self, candidates: Sequence[_Candidate], stop: asyncio.Event, turn: asyncio.Lock
     ) -> dict[str, Result | NodeAgentError]:
-        extents = self._records.extents({each.image.id: each.stored for each in candidates})
+        """Remove images in one transaction; ``turn`` is held until their names are deleted."""
         names = [name for each in candidates for name in each.names]
+        decisions = [each.decision for each in candidates]
+        with self._waits.working():
+            async with turn:
+                transaction = await self._begin(candidates, names) if self._works and not stop.is_set() else None
+                if transaction is None:
+                    removed = await self._through_cri(decisions, stop)
+                    return {decision.id: each for decision, each in zip(decisions, removed, strict=True)}
+                deletions = run_bounded(lambda each: self._delete_names(transaction, each, stop), candidates)
+                await self._undone_if_cancelled(deletions, names)
+            await self._undone_if_cancelled(self._check(transaction), names)
+            if not transaction.uncertain:  # else the lease remains: the next pass restores a name that is deleted late
+                await self._release(transaction)
+            return transaction.results
+
+    async def _begin(self, candidates: Sequence[_Candidate], names: Sequence[ImageName]) -> _Transaction | None:
+        """Lease the content; return ``None`` if that is impossible, such as on a full disk."""
+        extents = self._records.extents({each.image.id: each.stored for each in candidates})
         further = dict.fromkeys(piece for each in extents.values() for piece in each.further)
         try:
             lease_id = await self._records.leases.open(names, further, window=self._window)
         except RuntimeUnavailableError:
             raise
-        except RuntimeRequestError:  # such as a full disk: nothing was deleted yet
+        except RuntimeRequestError:  # nothing was deleted yet
             self._works = False
-            decisions = [each.decision for each in candidates]
-            removed = await self._through_cri(decisions, stop)
-            return {decision.id: each for decision, each in zip(decisions, removed, strict=True)}
-        transaction = _Transaction(lease_id, extents)
+            return None
+        return _Transaction(lease_id, len(candidates), extents)
+
+    async def _check(self, transaction: _Transaction) -> None:
+        """Wait for creations in progress, and restore the names of images in use."""
+        if transaction.uncertain:
+            transaction.keep |= dict.fromkeys(transaction.deleted, "effect of a name deletion unknown")
+        elif transaction.deleted:
+            transaction.keep |= await self._used(transaction)
+        await self._restore(transaction)
+
+    async def _undone_if_cancelled(self, work: Coroutine[object, object, object], names: Sequence[ImageName]) -> None:
         try:
-            await run_bounded(lambda each: self._delete_names(transaction, each, stop), candidates)
-            if transaction.uncertain:
-                transaction.keep |= dict.fromkeys(transaction.deleted, "effect of a name deletion unknown")
-            elif transaction.deleted:
-                transaction.keep |= await self._used(transaction)
-            await self._restore(transaction)
+            await work
         except asyncio.CancelledError:
             await self._undo(names)
             raise
-        if transaction.uncertain:  # the lease remains: the next pass restores a name that is deleted late
-            return transaction.results
-        await self._release(transaction)
-        return transaction.results
 
     @property
     def _window(self) -> timedelta:
@@ -294,8 +344,8 @@ class TransactionalImageRemover(ImageRemover):
         """Return the reasons to keep deleted images after a wait for creations in progress; all if unreadable."""
         deleted = transaction.deleted
         try:
-            settled = await settle(self._records.creations, self._clock, self._settle_s)
-            self.settled_s += settled.duration_s
+            with self._waits.waiting():
+                settled = await settle(self._records.creations, self._settle_s)
             return await self._users_now(transaction, settled)
         except RuntimeUnavailableError:
             raise
@@ -378,6 +428,7 @@ class TransactionalImageRemover(ImageRemover):
                 pass_id=terms.pass_id,
                 window=terms.window,
                 size_bytes=sum(each.decision.frees_bytes or 0 for each in covered),
+                holder=holder_of(transaction.lease_id) if len(covered) == transaction.images else None,
             )
         except RuntimeUnavailableError:
             raise
@@ -438,52 +489,6 @@ class TransactionalImageRemover(ImageRemover):
         return replace(removed, detail=detail, duration_s=result.duration_s)
 
 
-def _names_by_image(
-    images: Collection[Image], stored: Mapping[str, tuple[StoredImage, bytes]]
-) -> dict[str, tuple[ImageName, ...]]:
-    """Return every name of each image, including names that CRI cannot parse: those with the target of another one.
-
-    A remaining name would keep the content.
-    """
-    by_target: dict[str, list[tuple[StoredImage, bytes]]] = {}
-    for each in stored.values():
-        by_target.setdefault(each[0].target, []).append(each)
-    found = {}
-    for image in images:
-        targets = {stored[name][0].target for name in (*image.references, image.id) if name in stored}
-        own = [each for target in sorted(targets) for each in by_target[target]]
-        found[image.id] = tuple(ImageName(image.id, name, encoded) for name, encoded in own)
-    return found
-
-
-def _owners_by_target(
-    images: Iterable[Image], stored: Mapping[str, tuple[StoredImage, bytes]]
-) -> dict[str, frozenset[str]]:
-    """Return the ids of the images to which CRI attributes a name of each target."""
-    owners: dict[str, set[str]] = {}
-    for image in images:
-        for name in (*image.references, image.id):
-            if name in stored:
-                owners.setdefault(stored[name][0].target, set()).add(image.id)
-    for name, (record, _) in stored.items():
-        if name.startswith("sha256:"):  # an image that CRI stores, but does not list yet
-            owners.setdefault(record.target, set()).add(name)
-    return {target: frozenset(each) for target, each in owners.items()}
-
-
-def _conflict(image_id: str, own: Sequence[ImageName], owners: Mapping[str, frozenset[str]]) -> str:
-    """Return the reason to keep an image after one of its names was moved to another image; otherwise empty.
-
-    CRI processes the move of a tag with a delay and attributes it to the old image until then. The names of its new
-    target are those of the other image, which can be in use.
-    """
-    for each in own:
-        others = owners.get(each.stored.target, frozenset()) - {image_id}
-        if others:
-            return f"{each.stored.name} refers to image {min(others)[:19]} as well, or was moved to it"
-    return ""
-
-
 def _identity(name: StoredImage) -> tuple[object, ...]:
     return name.name, name.target, name.created, name.updated
 
@@ -502,5 +507,13 @@ async def _catch(work: Coroutine[object, object, T]) -> T | NodeAgentError:
         return await work
     except RuntimeUnavailableError:
         raise
+    except NodeAgentError as error:
+        return error
+
+
+async def _caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
+    """Return the result of ``work``, or its error."""
+    try:
+        return await work
     except NodeAgentError as error:
         return error

@@ -15,6 +15,7 @@ from nodeagent.host.lock import process_lock
 from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from nodeagent.clock import Clock
@@ -76,9 +77,8 @@ class RemovalRecovery:
         try:
             if await records.leases.list_open():
                 with process_lock(self._lock_path) as unlocked:
-                    for each in await records.leases.list_open():
-                        if not (unlocked and self._is_recent(each)):
-                            self._notices.append(await self._restore(records, each))
+                    found = await records.leases.list_open()
+                    await self._restore_all(records, [e for e in found if not (unlocked and self._is_recent(e))])
             now = self._clock.now()
             over = [each for each in await records.undo.list_all() if each.is_over(now)]
             await records.undo.release(over, collect=True)
@@ -90,6 +90,14 @@ class RemovalRecovery:
     def _is_recent(self, removal: OpenRemoval) -> bool:
         """Return whether a removal may be in progress in another process; needed only without the lock."""
         return removal.opened_at is None or removal.opened_at > self._clock.now() - _LONGEST_REMOVAL
+
+    async def _restore_all(self, records: RemovalRecords, removals: Sequence[OpenRemoval]) -> None:
+        """Restore at the same time, since each waits; a failure ends no other, and is raised afterwards."""
+        done = await asyncio.gather(*(self._restore(records, each) for each in removals), return_exceptions=True)
+        self._notices += [each for each in done if isinstance(each, str)]
+        for each in done:
+            if isinstance(each, BaseException):
+                raise each
 
     async def _restore(self, records: RemovalRecords, removal: OpenRemoval) -> str:
         """Restore the names of a removal and release its lease; return a sentence.

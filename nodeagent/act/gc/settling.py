@@ -17,10 +17,13 @@ part, keeps every image of the batch.
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nodeagent.clock import Clock
     from nodeagent.runtime.creations import Creations
 
@@ -39,19 +42,56 @@ class Settled:
     """Result of the wait.
 
     Attributes:
-        duration_s: duration of the wait.
         unprepared: whether a creation still has no snapshot.
         others: whether other clients have recent leases: creations, pulls or imports in progress.
     """
 
-    duration_s: float
     unprepared: bool
     others: bool
 
 
-async def settle(creations: Creations, clock: Clock, within_s: float) -> Settled:
+class Waits:
+    """Measures the time in which concurrent transactions only wait.
+
+    Attributes:
+        total_s: the time until the last change.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.total_s = 0.0
+        self._clock = clock
+        self._working = self._waiting = 0
+        self._since_s: float | None = None
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count a transaction for the duration of the context."""
+        self._change(1, 0)
+        try:
+            yield
+        finally:
+            self._change(-1, 0)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count a transaction as waiting for the duration of the context."""
+        self._change(-1, 1)
+        try:
+            yield
+        finally:
+            self._change(1, -1)
+
+    def _change(self, working: int, waiting: int) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._since_s is not None:
+            self.total_s += now_s - self._since_s
+        self._working += working
+        self._waiting += waiting
+        self._since_s = now_s if self._waiting and not self._working else None
+
+
+async def settle(creations: Creations, within_s: float) -> Settled:
     """Wait for the creations in progress; return after ``within_s`` seconds at the latest, plus one reading."""
-    started_s = clock.monotonic_s()
     waited_s = min(UNOBSERVABLE_S, within_s)
     await asyncio.sleep(waited_s)
     leases = await creations.leases()
@@ -61,4 +101,4 @@ async def settle(creations: Creations, clock: Clock, within_s: float) -> Settled
         waited_s += _POLL_S
         leases = await creations.leases()
         pending &= leases.empty
-    return Settled(clock.monotonic_s() - started_s, bool(pending), bool(leases.recent))
+    return Settled(bool(pending), bool(leases.recent))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from nodeagent._proto.runtime.v1 import api_pb2
 from nodeagent.act.gc import collector as collect
+from nodeagent.act.gc import image_transaction
 from nodeagent.act.gc.outcomes import Outcome, PassReport
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.errors import NodeAgentError
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from nodeagent.runtime.image_leases import OpenRemoval
     from tests.unit.act.conftest import Opener, Rig
 
-CHANGES = ("Leases.Create", "Leases.AddResource", "Images.Delete", "Images.Create", "Leases.Delete")
+CHANGES = ("Leases.Create", "Content.Write", "Images.Delete", "Images.Create", "Leases.Delete")
 STEPS = (*CHANGES, "ListContainers", "Snapshots.List", "Leases.List", "Images.List", "Images.Get")
 RECENT = {"containerd.io/gc.expire": "2099-01-01T00:00:00Z"}
 
@@ -147,6 +150,79 @@ async def test_interrupted_removal_of_this_moment_is_left_to_the_pass_that_holds
         assert not made.node.store.leases
 
 
+async def open_removals(made: Rig) -> tuple[OpenRemoval, ...]:
+    assert made.storage.removals is not None
+    return await made.storage.removals.leases.list_open()
+
+
+async def test_names_are_deleted_during_the_collection_of_the_transaction_before(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_transaction, "PART", 1)
+    async with rig(bulk=True, undo_window=timedelta()) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        collected = asyncio.Event()
+        made.server.faults.delay("Leases.Delete", collected, times=None)
+        work = asyncio.ensure_future(made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1))
+        await made.server.faults.arrival("Images.Delete", preview.removals[-1].id)
+        collected.set()
+        assert set(outcomes(await work).values()) == {Outcome.DONE}
+        assert made.server.faults.count("Leases.Create") == len(preview.removals)
+        assert not made.node.store.leases
+
+
+async def test_runtime_lost_after_some_transactions_of_a_batch_reports_the_images_of_each(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(image_transaction, "PART", 1)
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}
+        crash(made, ("Leases.Delete", 1, False))
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        made.server.faults.clear()
+        await made.recovery.run()
+        present, removed = whole(made, names)
+        assert {each for each, outcome in outcomes(report).items() if outcome is Outcome.DONE} == removed
+        assert {each for each, outcome in outcomes(report).items() if outcome is Outcome.FAILED} == present
+        assert present
+        assert removed
+
+
+async def test_interrupted_transaction_that_cannot_be_restored_yet_does_not_delay_others(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_transaction, "PART", 1)
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        before = set(made.node.store.names)
+        made.server.faults.fail("Leases.Delete", times=None)
+        await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        made.server.faults.clear()
+        first = (await open_removals(made))[0].names[0].image_id
+        made.server.faults.fail("Images.Create", target=first, times=None)
+        await made.recovery.run()
+        assert before - set(made.node.store.names) == set(made.node.names_of(first)) or first not in made.node.images
+        (lease,) = await open_removals(made)
+        assert {each.image_id for each in lease.names} == {first}
+        made.server.faults.clear()
+        await made.recovery.run()
+        assert set(made.node.store.names) == before
+
+
+async def test_stop_during_a_batch_begins_no_further_transaction(rig: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_transaction, "PART", 1)
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        stop = asyncio.Event()
+        made.server.faults.before("Leases.Create", stop.set)
+        report = await made.collector.run(preview, trigger="test", stop=stop, max_rounds=1)
+        assert set(outcomes(report).values()) == {Outcome.NOT_ATTEMPTED}
+        assert made.server.faults.count("Leases.Create") == 1
+        assert not made.node.store.leases
+
+
 def whole(made: Rig, names: dict[str, set[str]]) -> tuple[set[str], set[str]]:
     """Return the ids of the present and the removed images; fail for one in between."""
     present = {image_id for image_id, own in names.items() if own & set(made.node.store.names)}
@@ -166,6 +242,7 @@ def whole(made: Rig, names: dict[str, set[str]]) -> tuple[set[str], set[str]]:
     second=st.none() | st.tuples(st.sampled_from(CHANGES), st.integers(0, 40), st.booleans()),
     used=st.none() | st.integers(0, 20),
     restarted=st.booleans(),
+    part=st.sampled_from([1, 2, image_transaction.PART]),
 )
 async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_lease(  # noqa: PLR0917
     rig: Opener,
@@ -174,8 +251,10 @@ async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_leas
     second: tuple[str, int, bool] | None,
     used: int | None,
     restarted: bool,
+    part: int,
 ) -> None:
     monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(image_transaction, "PART", part)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}
@@ -186,7 +265,8 @@ async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_leas
         crash(made, first)
         with suppress(NodeAgentError):
             await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
-        decided = not made.node.store.leases
+        made.server.faults.clear()
+        undecided = {each.image_id for lease in await open_removals(made) for each in lease.names}
         for next_crash in (second, None):
             made.server.faults.clear()
             if restarted:  # containerd collects garbage at its start
@@ -198,7 +278,7 @@ async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_leas
         present, removed = whole(made, names)
         assert not made.node.store.leases
         assert in_use in present or not in_use
-        assert decided or not removed
+        assert not undecided & removed
 
 
 def crash(made: Rig, at: tuple[str, int, bool]) -> None:
@@ -360,7 +440,9 @@ async def test_image_whose_content_vanished_during_the_removal_is_a_failure(rig:
         preview = await made.collector.preview(Scope.IMAGES)
         victim = preview.removals[0]
         made.server.faults.before("Snapshots.List", begin_creation(made, victim.id))
-        made.server.faults.fail("Content.Info", status="NOT_FOUND", times=None)
+        made.server.faults.after(
+            "Snapshots.List", lambda: made.server.faults.fail("Content.Info", status="NOT_FOUND", times=None), times=1
+        )
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
         assert outcomes(report)[victim.id] is Outcome.FAILED
 
@@ -368,11 +450,44 @@ async def test_image_whose_content_vanished_during_the_removal_is_a_failure(rig:
 async def test_lease_that_cannot_be_completed_nor_deleted_removes_nothing(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         before = set(made.node.store.names)
-        made.server.faults.fail("Leases.AddResource", times=None)
+        made.server.faults.fail("Content.Write", times=None)
         made.server.faults.fail("Leases.Delete", times=None)
         report = await remove_all(made)
         assert set(outcomes(report).values()) == {Outcome.FAILED}
         assert set(made.node.store.names) == before
+
+
+@pytest.mark.parametrize("part", ["blob", "label", "resource"])
+async def test_lease_without_the_content_of_an_image_is_not_used(rig: Opener, part: str) -> None:
+    """As of a server that ignores the header of the lease, or labels of a write."""
+    async with rig(bulk=True) as made:
+
+        def lose() -> None:
+            (lease,) = made.node.store.leases.values()
+            ((digest, _),) = lease.resources
+            if part == "resource":
+                lease.resources.clear()
+            elif part == "blob":
+                made.node.store.remove_blob(digest)
+            else:
+                made.node.store.blobs[digest].labels.popitem()
+
+        made.server.faults.after("Content.Write", lose, times=1)
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.DONE}
+        calls = [call.method for call in made.server.calls]
+        assert "Images.Delete" not in calls
+        assert calls.count("RemoveImage") == len(report.results)
+        assert not made.node.store.leases
+
+
+async def test_number_of_changes_depends_on_the_names_only(rig: Opener) -> None:
+    async with rig(bulk=True, undo_window=timedelta()) as made:
+        before = len(made.node.store.names)
+        await remove_all(made)
+        deleted = before - len(made.node.store.names)
+        changes = Counter(call.method for call in made.server.calls if call.method in CHANGES)
+        assert changes == {"Leases.Create": 1, "Content.Write": 1, "Images.Delete": deleted, "Leases.Delete": 1}
 
 
 async def test_image_pinned_by_the_label_of_any_name_is_kept(rig: Opener) -> None:
