@@ -130,8 +130,8 @@ class Config(Section):
 
     role: Literal["auto", "beside-kubelet", "standalone"] = Field(
         "auto",
-        description="Whether a kubelet manages this node. beside-kubelet: pods count as deleted only by a pod list, "
-        "and none is evicted or stopped at shutdown. standalone: the runtime is the only source; overrides files of a "
+        description="Whether a kubelet manages this node. beside-kubelet: no pod counts as deleted, is evicted or "
+        "stopped at shutdown. standalone: the runtime is the only source; overrides files of a "
         "removed kubelet, but not a kubelet process or a listener on port 10248 or 10250. auto: by processes, these "
         "ports, state and configuration files, evaluated in every pass; beside-kubelet in doubt, standalone 5m after "
         "the last trace.",

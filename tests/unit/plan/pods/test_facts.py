@@ -636,3 +636,17 @@ def test_empty_reading_has_no_usage() -> None:
     usage = merged(runtime_pod(traits()), reading=PodReading(pids=3, logs=Footprint(1, 2))).usage
     assert usage is not None
     assert (usage.pids, usage.memory_bytes, usage.logs, usage.writable) == (3, None, Footprint(1, 2), Footprint())
+
+
+@pytest.mark.parametrize(
+    ("listed", "complete", "rule"),
+    [
+        pytest.param((), True, "facts-contradictory", id="empty list of a starting kubelet"),
+        pytest.param((spec("etcd", uid="static"),), True, "facts-contradictory", id="static pods only"),
+        pytest.param((), False, "facts-missing", id="empty list, then no answer"),
+        pytest.param(None, False, "facts-missing", id="never an answer"),
+    ],
+)
+def test_pod_missing_in_the_list_is_kept(listed: tuple[PodSpec, ...] | None, complete: bool, rule: str) -> None:
+    facts = merged(runtime_pod(traits(999)), kubelet=listed, complete=complete, assume=False)
+    assert kept(facts) == rule
