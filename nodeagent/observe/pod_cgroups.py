@@ -126,7 +126,7 @@ class PodCgroups:
         return directory
 
     def _find_resized(self, traits: Mapping[str, ContainerTraits]) -> frozenset[str]:
-        for sandbox_id in self._memory_min:
+        for sandbox_id in list(self._memory_min):  # a thread of an abandoned reading may add entries
             directory = self._directories.get(sandbox_id)
             if directory is not None:
                 self._memory_min[sandbox_id] = read_memory_min(directory) or 0

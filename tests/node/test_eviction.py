@@ -317,7 +317,11 @@ def test_next_pod_is_evicted_if_others_are_unmeasured_or_not_stoppable(node: Nod
     shim = f"pgrep -f '[c]ontainerd-shim.* -id {stuck.sandbox_id}'"
     node.run(f"kill -STOP $({shim})")
     try:
-        start(node, f'hard = "memory.available<{available_mib(node) + 30}Mi"\nverify_timeout = "2s"')
+        # With a grace period the processes are stopped through the runtime, not killed directly.
+        start(
+            node,
+            f'hard = "memory.available<{available_mib(node) + 30}Mi"\nverify_timeout = "2s"\nhard_grace_period = "1s"',
+        )
         (failed,) = wait_for(node, "eviction_failed", timeout_s=120)
         (evicted,) = wait_for(node, "evicted", timeout_s=60)
         assert (failed["pod_name"], failed["outcome"]) == ("stuck", "failed")
