@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -19,6 +18,7 @@ from nodeagent._proto.containerd.types import descriptor_pb2
 from nodeagent.model import PieceKind
 from nodeagent.sim.content import Descriptor, digest
 from nodeagent.sim.cri import in_parts
+from nodeagent.sim.filters import parse_filters
 from nodeagent.sim.messages import nanoseconds
 from nodeagent.sim.store import (
     NAMESPACE,
@@ -32,7 +32,7 @@ from nodeagent.sim.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
     from nodeagent.sim.node import SimNode
@@ -48,7 +48,6 @@ _KINDS: Final = {
     SnapshotKind.COMMITTED: snapshots_pb2.COMMITTED,
     SnapshotKind.VIEW: snapshots_pb2.VIEW,
 }
-_CONDITION: Final = re.compile(r'(?P<field>[a-z_]+(?:\."[^"]+"|\.[^=!~]+)?)(?:(?P<operator>==|!=|~=)(?P<value>.*))?')
 
 
 class ContainerdServices:
@@ -380,31 +379,3 @@ def _batches(items: Iterable[_T]) -> Iterator[list[_T]]:
     remaining = iter(items)
     while batch := list(islice(remaining, _BATCH)):
         yield batch
-
-
-def parse_filters(filters: Sequence[str]) -> Callable[[Mapping[str, str], Mapping[str, str]], bool]:
-    """Return a predicate of fields and labels: any filter must match, with all of its comma-separated conditions.
-
-    Source: containerd's ``pkg/filters``, reduced to the syntax in use.
-    """
-    parsed = [[_condition(part) for part in text.split(",")] for text in filters]
-
-    def matches(fields: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-        known = {**fields, **{f"labels.{key}": value for key, value in labels.items()}} if parsed else {}
-        return not parsed or any(all(condition(known) for condition in conditions) for conditions in parsed)
-
-    return matches
-
-
-def _condition(text: str) -> Callable[[Mapping[str, str]], bool]:
-    match = _CONDITION.fullmatch(text)
-    if match is None:
-        raise RefusedError("INVALID_ARGUMENT", f"[{text}]: parse error: invalid argument")
-    field, operator, value = match["field"].replace('"', ""), match["operator"], (match["value"] or "").strip('"')
-    if operator == "==":
-        return lambda known: known.get(field) == value
-    if operator == "!=":
-        return lambda known: known.get(field) != value
-    if operator == "~=":
-        return lambda known: re.search(value, known.get(field, "")) is not None
-    return lambda known: bool(known.get(field))

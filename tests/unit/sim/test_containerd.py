@@ -10,8 +10,8 @@ from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
-from nodeagent.sim.containerd import parse_filters
 from nodeagent.sim.content import Layer
+from nodeagent.sim.filters import parse_filters
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
 from nodeagent.sim.store import GC_ROOT_LABEL, Blob, Ingest, RefusedError
