@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 FILE_NAME: Final = "evictions.json"
 _SCHEMA: Final = SchemaId.EVICTIONS_FILE.value
 _NUMBERS: Final = {"at_s", "since_s", "until_s"}
-_OPTIONAL: Final = {"before", "predicted"}
+_OPTIONAL: Final = {"before", "predicted", "confirmed_s", "confirmed_available"}
+_LATER: Final = {"confirmed_s", "confirmed_available"}
+"""Optional attributes that files of earlier versions do not have."""
 _SWITCHES: Final = {"confirmed", "ineffective", "verified", "cleared"}
 _LISTS: Final = {"sandbox_ids", "layers"}
 _ENUMS: Final[Mapping[str, Callable[[Any], object]]] = {"signal": Signal, "shortage": Shortage}
@@ -82,7 +84,8 @@ def _decode(document: object, boot_id: str) -> tuple[tuple[OutstandingEffect, ..
 
 
 def _record(kind: type[T], row: Mapping[str, object]) -> T:
-    values: dict[str, Any] = {each.name: _value(each.name, row[each.name]) for each in fields(kind)}
+    names = [each.name for each in fields(kind) if each.name in row or each.name not in _LATER]
+    values: dict[str, Any] = {name: _value(name, row[name]) for name in names}
     return kind(**values)
 
 

@@ -112,6 +112,19 @@ def test_second_writing_pod_is_evicted_too_and_no_other_pod(node: PressedNode) -
     assert node.running() == quiet
 
 
+def test_pod_that_writes_at_full_speed_is_evicted_after_reclaim_and_no_other(node: PressedNode) -> None:
+    quiet = run_quiet(node, 3)
+    node.import_images(unused=True)
+    node.run_pod("writer", "touch /done; while [ ! -e /go ]; do sleep 0.1; done; dd if=/dev/zero of=/data bs=64k")
+    with node.daemon(f'hard = "imagefs.available<{node.available_bytes // MIB - 40}Mi"'):
+        node.touch("writer", "/go")
+        wait_until_cleared(node)
+    assert [each["pod_name"] for each in node.events("evicted")] == ["writer"]
+    assert [each["step"] for each in node.events("reclaimed") if each["removed"]]
+    assert not set(UNUSED) & node.tags()
+    assert node.running() == quiet
+
+
 def test_only_the_pod_with_many_files_is_evicted_under_inode_pressure(node: PressedNode) -> None:
     quiet = run_quiet(node, 3)
     node.run_pod(

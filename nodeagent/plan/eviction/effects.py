@@ -6,6 +6,9 @@ same shortage. Each effect has a bound, as the kubelet waits at most 30 s for th
 eviction without effect on its filesystem, evictions for this filesystem pause for the same period; node-level reclaim
 continues.
 
+A verified effect ends early when the signal falls after it: then others consume the freed space faster than a wait
+could show it.
+
 Subtracting predicted amounts from the shortfall, and acting on the remainder, was rejected: a wrong prediction causes
 an eviction, a wait takes seconds.
 """
@@ -33,6 +36,10 @@ FREED_WITHIN_S: Final = 30.0
 """Bound of an effect on a filesystem. Source: kubelet, ``podCleanupTimeout``."""
 VISIBLE_WITHIN_S: Final = 2.0
 """Bound of a confirmed effect: XFS returns blocks and inodes with a delay, the kernel uncharges memory in batches."""
+FALLING_FOR_S: Final = 0.5
+"""Time after which a falling signal ends a confirmed effect on a filesystem; XFS returns blocks within it."""
+MEMORY_FALLING_FOR_S: Final = 0.2
+"""The same for memory and PIDs, which are free when the processes have ended."""
 STALL_WINDOW_S: Final = 10.0
 """Averaging window of stall signals. Source: kernel psi.rst, ``avg10``."""
 VICTIM_KEPT_S: Final = 3600.0
@@ -42,6 +49,8 @@ UNVERIFIED_VICTIM_S: Final = 60.0
 _NEGLIGIBLE: Final = 0.01
 _SURE: Final = 0.98
 _SLACK_BYTES: Final = 1 << 20
+_SLACK_INODES: Final = 100
+_TRICKLE: Final = 0.1
 
 
 class Shortage(StrEnum):
@@ -99,6 +108,8 @@ class OutstandingEffect:
         confirmed: whether the removal was verified. Other consumers may have used the space since.
         ineffective: whether the action freed no space, or a negligible part of the shortfall. Then only evictions are
             suspended, and node-level reclaim continues.
+        confirmed_s: time of the first reading after the confirmation; ``None`` before it.
+        confirmed_available: available amount of the signal in that reading.
     """
 
     action: str
@@ -111,6 +122,8 @@ class OutstandingEffect:
     uid: str = ""
     confirmed: bool = False
     ineffective: bool = False
+    confirmed_s: float | None = None
+    confirmed_available: float | None = None
 
     @property
     def details(self) -> dict[str, Detail]:
@@ -123,8 +136,9 @@ class OutstandingEffect:
 class EffectEnd(StrEnum):
     """End of an effect. The values are part of logs.
 
-    ``MEASURED``: the signal rose by the predicted amount. ``CONFIRMED``: the removal was verified and the signal rose
-    by less, since other consumers used the space or the prediction was too high. ``MISSING``: neither within the bound.
+    ``MEASURED``: the signal rose by the predicted amount. ``CONFIRMED``: the removal was verified and the signal fell
+    since, or rose by less: other consumers used the space, or the prediction was too high. ``MISSING``: neither within
+    the bound.
     """
 
     MEASURED = "measured"
@@ -275,9 +289,9 @@ def update_effects(
     """Return the outstanding effects and the ended effects, by current readings.
 
     A rise of the signal counts once the effect is confirmed, since other consumers free space as well; without
-    confirmation it counts at the bound. A missing effect of an eviction on a filesystem is reported as ended and
-    remains as an ineffective one for another bound, if the UID of the pod is in ``verified``, the pods without running
-    processes.
+    confirmation it counts at the bound. A fall after the confirmation ends the effect as well. A missing effect of an
+    eviction on a filesystem is reported as ended and remains as an ineffective one for another bound, if the UID of the
+    pod is in ``verified``, the pods without running processes.
     """
     readings: Mapping[Signal, float] = {each.signal: each.available for each in observations}
     remaining, ended = [], []
@@ -286,12 +300,15 @@ def update_effects(
         gained = None if reading is None or effect.before is None else reading - effect.before
         waited_s = max(0.0, now.monotonic_s - effect.since_s)
         over = now.monotonic_s >= effect.until_s
+        current = effect if reading is None else _with_first_reading(effect, reading, now)
         if effect.ineffective:
             remaining += [] if over else [effect]
         elif effect.confirmed and _rose_as_predicted(effect, gained):
             ended.append(EndedEffect(effect, EffectEnd.MEASURED, gained, waited_s))
+        elif reading is not None and _is_falling(current, reading, now):
+            ended.append(EndedEffect(effect, EffectEnd.CONFIRMED, gained, waited_s))
         elif not over:
-            remaining.append(effect)
+            remaining.append(current)
         elif _rose_as_predicted(effect, gained):
             ended.append(EndedEffect(effect, EffectEnd.MEASURED, gained, waited_s))
         else:
@@ -300,6 +317,24 @@ def update_effects(
             if end is EffectEnd.MISSING and effect.uid in verified and effect.shortage in _AVAILABLE:
                 remaining.append(replace(effect, ineffective=True, until_s=now.monotonic_s + FREED_WITHIN_S))
     return tuple(remaining), tuple(ended)
+
+
+def _with_first_reading(effect: OutstandingEffect, reading: float, now: Moment) -> OutstandingEffect:
+    """Return the effect with the first reading after its confirmation."""
+    if not effect.confirmed or effect.confirmed_s is not None:
+        return effect
+    return replace(effect, confirmed_s=now.monotonic_s, confirmed_available=reading)
+
+
+def _is_falling(effect: OutstandingEffect, reading: float, now: Moment) -> bool:
+    """Return whether the signal of a confirmed effect fell since the action or its confirmation, by a tenth of it."""
+    since_s, first = effect.confirmed_s, effect.confirmed_available
+    if since_s is None or first is None or effect.shortage is Shortage.MEMORY_STALL:
+        return False
+    slack = {Unit.BYTES: _SLACK_BYTES, Unit.INODES: _SLACK_INODES}.get(MEANINGS[effect.signal].unit, 0)
+    slack = max(slack, round((effect.predicted or 0) * _TRICKLE))
+    falling_for_s = FALLING_FOR_S if effect.shortage in _AVAILABLE else MEMORY_FALLING_FOR_S
+    return now.monotonic_s - since_s >= falling_for_s and reading < max(first, effect.before or 0) - slack
 
 
 def _visible_within_s(effect: OutstandingEffect) -> float:

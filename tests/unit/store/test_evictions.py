@@ -60,6 +60,16 @@ def test_value_of_another_type_is_rejected(tmp_path: Path, part: str, name: str,
         file.read("boot")
 
 
+def test_file_without_later_attributes_is_read(tmp_path: Path) -> None:
+    file = EvictionFile(tmp_path)
+    file.write("boot", EFFECTS, VICTIMS)
+    document = json.loads((tmp_path / FILE_NAME).read_text())
+    for each in document["effects"]:
+        del each["confirmed_s"], each["confirmed_available"]
+    (tmp_path / FILE_NAME).write_text(json.dumps(document))
+    assert file.read("boot") == (EFFECTS, VICTIMS)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "nodeagent/evictions/v2"}', "\x00"])
 def test_other_document_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)

@@ -15,6 +15,7 @@ from nodeagent.plan.eviction.effects import (
     STALL_WINDOW_S,
     VISIBLE_WITHIN_S,
     EffectEnd,
+    EndedEffect,
     OutstandingEffect,
     Shortage,
     Victim,
@@ -400,3 +401,46 @@ def test_no_pod_is_evicted_for_a_shortage_with_an_outstanding_effect(
         return
     outstanding = withholding(found, shortage_of(plan.selected.threshold.signal, layout), at(seconds))
     assert outstanding is None or (outstanding.ineffective and plan.reclaim and plan.victim is None)
+
+
+def end_after_confirmation(one: OutstandingEffect, *available: tuple[float, float]) -> EffectEnd | None:
+    """Return the end of a confirmed effect by readings, each in MiB (or units) with its second."""
+    remaining: tuple[OutstandingEffect, ...] = (one,)
+    ended: tuple[EndedEffect, ...] = ()
+    for amount, seconds in available:
+        assert not ended
+        reading = read(one.signal.value, amount, seconds=seconds)
+        remaining, ended = update_effects(remaining, [reading], at(seconds), verified=set())
+    return ended[0].end if ended else None
+
+
+@pytest.mark.parametrize(
+    ("available", "end"),
+    [
+        pytest.param([(60, 0), (20, 0.5)], EffectEnd.CONFIRMED, id="falling"),
+        pytest.param([(60, 0), (20, 0.4)], None, id="falling for a moment only"),
+        pytest.param([(60, 0), (52, 1.0)], None, id="trickle"),
+        pytest.param([(0, 0), (0, 0.5)], EffectEnd.CONFIRMED, id="full since the action"),
+        pytest.param([(60, 0), (70, 0.5), (65, 1.0)], None, id="above the first reading"),
+        pytest.param([(60, 0), (60, 1.9)], None, id="constant"),
+        pytest.param([(60, 0), (160, 0.1)], EffectEnd.MEASURED, id="measured"),
+        pytest.param([(60, 0), (61, 2.0)], EffectEnd.CONFIRMED, id="bound"),
+    ],
+)
+def test_falling_signal_ends_a_confirmed_effect(available: list[tuple[float, float]], end: EffectEnd | None) -> None:
+    confirmed = effect(confirmed=True, until_s=START_S + VISIBLE_WITHIN_S)
+    assert end_after_confirmation(confirmed, *available) is end
+
+
+def test_falling_memory_ends_a_confirmed_effect_sooner() -> None:
+    hog = effect(
+        shortage=Shortage.MEMORY,
+        signal=Signal.MEMORY_AVAILABLE,
+        confirmed=True,
+        until_s=START_S + VISIBLE_WITHIN_S,
+    )
+    assert end_after_confirmation(hog, (60, 0), (40, 0.1), (20, 0.2)) is EffectEnd.CONFIRMED
+
+
+def test_falling_signal_does_not_end_an_unconfirmed_effect() -> None:
+    assert end_after_confirmation(effect(), (60, 0), (20, 5), (10, 20)) is None
