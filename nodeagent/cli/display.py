@@ -33,6 +33,8 @@ _DIM_AND_COLOURS: Final[Mapping[str, str]] = {
 }
 _WORD: Final = re.compile(r" *[^ ]+")
 _INDENT: Final = "  "
+_NARROWEST_TEXT: Final = 30
+"""Least width of the text beside a label, in columns."""
 _FULL, _EMPTY = "\u2588", "\u2591"
 _REPLACEMENTS: Final = {
     "\u2026": "~",
@@ -51,11 +53,18 @@ _REPLACEMENTS: Final = {
 class Line:
     """One line of text with styles; every string in it is data and is escaped."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_hang", "_parts")
 
-    def __init__(self, text: str = "", style: str = "") -> None:
-        """Begin with a text; a style is a list of colours, ``bold`` and ``dim``, separated by spaces."""
+    def __init__(self, text: str = "", style: str = "", *, hang: int = 0) -> None:
+        """Begin with a text.
+
+        Args:
+            text: the text.
+            style: list of colours, ``bold`` and ``dim``, separated by spaces.
+            hang: width of the label at the beginning; the other parts of a wrapped line are indented by it.
+        """
         self._parts: list[tuple[str, str]] = []
+        self._hang = hang
         self.append(text, style)
 
     def append(self, text: str, style: str = "") -> Self:
@@ -79,17 +88,22 @@ class Line:
         return "".join(_styled(text, style) for text, style in self._parts)
 
     def wrapped(self, columns: int) -> Iterator[Line]:
-        """Yield the line broken between words into parts of at most ``columns``, except for longer words."""
+        """Yield the line broken between words into parts of at most ``columns``, except for longer words.
+
+        A label is kept on the line of the first word after it. On a narrow terminal labels have no column of their own.
+        """
         text = self.text
         if display_width(text) <= columns:
             yield self
             return
+        label = self._hang if columns - self._hang >= _NARROWEST_TEXT else 0
+        hang = " " * label or _INDENT
         start, used, indent = 0, 0, ""
         for word in _WORD.finditer(text):
             width = display_width(word[0])
-            if used and used + width > columns:
+            if used > label and used + width > columns:
                 yield self._part(start, word.start(), indent)
-                start, indent = word.end() - len(word[0].lstrip(" ")), _INDENT
+                start, indent = word.end() - len(word[0].lstrip(" ")), hang
                 used = len(indent) + display_width(word[0].lstrip(" "))
             else:
                 used += width

@@ -74,9 +74,9 @@ def _print(findings: Sequence[Finding]) -> None:
     lines = []
     for each in findings:
         label = f"{each.verdict.value:<{words}}  {each.check}{' ' * (width - display_width(each.check))}  "
-        lines.append(Line(f"{label}{each.evidence}", _STYLES[each.verdict]))
+        lines.append(Line(f"{label}{each.evidence}", _STYLES[each.verdict], hang=len(label)))
         if each.fix:
-            lines.append(Line(f"  fix: {each.fix}"))
+            lines.append(Line(f"  fix: {each.fix}", hang=len("  fix: ")))
     warnings = sum(each.verdict is Verdict.WARNING for each in findings)
     problems = sum(each.verdict is Verdict.PROBLEM for each in findings)
     lines.append(Line(f"{len(findings)} checks: {problems} problem(s), {warnings} warning(s)"))

@@ -123,6 +123,27 @@ def test_wrapped_line_is_broken_between_words_only(text: str, columns: int) -> N
     assert all(display_width(part.text) <= max(columns, longest + 2) for part in parts)
 
 
+@pytest.mark.parametrize(
+    ("columns", "parts"),
+    [
+        (
+            45,
+            ["verdict        keep: in use by 1 container", "               shop/web-0/app, which is dead"],
+        ),
+        (44, ["verdict        keep: in use by 1 container", "  shop/web-0/app, which is dead"]),
+        (80, ["verdict        keep: in use by 1 container shop/web-0/app, which is dead"]),
+    ],
+)
+def test_text_beside_a_label_is_indented_by_it_unless_the_terminal_is_narrow(columns: int, parts: list[str]) -> None:
+    line = Line("verdict        keep: in use by 1 container shop/web-0/app, which is dead", hang=15)
+    assert [part.text for part in line.wrapped(columns)] == parts
+
+
+def test_long_word_remains_beside_its_label() -> None:
+    parts = [part.text for part in Line(f"name           {REFERENCE} (pinned)", hang=15).wrapped(80)]
+    assert parts == [f"name           {REFERENCE}", "               (pinned)"]
+
+
 def test_characters_that_the_encoding_lacks_are_replaced_by_ones_of_the_same_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
