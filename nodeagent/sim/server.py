@@ -19,12 +19,12 @@ from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.runtime.v1 import api_pb2
-from nodeagent.runtime.serving import service_handler
 from nodeagent.sim.containerd import ContainerdServices
 from nodeagent.sim.cri import ImageService, RuntimeService, image_methods, runtime_methods
 from nodeagent.sim.faults import Call, Faults
 from nodeagent.sim.messages import Messages
 from nodeagent.sim.profiles import PROFILES, Profile
+from nodeagent.sim.serving import service_handler
 from nodeagent.sim.store import RefusedError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.runtime.connection import RuntimeConnection
-from nodeagent.runtime.serving import service_handler
+from nodeagent.sim.serving import service_handler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
