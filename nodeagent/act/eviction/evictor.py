@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.05
 _SHOWN: Final = 5
 _LIST_WITHIN_S: Final = 1.0
-_KILLED_WITHIN_S: Final = 2.0
 _URGENT: Final = frozenset({Resource.MEMORY, Resource.PIDS})
 
 
@@ -128,16 +127,20 @@ class CriEvictor:
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         """Evict a pod; see :class:`Evictor`."""
         began_s = self._clock.monotonic_s()
-        cgroups = _container_cgroups(handle) if _is_urgent(eviction) else ()
-        changed = await self._changed(eviction, handle, within_s=_LIST_WITHIN_S if cgroups else None)
+        cgroups = _container_cgroups(handle) if _is_killable(eviction) else ()
+        urgent = bool(cgroups) and eviction.grace_s <= 0
+        changed = await self._changed(eviction, handle, within_s=_LIST_WITHIN_S if urgent else None)
         if changed is not None:
             return changed
-        not_killed = await self._kill(cgroups) if cgroups else ""
-        if cgroups and not not_killed:
-            self._in_background(self._stop_and_close(handle))
-            return EvictionResult(EvictionOutcome.EVICTED, "", self._clock.monotonic_s() - began_s)
-        errors = [not_killed] if not_killed else []
-        errors += await self._stop_containers(handle, eviction.grace_s, hurry)
+        errors = []
+        if urgent:
+            error, running = await self._kill(cgroups)
+            if not error:
+                self._in_background(self._stop_and_close(handle))
+                outcome = EvictionOutcome.FAILED if running else EvictionOutcome.EVICTED
+                return EvictionResult(outcome, running, self._clock.monotonic_s() - began_s)
+            errors.append(f"not killed directly: {error}")
+        errors += await self._stop_containers(handle, eviction.grace_s, hurry, cgroups)
         closing = self._close(handle)
         remaining = await self._wait_ended(handle, closing)
         if closing.done():
@@ -151,15 +154,27 @@ class CriEvictor:
             EvictionOutcome.FAILED, "; ".join([*errors, *([remaining] if remaining else [])]), took_s, hurried
         )
 
-    async def _kill(self, cgroups: Sequence[str]) -> str:
-        """Kill the processes in the cgroups of containers; return the failure, empty once all have ended."""
+    async def _kill(self, cgroups: Sequence[str]) -> tuple[str, str]:
+        """Kill the processes in the cgroups of containers; return the error, and the remaining processes as text.
+
+        A killed process ends without the runtime, although a large one takes seconds to free its memory.
+        """
         error = await asyncio.to_thread(self._kill_processes, cgroups)
-        ends_s = self._clock.monotonic_s() + min(_KILLED_WITHIN_S, self._verify_s)
+        ends_s = self._clock.monotonic_s() + self._verify_s
         while not await asyncio.to_thread(self._have_ended, cgroups):
-            if error or self._clock.monotonic_s() >= ends_s:
-                return f"not killed directly: {error or 'processes still running'}"
+            if error:
+                return error, ""
+            if self._clock.monotonic_s() >= ends_s:
+                return "", self._running(self._read_processes(cgroups))
             await asyncio.sleep(POLL_S)
-        return ""
+        return "", ""
+
+    def _running(self, pids: frozenset[int] | None) -> str:
+        """Return remaining processes as text."""
+        if not pids:
+            return f"processes not ended {self._verify_s:g} s after SIGKILL"
+        shown = ", ".join(str(pid) for pid in sorted(pids)[:_SHOWN])
+        return f"{len(pids)} process(es) still running after {self._verify_s:g} s: {shown}"
 
     def _have_ended(self, cgroups: Sequence[str]) -> bool:
         """Return whether all processes in cgroups ended and freed their memory; blocking."""
@@ -183,8 +198,12 @@ class CriEvictor:
         kept = Protection(pods.facts, self._policy).keep_reason(pod)
         return EvictionResult(EvictionOutcome.CHANGED, f"kept: {kept.sentence}") if kept is not None else None
 
-    async def _stop_containers(self, handle: PodHandle, grace_s: float, hurry: asyncio.Event) -> list[str]:
+    async def _stop_containers(
+        self, handle: PodHandle, grace_s: float, hurry: asyncio.Event, cgroups: Sequence[str]
+    ) -> list[str]:
         """Stop all containers concurrently; return the errors. The wait for the runtime is bounded.
+
+        With ``cgroups`` their processes are killed when ``hurry`` is set.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -196,6 +215,8 @@ class CriEvictor:
                 {works[0], hurried}, timeout=grace_s + self._verify_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not works[0].done():
+                if hurry.is_set() and cgroups and await self._kill(cgroups) == ("", ""):
+                    return []
                 works.append(asyncio.ensure_future(self._stop_all(handle, 0)))
                 await asyncio.wait(works, timeout=self._verify_s)
             if works[-1].done():
@@ -254,16 +275,15 @@ class CriEvictor:
             if self._clock.monotonic_s() >= ends_s:
                 if not remaining:
                     return f"no answer to StopPodSandbox within {self._verify_s:g} s"
-                shown = ", ".join(str(pid) for pid in sorted(remaining)[:_SHOWN])
-                return f"{len(remaining)} process(es) still running after {self._verify_s:g} s: {shown}"
+                return self._running(remaining)
             await asyncio.wait({closing}, timeout=POLL_S)
             if closing.done():
                 await asyncio.sleep(0 if remaining is None else POLL_S)
 
 
-def _is_urgent(eviction: Eviction) -> bool:
+def _is_killable(eviction: Eviction) -> bool:
     """Return whether the kernel may kill processes of other pods, or start none, before a runtime stops this pod."""
-    return eviction.status is not None and eviction.grace_s <= 0 and eviction.starved in _URGENT
+    return eviction.status is not None and eviction.starved in _URGENT
 
 
 def _container_cgroups(handle: PodHandle) -> tuple[str, ...]:

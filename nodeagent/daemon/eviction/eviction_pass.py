@@ -169,7 +169,7 @@ class EvictionPass:
             pods = await (self._measure_pods() if with_disk else self._pods.read_urgently())
             if pods is None:
                 return PassResult.URGENT
-            readings = await self._signals.read()
+            readings = await self._signals.read(filesystems=with_disk)
             plan = await self._plan(evaluation, readings, pods, excluded)
             if plan.victim is None:
                 return self._without_pod(plan)

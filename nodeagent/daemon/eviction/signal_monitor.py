@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from nodeagent.host.signals import SignalPaths
 from nodeagent.plan.eviction.poll_interval import WHILE_MET_S, next_poll_s
 from nodeagent.plan.eviction.signals import MEANINGS
 
@@ -79,13 +81,14 @@ class SignalMonitor:
         """
         return (await self._signal_layout()).layout
 
-    async def read(self) -> SignalReadings:
-        """Return current readings.
+    async def read(self, *, filesystems: bool = True) -> SignalReadings:
+        """Return current readings; without ``filesystems`` those of memory, PIDs and stalls, which are read sooner.
 
         Raises:
             NodeAgentError: the runtime does not report the image filesystem.
         """
-        return await self._reader.read(await self._signal_layout())
+        layout = await self._signal_layout()
+        return await self._reader.read(layout if filesystems else replace(layout, paths=SignalPaths(None)))
 
     async def evaluate(self, readings: SignalReadings | None = None) -> Evaluation:
         """Evaluate readings, log the changes, and keep the state for the next evaluation.

@@ -227,7 +227,7 @@ async def hang(identity: str, timeout_s: int = -1) -> None:
 
 
 async def test_processes_are_killed_directly_under_memory_pressure_while_the_runtime_hangs() -> None:
-    runtime, web = Runtime(dying=2), pod()
+    runtime, web = Runtime(dying=4), pod()
     runtime.stop_container = runtime.stop_sandbox = hang  # type: ignore[method-assign,assignment]
     direct = evictor(runtime, web, handle=KILLABLE)
     result = await asyncio.wait_for(direct.evict(chosen(web), KILLABLE, asyncio.Event()), 5)
@@ -263,6 +263,18 @@ async def test_processes_are_not_killed_directly(grace_s: float, starved: Resour
     result = await evictor(runtime, web, handle=handle).evict(eviction, handle, asyncio.Event())
     assert result.outcome is EvictionOutcome.EVICTED
     assert runtime.kills == []
+
+
+async def test_urgent_request_kills_the_processes_of_a_pod_in_its_grace_period() -> None:
+    runtime, web, hurry = Runtime(hang=asyncio.Event()), pod(), asyncio.Event()
+    work = asyncio.ensure_future(evictor(runtime, web, handle=KILLABLE).evict(chosen(web, 30), KILLABLE, hurry))
+    await runtime.both_stopping.wait()
+    assert runtime.kills == []
+    hurry.set()
+    result = await work
+    assert (result.outcome, result.hurried) == (EvictionOutcome.EVICTED, True)
+    assert runtime.kills == [CGROUPS]
+    assert runtime.stops == [("c1", 30), ("c2", 30), ("s1", -1)]
 
 
 async def test_refused_kill_is_followed_by_a_stop_through_the_runtime() -> None:
