@@ -19,8 +19,9 @@ from nodeagent.observe.pod_images import make_bound_pods, make_pod_image_reader
 from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.disk_format import DiskFormat, disk_format
 from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage
-from nodeagent.runtime.storage_graph import LayerCache, disk_format
+from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.store import HoldFile
 
 if TYPE_CHECKING:
@@ -132,7 +133,10 @@ def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: C
     if not settings.containerd_api:
         return CriOnlyStorage()
 
-    def make_cache(path: str) -> LayerCache:
-        return LayerCache(disk_format(filesystem_type(path)), clock, StoredSnapshotUsage(store))
+    def read_format(path: str) -> DiskFormat:
+        return disk_format(filesystem_type(path))
 
-    return ContainerdStorage(ContainerdClient(connection), clock, make_cache)
+    def make_cache(path: str) -> LayerCache:
+        return LayerCache(read_format(path), clock, StoredSnapshotUsage(store))
+
+    return ContainerdStorage(ContainerdClient(connection), clock, make_cache, read_format)

@@ -5,7 +5,7 @@ They have no behaviour beyond naming their content. Mappings in them are never c
 """
 
 from nodeagent.model.clock_trust import TRUSTED, ClockTrust
-from nodeagent.model.filesystem import FsObservation
+from nodeagent.model.filesystem import FsObservation, ImageFilesystem
 from nodeagent.model.hold import ALL_IMAGES, LONGEST_HOLD_S, Hold
 from nodeagent.model.image import GapCause, Image, ImageUsage, ImageUseRecord, ObservationGap
 from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
@@ -31,6 +31,7 @@ __all__ = [
     "GapCause",
     "Hold",
     "Image",
+    "ImageFilesystem",
     "ImageRecord",
     "ImageUsage",
     "ImageUseRecord",

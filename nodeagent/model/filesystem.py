@@ -37,3 +37,25 @@ class FsObservation:
     def used_percent(self) -> int:
         """Usage in whole percent, rounded up by truncating the available share, as the kubelet does."""
         return 100 - self.available_bytes * 100 // self.capacity_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFilesystem:
+    """One of the image filesystems of a node with several.
+
+    Attributes:
+        path: a path on it: the mount point reported by the runtime, else the directory of a snapshotter.
+        stores: names of the snapshotters on it, and the empty name for the content store.
+        observed: its reading; ``None`` if it could not be read.
+        error: cause of a missing reading; empty normally.
+    """
+
+    path: str
+    stores: frozenset[str] = frozenset()
+    observed: FsObservation | None = None
+    error: str = ""
+
+    @property
+    def label(self) -> str:
+        """The snapshotters, for display, such as ``native``; the path without any."""
+        return ",".join(sorted(self.stores - {""})) or self.path

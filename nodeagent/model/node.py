@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from nodeagent.model.filesystem import FsObservation
+    from nodeagent.model.filesystem import FsObservation, ImageFilesystem
     from nodeagent.model.hold import Hold
     from nodeagent.model.image import Image, ImageUsage
     from nodeagent.model.list_contradiction import ListContradiction
@@ -50,8 +50,10 @@ class NodeSnapshot:
             unknown origin; ``None`` on a runtime that does not report origins.
         sandbox_images: references or ids of the runtime's configured sandbox image; empty if not reported.
         sandboxes_unread: ids of sandboxes whose own image could not be read.
-        image_filesystem: the image filesystem; ``None`` if it could not be read.
+        image_filesystem: the image filesystem of the default snapshotter; ``None`` if it could not be read.
         image_filesystem_error: reason that the image filesystem could not be read; empty normally.
+        image_filesystems: every image filesystem of a node with several, of which ``image_filesystem`` is the one that
+            the runtime reports first; empty on a node with one.
         storage: the storage graph; ``None`` with CRI alone, where sizes are upper bounds.
         writable_bytes: container id to the size of its writable layer, where known.
         pod_log_directories: entries of the pod log root, listed before the sandboxes.
@@ -78,6 +80,7 @@ class NodeSnapshot:
     sandboxes_unread: frozenset[str] = frozenset()
     image_filesystem: FsObservation | None = None
     image_filesystem_error: str = ""
+    image_filesystems: tuple[ImageFilesystem, ...] = ()
     storage: StorageGraph | None = None
     writable_bytes: Mapping[str, int] = field(default_factory=dict)
     pod_log_directories: tuple[PodLogDirectory, ...] = ()

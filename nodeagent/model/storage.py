@@ -43,6 +43,7 @@ class StoredPiece:
         size_bytes: its disk usage, in whole allocation units of the filesystem where known.
         inodes: number of inodes freed with it.
         references: references other than from listed images; empty if only images reference it.
+        snapshotter: of a snapshot; empty for a blob.
     """
 
     key: str
@@ -50,6 +51,7 @@ class StoredPiece:
     size_bytes: int
     inodes: int
     references: tuple[ReferenceKind, ...] = ()
+    snapshotter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,9 @@ class StorageGraph:
         pending_bytes: size of the unreferenced pieces, freed by the runtime's next garbage collection.
         records: CRI image id to its records in the image service.
         undo_bytes: size of the pieces that only undo windows of removed images keep.
+        pending_by_store: ``pending_bytes`` by snapshotter, with the empty name for blobs.
+        undo_by_store: ``undo_bytes`` by snapshotter, with the empty name for blobs.
+        store_paths: directory of each snapshotter, and of the blobs under the empty name; without unknown ones.
     """
 
     pieces: tuple[StoredPiece, ...] = ()
@@ -89,6 +94,14 @@ class StorageGraph:
     records: Mapping[str, ImageRecord] = field(default_factory=dict)
     pending_bytes: int = 0
     undo_bytes: int = 0
+    pending_by_store: Mapping[str, int] = field(default_factory=dict)
+    undo_by_store: Mapping[str, int] = field(default_factory=dict)
+    store_paths: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stores(self) -> frozenset[str]:
+        """The snapshotters with pieces, and the empty name for blobs."""
+        return frozenset({piece.snapshotter for piece in self.pieces}).union(self.pending_by_store, self.undo_by_store)
 
 
 @dataclass(frozen=True, slots=True)

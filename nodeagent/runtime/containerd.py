@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from nodeagent._proto.containerd.services.containers.v1 import containers_pb2
 from nodeagent._proto.containerd.services.content.v1 import content_pb2
 from nodeagent._proto.containerd.services.images.v1 import images_pb2
+from nodeagent._proto.containerd.services.introspection.v1 import introspection_pb2
 from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
@@ -46,6 +47,8 @@ NAMESPACE = "k8s.io"
 
 _LEASE_LIFETIME = timedelta(minutes=10)
 _LEASE_HEADER = "containerd-lease"
+_SNAPSHOTTERS = "io.containerd.snapshotter.v1"
+_CONTENT_STORE = "io.containerd.content.v1"
 
 
 class ContainerdClient:
@@ -63,6 +66,21 @@ class ContainerdClient:
         """Return the names of all namespaces."""
         got = await self._connection.unary(methods.NAMESPACES, namespaces_pb2.ListNamespacesRequest())
         return tuple(each.name for each in got.namespaces)
+
+    async def read_store_paths(self) -> dict[str, str]:
+        """Return the directory of each snapshotter, and of the content store under the empty name.
+
+        Snapshotters that do not report one, such as remote ones without configured exports, are omitted.
+
+        Source: containerd ``introspection.v1.Plugin.exports``, key ``root``.
+        """
+        request = introspection_pb2.PluginsRequest(filters=[f"type=={_SNAPSHOTTERS}", f"type=={_CONTENT_STORE}"])
+        got = await self._connection.unary(methods.PLUGINS, request)
+        return {
+            each.id if each.type == _SNAPSHOTTERS else "": each.exports["root"]
+            for each in got.plugins
+            if each.type in (_SNAPSHOTTERS, _CONTENT_STORE) and each.exports.get("root")
+        }
 
     async def list_images(self, namespace: str | None = None) -> tuple[StoredImage, ...]:
         """Return every image name; of the client's namespace unless given."""

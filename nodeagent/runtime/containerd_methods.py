@@ -7,6 +7,7 @@ from google.protobuf.empty_pb2 import Empty
 from nodeagent._proto.containerd.services.containers.v1 import containers_pb2
 from nodeagent._proto.containerd.services.content.v1 import content_pb2
 from nodeagent._proto.containerd.services.images.v1 import images_pb2
+from nodeagent._proto.containerd.services.introspection.v1 import introspection_pb2
 from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
@@ -21,6 +22,12 @@ NAMESPACES = Method(
     namespaces_pb2.ListNamespacesRequest,
     namespaces_pb2.ListNamespacesResponse,
     "namespaces.List",
+)
+PLUGINS = Method(
+    _SERVICES + "introspection.v1.Introspection/Plugins",
+    introspection_pb2.PluginsRequest,
+    introspection_pb2.PluginsResponse,
+    "introspection.Plugins",
 )
 IMAGES = Method(
     _SERVICES + "images.v1.Images/List",

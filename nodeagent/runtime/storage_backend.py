@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.creations import Creations
+from nodeagent.runtime.disk_format import NO_STORES, Stores
 from nodeagent.runtime.image_leases import ImageLeases
 from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER
 from nodeagent.runtime.undo_leases import UndoLeases
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from nodeagent.model import Image, StorageGraph, UnreferencedPiece
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import StoredContainer, StoredImage
-    from nodeagent.runtime.storage_graph import ImageExtent, LayerCache
+    from nodeagent.runtime.disk_format import DiskFormat
+    from nodeagent.runtime.image_records import ImageExtent
+    from nodeagent.runtime.storage_graph import LayerCache
 
 _DISABLED = "runtime.containerd_api is off"
 
@@ -86,6 +89,9 @@ class StorageBackend(Protocol):
         Raises:
             ObservationError: the backend has no records of references.
         """
+
+    async def read_store_paths(self) -> Mapping[str, str]:
+        """Return the directory of each snapshotter, and of the content store under the empty name; empty if unknown."""
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return the existing ones of these image names; none for CRI alone."""
@@ -148,6 +154,10 @@ class CriOnlyStorage:
         """Raise ObservationError, since CRI has no records of references."""
         raise ObservationError("references are recorded only by containerd's own services: disabled or unavailable")
 
+    async def read_store_paths(self) -> Mapping[str, str]:
+        """Return an empty mapping."""
+        return {}
+
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return an empty tuple."""
         return ()
@@ -193,11 +203,27 @@ class ContainerdStorage:
 
     enabled = True
 
-    def __init__(self, client: ContainerdClient, clock: Clock, make_cache: Callable[[str], LayerCache]) -> None:
-        """Compose the backend; ``make_cache`` returns the cache for images on the filesystem of a path."""
+    def __init__(
+        self,
+        client: ContainerdClient,
+        clock: Clock,
+        make_cache: Callable[[str], LayerCache],
+        read_format: Callable[[str], DiskFormat] | None = None,
+    ) -> None:
+        """Compose the backend.
+
+        Args:
+            client: containerd, in CRI's namespace.
+            clock: dates leases.
+            make_cache: returns the cache for images on the filesystem of a path.
+            read_format: returns the allocation sizes of the filesystem of a path; blocking. Without it all stores have
+                those of the cache.
+        """
         self._client = client
         self._clock = clock
         self._make_cache = make_cache
+        self._read_format = read_format
+        self._formats: dict[str, DiskFormat] = {}
         self._cache: LayerCache | None = None
         leases = ImageLeases(client, clock)
         undo = UndoLeases(client, leases)
@@ -212,7 +238,26 @@ class ContainerdStorage:
         containers: tuple[StoredContainer, ...] | None = None,
     ) -> StorageGraph:
         """Return the storage graph of ``images``."""
-        return await self._cache_for(path).build(self._client, images, snapshotter=snapshotter, containers=containers)
+        stores = await self._read_stores()
+        return await self._cache_for(path).build(
+            self._client, images, snapshotter=snapshotter, containers=containers, stores=stores
+        )
+
+    async def read_store_paths(self) -> Mapping[str, str]:
+        """Return the directory of each snapshotter, and of the content store under the empty name."""
+        try:
+            return await self._client.read_store_paths()
+        except RuntimeRequestError:
+            return {}
+
+    async def _read_stores(self) -> Stores:
+        paths, read = await self.read_store_paths(), self._read_format
+        if read is None:
+            return Stores(paths, NO_STORES.formats)
+        for path in paths.values():
+            if path not in self._formats:
+                self._formats[path] = await asyncio.to_thread(read, path)
+        return Stores(paths, {store: self._formats[path] for store, path in paths.items()})
 
     async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
         """Return the unreferenced blobs and snapshots.

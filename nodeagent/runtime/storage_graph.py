@@ -13,19 +13,19 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
-from nodeagent.model import ImageRecord, PieceKind, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
+from nodeagent.model import ImageRecord, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
 from nodeagent.runtime.bounded_calls import run_bounded
-from nodeagent.runtime.containerd_facts import is_pinned
-from nodeagent.runtime.containerd_records import LeasedResource, SnapshotKind, SnapshotUsage, Stamp
+from nodeagent.runtime.containerd_records import SnapshotKind, SnapshotUsage, Stamp
+from nodeagent.runtime.disk_format import NO_STORES, DiskFormat, DiskFormats, Stores
 from nodeagent.runtime.image_leases import is_undo
+from nodeagent.runtime.image_records import ImageExtent, image_extent, resolve_images
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
     DEFAULT_SNAPSHOTTER,
-    IMAGES,
     SNAPSHOTS,
     Inventory,
     Node,
@@ -38,64 +38,10 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.model import Image
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import Blob, Lease, Snapshot, StoredContainer, StoredImage
+    from nodeagent.runtime.containerd_records import Lease, Snapshot, StoredContainer, StoredImage
     from nodeagent.runtime.metadata_graph import Stored
 
-# Directories of a snapshot that its usage does not include: its own, and overlay's work directory.
-_UNCOUNTED_DIRECTORIES = dict.fromkeys(("overlayfs", "fuse-overlayfs", "stargz", "soci", "nydus"), 2)
-_INODES_PER_CHUNK = 64
-
-
-@dataclass(frozen=True, slots=True)
-class DiskFormat:
-    """Allocation sizes of the image filesystem.
-
-    Attributes:
-        block_bytes: allocation unit of files.
-        directory_bytes: size of a nearly empty directory: a block on ext4, 0 on xfs and btrfs.
-        inode_chunk_bytes: free space used by 64 inodes; 0 where all inodes are allocated by mkfs.
-    """
-
-    block_bytes: int = 4096
-    directory_bytes: int = 4096
-    inode_chunk_bytes: int = 0
-
-
-def disk_format(filesystem_type: str) -> DiskFormat:
-    """Return the allocation sizes of a filesystem type.
-
-    XFS and Btrfs store small directories in their inodes. XFS allocates inodes on demand in chunks of 64, and frees a
-    chunk once none of its inodes is in use. Source: mkfs.xfs(8), ``-i size``: 512 bytes unless chosen.
-    """
-    match filesystem_type:
-        case "xfs":
-            return DiskFormat(directory_bytes=0, inode_chunk_bytes=_INODES_PER_CHUNK * 512)
-        case "btrfs":
-            return DiskFormat(directory_bytes=0)
-        case _:
-            return DiskFormat()
-
-
 _FOREIGN = ReferenceKind.OTHER_NAMESPACE
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolved:
-    """Records of one CRI image in containerd.
-
-    Attributes:
-        names: every name of the image.
-        nodes: the existing blobs and snapshots that it references.
-        complete: whether every referenced blob and snapshot exists.
-        pinned: whether a label of one of its names pins it.
-        sources: repositories that the targets of its names were pulled from; ``None`` if unknown.
-    """
-
-    names: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    complete: bool
-    pinned: bool
-    sources: frozenset[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +62,6 @@ class _Layout:
     index: Mapping[Node, int]
     names: frozenset[str]
     whole: bool
-
-
-class ImageExtent(NamedTuple):
-    """Pieces of an image that matter for its removal.
-
-    Attributes:
-        tops: the topmost snapshots, on which the writable snapshots of its containers are prepared.
-        further: pieces referenced by its names but not, over any labels, by the target of one.
-    """
-
-    tops: frozenset[Node]
-    further: tuple[LeasedResource, ...]
 
 
 class SnapshotUsageStore(Protocol):
@@ -154,6 +88,7 @@ class LayerCache:
     ) -> None:
         """Start with the usage in ``usage_store``; ``disk`` defaults to ext4 with 4 KiB blocks."""
         self._disk = disk or DiskFormat()
+        self._stores = NO_STORES
         self._clock = clock or SystemClock()
         self._usage: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
         self._layout: _Layout | None = None
@@ -168,6 +103,7 @@ class LayerCache:
         *,
         snapshotter: str | None = None,
         containers: tuple[StoredContainer, ...] | None = None,
+        stores: Stores = NO_STORES,
     ) -> StorageGraph:
         """Return the storage graph of ``images``.
 
@@ -179,11 +115,13 @@ class LayerCache:
             images: as listed by CRI, read before this call.
             snapshotter: the configured one; ``None`` selects the one used by most images.
             containers: the container records, if just listed; with many containers their list is the longest call.
+            stores: the directories of the snapshotters and of the content store.
 
         Raises:
             RuntimeUnavailableError: no connection.
             RuntimeRequestError: a listing failed; without it the graph would be wrong.
         """
+        self._stores = stores
         await self._load_usage()
         inventory = await self._read(client, snapshotter, containers)
         images = sorted(images, key=lambda each: each.id)  # containerd lists the same images in changing order
@@ -201,9 +139,16 @@ class LayerCache:
             for node in unreferenced
             if node in usage or (node.kind == CONTENT and node.id not in inventory.foreign)
         }
-        undo_bytes = sum(size for node, size in sizes.items() if node in undoable)
-        graph = _with_references(layout, others)
-        return replace(graph, pending_bytes=sum(sizes.values()) - undo_bytes, undo_bytes=undo_bytes)
+        undo = {node: size for node, size in sizes.items() if node in undoable}
+        pending = {node: size for node, size in sizes.items() if node not in undoable}
+        return replace(
+            _with_references(layout, others),
+            pending_bytes=sum(pending.values()),
+            undo_bytes=sum(undo.values()),
+            pending_by_store=_by_store(pending),
+            undo_by_store=_by_store(undo),
+            store_paths=stores.paths,
+        )
 
     async def find_unreferenced(
         self, client: ContainerdClient, *, snapshotter: str | None = None
@@ -264,7 +209,7 @@ class LayerCache:
         inventory = Inventory(layout.stored)
         known = {each.name: each.target for each in layout.stored_images}
         return {
-            image_id: _extent(inventory, own)
+            image_id: image_extent(inventory, own)
             for image_id, own in names.items()
             if all(known.get(each.name) == each.target for each in own)
         }
@@ -293,7 +238,7 @@ class LayerCache:
             self._stored = frozenset(self._usage)
 
     async def _lay_out(self, client: ContainerdClient, inventory: Inventory, images: tuple[Image, ...]) -> _Layout:
-        resolved = await asyncio.to_thread(_resolve, images, inventory)  # seconds for thousands of images
+        resolved = await asyncio.to_thread(resolve_images, images, inventory)  # seconds for thousands of images
         referenced = dict.fromkeys(node for each in resolved.values() for node in each.nodes)
         before = dict(self._usage)
         usage = await self._read_usage(client, inventory, referenced)
@@ -364,22 +309,16 @@ class LayerCache:
             del self._usage[node]
 
     def _piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
-        """Return the piece without references; the key of a snapshot in another snapshotter starts with its name."""
-        if node.kind == CONTENT:
-            block = self._disk.block_bytes
-            size = -(-inventory.stored.blobs[node.id].size_bytes // block) * block
-            return StoredPiece(node.id, PieceKind.BLOB, size, 1)
-        snapshotter, used = node.kind.removeprefix(SNAPSHOTS), usage[node]
-        directories = _UNCOUNTED_DIRECTORIES.get(snapshotter, 0) if used.inodes else 0
-        inodes = used.inodes + directories
-        # Inodes of a snapshot are allocated in sequence; a partly filled chunk is shared with other files.
-        chunks_bytes = inodes // _INODES_PER_CHUNK * self._disk.inode_chunk_bytes
-        return StoredPiece(
-            node.id if snapshotter == inventory.snapshotter else f"{snapshotter}/{node.id}",
-            PieceKind.SNAPSHOT,
-            used.size_bytes + directories * self._disk.directory_bytes + chunks_bytes,
-            inodes,
-        )
+        return DiskFormats(self._disk, self._stores.formats).stored_piece(node, inventory, usage)
+
+
+def _by_store(sizes: Mapping[Node, int]) -> dict[str, int]:
+    """Return the sum of the sizes by snapshotter, with the empty name for blobs."""
+    sums: dict[str, int] = {}
+    for node, size in sizes.items():
+        store = "" if node.kind == CONTENT else node.kind.removeprefix(SNAPSHOTS)
+        sums[store] = sums.get(store, 0) + size
+    return sums
 
 
 async def _snapshot_usage(client: ContainerdClient, node: Node) -> SnapshotUsage | None:
@@ -402,66 +341,6 @@ def _is_valid(layout: _Layout, inventory: Inventory, images: Sequence[Image]) ->
         and layout.stored_images == inventory.images
         and layout.images == tuple(images)
     )
-
-
-def _extent(inventory: Inventory, names: Sequence[StoredImage]) -> ImageExtent:
-    existing = inventory.stored.existing
-    pieces = [node for node in inventory.referenced_by_images(names) if node in existing]
-    leased = inventory.closure(dict.fromkeys(Node(CONTENT, each.target) for each in names))
-    snapshots = {node for node in pieces if node.kind != CONTENT}
-    parents = {parent for node in snapshots for parent in inventory.stored.edges.get(node, ())}
-    return ImageExtent(
-        frozenset(snapshots - parents),
-        tuple(LeasedResource(node.id, node.kind) for node in pieces if node not in leased),
-    )
-
-
-def _resolve(images: Iterable[Image], inventory: Inventory) -> dict[str, _Resolved]:
-    """Return each CRI image's names and pieces; images without a stored name are omitted.
-
-    CRI stores an image under its id, its tags and its digests; names that it cannot parse have the same target.
-    """
-    by_name = {image.name: image for image in inventory.images}
-    by_target: dict[str, list[StoredImage]] = {}
-    for image in inventory.images:
-        by_target.setdefault(image.target, []).append(image)
-    existing = inventory.stored.existing
-    resolved = {}
-    for listed in images:
-        own = [by_name[name] for name in (*listed.references, listed.id) if name in by_name]
-        aliases = [each for target in dict.fromkeys(each.target for each in own) for each in by_target[target]]
-        stored = {each.name: each for each in (*own, *aliases)}
-        if stored:
-            referenced = inventory.referenced_by_images(stored.values())
-            nodes = tuple(node for node in referenced if node in existing)
-            complete, pinned = _is_complete(referenced, inventory.stored), any(map(is_pinned, stored.values()))
-            sources = _image_sources(stored.values(), inventory.stored.blobs)
-            resolved[listed.id] = _Resolved(tuple(stored), nodes, complete, pinned, sources)
-    return resolved
-
-
-def _image_sources(names: Iterable[StoredImage], blobs: Mapping[str, Blob]) -> frozenset[str] | None:
-    """Return the repositories that the targets of these names were pulled from.
-
-    None if one of them was imported, since its name is then not pulled; ``None`` if a target is missing.
-    """
-    targets = {each.target for each in names}
-    found = [blobs[target].sources for target in targets if target in blobs]
-    if len(found) < len(targets):
-        return None
-    return frozenset().union(*found) if all(found) else frozenset()
-
-
-def _is_complete(referenced: Iterable[Node], stored: Stored) -> bool:
-    """Return whether every referenced blob and snapshot exists, and a snapshot if there are layers."""
-    unpacked = layered = False
-    for node in referenced:
-        if node in stored.existing:
-            unpacked = unpacked or node.kind != CONTENT
-            layered = layered or node in stored.with_layers
-        elif node.kind != IMAGES and node not in stored.optional:
-            return False
-    return unpacked or not layered
 
 
 def _all_sized(nodes: Iterable[Node], usage: Mapping[Node, SnapshotUsage]) -> bool:

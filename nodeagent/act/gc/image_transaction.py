@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc.images import ImageGCPolicy
     from nodeagent.runtime.containerd_records import StoredImage
     from nodeagent.runtime.image_leases import ImageName, Restored
+    from nodeagent.runtime.image_records import ImageExtent
     from nodeagent.runtime.storage_backend import RemovalRecords
-    from nodeagent.runtime.storage_graph import ImageExtent
 
 T = TypeVar("T")
 

@@ -10,8 +10,9 @@ from nodeagent.errors import RuntimeRequestError
 from nodeagent.model import Image, ReferenceKind, StorageGraph
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
+from nodeagent.runtime.disk_format import DiskFormat, disk_format
 from nodeagent.runtime.metadata_graph import CONTENT, SNAPSHOTS, Node, references
-from nodeagent.runtime.storage_graph import DiskFormat, LayerCache, disk_format
+from nodeagent.runtime.storage_graph import LayerCache
 from tests.unit.runtime.conftest import REF, FakeContainerd, Store, serving
 
 if TYPE_CHECKING:

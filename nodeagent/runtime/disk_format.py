@@ -1,0 +1,99 @@
+"""Disk usage of blobs and snapshots in whole allocation units of their filesystem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.model import PieceKind, StoredPiece
+from nodeagent.runtime.metadata_graph import CONTENT, SNAPSHOTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.runtime.containerd_records import SnapshotUsage
+    from nodeagent.runtime.metadata_graph import Inventory, Node
+
+# Directories of a snapshot that its usage does not include: its own, and overlay's work directory.
+_UNCOUNTED_DIRECTORIES = dict.fromkeys(("overlayfs", "fuse-overlayfs", "stargz", "soci", "nydus"), 2)
+_INODES_PER_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFormat:
+    """Allocation sizes of the image filesystem.
+
+    Attributes:
+        block_bytes: allocation unit of files.
+        directory_bytes: size of a nearly empty directory: a block on ext4, 0 on xfs and btrfs.
+        inode_chunk_bytes: free space used by 64 inodes; 0 where all inodes are allocated by mkfs.
+    """
+
+    block_bytes: int = 4096
+    directory_bytes: int = 4096
+    inode_chunk_bytes: int = 0
+
+
+def disk_format(filesystem_type: str) -> DiskFormat:
+    """Return the allocation sizes of a filesystem type.
+
+    XFS and Btrfs store small directories in their inodes. XFS allocates inodes on demand in chunks of 64, and frees a
+    chunk once none of its inodes is in use. Source: mkfs.xfs(8), ``-i size``: 512 bytes unless chosen.
+    """
+    match filesystem_type:
+        case "xfs":
+            return DiskFormat(directory_bytes=0, inode_chunk_bytes=_INODES_PER_CHUNK * 512)
+        case "btrfs":
+            return DiskFormat(directory_bytes=0)
+        case _:
+            return DiskFormat()
+
+
+class Stores(NamedTuple):
+    """The snapshotters, and the content store under the empty name.
+
+    Attributes:
+        paths: the directory of each; without unknown ones.
+        formats: allocation sizes of the filesystem of each.
+    """
+
+    paths: Mapping[str, str]
+    formats: Mapping[str, DiskFormat]
+
+
+NO_STORES: Final = Stores(MappingProxyType({}), MappingProxyType({}))
+"""No directory of a store is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFormats:
+    """The format of each store's filesystem.
+
+    Attributes:
+        default: of the image filesystem.
+        by_store: by snapshotter, with the empty name for the content store; a missing store has the default.
+    """
+
+    default: DiskFormat
+    by_store: Mapping[str, DiskFormat]
+
+    def stored_piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
+        """Return the piece without references; the key of a snapshot in another snapshotter starts with its name."""
+        snapshotter = "" if node.kind == CONTENT else node.kind.removeprefix(SNAPSHOTS)
+        disk = self.by_store.get(snapshotter, self.default)
+        if not snapshotter:
+            size = -(-inventory.stored.blobs[node.id].size_bytes // disk.block_bytes) * disk.block_bytes
+            return StoredPiece(node.id, PieceKind.BLOB, size, 1)
+        used = usage[node]
+        directories = _UNCOUNTED_DIRECTORIES.get(snapshotter, 0) if used.inodes else 0
+        inodes = used.inodes + directories
+        # Inodes of a snapshot are allocated in sequence; a partly filled chunk is shared with other files.
+        chunks_bytes = inodes // _INODES_PER_CHUNK * disk.inode_chunk_bytes
+        return StoredPiece(
+            node.id if snapshotter == inventory.snapshotter else f"{snapshotter}/{node.id}",
+            PieceKind.SNAPSHOT,
+            used.size_bytes + directories * disk.directory_bytes + chunks_bytes,
+            inodes,
+            snapshotter=snapshotter,
+        )
