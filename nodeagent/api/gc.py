@@ -11,6 +11,19 @@ from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.api import codec
 from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import Filesystem, Reason, Runtime
+from nodeagent.api.filesystems import (
+    FilesystemEffect,
+    FreedSpace,
+    ImageFilesystemUsage,
+    TargetSpace,
+    filesystem_effects,
+    filesystems_to_model,
+    freed_spaces,
+    image_filesystems,
+    spaces_to_model,
+    target_spaces,
+    targets_to_model,
+)
 from nodeagent.model import NodeSnapshot
 from nodeagent.model.node import RuntimeInfo
 from nodeagent.plan import decision
@@ -33,6 +46,7 @@ class Decision(Part, frozen=True, kw_only=True):
     Attributes:
         id_base64: the bytes of an id that is a file name and not UTF-8.
         frees_bytes: bytes freed by its removal; ``None`` if unknown. Same for ``frees_inodes``.
+        frees_on: the same by image filesystem; absent on a node with one.
     """
 
     kind: ItemKind
@@ -43,6 +57,7 @@ class Decision(Part, frozen=True, kw_only=True):
     reason: Reason
     frees_bytes: int | None
     frees_inodes: int | None
+    frees_on: tuple[FreedSpace, ...] | UnsetType = UNSET
 
     @classmethod
     def of(cls, value: decision.Decision) -> Decision:
@@ -56,7 +71,14 @@ class Decision(Part, frozen=True, kw_only=True):
         encoded = self.id_base64
         item_id = b64decode(encoded).decode(errors="surrogateescape") if isinstance(encoded, str) else self.id
         return decision.Decision(
-            self.kind, item_id, self.name, self.verdict, reason, self.frees_bytes, self.frees_inodes
+            self.kind,
+            item_id,
+            self.name,
+            self.verdict,
+            reason,
+            self.frees_bytes,
+            self.frees_inodes,
+            spaces_to_model(self.frees_on),
         )
 
 
@@ -72,6 +94,7 @@ def decision_fields(value: decision.Decision) -> dict[str, Any]:
         "reason": Reason.of(value.reason),
         "frees_bytes": value.frees_bytes,
         "frees_inodes": value.frees_inodes,
+        "frees_on": freed_spaces(value.frees_on),
     }
 
 
@@ -81,6 +104,7 @@ class Plan(Part, frozen=True, kw_only=True):
     Attributes:
         wanted_bytes: the target; 0 without one.
         blocked: reason for a plan without decisions; empty normally.
+        targets: the target on each image filesystem; absent on a node with one.
     """
 
     kind: str
@@ -93,6 +117,7 @@ class Plan(Part, frozen=True, kw_only=True):
     blocked: str
     warnings: tuple[str, ...]
     decisions: tuple[Decision, ...]
+    targets: tuple[TargetSpace, ...] | UnsetType = UNSET
 
     @classmethod
     def of(cls, value: decision.Plan) -> Plan:
@@ -108,6 +133,7 @@ class Plan(Part, frozen=True, kw_only=True):
             blocked=value.blocked,
             warnings=value.warnings,
             decisions=tuple(map(Decision.of, value.decisions)),
+            targets=target_spaces(value.targets),
         )
 
     def to_model(self) -> decision.Plan:
@@ -121,6 +147,7 @@ class Plan(Part, frozen=True, kw_only=True):
             self.pending_bytes,
             self.warnings,
             self.blocked,
+            targets=targets_to_model(self.targets),
         )
 
 
@@ -130,6 +157,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
     Attributes:
         imagefs_problem: cause of a missing reading of the image filesystem; empty normally.
         high_percent: usage at which image removal starts; ``None`` if it is not known. Same for ``low_percent``.
+        image_filesystems: all image filesystems, ``imagefs`` first; absent on a node with one.
     """
 
     scope: str
@@ -142,6 +170,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
     imagefs_problem: str = ""
     high_percent: int | None = None
     low_percent: int | None = None
+    image_filesystems: tuple[ImageFilesystemUsage, ...] | UnsetType = UNSET
 
     @classmethod
     def of(
@@ -163,6 +192,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             imagefs_problem=snapshot.image_filesystem_error,
             high_percent=None if policy is None else policy.high_threshold_percent,
             low_percent=None if policy is None else policy.low_threshold_percent,
+            image_filesystems=image_filesystems(snapshot),
         )
 
     def snapshot(self) -> NodeSnapshot:
@@ -174,6 +204,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             runtime.role,
             image_filesystem=None if self.imagefs is None else self.imagefs.to_model(),
             image_filesystem_error=self.imagefs_problem,
+            image_filesystems=filesystems_to_model(self.image_filesystems),
             warnings=self.warnings,
         )
 
@@ -291,6 +322,7 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
         undo_bytes: predicted bytes that the end of the undo window frees; not in ``predicted_bytes``.
         breakdown: present if the pass missed its target.
         drift: present after a saved plan was applied.
+        filesystems: all image filesystems, if measured; absent on a node with one.
     """
 
     pass_id: str
@@ -314,6 +346,7 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
     undo_bytes: int = 0
     breakdown: BreakdownFields | UnsetType = UNSET
     drift: tuple[Drift, ...] | UnsetType = UNSET
+    filesystems: tuple[FilesystemEffect, ...] | UnsetType = UNSET
 
     @classmethod
     def of(
@@ -346,6 +379,7 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
             undo_bytes=value.undo_bytes,
             breakdown=UNSET if breakdown is None else BreakdownFields.of(breakdown),
             drift=UNSET if drift is None else tuple(map(Drift.of, drift)),
+            filesystems=filesystem_effects(value.filesystems),
         )
 
 

@@ -185,7 +185,7 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
         findings.append(check_image_removal(transactional=transactional, configured=reads_records))
         findings.append(check_snapshotter(status.snapshotter))
         findings.append(_filesystem_finding(snapshot))
-        findings.append(_split_finding(agent, snapshot, await agent.cri.image_fs_info()))
+        findings += [*_unplaced_findings(snapshot), _split_finding(agent, snapshot, await agent.cri.image_fs_info())]
         maximum_s = agent.settings.policy.images.maximum_unused_age_s
         gaps = agent.store.gaps(agent.read_clocks())
         since, now = snapshot.image_use_observed_since, snapshot.observed_at
@@ -226,7 +226,21 @@ def _split_finding(agent: Agent, snapshot: NodeSnapshot, info: ImageFsInfo) -> F
         "containerfs": filesystem_id(next(iter(info.container_mountpoints), "")),
         "nodefs": filesystem_id(str(logs if logs.exists() else logs.parent)),
     }
-    return check_split(devices, len(info.image_mountpoints))
+    return check_split(devices, len(snapshot.image_filesystems))
+
+
+def _unplaced_findings(snapshot: NodeSnapshot) -> Iterator[Finding]:
+    """Yield the snapshotters in use whose directory is on no known one of several image filesystems."""
+    storage, several = snapshot.storage, snapshot.image_filesystems
+    known = {store for each in several for store in each.stores}
+    unknown = sorted(storage.stores - known - {""}) if storage is not None and several else []
+    if unknown:
+        yield Finding(
+            "snapshotters",
+            Verdict.WARNING,
+            f"directory of {', '.join(unknown)} unknown: its snapshots count as freed on no image filesystem",
+            'set exports.root of the snapshotter in the configuration of containerd ("proxy_plugins")',
+        )
 
 
 def _skew_s(snapshot: NodeSnapshot) -> float | None:

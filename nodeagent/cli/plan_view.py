@@ -137,7 +137,9 @@ def preview_lines(
     """Yield runtime, filesystem usage, warnings and plans of a preview."""
     info = snapshot.runtime
     yield Line(f"{info.name} {info.version} at {info.endpoint}, {snapshot.role.value}", "dim")
-    if snapshot.image_filesystem is not None:
+    if snapshot.image_filesystems:
+        yield from _usage_lines(snapshot, columns, policy)
+    elif snapshot.image_filesystem is not None:
         yield usage_line(snapshot.image_filesystem, columns, policy)
     elif snapshot.image_filesystem_error:
         yield Line(f"imagefs: {snapshot.image_filesystem_error}", "yellow")
@@ -146,6 +148,24 @@ def preview_lines(
     yield Line()
     for plan in plans:
         yield from plan_lines(plan, columns, show_kept=show_kept, wide=wide)
+
+
+def _usage_lines(snapshot: NodeSnapshot, columns: int | None, policy: ImageGCPolicy | None) -> Iterator[Line]:
+    """Yield the usage of each of several image filesystems."""
+    for each in snapshot.image_filesystems:
+        if each.observed is None:
+            yield Line(f"imagefs {each.label}: {each.error}", "yellow")
+        else:
+            yield usage_line(each.observed, columns, policy, label=f"imagefs {each.label}")
+
+
+def _usage_after(report: PassReport, columns: int | None, policy: ImageGCPolicy) -> Iterator[Line]:
+    """Yield the usage of the image filesystems after a pass."""
+    if report.filesystems:
+        for each in report.filesystems:
+            yield usage_line(each.after, columns, policy, label=f"imagefs {each.after.path}")
+    elif report.after is not None:
+        yield usage_line(report.after, columns, policy)
 
 
 def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None) -> Iterator[Line]:
@@ -174,8 +194,7 @@ def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None)
         yield Line(
             f"{format_bytes(report.undo_bytes)} are freed in {left}, unless undone: nodeagent gc undo {report.id}"
         )
-    if report.after is not None:
-        yield usage_line(report.after, columns, policy)
+    yield from _usage_after(report, columns, policy)
     ended = report.end in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO)
     if not ended or report.end_detail:
         style = "" if ended else "yellow" if report.end in (PassEnd.SHORTFALL, PassEnd.CANCELLED) else "bold red"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from nodeagent import __version__
@@ -40,11 +41,13 @@ from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.store import HoldFile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nodeagent.act.agent import Agent
     from nodeagent.config.settings import Settings
     from nodeagent.daemon import loop_status
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.model import RoleDecision
+    from nodeagent.model import ImageFilesystem, RoleDecision
     from nodeagent.model.pods import PodInventory
     from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
     from nodeagent.observe.pods import PodReader
@@ -75,6 +78,7 @@ class StatusReader:
         self._one_at_a_time = asyncio.Lock()
         self._filesystems: asyncio.Future[tuple[FilesystemStatus, ...]] | None = None
         self._pods: PodReader | None = None
+        self._others: tuple[ImageFilesystem, ...] = ()
         self.earlier: SignalReadings | None = None
 
     async def read(self, state: EvictionState) -> tuple[SignalLayout, SignalReadings, Evaluation, tuple[str, ...]]:
@@ -100,7 +104,7 @@ class StatusReader:
 
     async def filesystems(self, layout: SignalLayout) -> tuple[FilesystemStatus, ...]:
         """Return the usage of each filesystem, or the cause of a missing reading."""
-        filesystems = _filesystems(self._agent, layout)
+        filesystems = _filesystems(self._agent, layout, await self._other_image_filesystems())
         if self._filesystems is None or self._filesystems.done():
             self._filesystems = asyncio.ensure_future(asyncio.to_thread(_read_usage, self._agent, filesystems))
         reading = self._filesystems
@@ -109,6 +113,13 @@ class StatusReader:
             return await reading
         late = f"not read: a filesystem does not answer within {_READ_WITHIN_S:g} s"
         return tuple(each.with_problem(late) for each in filesystems)
+
+    async def _other_image_filesystems(self) -> tuple[ImageFilesystem, ...]:
+        """Return the image filesystems besides the first; those known last if the runtime does not answer."""
+        with suppress(NodeAgentError, TimeoutError):
+            async with asyncio.timeout(_RUNTIME_WITHIN_S):
+                self._others = (await self._agent.observer.find_image_filesystems())[1:]
+        return self._others
 
     async def _read_layout(self) -> tuple[SignalLayout, str]:
         """Return the layout, with a warning until the runtime has reported it."""
@@ -301,17 +312,18 @@ async def _pod_lists(agent: Agent) -> tuple[PodListStatus, ...]:
     return (PodListStatus.of(state or before),)
 
 
-def _filesystems(agent: Agent, layout: SignalLayout) -> tuple[FilesystemStatus, ...]:
+def _filesystems(agent: Agent, layout: SignalLayout, others: Sequence[ImageFilesystem]) -> tuple[FilesystemStatus, ...]:
     """Return the filesystems with their thresholds, not read yet."""
     paths, images = layout.paths, agent.settings.policy.images
     single = layout.layout is model.FilesystemLayout.SINGLE
     found: list[FilesystemStatus] = []
-    for name, path in (("imagefs", paths.imagefs), ("nodefs", paths.nodefs), ("containerfs", paths.containerfs)):
+    named = [("imagefs", paths.imagefs), *((f"imagefs {each.label}", each.path) for each in others)]
+    for name, path in (*named, ("nodefs", paths.nodefs), ("containerfs", paths.containerfs)):
         if path is None or (name == "nodefs" and single and paths.imagefs is not None):
             continue
         if name == "containerfs" and layout.layout is not model.FilesystemLayout.SPLIT:
             continue
-        collected = name == "imagefs" and agent.settings.image_interval_s is not None
+        collected = name.startswith("imagefs") and agent.settings.image_interval_s is not None
         found.append(
             FilesystemStatus(
                 name=f"{name} = nodefs" if name == "imagefs" and single else name,

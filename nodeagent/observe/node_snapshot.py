@@ -23,9 +23,10 @@ from nodeagent.errors import (
     StoreError,
 )
 from nodeagent.host import podlogs
-from nodeagent.model import ContainerState, GapCause, ImageUseRecord, NodeSnapshot
+from nodeagent.model import ContainerState, GapCause, ImageUseRecord, NodeSnapshot, StorageGraph
 from nodeagent.observe.clock_reading import read_clocks, with_valid_times
 from nodeagent.observe.dead_layers import DeadLayers
+from nodeagent.observe.image_filesystems import ImageFilesystemReader
 from nodeagent.observe.list_check import CONFIRM_S, ListCheck
 from nodeagent.observe.log_trees import LogTreeReadings
 from nodeagent.observe.pod_images import no_pod_images
@@ -48,10 +49,10 @@ if TYPE_CHECKING:
         FsObservation,
         Hold,
         Image,
+        ImageFilesystem,
         PodLogDirectory,
         RuntimeInfo,
         Sandbox,
-        StorageGraph,
         UnreferencedPiece,
     )
     from nodeagent.observe.list_check import FindRunning
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CONCURRENCY = 16
-_STATVFS_DEADLINE_S = 10.0
 _NOT_OBSERVED = ImageUseRecord({}, None)
 
 
@@ -90,6 +90,11 @@ class Observer:  # 20 attributes: the sources of the snapshot, and its caches
     """Reads a node from its runtime, its filesystems and the agent's state database.
 
     Immutable facts are cached by id: details of exited containers and the images of sandboxes.
+
+    Attributes:
+        list_problem: contradictions between the lists of the last observation; empty normally.
+        image_filesystems: the several image filesystems of the last observation; empty on a node with one, ``None``
+            before the first observation with images.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per source of the snapshot
@@ -112,7 +117,7 @@ class Observer:  # 20 attributes: the sources of the snapshot, and its caches
         self._settings = settings
         self._clock = clock
         self._read_boot_id = read_boot_id
-        self._read_filesystem = read_filesystem
+        self._filesystems = ImageFilesystemReader(cri, read_filesystem, settings.imagefs_path)
         self._memory = memory
         self._read_holds = read_holds
         self._read_role = read_role
@@ -126,6 +131,7 @@ class Observer:  # 20 attributes: the sources of the snapshot, and its caches
         self._slots = asyncio.Semaphore(_CONCURRENCY)
         self._lists = ListCheck(cri, find_running, self._list_stored, confirm_s=settings.confirm_s)
         self.list_problem = ""
+        self.image_filesystems: tuple[ImageFilesystem, ...] | None = None
 
     async def find_unreferenced(self) -> tuple[UnreferencedPiece, ...]:
         """Return the unreferenced blobs and snapshots.
@@ -134,10 +140,22 @@ class Observer:  # 20 attributes: the sources of the snapshot, and its caches
             ObservationError: the runtime has no records of references, or they are disabled.
         """
         status = await self._cri.status()
-        observed, _ = await self._image_filesystem()
-        return await self._storage.find_unreferenced(
-            snapshotter=status.snapshotter, path=observed.path if observed else "/"
-        )
+        paths, _ = await self._filesystems.reported_paths()
+        return await self._storage.find_unreferenced(snapshotter=status.snapshotter, path=next(iter(paths), "/"))
+
+    async def find_image_filesystems(self) -> tuple[ImageFilesystem, ...]:
+        """Return the several image filesystems of the node; none on a node with one.
+
+        They are those of the last observation; before the first, those of the runtime's report and of its handlers.
+
+        Raises:
+            NodeAgentError: the runtime does not answer.
+        """
+        if self.image_filesystems is not None:
+            return self.image_filesystems
+        (paths, error), status = await asyncio.gather(self._filesystems.reported_paths(), self._cri.status())
+        known = StorageGraph(store_paths=await self._storage.read_store_paths())
+        return (await self._filesystems.read(paths, error, known, status.snapshotters)).several
 
     async def observe(self, scope: Scope) -> NodeSnapshot:
         """Return the current state of the node.
@@ -296,8 +314,10 @@ class Observer:  # 20 attributes: the sources of the snapshot, and its caches
         at: ClockReading,
     ) -> NodeSnapshot:
         """Return the snapshot with the storage graph, the usage of images, the holds and the image filesystem."""
-        observed, error = await self._image_filesystem()
-        storage = await self._build_graph(snapshot.images, stored, status, observed.path if observed else "/", warnings)
+        paths, error = await self._filesystems.reported_paths()
+        storage = await self._build_graph(snapshot.images, stored, status, next(iter(paths), "/"), warnings)
+        filesystems = await self._filesystems.read(paths, error, storage, status.snapshotters)
+        self.image_filesystems = filesystems.several
         if storage is not None:
             snapshot = replace(snapshot, images=with_pins(snapshot.images, storage))
         pulled = {image.id: _pulled_at(storage, image.id) for image in snapshot.images}
@@ -323,8 +343,9 @@ class Observer:  # 20 attributes: the sources of the snapshot, and its caches
             storage=storage,
             image_usage=use.usage,
             image_use_observed_since=use.observed_since,
-            image_filesystem=observed,
-            image_filesystem_error=error,
+            image_filesystem=filesystems.first,
+            image_filesystem_error=filesystems.error,
+            image_filesystems=filesystems.several,
         )
 
     async def _build_graph(
@@ -353,30 +374,6 @@ class Observer:  # 20 attributes: the sources of the snapshot, and its caches
         elif isinstance(self._storage, CriOnlyStorage):
             return None
         return self._sources
-
-    async def _read_in_time(self, path: str) -> FsObservation:
-        """Read a filesystem in a thread with a deadline, since statvfs on a dead mount never returns."""
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(self._read_filesystem, path), _STATVFS_DEADLINE_S)
-        except TimeoutError as error:
-            raise ObservationError(f"{path}: statvfs timed out after {_STATVFS_DEADLINE_S:.0f} s") from error
-
-    async def _image_filesystem(self) -> tuple[FsObservation | None, str]:
-        """Return the image filesystem, or ``None`` and the error.
-
-        Of several image filesystems the fullest is returned. Source: CRI ``ImageFsInfo``.
-        """
-        try:
-            if self._settings.imagefs_path:
-                paths: tuple[str, ...] = (self._settings.imagefs_path,)
-            else:
-                paths = (await self._cri.image_fs_info()).image_mountpoints
-            if not paths:
-                return None, "the runtime reports no image filesystem (ImageFsInfo is empty); set runtime.imagefs_path"
-            readings = [await self._read_in_time(path) for path in paths]
-        except (ObservationError, RuntimeRequestError) as error:
-            return None, str(error)
-        return max(readings, key=lambda reading: (reading.used_percent, reading.path)), ""
 
 
 def _only(known: Mapping[str, T], listed: Collection[str]) -> dict[str, T]:

@@ -70,17 +70,22 @@ class ContainerdClient:
     async def read_store_paths(self) -> dict[str, str]:
         """Return the directory of each snapshotter, and of the content store under the empty name.
 
-        Snapshotters that do not report one, such as remote ones without configured exports, are omitted.
+        A snapshotter of containerd that does not report one has its default beside the content store, as assumed by
+        containerd itself. Remote ones without configured exports are omitted.
 
-        Source: containerd ``introspection.v1.Plugin.exports``, key ``root``.
+        Source: containerd ``introspection.v1.Plugin.exports``, keys ``root`` and ``address``; ``imageFSPath``.
         """
         request = introspection_pb2.PluginsRequest(filters=[f"type=={_SNAPSHOTTERS}", f"type=={_CONTENT_STORE}"])
         got = await self._connection.unary(methods.PLUGINS, request)
-        return {
+        reported = {
             each.id if each.type == _SNAPSHOTTERS else "": each.exports["root"]
             for each in got.plugins
             if each.type in (_SNAPSHOTTERS, _CONTENT_STORE) and each.exports.get("root")
         }
+        content, _, name = reported.get("", "").rpartition("/")
+        local = [each.id for each in got.plugins if each.type == _SNAPSHOTTERS and not each.exports.get("address")]
+        default = {each: f"{content}/{_SNAPSHOTTERS}.{each}" for each in local} if _CONTENT_STORE in name else {}
+        return default | reported
 
     async def list_images(self, namespace: str | None = None) -> tuple[StoredImage, ...]:
         """Return every image name; of the client's namespace unless given."""

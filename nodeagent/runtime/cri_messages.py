@@ -35,14 +35,16 @@ class RuntimeStatus:
         problems: every condition that is false, as ``Type: Reason: Message``.
         sandbox_image: the configured sandbox (pause) image; ``None`` where not reported (containerd 2.x).
         snapshotter: the configured snapshotter; ``None`` where not reported (containerd 2.x, other runtimes).
+        snapshotters: the configured snapshotter and those of the runtime handlers, where reported.
 
-    Source: CRI ``StatusResponse``; the last two from the JSON under ``info["config"]``.
+    Source: CRI ``StatusResponse``; the last three from the JSON under ``info["config"]``.
     """
 
     ready: bool
     problems: tuple[str, ...] = ()
     sandbox_image: str | None = None
     snapshotter: str | None = None
+    snapshotters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,15 @@ def decode_status(message: api.StatusResponse) -> RuntimeStatus:
         ),
         sandbox_image=_text(config, "sandboxImage") or _text(config, "pinned_images", "sandbox") or None,
         snapshotter=_text(config, "containerd", "snapshotter") or None,
+        snapshotters=_snapshotters(config),
     )
+
+
+def _snapshotters(config: object) -> tuple[str, ...]:
+    """Return the snapshotters of a configuration. Source: containerd ``runtimes.NAME.snapshotter``, since 1.7."""
+    handlers = _at_path(config, "containerd", "runtimes")
+    own = [_text(handler, "snapshotter") for handler in handlers.values()] if isinstance(handlers, dict) else []
+    return tuple(dict.fromkeys(filter(None, (_text(config, "containerd", "snapshotter"), *own))))
 
 
 def merge_images(listed: Iterable[Image]) -> tuple[Image, ...]:

@@ -107,6 +107,14 @@ METRICS: Final[Mapping[str, Metric]] = {
         Kind.GAUGE, "Available amount of a signal: bytes, inodes or process IDs.", ("signal",)
     ),
     "nodeagent_signal_capacity": Metric(Kind.GAUGE, "Capacity of a signal: bytes, inodes or process IDs.", ("signal",)),
+    "nodeagent_image_filesystem_available_bytes": Metric(
+        Kind.GAUGE,
+        "Available bytes of each image filesystem at the last pass, on nodes with several.",
+        ("snapshotters", "path"),
+    ),
+    "nodeagent_image_filesystem_capacity_bytes": Metric(
+        Kind.GAUGE, "Capacity of each image filesystem, on nodes with several.", ("snapshotters", "path")
+    ),
     "nodeagent_pressure_stall_percent": Metric(
         Kind.GAUGE, "Percentage of the last ten seconds in which some or all tasks stalled.", ("resource", "kind")
     ),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.act.agent import open_agent
-from nodeagent.act.gc import collector
+from nodeagent.act.gc import measurement
 from nodeagent.cli.session import load_settings
 from nodeagent.errors import NodeAgentError
 from nodeagent.plan.gc.scope import Scope
@@ -109,7 +109,7 @@ def test_agent_killed_during_a_removal_leaves_every_image_whole_or_removed(
 def test_restart_of_containerd_during_a_removal_leaves_every_image_whole_or_removed(
     containerd_factory: ContainerdFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
     containerd = containerd_factory(imagefs=LoopFs(700, "ext4"))
     field = RaceField(containerd)
     config = field.configure()

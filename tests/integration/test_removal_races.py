@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.act.agent import open_agent
-from nodeagent.act.gc import collector
+from nodeagent.act.gc import measurement
 from nodeagent.cli.session import load_settings
 from nodeagent.plan.gc.scope import Scope
 from tests.support import races
@@ -58,7 +58,7 @@ def by_agent(config: Path) -> Callable[[Pods, Sequence[Built]], int]:
 @pytest.fixture
 def _measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the wait for freed bytes, which never become available: the images are imported again meanwhile."""
-    monkeypatch.setattr(collector, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
 
 
 @pytest.mark.campaign

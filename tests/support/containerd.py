@@ -44,17 +44,19 @@ class LoopFs:
     kind: Literal["ext4", "xfs"] = "ext4"
     inodes: int | None = None
     reserved_percent: int = 5
+    native_mib: int = 0  # of another filesystem, for the snapshotter native
 
     def mount(self, file: Path, point: Path) -> None:
         with file.open("wb") as sparse:
             sparse.truncate(self.size_mib << 20)
+        make = ["mkfs.xfs", "-q"]
         if self.kind == "ext4":
             inodes = ["-N", str(self.inodes)] if self.inodes else []
             make = ["mkfs.ext4", "-q", "-F", "-b", "4096", "-m", str(self.reserved_percent), *inodes]
-        else:
-            make = ["mkfs.xfs", "-q"]
         _run([*make, str(file)])
         self.attach(file, point)
+        if self.native_mib:
+            LoopFs(self.native_mib).mount(file.with_suffix(".native"), point / "io.containerd.snapshotter.v1.native")
 
     def attach(self, file: Path, point: Path) -> None:
         """Mount an existing file."""
@@ -204,7 +206,7 @@ class Containerd:
         """Run this version's ``ctr`` and return its output; raises ContainerdError with its error."""
         return _run(self._inside("ctr", "--address", str(self.socket), "--namespace", namespace, *arguments), stdin)
 
-    def import_images(self, archive: images.Archive | Path, *, pulled: bool = False) -> None:
+    def import_images(self, archive: images.Archive | Path, *, pulled: bool = False, into: str = "overlayfs") -> None:
         """Import an archive and, where its contents are known, wait until CRI lists every image of it.
 
         CRI lists imported images with a delay, on 2.x of seconds for hundreds of them, since it updates its list by
@@ -216,7 +218,7 @@ class Containerd:
         path = archive if isinstance(archive, Path) else archive.path
         known = isinstance(archive, images.Archive) and not archive.has_artifacts
         options = [] if isinstance(archive, Path) or known else ["--no-unpack"]
-        self.ctr("images", "import", *options, str(path))
+        self.ctr("images", "import", "--snapshotter", into, *options, str(path))
         for image in archive.images if pulled and isinstance(archive, images.Archive) else ():
             for tag in image.tags:
                 registry, _, repository = tag.rpartition(":")[0].partition("/")

@@ -5,6 +5,7 @@ Sizes are in MiB and times in seconds before ``NOW`` unless the name has another
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ from nodeagent.model import (
     ContainerState,
     FsObservation,
     Image,
+    ImageFilesystem,
     ImageUsage,
     LogTree,
     NodeSnapshot,
@@ -174,9 +176,23 @@ def log_link(container_id: str, *, modified_s: float = 3600, name: str | None = 
     )
 
 
-def piece(key: str, size_mib: int = 1, *, inodes: int = 1, references: Sequence[ReferenceKind] = ()) -> StoredPiece:
-    """Return a snapshot."""
-    return StoredPiece(key, PieceKind.SNAPSHOT, size_mib * MIB, inodes, tuple(references))
+def piece(
+    key: str,
+    size_mib: int = 1,
+    *,
+    inodes: int = 1,
+    references: Sequence[ReferenceKind] = (),
+    snapshotter: str = "overlayfs",
+) -> StoredPiece:
+    """Return a snapshot; without snapshotter a blob."""
+    kind = PieceKind.SNAPSHOT if snapshotter else PieceKind.BLOB
+    return StoredPiece(key, kind, size_mib * MIB, inodes, tuple(references), snapshotter)
+
+
+def image_filesystem(path: str, used_percent: int, *stores: str, capacity_mib: int = 1000) -> ImageFilesystem:
+    """Return one of several image filesystems, with these stores."""
+    reading = replace(filesystem(used_percent, capacity_mib=capacity_mib), path=path, device_id=hash(path))
+    return ImageFilesystem(path, frozenset(stores), reading)
 
 
 def graph(pieces: Iterable[StoredPiece], references: Mapping[str, Sequence[str]]) -> StorageGraph:

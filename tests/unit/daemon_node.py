@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from nodeagent.act.gc import collector as collect
+from nodeagent.act.gc import measurement
 from nodeagent.api import requests as api
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
@@ -206,7 +206,7 @@ class Place:
         with (
             mock.patch.object(supervisor, "GRACE_POLL_S", 0.001),
             mock.patch.object(service, "read_again", read),
-            mock.patch.object(collect, "SETTLE_WITHIN_S", 0.0),  # the disk of this machine shows no freed bytes
+            mock.patch.object(measurement, "SETTLE_WITHIN_S", 0.0),  # the disk of this machine shows no freed bytes
         ):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(ReloadTask(context, Notifier({})).run(context.stop))

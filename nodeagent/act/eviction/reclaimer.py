@@ -48,21 +48,25 @@ class Reclaimed:
     Attributes:
         report: report of the pass; ``None`` without removals.
         confirmed: whether the space of the removed items is verified to be freed.
+        path: of the image filesystem to relieve, of several; empty on a node with one.
     """
 
     step: ReclaimStep
     report: PassReport | None
     confirmed: bool = False
+    path: str = ""
 
     def freed(self, *, inodes: bool = False) -> int | None:
         """Return the predicted bytes, or inodes, of the removed items; ``None`` if unknown for any of them."""
         if self.report is None:
             return 0
-        total = 0 if inodes else self.report.collected_bytes
+        total = 0 if inodes or self.path else self.report.collected_bytes
         for result in self.report.results:
             if result.outcome is not Outcome.DONE or result.decision.kind in _SMALL:
                 continue
             part = result.decision.frees_inodes if inodes else result.freed_bytes or result.decision.frees_bytes
+            if self.path and result.decision.kind is ItemKind.IMAGE:
+                part = None if inodes else result.decision.bytes_on(self.path)
             if part is None:
                 return None
             total += part
@@ -111,7 +115,7 @@ class Reclaimer:
         report = await self._run(preview, stop)
         removed = any(each.outcome is Outcome.DONE for each in report.results)
         confirmed = step.action is not ReclaimAction.DEAD_CONTAINERS or (removed and await self._collected())
-        return Reclaimed(step, report, confirmed)
+        return Reclaimed(step, report, confirmed, _watched_path(preview.snapshot))
 
     async def _collected(self) -> bool:
         """Run the runtime's garbage collection; return whether it succeeded.
@@ -140,7 +144,8 @@ class Reclaimer:
             policy = self._policy.images
             if step.action is ReclaimAction.UNUSED_IMAGES and snapshot.image_sources is not None:
                 policy = without_irreplaceable(policy)
-            return Preview(Scope.IMAGES, snapshot, (plan_image_gc(snapshot, policy, remove_all_unused=True),))
+            plan = plan_image_gc(snapshot, policy, remove_all_unused=True, only_on=_watched_path(snapshot))
+            return Preview(Scope.IMAGES, snapshot, (plan,))
         snapshot = await self._observe(Scope.CONTAINERS)
         evicted = _still_evicted(self._evicted(), snapshot.sandboxes)
         plans = plan_containers(snapshot, self._policy, evict_non_deleted_pods=True, evicted=evicted)
@@ -150,6 +155,14 @@ class Reclaimer:
         ids = {each.id for each in snapshot.sandboxes if each.uid in evicted}
         own = replace(plans.sandboxes, decisions=tuple(each for each in plans.sandboxes.decisions if each.id in ids))
         return Preview(Scope.CONTAINERS, snapshot, (own, plans.logs) if ids else (plans.logs,))
+
+
+def _watched_path(snapshot: NodeSnapshot) -> str:
+    """Return the path of the image filesystem of the eviction signals, of several; empty on a node with one.
+
+    Source: kubelet, which uses the first of ``ImageFsInfo``.
+    """
+    return snapshot.image_filesystems[0].path if snapshot.image_filesystems else ""
 
 
 def without_irreplaceable(policy: ImageGCPolicy) -> ImageGCPolicy:

@@ -8,11 +8,11 @@ every plan, would prevent the removal of all others.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from nodeagent.act.gc.executor import DryRunRemover, Interrupted, carry_out
+from nodeagent.act.gc.measurement import Measurement, is_relieved, readings_of
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, Result
 from nodeagent.act.gc.pass_record import NoRecorder
 from nodeagent.act.gc.preview import Preview, plans_for, plans_for_saved
@@ -23,14 +23,13 @@ from nodeagent.plan.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.saved_plan import find_drift
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import timedelta
 
     from nodeagent.act.gc.executor import BatchRemover, Remover
-    from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.act.gc.outcomes import MeasuredFilesystem, PassReport
     from nodeagent.act.gc.pass_record import PassRecorder
     from nodeagent.act.gc.undo_terms import UndoTerms
     from nodeagent.clock import Clock
@@ -43,11 +42,7 @@ MAX_ROUNDS = 5
 EVICTION_TRIGGER = "eviction"
 """Trigger of passes below an eviction threshold, which wait less for container creations in progress."""
 
-_ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
 _FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.IRREPLACEABLE_LAST})
-SETTLE_WITHIN_S = 10.0
-SETTLE_STEP_S = 0.1
-MEASUREMENT_SLACK_BYTES = 1 << 20
 _NO_RECORDER = NoRecorder()
 
 
@@ -261,19 +256,19 @@ class Collector:
         Upper-bound sizes can also be far too small, since the runtime reports compressed content; then the measurement
         after each removal decides. With exact accounting all planned removals are carried out.
         """
-        observed = current.snapshot.image_filesystem
-        if self._dry_run or observed is None:
+        observed = readings_of(current.snapshot)
+        if self._dry_run or not observed:
             return None
         exact = any(plan.accounting is Accounting.LAYERS for plan in current.plans)
         low = self._policy.images.low_threshold_percent - (1 if exact else 0)
+        targets = [target.path for plan in current.plans for target in plan.targets]
 
         def enough(decision: Decision) -> bool:
             if decision.kind is not ItemKind.IMAGE or decision.reason.code not in _FOR_SPACE:
                 return False
-            try:
-                return self._read_filesystem(observed.path).used_percent <= low
-            except NodeAgentError:
-                return False
+            paths = targets or [each.path for each in observed]
+            own = [path for path in paths if decision.bytes_on(path)]
+            return is_relieved(own or paths, self._read_filesystem, low)
 
         return enough
 
@@ -281,15 +276,13 @@ class Collector:
         self, progress: PassProgress, current: Preview, results: Sequence[Result], max_rounds: int, stop: asyncio.Event
     ) -> Preview | None:
         """Return the preview of a further round, ``None`` if none is needed. Only images are planned again."""
-        if self._dry_run or current.scope is Scope.CONTAINERS or current.snapshot.image_filesystem is None:
+        if self._dry_run or current.scope is Scope.CONTAINERS or not readings_of(current.snapshot):
             return None
         if progress.rounds >= max_rounds or not any(result.decision.kind is ItemKind.IMAGE for result in results):
             return None
         low = self._policy.images.low_threshold_percent
         try:
-            after = await self._measure_after_collection(progress, current.snapshot.image_filesystem.path, stop)
-            missing_bytes = _missing_bytes(after, low) if any(plan.wanted_bytes for plan in current.plans) else 0
-            if missing_bytes <= progress.undo_bytes:
+            if not await Measurement(progress, self._read_filesystem, stop).missing_bytes(low):
                 return None
             snapshot = await self._observer.observe(Scope.IMAGES)
         except NodeAgentError as error:
@@ -303,76 +296,28 @@ class Collector:
         return Preview(Scope.IMAGES, snapshot, (plan,))
 
     async def _report(self, progress: PassProgress, started_s: float, stop: asyncio.Event) -> PassReport:
-        before = progress.preview.snapshot.image_filesystem
-        after = None
-        if before is not None and not self._dry_run:
+        measurement = Measurement(progress, self._read_filesystem, stop)
+        measured: tuple[MeasuredFilesystem, ...] = ()
+        if not self._dry_run:
             try:
-                after = await self._measure_after_collection(progress, before.path, stop)
+                measured = await measurement.read()
             except NodeAgentError as error:
                 progress.warnings.append(f"cannot measure the image filesystem after the pass: {error}")
-        end = progress.end or self._end(progress, after)
+        end = progress.end or self._end(progress, measurement, measured)
         duration_s = self._clock.monotonic_s() - started_s
-        return progress.report(end, duration_s=duration_s, dry_run=self._dry_run, after=after)
+        return progress.report(end, duration_s=duration_s, dry_run=self._dry_run, measured=measured)
 
-    async def _measure_after_collection(self, progress: PassProgress, path: str, stop: asyncio.Event) -> FsObservation:
-        """Measure a filesystem once it shows the freed bytes, or after a bounded wait.
-
-        containerd sometimes collects in the background, and XFS frees inodes and blocks with a delay; a pass that
-        measured at once would remove more than needed. Without exact accounting the freed bytes are unknown, so
-        there is no wait.
-        """
-        before = progress.preview.snapshot.image_filesystem
-        exact = any(plan.accounting is Accounting.LAYERS for plan in progress.plans)
-        predicted_bytes = progress.collected_bytes + sum(
-            result.decision.frees_bytes or 0
-            for result in progress.results
-            if result.outcome is Outcome.DONE and result.decision.kind in _ON_IMAGEFS and result.undo_until is None
-        )
-        certain_bytes = max(0, predicted_bytes * 98 // 100 - MEASUREMENT_SLACK_BYTES)
-        target_bytes = (before.available_bytes if before is not None else 0) + certain_bytes
-        waited_s = 0.0
-        while True:
-            measured = self._read_filesystem(path)
-            settled = not exact or not certain_bytes or measured.available_bytes >= target_bytes
-            if settled or waited_s >= SETTLE_WITHIN_S or stop.is_set():
-                return measured
-            waited_s += SETTLE_STEP_S
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), SETTLE_STEP_S)
-
-    def _end(self, progress: PassProgress, after: FsObservation | None) -> tuple[PassEnd, str]:
+    def _end(
+        self, progress: PassProgress, measurement: Measurement, measured: Sequence[MeasuredFilesystem]
+    ) -> tuple[PassEnd, str]:
         if self._dry_run:
             return progress.preview.predicted_end
         blocked = [plan.blocked for plan in progress.plans if plan.blocked]
         if blocked:
             return PassEnd.REFUSED, "; ".join(blocked)
-        by_threshold = any(plan.wanted_bytes for plan in progress.plans if plan.kind == "images")
-        low = self._policy.images.low_threshold_percent
-        if by_threshold and after is not None and _missing_bytes(after, low) > progress.undo_bytes:
-            return PassEnd.SHORTFALL, _shortfall_detail(progress, after, low)
+        shortfall = measurement.shortfall_detail(measured, self._policy.images.low_threshold_percent)
+        if shortfall:
+            return PassEnd.SHORTFALL, shortfall
         if not progress.results and not progress.collected_bytes:
             return PassEnd.NOTHING_TO_DO, ""
         return PassEnd.COMPLETE, ""
-
-
-def _missing_bytes(observed: FsObservation, low: int) -> int:
-    """Return the bytes still to be freed for a low threshold in percent.
-
-    The arithmetic is the planner's. Usage in percent is rounded as in the kubelet: a target met to the byte can still
-    read one percent above the threshold, and such a pass would end as a shortfall.
-    """
-    return max(0, observed.capacity_bytes * (100 - low) // 100 - observed.available_bytes)
-
-
-def _shortfall_detail(progress: PassProgress, after: FsObservation, low: int) -> str:
-    """Return the shortfall and the number of kept images by reason code, as a sentence."""
-    missing = _missing_bytes(after, low)
-    last = progress.last_plan or next((plan for plan in reversed(progress.plans) if plan.kind == "images"), None)
-    removed = progress.removed_ids()
-    counts: dict[str, int] = {}
-    for decision in last.decisions if last else ():
-        if decision.id not in removed:
-            counts[decision.reason.code.value] = counts.get(decision.reason.code.value, 0) + 1
-    kept = ", ".join(f"{count} {code}" for code, count in sorted(counts.items(), key=lambda item: -item[1]))
-    usage = f"imagefs is {after.used_percent}% full, {format_bytes(missing)} above the low threshold {low}%"
-    return f"{usage}; images kept: {kept}" if kept else f"{usage}; no images remain"

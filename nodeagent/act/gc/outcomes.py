@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,6 +56,20 @@ class Result:
     undo_until: datetime | None = None
 
 
+class MeasuredFilesystem(NamedTuple):
+    """Readings of an image filesystem before and after a pass."""
+
+    before: FsObservation
+    after: FsObservation
+
+    @property
+    def freed_bytes(self) -> int | None:
+        """Increase of its available bytes; ``None`` if another filesystem was mounted during the pass."""
+        if self.before.device_id != self.after.device_id:
+            return None
+        return self.after.available_bytes - self.before.available_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class PassReport:
     """Plans, results and effect of one pass.
@@ -67,6 +81,7 @@ class PassReport:
         collected_bytes: size of the unreferenced content collected by the runtime on request.
         settled_s: part of ``duration_s`` spent waiting for container creations in progress.
         end_detail: the cause of an incomplete pass, as a sentence; empty if complete.
+        filesystems: each image filesystem of a node with several, if measured; ``before`` and ``after`` are the first.
     """
 
     id: str
@@ -84,6 +99,7 @@ class PassReport:
     warnings: tuple[str, ...] = field(default=())
     collected_bytes: int = 0
     settled_s: float = 0.0
+    filesystems: tuple[MeasuredFilesystem, ...] = ()
 
     @property
     def removed(self) -> tuple[Result, ...]:
@@ -113,13 +129,16 @@ class PassReport:
 
     @property
     def freed_bytes(self) -> int | None:
-        """Increase of the available bytes of the image filesystem; ``None`` if not measured.
+        """Increase of the available bytes of the image filesystem, of several in all; ``None`` if not measured.
 
         It includes the writes and deletions of other processes during the pass, so it can be negative.
         """
-        if self.before is None or self.after is None or self.before.device_id != self.after.device_id:
+        if self.filesystems:
+            known = [each.freed_bytes for each in self.filesystems if each.freed_bytes is not None]
+            return sum(known) if known else None
+        if self.before is None or self.after is None:
             return None
-        return self.after.available_bytes - self.before.available_bytes
+        return MeasuredFilesystem(self.before, self.after).freed_bytes
 
 
 def bytes_in_undo_windows(results: Iterable[Result]) -> int:

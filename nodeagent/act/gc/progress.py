@@ -11,11 +11,11 @@ from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.pass_limits import Spent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
-    from nodeagent.act.gc.outcomes import PassEnd, Result
+    from nodeagent.act.gc.outcomes import MeasuredFilesystem, PassEnd, Result
     from nodeagent.act.gc.preview import Preview
-    from nodeagent.model import FsObservation
     from nodeagent.plan.decision import Plan
 
 
@@ -81,9 +81,16 @@ class PassProgress:  # 12 attributes: every part of the final report
         return Spent(images=len(done), size_bytes=sum(decision.frees_bytes or 0 for decision in done))
 
     def report(
-        self, end: tuple[PassEnd, str], *, duration_s: float, dry_run: bool, after: FsObservation | None
+        self,
+        end: tuple[PassEnd, str],
+        *,
+        duration_s: float,
+        dry_run: bool,
+        measured: Sequence[MeasuredFilesystem],
     ) -> PassReport:
-        """Return the report of the pass; ``after`` is the image filesystem after the last removal, if measured."""
+        """Return the report of the pass; ``measured`` are the image filesystems after the last removal, if measured."""
+        before = self.preview.snapshot.image_filesystem
+        after = next((each.after for each in measured if before is not None and each.before.path == before.path), None)
         return PassReport(
             id=self.id,
             scope=self.preview.scope.value,
@@ -95,9 +102,10 @@ class PassProgress:  # 12 attributes: every part of the final report
             results=tuple(self.results),
             end=end[0],
             end_detail=end[1],
-            before=self.preview.snapshot.image_filesystem,
+            before=before,
             after=after,
             warnings=tuple(self.warnings),
             collected_bytes=self.collected_bytes,
             settled_s=self.settled_s,
+            filesystems=tuple(measured) if self.preview.snapshot.image_filesystems else (),
         )

@@ -121,7 +121,8 @@ class ImageRemover:
         self._read_holds = read_holds
         self._reader = reader
         self._actions = actions
-        self._template = replace(template, sandboxes_unread=frozenset())  # the plan considered these already
+        # the plan considered these already; the check is for use, not for space
+        self._template = replace(template, sandboxes_unread=frozenset(), image_filesystems=())
         self._clock = clock
         protection = replace(policy.protection, keep_last_n_tags_per_repository=0)
         self._policy = replace(

@@ -168,6 +168,12 @@ class Exposition(Collector):
             gauges.set("nodeagent_memory_persistent", not agent.history_writer.problem, "history")
             gauges.set("nodeagent_history_records_dropped_total", agent.history.dropped)
             _set_pod_list_gauges(gauges, agent.bound_pods.state)
+            for each in agent.observer.image_filesystems or ():
+                if each.observed is not None:
+                    labels = (",".join(sorted(each.stores - {""})), each.path)
+                    available_bytes = each.observed.available_bytes
+                    gauges.set("nodeagent_image_filesystem_available_bytes", available_bytes, *labels)
+                    gauges.set("nodeagent_image_filesystem_capacity_bytes", each.observed.capacity_bytes, *labels)
 
     def _set_task_gauges(self, gauges: Counters) -> None:
         loop_statuses = self._context.loop_statuses

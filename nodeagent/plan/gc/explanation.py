@@ -26,7 +26,7 @@ from nodeagent.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from nodeagent.model import Container, Image, NodeSnapshot, Sandbox, StorageGraph
+    from nodeagent.model import Container, Image, ImageFilesystem, NodeSnapshot, Sandbox, StorageGraph
     from nodeagent.plan.decision import Decision, Plan, Reason
     from nodeagent.plan.gc.image_users import ImageUsers
     from nodeagent.plan.gc.planner import GCPolicy
@@ -257,9 +257,13 @@ class _Explainer:
             decision = self._decided.get((ItemKind.IMAGE, image_id))
             if decision is not None and (decision.reason.code in _BY_USE_LATER or _is_removed(decision)):
                 earlier.append(decision)
-        frees = sum(each.frees_bytes or 0 for each in earlier)
-        observed, policy = self._snapshot.image_filesystem, self._policy.images
-        words = f"once imagefs is {policy.high_threshold_percent}% full"
+        filesystem = self._filesystem_of(image)
+        path, observed = filesystem.path if filesystem else "", self._snapshot.image_filesystem
+        if filesystem is not None:
+            earlier, observed = [each for each in earlier if each.bytes_on(path)], filesystem.observed
+        frees = sum((each.bytes_on(path) if path else each.frees_bytes) or 0 for each in earlier)
+        policy = self._policy.images
+        words = f"once imagefs{f' {path}' if path else ''} is {policy.high_threshold_percent}% full"
         if observed is not None:
             high_bytes = observed.capacity_bytes * policy.high_threshold_percent // 100
             missing = high_bytes - (observed.capacity_bytes - observed.available_bytes)
@@ -268,6 +272,14 @@ class _Explainer:
         if not earlier:
             return f"{words}; it would be removed first"
         return f"{words}, and removing the {len(earlier)} unused less recently ({format_bytes(frees)}) is not enough"
+
+    def _filesystem_of(self, image: Image) -> ImageFilesystem | None:
+        """Return the fullest of several image filesystems on which an image frees space; ``None`` for one."""
+        decision = self._decided.get((ItemKind.IMAGE, image.id))
+        found = [
+            each for each in self._snapshot.image_filesystems if decision is not None and decision.bytes_on(each.path)
+        ]
+        return max(found, key=lambda each: each.observed.used_percent if each.observed else 0, default=None)
 
     def _image_eligible_at(self, image: Image, decision: Decision, also: Sequence[Reason]) -> datetime | None:
         if _is_removed(decision):

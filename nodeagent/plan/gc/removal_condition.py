@@ -31,6 +31,7 @@ _ONCE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.USE_UNKNOWN: "image use is known",
     ReasonCode.ORIGIN_UNKNOWN: "its origin is known",
     ReasonCode.FILESYSTEM_UNREADABLE: "the image filesystem can be read",
+    ReasonCode.FILESYSTEM_UNKNOWN: "it is known on which image filesystem it frees space",
 }
 _AT: Final[Mapping[ReasonCode, str]] = {ReasonCode.HELD: "until_at", ReasonCode.TOO_YOUNG: "eligible_at"}
 _OF_IMAGE: Final[Mapping[ReasonCode, str]] = {
@@ -39,6 +40,7 @@ _OF_IMAGE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass; this one is at its limit",
     ReasonCode.COLLECTION_PENDING: "if imagefs is still above its threshold after the runtime's garbage collection",
     ReasonCode.UNDO_WINDOW_OPEN: "if imagefs is still above its threshold after the undo window of removed images",
+    ReasonCode.FREES_NO_SPACE: "once its removal frees space on an image filesystem",
     ReasonCode.GAIN_TOO_SMALL: "once its gain is larger (images with common layers removed), or minimum_gain is lower",
     ReasonCode.CLOCK_UNTRUSTED: "once the wall clock has not jumped for the grace period",
     ReasonCode.RUNTIME_INCONSISTENT: "once the lists of the runtime agree",

@@ -6,13 +6,14 @@ from string import Formatter
 
 import pytest
 
-from nodeagent.plan.decision import _SENTENCES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.reason_codes import SENTENCES
 from tests.unit.builders import MIB, NOW
 
 
 @pytest.mark.parametrize("code", list(ReasonCode))
 def test_every_code_has_a_sentence(code: ReasonCode) -> None:
-    fields = {name for _, name, _, _ in Formatter().parse(_SENTENCES[code]) if name}
+    fields = {name for _, name, _, _ in Formatter().parse(SENTENCES[code]) if name}
     sentence = Reason(code, dict.fromkeys(fields, "x")).sentence
     assert sentence
     assert not sentence.endswith(".")

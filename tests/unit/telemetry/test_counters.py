@@ -25,6 +25,8 @@ FROM_STATE = {
     "nodeagent_threshold_distance",
     "nodeagent_signal_available",
     "nodeagent_signal_capacity",
+    "nodeagent_image_filesystem_available_bytes",
+    "nodeagent_image_filesystem_capacity_bytes",
     "nodeagent_pressure_stall_percent",
     "nodeagent_node_condition",
     "nodeagent_inhibitor_lock_held",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc import collector as collect
+from nodeagent.act.gc import measurement
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.errors import StoreError
 from nodeagent.model import Hold
@@ -206,7 +206,7 @@ async def test_bulk_removal_keeps_an_image_in_use_since_the_plan(rig: Opener) ->
 async def test_failed_name_deletion_restores_the_image_and_removes_the_others(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         victim = preview.removals[0]
@@ -283,7 +283,7 @@ async def test_unreadable_image_use_fails_the_images_and_deletes_no_name(rig: Op
 
 
 async def test_bulk_removal_keeps_an_image_named_again(rig: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         victim = preview.removals[0]

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent._proto.runtime.v1 import api_pb2
-from nodeagent.act.gc import collector as collect
-from nodeagent.act.gc import image_transaction
+from nodeagent.act.gc import image_transaction, measurement
 from nodeagent.act.gc.outcomes import Outcome, PassReport
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.errors import NodeAgentError
@@ -174,7 +173,7 @@ async def test_names_are_deleted_during_the_collection_of_the_transaction_before
 async def test_runtime_lost_after_some_transactions_of_a_batch_reports_the_images_of_each(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
     monkeypatch.setattr(image_transaction, "PART", 1)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
@@ -253,7 +252,7 @@ async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_leas
     restarted: bool,
     part: int,
 ) -> None:
-    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
     monkeypatch.setattr(image_transaction, "PART", part)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)

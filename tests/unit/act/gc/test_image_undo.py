@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.gc import collector as collect
+from nodeagent.act.gc import measurement
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.act.gc.undo import ImageUndo, NotUndoableError, UndoOutcome
 from nodeagent.act.gc.undo_terms import undo_terms
@@ -323,7 +323,7 @@ class Sequence:
 async def test_any_sequence_with_crashes_leaves_every_image_whole_or_removed_and_no_lease_beyond_its_window(
     rig: Opener, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, tuple[str, int, bool] | None]]
 ) -> None:
-    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
     async with rig(bulk=True) as made:
         sequence = Sequence(made, [each.id for each in (await made.collector.preview(Scope.IMAGES)).removals])
         for step, crashed in [*steps, ("recover", None)]:

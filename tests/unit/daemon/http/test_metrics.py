@@ -35,6 +35,7 @@ from nodeagent.sim.server import SimServer
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import METRICS, Kind
 from tests.support.manual_clock import ManualClock
+from tests.unit.builders import MIB, image_filesystem
 from tests.unit.telemetry.test_counters import CALLS, CASES
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ SIZE = {"pods": 7, "read_timestamp_seconds": T0.timestamp()}
 
 
 class _Agent:
-    """The parts of an agent that report whether its databases are persistent."""
+    """The parts of an agent with metrics: its databases and the image filesystems."""
 
     class store:  # noqa: N801 - in place of the attribute
         class health:  # noqa: N801
@@ -136,6 +137,9 @@ class _Agent:
 
     class bound_pods:  # noqa: N801
         state: PodListReading | None = LISTED
+
+    class observer:  # noqa: N801
+        image_filesystems = (image_filesystem("/a", 40, "overlayfs", ""), image_filesystem("/b", 95, "native"))
 
 
 ALL_SIGNALS = signals_of((Signal.MEMORY_AVAILABLE, 2 * GIB, 8 * GIB), (Signal.MEMORY_PSI_FULL, 30.0, 100.0))
@@ -155,6 +159,15 @@ async def test_every_declared_metric_is_exposed(accepts: str) -> None:
         assert all({*sample.labels} - {"le"} == {*metric.labels} for sample in family.samples), name
         if metric.kind is not Kind.HISTOGRAM:
             assert {sample.name for sample in family.samples} == {name}
+
+
+async def test_each_of_several_image_filesystems_has_its_own_sample() -> None:
+    found = await values(full())
+    name = "nodeagent_image_filesystem_available_bytes"
+    assert {key: value for key, value in found.items() if key.startswith(name)} == {
+        f"{name} overlayfs /a": 600 * MIB,
+        f"{name} native /b": 50 * MIB,
+    }
 
 
 async def test_both_formats_have_the_same_samples() -> None:

@@ -1,0 +1,156 @@
+"""Measurement of the image filesystems during a pass."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.act.gc.outcomes import MeasuredFilesystem, Outcome
+from nodeagent.errors import NodeAgentError
+from nodeagent.plan.decision import Accounting, ItemKind
+from nodeagent.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nodeagent.act.gc.progress import PassProgress
+    from nodeagent.model import FsObservation, NodeSnapshot
+
+SETTLE_WITHIN_S: Final = 10.0
+SETTLE_STEP_S: Final = 0.1
+MEASUREMENT_SLACK_BYTES: Final = 1 << 20
+
+_ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
+
+
+class Measurement:
+    """Measures the image filesystems of one pass: one, or each of several."""
+
+    def __init__(
+        self, progress: PassProgress, read_filesystem: Callable[[str], FsObservation], stop: asyncio.Event
+    ) -> None:
+        """Begin a measurement; ``stop`` ends waits."""
+        self._progress = progress
+        self._read_filesystem = read_filesystem
+        self._stop = stop
+        self._before = readings_of(progress.preview.snapshot)
+
+    async def read(self) -> tuple[MeasuredFilesystem, ...]:
+        """Measure every image filesystem of the pass.
+
+        Raises:
+            NodeAgentError: one cannot be read.
+        """
+        return tuple([MeasuredFilesystem(each, await self._settled(each)) for each in self._before])
+
+    async def missing_bytes(self, low: int) -> int:
+        """Measure the filesystems with a target and return the bytes still to be freed for a low threshold.
+
+        Bytes that the end of undo windows frees are not missing.
+
+        Raises:
+            NodeAgentError: one cannot be read.
+        """
+        return self.missing_after(await self.read(), low)
+
+    def missing_after(self, measured: Sequence[MeasuredFilesystem], low: int) -> int:
+        """Return the bytes still to be freed according to a measurement, for the targets of the pass."""
+        return sum(missing for _, missing in self._shortfalls(measured, low))
+
+    def shortfall_detail(self, measured: Sequence[MeasuredFilesystem], low: int) -> str:
+        """Return the shortfall and the number of kept images by reason code, as a sentence; empty for none."""
+        found = max(self._shortfalls(measured, low), key=lambda each: each[1], default=None)
+        return "" if found is None else self._detail(found[0], low)
+
+    def _shortfalls(self, measured: Sequence[MeasuredFilesystem], low: int) -> list[tuple[MeasuredFilesystem, int]]:
+        """Return the measured filesystems with a target that miss it, with the missing bytes."""
+        progress, found = self._progress, []
+        targets = {target.path for plan in progress.plans for target in plan.targets}
+        if not any(plan.wanted_bytes for plan in progress.plans if plan.kind == "images"):
+            return []
+        for each in measured:
+            if self._several and each.before.path not in targets:
+                continue
+            missing = max(0, missing_bytes(each.after, low) - self._undo_bytes(each.before.path))
+            if missing:
+                found.append((each, missing))
+        return found
+
+    @property
+    def _several(self) -> bool:
+        return bool(self._progress.preview.snapshot.image_filesystems)
+
+    def _undo_bytes(self, path: str) -> int:
+        if not self._several:
+            return self._progress.undo_bytes
+        return sum(each.decision.bytes_on(path) for each in self._progress.results if each.undo_until is not None)
+
+    def _predicted_bytes(self, path: str) -> int:
+        """Return the predicted bytes of the removals so far on a filesystem."""
+        done = [
+            result.decision
+            for result in self._progress.results
+            if result.outcome is Outcome.DONE and result.decision.kind in _ON_IMAGEFS and result.undo_until is None
+        ]
+        if self._several:
+            return sum(decision.bytes_on(path) for decision in done)
+        return self._progress.collected_bytes + sum(decision.frees_bytes or 0 for decision in done)
+
+    async def _settled(self, before: FsObservation) -> FsObservation:
+        """Measure a filesystem once it shows the freed bytes, or after a bounded wait.
+
+        containerd sometimes collects in the background, and XFS frees inodes and blocks with a delay; a pass that
+        measured at once would remove more than needed. Without exact accounting the freed bytes are unknown, so
+        there is no wait.
+        """
+        exact = any(plan.accounting is Accounting.LAYERS for plan in self._progress.plans)
+        certain_bytes = max(0, self._predicted_bytes(before.path) * 98 // 100 - MEASUREMENT_SLACK_BYTES)
+        target_bytes = before.available_bytes + certain_bytes
+        waited_s = 0.0
+        while True:
+            measured = self._read_filesystem(before.path)
+            settled = not exact or not certain_bytes or measured.available_bytes >= target_bytes
+            if settled or waited_s >= SETTLE_WITHIN_S or self._stop.is_set():
+                return measured
+            waited_s += SETTLE_STEP_S
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), SETTLE_STEP_S)
+
+    def _detail(self, measured: MeasuredFilesystem, low: int) -> str:
+        progress, after = self._progress, measured.after
+        last = progress.last_plan or next((plan for plan in reversed(progress.plans) if plan.kind == "images"), None)
+        removed = progress.removed_ids()
+        counts: dict[str, int] = {}
+        for decision in last.decisions if last else ():
+            if decision.id not in removed:
+                counts[decision.reason.code.value] = counts.get(decision.reason.code.value, 0) + 1
+        kept = ", ".join(f"{count} {code}" for code, count in sorted(counts.items(), key=lambda item: -item[1]))
+        name = f"imagefs {measured.before.path}" if self._several else "imagefs"
+        missing = format_bytes(missing_bytes(after, low))
+        usage = f"{name} is {after.used_percent}% full, {missing} above the low threshold {low}%"
+        return f"{usage}; images kept: {kept}" if kept else f"{usage}; no images remain"
+
+
+def readings_of(snapshot: NodeSnapshot) -> tuple[FsObservation, ...]:
+    """Return the reading of each image filesystem that could be read."""
+    if snapshot.image_filesystems:
+        return tuple(each.observed for each in snapshot.image_filesystems if each.observed is not None)
+    return () if snapshot.image_filesystem is None else (snapshot.image_filesystem,)
+
+
+def is_relieved(paths: Sequence[str], read_filesystem: Callable[[str], FsObservation], low: int) -> bool:
+    """Return whether the usage of each of these filesystems is at most ``low`` percent; false if one is unreadable."""
+    try:
+        return all(read_filesystem(path).used_percent <= low for path in paths)
+    except NodeAgentError:
+        return False
+
+
+def missing_bytes(observed: FsObservation, low: int) -> int:
+    """Return the bytes still to be freed for a low threshold in percent.
+
+    The arithmetic is the planner's. Usage in percent is rounded as in the kubelet: a target met to the byte can still
+    read one percent above the threshold, and such a pass would end as a shortfall.
+    """
+    return max(0, observed.capacity_bytes * (100 - low) // 100 - observed.available_bytes)

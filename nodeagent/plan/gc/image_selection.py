@@ -1,0 +1,194 @@
+"""Selection of images for removal, in a given order, until enough is freed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
+from nodeagent.plan.gc.accounting import ledger_for
+from nodeagent.plan.gc.image_origin import removal_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodeagent.model import Image, NodeSnapshot
+    from nodeagent.plan.gc.accounting import Gain
+    from nodeagent.plan.gc.image_order import ImageCandidate
+    from nodeagent.plan.gc.image_targets import Target
+    from nodeagent.plan.gc.pass_limits import PassLimits
+
+# Enum members used for every image are module constants: a lookup in the class takes ten times as long.
+_IMAGE, _FAILED = ItemKind.IMAGE, ReasonCode.FAILED_EARLIER
+_REMOVE, _KEEP, _REMOVAL_FAILED = Verdict.REMOVE, Verdict.KEEP, Verdict.FAILED
+
+_ENOUGH = Reason(ReasonCode.ENOUGH_FREED)
+
+
+class Selection:
+    """The removals of one plan so far, and the reasons of kept images.
+
+    Attributes:
+        kept: image id to the reason to keep it.
+        removals: in order of execution.
+        ledger: the gains after these removals.
+    """
+
+    def __init__(
+        self, snapshot: NodeSnapshot, limits: PassLimits, minimum_gain_bytes: int, last: Mapping[str, str]
+    ) -> None:
+        """Begin without removals.
+
+        Args:
+            snapshot: the node.
+            limits: limits of the pass.
+            minimum_gain_bytes: smaller gains are skipped by a target.
+            last: ids of the images that are removed after all others, with the cause.
+        """
+        self._snapshot = snapshot
+        self._limits = limits
+        self._minimum_bytes = minimum_gain_bytes
+        self._last = last
+        self.ledger = ledger_for(snapshot)
+        self.removals: list[Decision] = []
+        self.kept: dict[str, Reason] = {}
+        self._freed_bytes = 0
+        self._freed_on = [0] * len(snapshot.image_filesystems)
+        self._images: dict[str, Image] = {}
+
+    def freed_bytes(self, number: int | None) -> int:
+        """Return the bytes freed by the removals: on one of several filesystems, or in all."""
+        return self._freed_bytes if number is None else self._freed_on[number]
+
+    def remove(self, image: Image, reason: Reason) -> bool:
+        """Remove an image at any gain; return whether the limits of the pass allow that."""
+        gain = self.ledger.gain(image)
+        exceeded = self._limits.exceeded_by(gain[0])
+        if exceeded is not None:
+            self.kept[image.id] = exceeded
+            return False
+        self._remove(image, gain, reason)
+        return True
+
+    def remove_in_groups(self, candidates: Sequence[ImageCandidate], target: Target) -> None:
+        """Remove candidates until enough is freed: first the images that can be pulled again, then the others.
+
+        The others are not removed for bytes that images of the first group free in a later pass, once they have the
+        minimum age or their removal succeeds.
+        """
+        before = len(self.removals)
+        last = [each for each in candidates if each.id in self._last]
+        rest = self._remove_until_enough([each for each in candidates if each.id not in self._last], target)
+        if last:
+            if target.enough_bytes is not None:
+                later = {ReasonCode.TOO_YOUNG, _FAILED}
+                waiting = [
+                    image
+                    for image in self._snapshot.images
+                    if image.id in self.kept and self.kept[image.id].code in later and image.id not in self._last
+                ]
+                later_bytes = sum(self._gain_for(image, target) or 0 for image in waiting)
+                target = replace(target, enough_bytes=target.enough_bytes - later_bytes)
+            self._remove_until_enough([*rest, *last], target)
+        if target.number is not None:
+            self._withdraw_without_effect(target.number, before)
+
+    def kept_decisions(self, images: Sequence[ImageCandidate]) -> list[Decision]:
+        """Return the decision for each kept image, with its gain after the removals."""
+        kept, ledger, several = self.kept, self.ledger, bool(self._freed_on)
+        decisions = []
+        for _, _, _, image_id, _, image, _ in images:
+            reason = kept.get(image_id)
+            if reason is None:
+                continue
+            verdict = _REMOVAL_FAILED if reason.code is _FAILED else _KEEP
+            frees_on = ledger.gains(image) if several else ()
+            decisions.append(Decision(_IMAGE, image_id, image.name, verdict, reason, *ledger.gain(image), frees_on))
+        return decisions
+
+    def _gain_for(self, image: Image, target: Target) -> int | None:
+        """Return the bytes that the removal of an image frees for a target."""
+        if target.number is None:
+            return self.ledger.gain(image)[0]
+        return self.ledger.gain_on(image, target.number)
+
+    def _remove_until_enough(self, candidates: Sequence[ImageCandidate], target: Target) -> list[ImageCandidate]:
+        """Remove candidates in order until enough is freed; return the candidates with too small a gain.
+
+        Candidates with too small a gain are evaluated again after other removals, since the gain of an image grows when
+        images with common layers are removed.
+        """
+        if target.kept is not None:
+            self.kept.update((each.id, target.kept) for each in candidates)
+            return []
+        skipped, progress = list(candidates), True
+        while skipped and progress:
+            before = len(self.removals)
+            skipped = self._remove_once(skipped, target)
+            progress = len(self.removals) > before
+        return skipped
+
+    def _remove_once(self, candidates: Sequence[ImageCandidate], target: Target) -> list[ImageCandidate]:
+        """Remove candidates in order until enough is freed; return the candidates with too small a gain."""
+        enough_bytes, minimum_bytes, number = target.enough_bytes, self._minimum_bytes, target.number
+        skipped = []
+        for index, candidate in enumerate(candidates):
+            image = candidate.image
+            if not minimum_bytes and enough_bytes is not None and self.freed_bytes(number) >= enough_bytes:
+                self.kept.update((each.id, _ENOUGH) for each in candidates[index:])
+                break
+            gain = self.ledger.gain(image)
+            useful_bytes = gain[0] if number is None else self.ledger.gain_on(image, number)
+            if useful_bytes is not None and useful_bytes < minimum_bytes:
+                details = {"gain_bytes": useful_bytes, "minimum_bytes": minimum_bytes}
+                self.kept[image.id] = Reason(ReasonCode.GAIN_TOO_SMALL, details)
+                skipped.append(candidate)
+                continue
+            if enough_bytes is not None and self.freed_bytes(number) >= enough_bytes:
+                self.kept[image.id] = _ENOUGH
+                continue
+            exceeded = self._limits.exceeded_by(gain[0])
+            if exceeded is not None:
+                self.kept[image.id] = exceeded
+                continue
+            self.kept.pop(image.id, None)
+            how = self._last.get(image.id)
+            reason = target.removed
+            if how is not None:
+                reason = removal_reason(how, all_unused=target.enough_bytes is None)
+            self._remove(image, gain, reason)
+        return skipped
+
+    def _remove(self, image: Image, gain: Gain, reason: Reason) -> None:
+        self._limits.count(gain[0])
+        self._images[image.id] = image
+        self._count(Decision(_IMAGE, image.id, image.name, _REMOVE, reason, *gain), image)
+
+    def _count(self, decision: Decision, image: Image) -> None:
+        """Add a removal to the plan; ``decision`` has its gain on all filesystems."""
+        if self._freed_on:
+            decision = decision._replace(frees_on=self.ledger.gains(image))
+            for number, each in enumerate(self._snapshot.image_filesystems):
+                self._freed_on[number] += decision.bytes_on(each.path)
+        self._freed_bytes += decision.frees_bytes or 0
+        self.ledger.take(image)
+        self.removals.append(decision)
+
+    def _withdraw_without_effect(self, number: int, first: int) -> None:
+        """Keep the images whose removal for one of several filesystems frees nothing there after all.
+
+        Such an image shares its layers there with another one, which was to be removed after it, but is not.
+        """
+        own = self.removals[first:]
+        useless = {each.id for each in own if not self.ledger.frees_any(self._images[each.id], number)}
+        if not useless:
+            return
+        removals, self.removals = self.removals, []
+        self.ledger, self._freed_bytes, self._freed_on = ledger_for(self._snapshot), 0, [0] * len(self._freed_on)
+        for each in removals:
+            if each.id in useless:
+                self.kept[each.id] = _ENOUGH
+                continue
+            image = self._images[each.id]
+            gain = self.ledger.gain(image)
+            self._count(each._replace(frees_bytes=gain[0], frees_inodes=gain[1]), image)

@@ -1,0 +1,133 @@
+"""Targets of image removal by threshold, for each image filesystem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nodeagent.plan.decision import Reason, ReasonCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.model import FsObservation, ImageFilesystem, NodeSnapshot, StorageGraph
+    from nodeagent.plan.decision import Detail
+
+_ENOUGH = Reason(ReasonCode.ENOUGH_FREED)
+_THRESHOLD_OFF = Reason(ReasonCode.THRESHOLD_DISABLED)
+_ALL_UNUSED = Reason(ReasonCode.ALL_UNUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Removals required on one filesystem in addition to removals by maximum age.
+
+    Attributes:
+        kept: reason that no removal is required; ``None`` if removals are required.
+        removed: the reason of the removals.
+        enough_bytes: bytes to be freed by the whole plan; ``None`` for as many as possible.
+        pending_bytes: bytes freed in addition by the runtime's own garbage collection.
+        ends_undo: whether undo windows end first; their bytes are in ``pending_bytes``.
+        number: the filesystem, one of several; ``None`` on a node with one.
+    """
+
+    kept: Reason | None
+    removed: Reason
+    enough_bytes: int | None = None
+    pending_bytes: int = 0
+    ends_undo: bool = False
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedFilesystem:
+    """An image filesystem with the bytes freed there without a removal.
+
+    Attributes:
+        observed: its reading; ``None`` if it could not be read, with the cause in ``error``.
+        pending_bytes: size of its unreferenced content, freed by the runtime's next garbage collection.
+        undo_bytes: size of its content that only undo windows keep.
+        number: its number, of several; ``None`` on a node with one.
+        details: details of its reasons: the path, of several filesystems.
+    """
+
+    observed: FsObservation | None
+    error: str
+    pending_bytes: int
+    undo_bytes: int
+    number: int | None
+    details: Mapping[str, Detail]
+
+    @property
+    def used_percent(self) -> int:
+        """Its usage; 0 if it could not be read."""
+        return 0 if self.observed is None else self.observed.used_percent
+
+    def everything(self) -> Target:
+        """Return the target without limit, as below an eviction threshold; it includes images in their undo window."""
+        return Target(None, _ALL_UNUSED, pending_bytes=self.undo_bytes, ends_undo=True, number=self.number)
+
+    def target(self, high: int, low: int, freed_bytes: int) -> Target:
+        """Return the removals required by the thresholds after removals that free ``freed_bytes`` there.
+
+        Source: kubelet ``GarbageCollect``: whole percent; usage at the high threshold starts a collection.
+        """
+        if high >= 100:
+            return Target(_THRESHOLD_OFF, _ALL_UNUSED, number=self.number)
+        observed = self.observed
+        if observed is None:
+            detail = self.error or "no reading"
+            kept = Reason(ReasonCode.FILESYSTEM_UNREADABLE, {"detail": detail, **self.details})
+            return Target(kept, _ALL_UNUSED, number=self.number)
+        capacity_bytes = observed.capacity_bytes
+        if self.number is not None and observed.used_percent < high:
+            freed_bytes = 0  # removals for other filesystems do not change this reason
+        available_bytes = min(capacity_bytes, observed.available_bytes + freed_bytes)
+        used_percent = 100 - available_bytes * 100 // capacity_bytes
+        details: dict[str, Detail] = {"used_percent": used_percent, "low_percent": low, **self.details}
+        reason = Reason(ReasonCode.LEAST_RECENTLY_USED, details)
+        if used_percent < high:
+            below: dict[str, Detail] = {"used_percent": used_percent, "high_percent": high, **self.details}
+            return Target(Reason(ReasonCode.BELOW_HIGH_THRESHOLD, below), reason, number=self.number)
+        wanted_bytes = capacity_bytes * (100 - low) // 100 - available_bytes
+        if wanted_bytes <= 0:
+            return Target(_ENOUGH, reason, number=self.number)
+        return self._after_pending(wanted_bytes, freed_bytes, reason)
+
+    def _after_pending(self, wanted_bytes: int, freed_bytes: int, reason: Reason) -> Target:
+        """Return the removals required in addition to content that is freed without one."""
+        pending_bytes, undo_bytes = self.pending_bytes, self.undo_bytes
+        if pending_bytes >= wanted_bytes:
+            kept = Reason(ReasonCode.COLLECTION_PENDING, {"pending_bytes": pending_bytes})
+            return Target(kept, reason, pending_bytes=pending_bytes, number=self.number)
+        if pending_bytes + undo_bytes >= wanted_bytes:  # the shortage ends with the undo windows
+            kept = Reason(ReasonCode.UNDO_WINDOW_OPEN, {"undo_bytes": undo_bytes})
+            return Target(kept, reason, pending_bytes=pending_bytes, number=self.number)
+        pending_bytes += undo_bytes
+        enough_bytes = wanted_bytes - pending_bytes + freed_bytes
+        return Target(None, reason, enough_bytes, pending_bytes, ends_undo=True, number=self.number)
+
+
+def collected_filesystems(snapshot: NodeSnapshot) -> tuple[CollectedFilesystem, ...]:
+    """Return the image filesystems: one without a number, or each of several, fullest first."""
+    storage = snapshot.storage
+    if not snapshot.image_filesystems:
+        pending_bytes = storage.pending_bytes if storage is not None else 0
+        undo_bytes = storage.undo_bytes if storage is not None else 0
+        observed, error = snapshot.image_filesystem, snapshot.image_filesystem_error
+        return (CollectedFilesystem(observed, error, pending_bytes, undo_bytes, None, {}),)
+    found = [_one_of_several(number, each, storage) for number, each in enumerate(snapshot.image_filesystems)]
+    return tuple(sorted(found, key=lambda each: (-each.used_percent, each.number)))
+
+
+def _one_of_several(number: int, each: ImageFilesystem, storage: StorageGraph | None) -> CollectedFilesystem:
+    pending: Mapping[str, int] = storage.pending_by_store if storage is not None else {}
+    undo: Mapping[str, int] = storage.undo_by_store if storage is not None else {}
+    return CollectedFilesystem(
+        each.observed,
+        each.error,
+        sum(pending.get(store, 0) for store in each.stores),
+        sum(undo.get(store, 0) for store in each.stores),
+        number,
+        {"filesystem": each.path},
+    )

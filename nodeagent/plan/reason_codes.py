@@ -1,0 +1,235 @@
+"""The closed list of reasons, each with its sentence."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ReasonCode(StrEnum):
+    """Reason of a decision. The values are part of the JSON output and of logs: new ones are added, none is changed."""
+
+    # images: removed
+    LEAST_RECENTLY_USED = "least-recently-used"
+    UNUSED_TOO_LONG = "unused-too-long"
+    ALL_UNUSED = "all-unused"
+    IRREPLACEABLE_LAST = "irreplaceable-last"
+    IRREPLACEABLE_UNUSED = "irreplaceable-unused"
+    # images: kept
+    IN_USE_BY_CONTAINER = "in-use-by-container"
+    IN_USE_BY_SANDBOX = "in-use-by-sandbox"
+    SANDBOX_IMAGE = "sandbox-image"
+    PINNED = "pinned"
+    NAMED_BY_POD = "named-by-pod"
+    PROTECTED = "protected"
+    NEWEST_TAGS = "newest-tags"
+    IRREPLACEABLE = "irreplaceable"
+    IRREPLACEABLE_LATER = "irreplaceable-later"
+    ORIGIN_UNKNOWN = "origin-unknown"
+    HELD = "held"
+    TOO_YOUNG = "too-young"
+    USED_THIS_PASS = "used-this-pass"
+    USE_UNKNOWN = "use-unknown"
+    GAIN_TOO_SMALL = "gain-too-small"
+    BELOW_HIGH_THRESHOLD = "below-high-threshold"
+    THRESHOLD_DISABLED = "threshold-disabled"
+    AGE_NOT_OBSERVED = "age-not-observed"
+    ENOUGH_FREED = "enough-freed"
+    COLLECTION_PENDING = "collection-pending"
+    UNDO_WINDOW_OPEN = "undo-window-open"
+    LIMIT_IMAGES_PER_PASS = "limit-images-per-pass"
+    LIMIT_BYTES_PER_PASS = "limit-bytes-per-pass"
+    FILESYSTEM_UNREADABLE = "filesystem-unreadable"
+    FILESYSTEM_UNKNOWN = "filesystem-unknown"
+    FREES_NO_SPACE = "frees-no-space"
+    # all items: kept, since ages are uncertain
+    CLOCK_UNTRUSTED = "clock-untrusted"
+    # images and others: an attempt failed earlier in this pass
+    FAILED_EARLIER = "failed-earlier"
+    # images and others: the lists of the runtime contradict each other
+    RUNTIME_INCONSISTENT = "runtime-inconsistent"
+    # images and others: not listed by the applied plan
+    NOT_IN_PLAN = "not-in-plan"
+    # containers: removed
+    POD_DELETED = "pod-deleted"
+    POD_FINISHED = "pod-finished"
+    OVER_PER_CONTAINER_LIMIT = "over-per-container-limit"
+    OVER_TOTAL_LIMIT = "over-total-limit"
+    # containers: kept
+    RUNNING = "running"
+    STATE_UNKNOWN = "state-unknown"
+    CREATED_RECENTLY = "created-recently"
+    WITHIN_LIMITS = "within-limits"
+    NEWEST_DEAD_CONTAINER = "newest-dead-container"
+    NOT_KUBELET_MANAGED = "not-kubelet-managed"
+    AGE_UNKNOWN = "age-unknown"
+    SANDBOX_UNKNOWN = "sandbox-unknown"
+    # sandboxes: removed
+    SANDBOX_SUPERSEDED = "sandbox-superseded"
+    # sandboxes: kept
+    SANDBOX_READY = "sandbox-ready"
+    SANDBOX_HAS_CONTAINERS = "sandbox-has-containers"
+    NEWEST_OF_POD = "newest-of-pod"
+    # logs: removed
+    LINK_TARGET_MISSING = "link-target-missing"
+    # logs: kept
+    POD_PRESENT = "pod-present"
+    MODIFIED_RECENTLY = "modified-recently"
+    BOOTED_RECENTLY = "booted-recently"
+    NOT_A_POD_LOG_DIRECTORY = "not-a-pod-log-directory"
+    LOG_NOT_READ = "log-not-read"
+    LOG_OPEN = "log-open"
+    LOG_OPENERS_UNKNOWN = "log-openers-unknown"
+    CONTAINER_PRESENT = "container-present"
+    # blobs and snapshots: removed
+    UNREFERENCED = "unreferenced"
+    # blobs and snapshots: kept
+    GC_ROOT_LABEL = "gc-root-label"
+    SNAPSHOT_HAS_CHILD = "snapshot-has-child"
+    # pods: evicted
+    LOW_ON_RESOURCE = "low-on-resource"
+    EMPTY_DIR_OVER_LIMIT = "empty-dir-over-limit"
+    POD_OVER_STORAGE_LIMIT = "pod-over-storage-limit"
+    CONTAINER_OVER_STORAGE_LIMIT = "container-over-storage-limit"
+    # pods: kept, as no pod is evicted now
+    NO_THRESHOLD_MET = "no-threshold-met"
+    GRACE_PERIOD_RUNNING = "grace-period-running"
+    NO_NEW_READING = "no-new-reading"
+    READING_REJECTED = "reading-rejected"
+    NO_LONGER_MET = "no-longer-met"
+    NOT_RELIEVED_BY_EVICTION = "not-relieved-by-eviction"
+    RECLAIM_FIRST = "reclaim-first"
+    RECLAIM_SUFFICIENT = "reclaim-sufficient"
+    EVICTION_LIMIT = "eviction-limit"
+    EVICTION_SLOWED = "eviction-slowed"
+    EFFECT_OUTSTANDING = "effect-outstanding"
+    EVICTION_INEFFECTIVE = "eviction-ineffective"
+    # pods: kept, as another pod is evicted
+    RANKED_LATER = "ranked-later"
+    ANOTHER_POD_EVICTED = "another-pod-evicted"
+    # pods: never chosen
+    STATIC_POD = "static-pod"
+    MIRROR_POD = "mirror-pod"
+    CRITICAL_POD = "critical-pod"
+    PROTECTED_NAMESPACE = "protected-namespace"
+    FACTS_CONTRADICTORY = "facts-contradictory"
+    FACTS_MISSING = "facts-missing"
+    USAGE_UNKNOWN = "usage-unknown"
+    POD_NOT_ACTIVE = "pod-not-active"
+    BEING_EVICTED = "being-evicted"
+
+
+SENTENCES: Final[Mapping[ReasonCode, str]] = {
+    ReasonCode.LEAST_RECENTLY_USED: "least recently used; imagefs{on} is {used_percent}% full, target {low_percent}%",
+    ReasonCode.UNUSED_TOO_LONG: (
+        "not seen in use for {unused_s}, more than the maximum of {maximum_s}; observed since {observed_since_at}"
+    ),
+    ReasonCode.ALL_UNUSED: "unused; all unused images are removed",
+    ReasonCode.IRREPLACEABLE_LAST: "cannot be pulled again: {how}; removed last, as no other image frees enough",
+    ReasonCode.IRREPLACEABLE_UNUSED: "cannot be pulled again: {how}; unused, all unused images are removed",
+    ReasonCode.IN_USE_BY_CONTAINER: "in use by {count} container(s): {containers}{note}",
+    ReasonCode.IN_USE_BY_SANDBOX: "in use by {count} sandbox(es): {sandboxes}{note}",
+    ReasonCode.SANDBOX_IMAGE: "sandbox image of the runtime ({how})",
+    ReasonCode.PINNED: "pinned in the runtime",
+    ReasonCode.NAMED_BY_POD: "named by {count} pod(s) of this node: {pods}",
+    ReasonCode.PROTECTED: "protected by {rule}, which matches {matched}",
+    ReasonCode.NEWEST_TAGS: "among the newest {keep} image(s) of {repository}",
+    ReasonCode.IRREPLACEABLE: "cannot be pulled again: {how}",
+    ReasonCode.IRREPLACEABLE_LATER: "cannot be pulled again: {how}; removed for space only, after all other images",
+    ReasonCode.ORIGIN_UNKNOWN: "unknown whether it can be pulled again: its origin is not known",
+    ReasonCode.HELD: "held by {by} until {until_at}: {why} (hold {hold})",
+    ReasonCode.TOO_YOUNG: "first seen {age_s} ago, less than the minimum age {minimum_s}; eligible from {eligible_at}",
+    ReasonCode.USED_THIS_PASS: "used at {last_used_at}, after this pass started",
+    ReasonCode.USE_UNKNOWN: "use unknown: {detail}",
+    ReasonCode.GAIN_TOO_SMALL: "would free only {gain_bytes}, less than the minimum gain {minimum_bytes}",
+    ReasonCode.BELOW_HIGH_THRESHOLD: "imagefs{on} is {used_percent}% full, below the high threshold {high_percent}%",
+    ReasonCode.THRESHOLD_DISABLED: "threshold collection disabled (high threshold 100%)",
+    ReasonCode.AGE_NOT_OBSERVED: "not removed by age: {detail}, maximum {maximum_s}",
+    ReasonCode.CLOCK_UNTRUSTED: "no removal by age before {eligible_at}: {detail}",
+    ReasonCode.ENOUGH_FREED: "images used less recently free enough",
+    ReasonCode.COLLECTION_PENDING: (
+        "{pending_bytes} of unreferenced content, not collected by the runtime yet, free enough"
+    ),
+    ReasonCode.UNDO_WINDOW_OPEN: "{undo_bytes} of removed images, freed when their undo window ends, are enough",
+    ReasonCode.LIMIT_IMAGES_PER_PASS: "{limit} image(s) removed by this pass, the limit per pass",
+    ReasonCode.LIMIT_BYTES_PER_PASS: "exceeds the limit of {limit_bytes} per pass",
+    ReasonCode.FILESYSTEM_UNREADABLE: "cannot read the image filesystem{on}: {detail}",
+    ReasonCode.FILESYSTEM_UNKNOWN: "unknown on which of {count} image filesystems its removal frees space",
+    ReasonCode.FREES_NO_SPACE: "its removal frees no space on {where}",
+    ReasonCode.FAILED_EARLIER: "removal failed in this pass: {detail}",
+    ReasonCode.RUNTIME_INCONSISTENT: "the lists of the runtime contradict each other: {detail}",
+    ReasonCode.NOT_IN_PLAN: "not in the applied plan",
+    ReasonCode.POD_DELETED: "pod deleted: {how}",
+    ReasonCode.POD_FINISHED: "pod finished, and disk space is needed: {how}",
+    ReasonCode.OVER_PER_CONTAINER_LIMIT: "dead container {rank} of {name}, newest first; keeping {limit} per container",
+    ReasonCode.OVER_TOTAL_LIMIT: "{total} dead containers, keeping {limit}; oldest first",
+    ReasonCode.RUNNING: "running",
+    ReasonCode.STATE_UNKNOWN: "state unknown to the runtime; it may be running",
+    ReasonCode.CREATED_RECENTLY: "created {age_s} ago, less than the minimum age {minimum_s}",
+    ReasonCode.WITHIN_LIMITS: (
+        "dead container {rank} of {name}, newest first; within the limits, and its pod is not known to be deleted{note}"
+    ),
+    ReasonCode.NEWEST_DEAD_CONTAINER: (
+        "newest dead container {name} of a pod not known to be deleted; the kubelet reads its log, exit and "
+        "restart count"
+    ),
+    ReasonCode.NOT_KUBELET_MANAGED: "no kubelet labels; only containers created by a kubelet are removed",
+    ReasonCode.AGE_UNKNOWN: "creation time unknown",
+    ReasonCode.SANDBOX_UNKNOWN: "pod unknown: {detail}",
+    ReasonCode.SANDBOX_SUPERSEDED: "not ready, without containers, and a newer sandbox of the pod exists",
+    ReasonCode.SANDBOX_READY: "ready",
+    ReasonCode.SANDBOX_HAS_CONTAINERS: "still has {count} container(s)",
+    ReasonCode.NEWEST_OF_POD: "newest sandbox of a pod that is not known to be deleted{note}",
+    ReasonCode.LINK_TARGET_MISSING: "target {target} does not exist",
+    ReasonCode.POD_PRESENT: "pod not known to be deleted{note}",
+    ReasonCode.MODIFIED_RECENTLY: "changed {age_s} ago, less than {minimum_s}",
+    ReasonCode.BOOTED_RECENTLY: "node booted {age_s} ago, less than {minimum_s}; it may have changed since",
+    ReasonCode.NOT_A_POD_LOG_DIRECTORY: "not a pod log directory: {detail}",
+    ReasonCode.LOG_NOT_READ: "not read completely: {detail}",
+    ReasonCode.LOG_OPEN: "open in a process for {use}: {path}{note}",
+    ReasonCode.LOG_OPENERS_UNKNOWN: (
+        "open files unknown ({detail}); unchanged for {unchanged_s}, a second equal reading {period_s} after the first "
+        "is required"
+    ),
+    ReasonCode.CONTAINER_PRESENT: "container is {state}",
+    ReasonCode.LOW_ON_RESOURCE: (
+        "node is low on {resource}: threshold {threshold} met, {reading}; first in eviction order: {measure}{note}"
+    ),
+    ReasonCode.EMPTY_DIR_OVER_LIMIT: "emptyDir {volume} uses {usage_bytes}, limit {limit_bytes}",
+    ReasonCode.POD_OVER_STORAGE_LIMIT: ("pod uses {usage_bytes} of local storage, limit {limit_bytes}"),
+    ReasonCode.CONTAINER_OVER_STORAGE_LIMIT: (
+        "container {container} uses {usage_bytes} of local storage, limit {limit_bytes}"
+    ),
+    ReasonCode.NO_THRESHOLD_MET: "no eviction threshold met",
+    ReasonCode.GRACE_PERIOD_RUNNING: ("{threshold} met for {held_s}; grace period {grace_s}, {left_s} left"),
+    ReasonCode.NO_NEW_READING: "{threshold} met, but no new reading since the last action",
+    ReasonCode.READING_REJECTED: "{threshold}: reading rejected: {detail}",
+    ReasonCode.NO_LONGER_MET: "{threshold} no longer met: {reading}",
+    ReasonCode.NOT_RELIEVED_BY_EVICTION: "{threshold} met, but evicting a pod does not relieve this signal",
+    ReasonCode.RECLAIM_FIRST: "{threshold} met; node-level reclaim first: {steps}",
+    ReasonCode.RECLAIM_SUFFICIENT: "{threshold} was met; node-level reclaim was sufficient: {reading}",
+    ReasonCode.EVICTION_LIMIT: "{count} pod(s) evicted in the last {window_s}, limit {limit}",
+    ReasonCode.EVICTION_SLOWED: (
+        "{count} pod(s) evicted in the last {window_s}, limit {limit}; next eviction for memory in {left_s}"
+    ),
+    ReasonCode.EFFECT_OUTSTANDING: ("{threshold} met; waiting for the effect of {action}, at most {left_s}"),
+    ReasonCode.EVICTION_INEFFECTIVE: ("{threshold} met; {action} freed too little, evictions paused for {left_s}"),
+    ReasonCode.RANKED_LATER: "rank {rank} of {of}; at most one pod is evicted per pass: {measure}{note}",
+    ReasonCode.ANOTHER_POD_EVICTED: "at most one pod is evicted per pass, and {victim} is evicted first",
+    ReasonCode.STATIC_POD: "static pod (source: {source})",
+    ReasonCode.MIRROR_POD: "mirror pod (source: {source})",
+    ReasonCode.CRITICAL_POD: "critical: {how} (source: {source})",
+    ReasonCode.PROTECTED_NAMESPACE: "in the protected namespace {namespace}",
+    ReasonCode.FACTS_CONTRADICTORY: "contradictory pod facts: {detail}",
+    ReasonCode.FACTS_MISSING: "unknown: {missing}",
+    ReasonCode.USAGE_UNKNOWN: "{resource} usage unknown",
+    ReasonCode.POD_NOT_ACTIVE: "pod is {lifecycle}",
+    ReasonCode.BEING_EVICTED: "evicted; waiting for the effect",
+    ReasonCode.UNREFERENCED: "unreferenced; created {age_s} ago",
+    ReasonCode.GC_ROOT_LABEL: "kept by its containerd.io/gc.root label",
+    ReasonCode.SNAPSHOT_HAS_CHILD: "parent of snapshot {child}, which is kept",
+}
+"""Templates of the sentences; ``{on}`` is the path of one of several image filesystems, empty on nodes with one."""

@@ -1,0 +1,132 @@
+"""Passes and reclaim steps on a node with several image filesystems."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.act.eviction.reclaimer import Reclaimer
+from nodeagent.act.gc import measurement
+from nodeagent.act.gc.collector import Collector, RemovalCompletion
+from nodeagent.act.gc.outcomes import Outcome, PassEnd, Result
+from nodeagent.api import codec
+from nodeagent.api.gc import Preview, Report
+from nodeagent.model.pressure import FilesystemRole
+from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.scope import Scope
+from tests.support.manual_clock import ManualClock
+from tests.unit.builders import MIB, removed
+from tests.unit.plan.gc.test_image_filesystems import KATA, OVERLAY, node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.act.gc.executor import Remover
+    from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.act.gc.preview import Preview as PreviewOfPass
+    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.plan.decision import Decision
+
+
+@pytest.fixture(autouse=True)
+def _without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
+
+
+class Node:
+    """A node whose removals free ``share`` of the predicted bytes on each filesystem."""
+
+    def __init__(self, observed: NodeSnapshot, share: float = 1.0) -> None:
+        self.observed, self.share = observed, share
+        self.gone: list[str] = []
+        self.extra_bytes = {each.path: 0 for each in observed.image_filesystems}
+
+    async def observe(self, _scope: Scope) -> NodeSnapshot:
+        kept = tuple(each for each in self.observed.images if each.id not in self.gone)
+        storage = self.observed.storage
+        assert storage is not None
+        graph = replace(storage, by_image={each.id: storage.by_image[each.id] for each in kept})
+        filesystems = tuple(replace(each, observed=self.read(each.path)) for each in self.observed.image_filesystems)
+        first = filesystems[0].observed
+        return replace(self.observed, images=kept, storage=graph, image_filesystem=first, image_filesystems=filesystems)
+
+    def read(self, path: str) -> FsObservation:
+        (own,) = (each.observed for each in self.observed.image_filesystems if each.path == path)
+        assert own is not None
+        return replace(own, available_bytes=own.available_bytes + self.extra_bytes[path])
+
+    async def remove(self, decision: Decision) -> Result:
+        self.gone.append(decision.id)
+        for path, size_bytes in decision.frees_on:
+            self.extra_bytes[path] += int(size_bytes * self.share)
+        return Result(decision, Outcome.DONE)
+
+    def removers(self, *_: object, **__: object) -> Mapping[ItemKind, Remover]:
+        return {ItemKind.IMAGE: self}
+
+    async def run(self) -> PassReport:
+        async def nothing() -> None:
+            pass
+
+        collector = Collector(
+            self,
+            self.removers,
+            GCPolicy(),
+            clock=ManualClock(),
+            read_filesystem=self.read,
+            completion=RemovalCompletion(nothing),
+        )
+        preview = await collector.preview(Scope.IMAGES)
+        return await collector.run(preview, trigger="test", stop=asyncio.Event())
+
+
+async def test_pass_measures_each_filesystem() -> None:
+    made = Node(node(40, 95))
+    report = await made.run()
+    assert made.gone == ["k1", "k2"]
+    assert report.end is PassEnd.COMPLETE
+    assert {each.before.path: each.freed_bytes for each in report.filesystems} == {OVERLAY: 60 * MIB, KATA: 200 * MIB}
+    assert report.freed_bytes == 260 * MIB
+    document = Report.of(report)
+    assert codec.decode(codec.encode(document), Report) == document
+
+
+async def test_removals_end_once_their_own_filesystem_is_relieved() -> None:
+    made = Node(node(40, 95), share=2.0)
+    report = await made.run()
+    assert made.gone == ["k1"]
+    assert report.end is PassEnd.COMPLETE
+
+
+async def test_shortfall_names_the_filesystem_that_misses_its_target() -> None:
+    made = Node(node(40, 99))
+    made.share = 0.5
+    report = await made.run()
+    assert set(made.gone) == {"k1", "k2"}
+    assert report.end is PassEnd.SHORTFALL
+    assert report.end_detail.startswith(f"imagefs {KATA} is 89% full, 90.0 MiB above the low threshold 80%")
+
+
+async def test_preview_document_has_every_filesystem() -> None:
+    observed = node(40, 95)
+    collector_preview = Preview.of("images", observed, ())
+    decoded = codec.decode(codec.encode(collector_preview), Preview)
+    assert [each.path for each in decoded.snapshot().image_filesystems] == [OVERLAY, KATA]
+    assert decoded == collector_preview
+    assert '"image_filesystems"' not in codec.encode(Preview.of("images", replace(observed, image_filesystems=()), ()))
+
+
+async def test_reclaim_removes_images_of_the_watched_filesystem_only() -> None:
+    made = Node(node(50, 99, content=False))
+
+    async def run(preview: PreviewOfPass, stop: asyncio.Event) -> PassReport:
+        raise AssertionError((preview, stop))
+
+    reclaimer = Reclaimer(made.observe, GCPolicy(), run)
+    preview = await reclaimer.preview(ReclaimStep(ReclaimAction.UNUSED_IMAGES, FilesystemRole.IMAGEFS))
+    assert removed(preview.plans[0]) == ["o1", "o2"]
