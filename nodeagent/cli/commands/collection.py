@@ -138,7 +138,7 @@ def gc_leaks(
 @gc_app.command("undo", epilog=EPILOG)
 def gc_undo(
     pass_id: Annotated[
-        str, typer.Argument(metavar="[PASS]", help="Id of the pass, or its beginning [default: the newest]")
+        str, typer.Argument(metavar="PASS", help="Id of the pass, or its beginning [default: the newest]")
     ] = "",
     only_list: Annotated[bool, typer.Option("--list", help="List the passes that can be undone")] = False,
     config: ConfigOption = None,
@@ -232,7 +232,7 @@ def apply(
 @hold_app.command("add", epilog=EPILOG)
 def hold_add(
     image: Annotated[
-        str | None, typer.Argument(metavar="[IMAGE]", help="Image, pattern or digest, as in protect.images")
+        str | None, typer.Argument(metavar="IMAGE", help="Image, pattern or digest, as in protect.images")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Hold every image")] = False,
     duration: Annotated[str, typer.Option("--for", metavar="DURATION", help="Lifetime of the hold, such as 2h")] = "1h",

@@ -178,7 +178,7 @@ def explain(
 @with_list_options(PASSES)
 def history(
     pass_id: Annotated[
-        str | None, typer.Argument(metavar="[PASS]", help="Id of a pass, or its beginning: its details")
+        str | None, typer.Argument(metavar="PASS", help="Id of a pass, or its beginning: its details")
     ] = None,
     config: ConfigOption = None,
     since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Oldest pass, such as 24h")] = "",

@@ -193,7 +193,7 @@ class ConfigOutput(StrEnum):
     YAML = "yaml"
 
 
-KeyArgument = Annotated[str, typer.Argument(metavar="[KEY]", help="Only this setting, such as image_gc.interval")]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="Only this setting, such as image_gc.interval")]
 
 
 @config_app.command("show")

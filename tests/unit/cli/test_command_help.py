@@ -36,6 +36,7 @@ def test_help_of_a_command_equals_that_of_the_parser(
         command_line.app(prog_name="nodeagent")
     assert shown == capsys.readouterr().out
     assert shown.startswith(f"Usage: {' '.join(('nodeagent', *words))} ")
+    assert "[[" not in shown.partition("\n")[0]
 
 
 @pytest.mark.parametrize("words", ["images --tree --help", "nothing --help", "images nothing --help", "--nothing -h"])
