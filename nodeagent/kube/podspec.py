@@ -23,6 +23,7 @@ _Object = dict[str, object]
 
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxlevel = 1
+_MAX_ERROR_LENGTH: Final = 500
 _MAX_INT64: Final = 2**63 - 1
 _PRIORITIES: Final = range(-(2**31), 2**31)
 _MEMORY: Final = "memory"
@@ -91,7 +92,7 @@ def parse_listed_pod(document: object, where: str) -> PodSpec:
         metadata = _readable(_readable(document).get("metadata"))
         uid, namespace, name = (_readable_text(metadata.get(key)) for key in ("uid", "namespace", "name"))
         images = _readable_images(_readable(_readable(document).get("spec")))
-        return PodSpec(uid, namespace or "default", name, images=images, malformed=str(error))
+        return PodSpec(uid, namespace or "default", name, images=images, malformed=_shortened(str(error)))
 
 
 def parse_resource_quantity(value: object, where: str) -> Decimal:
@@ -303,6 +304,10 @@ def _texts(fields: Mapping[str, object], key: str, where: str) -> dict[str, str]
             raise ObservationError(f"{where}: {key}.{name} is {shown(value)}, not a text")
         found[name] = value
     return found
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}..."
 
 
 def shown(value: object) -> str:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from nodeagent._proto.containerd.services.content.v1 import content_pb2
@@ -179,8 +179,8 @@ def _messages(document: object, kind: str, message: type[Message]) -> list[Any]:
     for each in items if isinstance(items, list) else ():
         try:
             found.append(ParseDict(each, message(), ignore_unknown_fields=True))
-        except (ParseError, RecursionError, AttributeError, TypeError, ValueError, SystemError):
-            continue  # such a message cannot be sent
+        except Exception:  # noqa: BLE001 - the library fails in many ways; such a message cannot be sent
+            continue
     return found
 
 

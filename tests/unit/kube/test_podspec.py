@@ -315,3 +315,8 @@ def test_images_of_all_containers_and_image_volumes_are_parsed() -> None:
 def test_malformed_image_reference_is_refused(spec: dict[str, Any]) -> None:
     with pytest.raises(ObservationError, match="web"):
         parse_pod(pod(spec), "p")
+
+
+def test_error_of_a_malformed_pod_is_shortened() -> None:
+    pod = parse_listed_pod({"metadata": {"name": "a", "labels": {"k" * 5000: 1}}, "spec": {}}, "pod 0")
+    assert (pod.name, len(pod.malformed)) == ("a", 503)
