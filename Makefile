@@ -12,7 +12,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-clocks soak fuzz test-matrix test-node bench protos docs install uninstall deb format clean
+.PHONY: help demo test check unit integration campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-clocks soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -95,6 +95,12 @@ bench: ## measure the budgets; prints a table
 	@.ci/setup dev
 	$(BIN)/python -m tests.bench
 
+lock: ## lock the newest allowed dependencies with hashes, for packages, installation and CI
+	.ci/lock
+
+audit: ## check the locked dependencies for known vulnerabilities; fails without an answer for one of them
+	.ci/audit
+
 protos: ## generate nodeagent/_proto from protos/
 	@.ci/setup protos
 	$(BIN)/python -I protos/generate.py
@@ -109,7 +115,8 @@ install uninstall: export PREFIX := $(PREFIX)
 install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, and a configuration in dry run (ENABLE=1 starts it)
 	@[ "$$(id -u)" = 0 ] || { echo "install: requires root" >&2; exit 1; }
 	@$(BOOTSTRAP) prepare "$$PREFIX"
-	@cd / && umask 022 && "$$PREFIX/bin/python" -I -m pip install --quiet --disable-pip-version-check --root-user-action=ignore "$(CURDIR)"
+	@cd / && umask 022 && set -- "$$PREFIX/bin/python" -I -m pip install --quiet --disable-pip-version-check --root-user-action=ignore && \
+		"$$@" --require-hashes -r "$(CURDIR)/locks/runtime.txt" && "$$@" --no-deps "$(CURDIR)"
 	@cd / && "$$PREFIX/bin/python" -I -m nodeagent install --prefix "$$PREFIX" $(if $(ENABLE),--enable)
 
 uninstall: ## as root: stop the agent and remove it and its unit; keep configuration and state unless PURGE=1
