@@ -55,8 +55,12 @@ def find_running(known: Collection[str], clock: Clock, root: Path = Path("/")) -
     return frozenset(running), bool(trusted)
 
 
-def find_directories(container_ids: Collection[str], clock: Clock, root: Path = Path("/")) -> dict[str, str]:
-    """Return the cgroup directories of containers by id, without those that have none or several.
+def find_directories(
+    container_ids: Collection[str], clock: Clock, root: Path = Path("/")
+) -> tuple[dict[str, str], bool]:
+    """Return the cgroup directories of containers by id, and whether the others have none.
+
+    A container with several directories is left out, and the others are then not known to have none.
 
     Args:
         container_ids: ids listed by the runtime.
@@ -65,12 +69,14 @@ def find_directories(container_ids: Collection[str], clock: Clock, root: Path = 
     """
     base = _hierarchy(root / "sys/fs/cgroup")
     if base is None:
-        return {}
+        return {}, False
     found: dict[str, list[str]] = {}
-    for container_id, _, path in _walk(base, clock):
+    unread: list[str] = []
+    for container_id, _, path in _walk(base, clock, unread):
         if container_id in container_ids and _MONITOR not in Path(path).name:
             found.setdefault(container_id, []).append(path)
-    return {container_id: paths[0] for container_id, paths in found.items() if len(paths) == 1}
+    unique = {container_id: paths[0] for container_id, paths in found.items() if len(paths) == 1}
+    return unique, not unread and len(unique) == len(found)
 
 
 def _hierarchy(cgroups: Path) -> Path | None:
@@ -80,8 +86,12 @@ def _hierarchy(cgroups: Path) -> Path | None:
     return next((cgroups / each for each in _V1_HIERARCHIES if (cgroups / each).is_dir()), None)
 
 
-def _walk(base: Path, clock: Clock) -> Iterator[tuple[str, tuple[str, str], str]]:
-    """Yield container id, form of the name, and path of every cgroup named by an id; those below it are not read."""
+def _walk(base: Path, clock: Clock, unread: list[str] | None = None) -> Iterator[tuple[str, tuple[str, str], str]]:
+    """Yield container id, form of the name, and path of every cgroup named by an id; those below it are not read.
+
+    Directories that could not be read, or not in time, are added to ``unread``.
+    """
+    unread = [] if unread is None else unread
     deadline_s = clock.monotonic_s() + MAX_S
     left = MAX_DIRECTORIES
     stack = [(str(base), "", 0)]
@@ -90,7 +100,10 @@ def _walk(base: Path, clock: Clock) -> Iterator[tuple[str, tuple[str, str], str]
         try:
             with os.scandir(directory) as entries:
                 names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:  # removed meanwhile
+            continue
         except OSError:
+            unread.append(directory)
             continue
         for name in names:
             left -= 1
@@ -102,6 +115,9 @@ def _walk(base: Path, clock: Clock) -> Iterator[tuple[str, tuple[str, str], str]
                 yield match[0], (form, name.replace(match[0], "*")), path
             elif depth < _MAX_DEPTH:
                 stack.append((path, first, depth + 1))
+            else:
+                unread.append(path)
+    unread.extend(each for each, _, _ in stack)
 
 
 def _is_populated(path: str) -> bool:

@@ -53,11 +53,14 @@ class ContainerProcesses:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.on_change: Callable[[], None] = lambda: None
 
-    async def locate(self, container_ids: Collection[str]) -> None:
-        """Find the cgroups of containers that have processes, in a thread."""
+    async def locate(self, container_ids: Collection[str]) -> bool:
+        """Find the cgroups of containers that have processes, in a thread; return whether the others have none."""
         missing = frozenset(each for each in container_ids if each not in self._directories)
-        if missing:
-            self._directories.update(await asyncio.to_thread(self._find, missing))
+        if not missing:
+            return True
+        found, complete = await asyncio.to_thread(self._find, missing)
+        self._directories.update(found)
+        return complete
 
     def forget_others(self, container_ids: Collection[str]) -> None:
         """Forget the cgroups of containers other than these."""
@@ -70,6 +73,10 @@ class ContainerProcesses:
             directory = self._directories.get(container_id)
             if directory is not None and directory not in self._watched.values():
                 self._watch(directory)
+
+    def is_located(self, container_id: str) -> bool:
+        """Return whether the cgroup of a container was found with processes, ended or not."""
+        return container_id in self._directories
 
     def is_populated(self, container_id: str) -> bool | None:
         """Return whether a container has processes; ``None`` if its cgroup was not located.
@@ -117,9 +124,9 @@ class ContainerProcesses:
             self._epoll.close()
         self._epoll = self._loop = None
 
-    def _find(self, container_ids: Collection[str]) -> dict[str, str]:
-        found = find_directories(container_ids, self._clock, self._root)
-        return {container_id: path for container_id, path in found.items() if _is_populated(path)}
+    def _find(self, container_ids: Collection[str]) -> tuple[dict[str, str], bool]:
+        found, complete = find_directories(container_ids, self._clock, self._root)
+        return {container_id: path for container_id, path in found.items() if _is_populated(path)}, complete
 
     def _watch(self, directory: str) -> None:
         """Report changes of ``cgroup.events``; without that file, as in version 1, the caller polls."""

@@ -47,7 +47,9 @@ class StoppedPod:
         took_ms: milliseconds from the stop request until it had no processes left; ``None`` until then.
         detail: reason for a failure or an unusual exit, empty otherwise.
         container_ids: containers with a stop request, and ``signalled_at_ms`` the confirmed delivery of TERM to the
-            last of them. Only in the state file, for the process that resumes the shutdown.
+            last of them. Only in the state file, for the process that resumes the shutdown, as the next two.
+        observed: whether the processes of all its containers were seen, so that absent ones have ended.
+        kill_sent: whether KILL was sent to one of its containers.
     """
 
     uid: str
@@ -61,6 +63,8 @@ class StoppedPod:
     detail: str = ""
     container_ids: tuple[str, ...] = field(default=(), compare=False)
     signalled_at_ms: int | None = field(default=None, compare=False)
+    observed: bool = field(default=False, compare=False)
+    kill_sent: bool = field(default=False, compare=False)
 
     @property
     def progress(self) -> PodProgress | None:

@@ -175,6 +175,8 @@ def _encode_pod(pod: StoppedPod) -> dict[str, object]:
         "detail": pod.detail,
         "containers": list(pod.container_ids),
         "term_ms": pod.signalled_at_ms,
+        "observed": pod.observed,
+        "kill_sent": pod.kill_sent,
     }
 
 
@@ -216,6 +218,8 @@ def _pod(row: Mapping[str, object]) -> StoppedPod:
         detail=_text(row, "detail"),
         container_ids=tuple(map(str, containers)) if isinstance(containers := row.get("containers"), list) else (),
         signalled_at_ms=None if row.get("term_ms") is None else round(_number(row, "term_ms")),
+        observed=row.get("observed") is True,
+        kill_sent=row.get("kill_sent") is True,
     )
 
 

@@ -171,6 +171,11 @@ class Shutdown:
         assert stop is not None
         return {each.name: each for each in stop.pods}
 
+    def has_signalled(self) -> bool:
+        """Return whether the record has the delivery of a TERM."""
+        stop = self._files.read_stop()
+        return stop is not None and any(each.signalled_at_ms is not None for each in stop.pods)
+
     def started_s(self) -> float:
         stop = self._files.read_stop()
         assert stop is not None
@@ -331,3 +336,31 @@ async def test_frozen_shim_delays_neither_its_pod_nor_the_release(place: Place) 
     check(shutdown, running, place.pods)
     assert "exit code not reported" in shutdown.pods()[f"b1-1-{TWO_SECONDS}"].detail
     assert shutdown.released_s - shutdown.started_s() < 20
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(not CAMPAIGN, reason="part of make campaign-shutdown")
+@pytest.mark.parametrize("crashed", [False, True], ids=["agent-runs", "agent-crashes"])
+@pytest.mark.parametrize("frozen_s", [3, 60])
+async def test_frozen_runtime_delays_no_term(place: Place, frozen_s: float, crashed: bool) -> None:
+    running = run_pods(place.pods, place.image, 12, (AT_ONCE, TWO_SECONDS, IGNORES))
+    async with place.shutdown(20) as shutdown:
+        async with shutdown.agent() as agent:
+            await shutdown.ready(set(running))
+            place.containerd.freeze()  # which also writes the logs of the pods
+            thaw = asyncio.get_running_loop().call_later(frozen_s, place.containerd.thaw)
+            shutdown.logind.request_shutdown()
+            if crashed:
+                await shutdown.until(shutdown.has_signalled)
+                number, shutdown.store.number = shutdown.store.number, None
+                agent.cancel()
+            else:
+                await shutdown.finished()
+        if crashed:
+            async with shutdown.agent(adopted=number):
+                await shutdown.finished()
+            assert shutdown.events("shutdown_resumed")
+        thaw.cancel()
+        place.containerd.thaw()
+    await asyncio.gather(*(asyncio.to_thread(place.pods.wait_exited, each) for each in running.values()))
+    check(shutdown, running, place.pods)

@@ -32,7 +32,11 @@ NO_ANSWER: Final = "the runtime did not answer in time"
 
 
 class Delivery:
-    """Sends signals to containers and reads their ends; every method returns at once or is a task of the run."""
+    """Sends signals to containers and reads their ends; every method returns at once or is a task of the run.
+
+    Attributes:
+        searched: whether a complete search has found the processes of all containers that have any.
+    """
 
     def __init__(
         self, stopper: Stopper, processes: Processes, elapsed_ms: Callable[[], int], on_change: Callable[[], None]
@@ -49,6 +53,7 @@ class Delivery:
         self._processes = processes
         self._elapsed_ms = elapsed_ms
         self._on_change = on_change
+        self.searched = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit_reads = asyncio.Semaphore(_EXIT_READS)
 
@@ -76,7 +81,9 @@ class Delivery:
         """Update the end of a container; return whether it has ended."""
         if container.ended_at_ms is None:
             populated = self._processes.is_populated(container.id)
-            if populated is False or (populated is None and container.answered):
+            absent = populated is None and self.searched and container.observed
+            container.observed = container.observed or populated is not None
+            if populated is False or absent or (populated is None and container.answered):
                 container.ended_at_ms = self._elapsed_ms()
         return container.ended_at_ms is not None
 

@@ -90,7 +90,9 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         pods.update((uid, record.stopped) for uid, record in self._records.items())
         for uid, (phase, placement) in self._placed.items():
             pod, name = self._running[uid].pod, self.budget.phases[phase].phase.name
-            known = StoppedPod(uid, pod.namespace, pod.name, name, placement.why, container_ids=pod.container_ids)
+            ids = pod.container_ids
+            observed = bool(ids) and all(map(self.processes.is_located, ids))
+            known = StoppedPod(uid, pod.namespace, pod.name, name, placement.why, container_ids=ids, observed=observed)
             pods.setdefault(uid, known)
         return tuple(pods.values())
 
@@ -184,7 +186,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         ids = {each for running in pods for each in running.pod.container_ids}
         ids.update(each for pod in self.before.values() for each in pod.container_ids)
         self.processes.watch(ids)
-        await self.processes.locate(ids)
+        self._delivery.searched = await self.processes.locate(ids)
         self.processes.watch(ids)
         self._changed()
 
@@ -331,7 +333,8 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             for each in new:
                 stop = ContainerStop(each)
                 if known is not None and each in earlier:
-                    stop.signalled_at_ms, stop.killed = known.signalled_at_ms, None
+                    stop.signalled_at_ms, stop.observed = known.signalled_at_ms, known.observed
+                    stop.killed = known.kill_sent or None
                 record.containers[each] = stop
                 if not self._delivery.observe(stop):
                     stops.append(stop)

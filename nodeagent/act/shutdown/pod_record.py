@@ -40,11 +40,14 @@ class Processes(Protocol):
 
     on_change: Callable[[], None]
 
-    async def locate(self, container_ids: Collection[str], /) -> None:
-        """Find the processes of containers."""
+    async def locate(self, container_ids: Collection[str], /) -> bool:
+        """Find the processes of containers; return whether the others have none."""
 
     def watch(self, container_ids: Collection[str], /) -> None:
         """Call ``on_change`` when one of the located containers has ended."""
+
+    def is_located(self, container_id: str, /) -> bool:
+        """Return whether the processes of a container were found, ended or not."""
 
     def is_populated(self, container_id: str, /) -> bool | None:
         """Return whether a container has processes; ``None`` if not located."""
@@ -68,11 +71,16 @@ class NoProcesses:
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
 
-    async def locate(self, _container_ids: Collection[str], /) -> None:
+    async def locate(self, _container_ids: Collection[str], /) -> bool:
         """Locate none."""
+        return False
 
     def watch(self, _container_ids: Collection[str], /) -> None:
         """Watch none."""
+
+    def is_located(self, _container_id: str, /) -> bool:
+        """Return false."""
+        return False
 
     def is_populated(self, _container_id: str, /) -> bool | None:
         """Return ``None``."""
@@ -118,6 +126,7 @@ class ContainerStop:
         direct: whether TERM was sent directly.
         answered: whether the runtime reported its end.
         ended_at_ms: its end, in milliseconds since the shutdown began; ``None`` before.
+        observed: whether its processes were seen, also by an earlier process of the agent.
         killed: whether KILL was sent while it had processes; ``None`` if an earlier process of the agent may have.
         cpu_us: CPU time in microseconds before the stop request; ``None`` if unknown.
         call: the pending stop request.
@@ -130,6 +139,7 @@ class ContainerStop:
     direct: bool = False
     answered: bool = False
     ended_at_ms: int | None = None
+    observed: bool = False
     killed: bool | None = False
     exit_code: int | None = None
     cpu_us: int | None = None
@@ -218,4 +228,6 @@ class PodRecord:
             detail=self.detail,
             container_ids=tuple(self.containers),
             signalled_at_ms=None if None in signals else max((each or 0 for each in signals), default=None),
+            observed=bool(self.containers) and all(each.observed for each in self.containers.values()),
+            kill_sent=any(each.killed for each in self.containers.values()),
         )

@@ -121,8 +121,9 @@ async def test_monitor_of_a_container_is_not_its_process(tree: Tree) -> None:
 
 async def test_cgroups_with_the_same_id_are_not_trusted(tree: Tree) -> None:
     tree.cgroup(ID, 70)
+    assert await tree.processes.locate([OTHER]), "it has none"
     (tree.base / f"other.slice/cri-containerd-{ID}.scope").mkdir(parents=True)
-    await tree.processes.locate([ID])
+    assert not await tree.processes.locate([ID])
     assert tree.processes.is_populated(ID) is None
 
 

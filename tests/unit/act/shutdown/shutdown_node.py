@@ -43,6 +43,7 @@ class Node:
         unavailable: intervals in milliseconds in which every call fails.
         busy: intervals in which no call has an effect or an answer until their end.
         located: whether processes are observable; ``None`` for all containers.
+        complete_search: whether containers that are not located are known to have no processes.
         stopped_shims: containers whose shim is stopped.
         busy_containers: containers that always use CPU time, so that it confirms nothing.
         exit_codes: of containers that end by themselves.
@@ -57,6 +58,7 @@ class Node:
     refuses: dict[str, int] = field(default_factory=dict)
     refuses_after_s: float = 0.0
     located: Collection[str] | None = ()
+    complete_search: bool = True
     stopped_shims: set[str] = field(default_factory=set)
     busy_containers: set[str] = field(default_factory=set)
     exit_codes: dict[str, int] = field(default_factory=dict)
@@ -102,11 +104,15 @@ class Node:
     def received(self, container_id: str, signal: str) -> list[int]:
         return [at for at, each, name in self.signals if (each, name) == (container_id, signal)]
 
-    async def locate(self, container_ids: Collection[str]) -> None:
+    async def locate(self, _container_ids: Collection[str]) -> bool:
         """Locate nothing new: ``located`` is constant."""
+        return self.complete_search
 
     def watch(self, container_ids: Collection[str]) -> None:
         """Report every end."""
+
+    def is_located(self, container_id: str) -> bool:
+        return self.is_populated(container_id) is not None
 
     def is_populated(self, container_id: str) -> bool | None:
         if self.located is not None and container_id not in self.located:

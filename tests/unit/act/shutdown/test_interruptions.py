@@ -239,6 +239,27 @@ def test_list_is_awaited_through_the_phases_if_pods_are_recorded() -> None:
     assert {each.outcome for each in result.pods.values()} == {PodOutcome.STOPPED}
 
 
+@pytest.mark.parametrize(
+    ("kill_sent", "outcome"), [(False, PodOutcome.STOPPED), (True, PodOutcome.KILLED)], ids=["term", "kill"]
+)
+def test_pod_that_ended_during_the_absence_is_not_running_without_a_runtime(
+    kill_sent: bool, outcome: PodOutcome
+) -> None:
+    known = replace(stopping("web", "ordinary"), observed=True, kill_sent=kill_sent)
+    node = Node([pod("dns", CRITICAL)], unavailable=((0, 10**9),), located={"dns-c"})
+    result = run_down(node, before=[known], elapsed_ms=2000)
+    assert result.pods["web"].outcome is outcome
+    assert result.pods["web"].detail == "exit code not reported by the runtime"
+    assert result.phases[1][0] <= 2000, "the phase ends at once, apart from the list"
+
+
+def test_pod_without_an_observed_end_is_recorded_as_running() -> None:
+    known = replace(stopping("web", "ordinary"), observed=True)
+    node = Node([pod("dns", CRITICAL)], unavailable=((0, 10**9),), located={"dns-c"}, complete_search=False)
+    result = run_down(node, before=[known], elapsed_ms=2000)
+    assert result.pods["web"].outcome is PodOutcome.FAILED
+
+
 def test_idle_pod_whose_term_is_delayed_in_the_runtime_is_signalled_directly() -> None:
     node = Node([pod("idle"), pod("dns", CRITICAL)], {"idle-c": 2.0}, unresponsive={"idle-c"}, located=None)
     result = run_down(node)
