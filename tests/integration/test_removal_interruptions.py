@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,6 +65,15 @@ def collect(config: Path) -> None:
         asyncio.run(run())
     except NodeAgentError:
         return
+
+
+def fill(path: Path, available_bytes: int) -> bool:
+    """Fill the filesystem of ``path`` up to ``available_bytes``, by this file; return whether it is full."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while (usage := os.statvfs(path)).f_bavail * usage.f_frsize > available_bytes:
+            file.write(bytes(usage.f_frsize * max(1, min(256, usage.f_bavail - 64))))
+            os.fsync(file.fileno())
+    return os.statvfs(path).f_bavail == 0
 
 
 def check(containerd: Containerd, field: RaceField) -> None:
@@ -127,3 +137,27 @@ def test_restart_of_containerd_during_a_removal_leaves_every_image_whole_or_remo
         recover(config)
         check(containerd, field)
     print(f"{RUNS} restarts, {interrupted} with an open removal")
+
+
+@pytest.mark.campaign
+def test_removals_on_a_full_disk_leave_every_image_whole_or_removed(
+    containerd_factory: ContainerdFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "SETTLE_WITHIN_S", 0.0)
+    containerd = containerd_factory(imagefs=LoopFs(120, "ext4", reserved_percent=0))
+    field = RaceField(containerd)
+    config = field.configure()
+    chosen = random.Random(SEED)
+    removed = full = 0
+    for _ in range(RUNS):
+        field.import_missing()
+        before = len(field.names())
+        full += fill(containerd.root / "full", chosen.choice([0, 0, 0, 4, 8, 16, 64]) << 10)
+        collect(config)
+        removed += before - len(field.names())
+        (containerd.root / "full").unlink()
+        recover(config)
+        check(containerd, field)
+    print(f"{RUNS} passes, {full} on a full disk, {removed} image names removed")
+    assert removed
+    assert full
