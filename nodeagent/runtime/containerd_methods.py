@@ -78,6 +78,7 @@ WRITE = Method(
     content_pb2.WriteContentRequest,
     content_pb2.WriteContentResponse,
     "content.Write",
+    _DELETE_S,
     changes=True,
 )
 INGESTS = Method(

@@ -266,12 +266,16 @@ class TransactionalImageRemover(ImageRemover):
             return transaction.results
 
     async def _begin(self, candidates: Sequence[_Candidate], names: Sequence[ImageName]) -> _Transaction | None:
-        """Lease the content; return ``None`` if that is impossible, such as on a full disk."""
+        """Lease the content; return ``None`` if that is impossible, such as on a full disk.
+
+        Raises:
+            RuntimeTimeoutError: containerd is slow; the images are kept rather than removed without a transaction.
+        """
         extents = self._records.extents({each.image.id: each.stored for each in candidates})
         further = dict.fromkeys(piece for each in extents.values() for piece in each.further)
         try:
             lease_id = await self._records.leases.open(names, further, window=self._window)
-        except RuntimeUnavailableError:
+        except (RuntimeUnavailableError, RuntimeTimeoutError):
             raise
         except RuntimeRequestError:  # nothing was deleted yet
             self._works = False

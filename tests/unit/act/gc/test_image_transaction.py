@@ -480,6 +480,17 @@ async def test_lease_without_the_content_of_an_image_is_not_used(rig: Opener, pa
         assert not made.node.store.leases
 
 
+@pytest.mark.parametrize("method", ["Leases.Create", "Content.Write"])
+async def test_lease_that_is_not_created_in_time_removes_nothing_without_protection(rig: Opener, method: str) -> None:
+    async with rig(bulk=True, deadlines={"leases.Create": 0.2, "content.Write": 0.2}) as made:
+        before = set(made.node.store.names)
+        made.server.faults.delay(method, times=None)
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.FAILED}
+        assert not made.server.faults.count("RemoveImage")
+        assert set(made.node.store.names) == before
+
+
 async def test_number_of_changes_depends_on_the_names_only(rig: Opener) -> None:
     async with rig(bulk=True, undo_window=timedelta()) as made:
         before = len(made.node.store.names)
