@@ -116,7 +116,7 @@ install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, 
 	@[ "$$(id -u)" = 0 ] || { echo "install: requires root" >&2; exit 1; }
 	@$(BOOTSTRAP) prepare "$$PREFIX"
 	@cd / && umask 022 && set -- "$$PREFIX/bin/python" -I -m pip install --quiet --disable-pip-version-check --root-user-action=ignore && \
-		"$$@" --require-hashes -r "$(CURDIR)/locks/runtime.txt" && "$$@" --no-deps "$(CURDIR)"
+		"$$@" --require-hashes -r "$(CURDIR)/requirements.lock" && "$$@" --no-deps "$(CURDIR)"
 	@cd / && "$$PREFIX/bin/python" -I -m nodeagent install --prefix "$$PREFIX" $(if $(ENABLE),--enable)
 
 uninstall: ## as root: stop the agent and remove it and its unit; keep configuration and state unless PURGE=1

@@ -13,13 +13,13 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FILES = ("runtime", "dev", "build")
+FILES = {"runtime": "requirements.lock", "dev": "requirements-dev.lock", "build": "requirements-build.lock"}
 
 
 def locked(file: str) -> dict[str, tuple[str, int]]:
     """Return the version and the number of hashes of each package."""
     found: dict[str, tuple[str, int]] = {}
-    for entry in re.split(r"\n(?=\S)", (ROOT / "locks" / f"{file}.txt").read_text().strip()):
+    for entry in re.split(r"\n(?=\S)", (ROOT / FILES[file]).read_text().strip()):
         first, *hashes = entry.split(" \\\n    ")
         requirement = Requirement(first)
         assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", each) for each in hashes)
