@@ -12,7 +12,6 @@ from nodeagent.api.codec import encode
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.doctor_checks import run_checks
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.logind_fix import fix_logind as apply_logind_fix
 from nodeagent.cli.session import load_settings
 from nodeagent.config.file_trust import UNTRUSTED
 from nodeagent.errors import ConfigError
@@ -20,8 +19,11 @@ from nodeagent.plan.node_checks import Finding, Verdict
 from nodeagent.text import display_width
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from nodeagent.config.settings import Settings
+
+    Fix = Callable[[Settings], None]
 
 _ROOT: Final = Path("/")
 _FORM_FIX: Final = "see the allowed forms: nodeagent config reference"
@@ -35,12 +37,14 @@ _STYLES: Final = {
 
 
 def examine(
-    config: Path | None, overrides: Mapping[str, str | int], form: str, *, strict: bool, fix_logind: bool
+    config: Path | None, overrides: Mapping[str, str | int], form: str, *, strict: bool, fixes: Sequence[Fix] = ()
 ) -> None:
     """Print every finding; exit with 1 if there is a problem, with ``strict`` also for a warning.
 
+    ``fixes`` are applied before the checks.
+
     Raises:
-        InhibitorError: the drop-in for logind cannot be written, or logind cannot be reloaded.
+        NodeAgentError: a fix failed.
     """
     try:
         settings = load_settings(config, overrides)
@@ -50,8 +54,8 @@ def examine(
             for each in str(error).splitlines()
         ]
     else:
-        if fix_logind:
-            apply_logind_fix(settings)
+        for fix in fixes:
+            fix(settings)
         checked = run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         findings = [Finding("configuration", Verdict.OK, "valid"), *checked]
     if form != "table":

@@ -170,11 +170,13 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
         ]
         names = {name: image for image in snapshot.images for name in image.references}
         image = names.get(status.sandbox_image or "")
+        # The kubelet reads CRI's flag, which some versions of containerd do not derive from the label in the snapshot.
+        pinned = {each.id for each in await agent.cri.list_images() if each.pinned}
         findings.append(
             check_sandbox_image(
                 status.sandbox_image,
                 listed=image is not None,
-                pinned=image is not None and image.pinned,
+                pinned=image is not None and image.id in pinned,
                 beside_kubelet=snapshot.role is Role.BESIDE_KUBELET,
             )
         )

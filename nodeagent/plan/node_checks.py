@@ -155,7 +155,7 @@ def check_sandbox_image(name: str | None, *, listed: bool, pinned: bool, beside_
         "sandbox-image",
         Verdict.WARNING,
         f"{name} is not pinned: the kubelet's image GC may remove it, and then no new pod starts; the agent keeps it",
-        f"ctr -n k8s.io images label {name} io.cri-containerd.pinned=pinned; if it is still not pinned, restart or "
+        "nodeagent doctor --fix-pin sets the label io.cri-containerd.pinned; if it is still not pinned, restart or "
         "update containerd, or keep a container of this image on the node, such as one of a DaemonSet",
     )
 

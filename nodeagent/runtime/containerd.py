@@ -128,6 +128,16 @@ class ContainerdClient:
             return None
         return decode_stored_image(got.image)
 
+    async def label_image(self, name: str, key: str, value: str) -> bool:
+        """Set one label of an image name; return whether it exists."""
+        request = images_pb2.UpdateImageRequest(image=images_pb2.Image(name=name, labels={key: value}))
+        request.update_mask.paths.append(f"labels.{key}")
+        try:
+            await self._connection.unary(methods.UPDATE_IMAGE, request, target=name, metadata=self._metadata())
+        except RuntimeNotFoundError:
+            return False
+        return True
+
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Delete one image name; return whether it existed.
 

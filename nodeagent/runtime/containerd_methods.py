@@ -46,6 +46,13 @@ CREATE_IMAGE = Method(
     "images.Create",
     changes=True,
 )
+UPDATE_IMAGE = Method(
+    _SERVICES + "images.v1.Images/Update",
+    images_pb2.UpdateImageRequest,
+    images_pb2.UpdateImageResponse,
+    "images.Update",
+    changes=True,
+)
 DELETE_IMAGE = Method(
     _SERVICES + "images.v1.Images/Delete",
     images_pb2.DeleteImageRequest,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.containerd_facts import PINNED_LABEL
 from nodeagent.runtime.creations import Creations
 from nodeagent.runtime.disk_format import NO_STORES, Stores
 from nodeagent.runtime.image_leases import ImageLeases
@@ -108,6 +109,9 @@ class StorageBackend(Protocol):
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Delete an image name with that target digest; return whether it existed."""
 
+    async def pin_image(self, name: str) -> bool:
+        """Set the label of an image name that pins its image; return whether the name exists."""
+
     async def delete_content(self, digest: str) -> bool:
         """Delete a blob's record; return whether it existed."""
 
@@ -176,6 +180,10 @@ class CriOnlyStorage:
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Raise NodeAgentError, since CRI removes images, not names."""
+        raise NodeAgentError(_DISABLED)
+
+    async def pin_image(self, name: str) -> bool:
+        """Raise NodeAgentError, since CRI cannot pin an image."""
         raise NodeAgentError(_DISABLED)
 
     async def delete_content(self, digest: str) -> bool:
@@ -305,6 +313,10 @@ class ContainerdStorage:
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Delete an image name with that target digest; return whether it existed."""
         return await self._client.delete_image(name, sync=sync, target=target)
+
+    async def pin_image(self, name: str) -> bool:
+        """Set the label of an image name that pins its image; return whether the name exists."""
+        return await self._client.label_image(name, PINNED_LABEL, "pinned")
 
     async def delete_content(self, digest: str) -> bool:
         """Delete a blob's record; return whether it existed."""

@@ -66,6 +66,7 @@ class ContainerdServices:
                 "Get": self.get_image,
                 "List": self.list_images,
                 "Create": self.create_image,
+                "Update": self.update_image,
                 "Delete": self.delete_image,
             },
             "containerd.services.content.v1.Content": {
@@ -127,6 +128,17 @@ class ContainerdServices:
         name = ImageName(asked.name, target, self._node.now, self._node.now, dict(asked.labels))
         self._node.set_name(name)
         return images_pb2.CreateImageResponse(image=_image(name))
+
+    def update_image(self, request: images_pb2.UpdateImageRequest, namespace: str) -> images_pb2.UpdateImageResponse:
+        """Set the labels in the update mask; CRI reports a pin by a label if the profile does."""
+        known = self._store.names.get(request.image.name) if namespace == NAMESPACE else None
+        if known is None:
+            raise RefusedError("NOT_FOUND", f'image "{request.image.name}": not found')
+        for path in request.update_mask.paths:
+            key = path.removeprefix("labels.")
+            known.labels[key] = request.image.labels[key]
+        self._node.update_pins()
+        return images_pb2.UpdateImageResponse(image=_image(known))
 
     def delete_image(self, request: images_pb2.DeleteImageRequest, namespace: str) -> Empty:
         """Delete one image name; with ``sync``, return after a garbage collection."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from nodeagent.sim.content import BuiltImage, Layer
 
+_PINNED: Final = "io.cri-containerd.pinned"
 _SOURCE_LABEL: Final = "containerd.io/distribution.source."
 
 
@@ -90,11 +91,18 @@ class SimImages(SimDisk):
         self.images[image.id] = self._image_of_target[target.digest] = image
         labels = {"io.cri-containerd.image": "managed"}
         if pinned:
-            labels["io.cri-containerd.pinned"] = "pinned"
+            labels[_PINNED] = "pinned"
         digests = dict.fromkeys(f"{repository_of(tag)}@{target.digest}" for tag in tags)
         for name in (*(() if digest_only else tags), *digests, config.digest):
             self.set_name(ImageName(name, target, at, at, labels))
         return self.images[image.id]
+
+    def update_pins(self) -> None:
+        """Pin the images of all names with the label of a pin."""
+        pinned = {each.target.digest for each in self.store.names.values() if each.labels.get(_PINNED) == "pinned"}
+        for digest in pinned & self._image_of_target.keys():
+            image = replace(self._image_of_target[digest], pinned=True)
+            self.images[image.id] = self._image_of_target[digest] = image
 
     def add_artifact(
         self, name: str, files: Sequence[Layer], *, artifact_type: str = "application/vnd.example.thing.v1"

@@ -143,6 +143,7 @@ def doctor(
         bool,
         typer.Option("--fix-logind", help="Raise logind's delay limit for all phases; reload logind"),
     ] = False,
+    fix_pin: Annotated[bool, typer.Option("--fix-pin", help="Pin the sandbox image in containerd")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Check the node: verdict, evidence and fix per check.
@@ -150,8 +151,11 @@ def doctor(
     --fix-logind writes a drop-in with an InhibitDelayMaxSec= that covers all phases of a graceful shutdown.
     """
     from nodeagent.cli.doctor import examine  # noqa: PLC0415
+    from nodeagent.cli.logind_fix import fix_logind as apply_logind_fix  # noqa: PLC0415
+    from nodeagent.cli.pin_fix import fix_pin as apply_pin_fix  # noqa: PLC0415
 
-    examine(config, at_endpoint(endpoint), output.value, strict=strict, fix_logind=fix_logind)
+    fixes = [*([apply_logind_fix] if fix_logind else []), *([apply_pin_fix] if fix_pin else [])]
+    examine(config, at_endpoint(endpoint), output.value, strict=strict, fixes=fixes)
 
 
 def explain(

@@ -23,11 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
+from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from nodeagent._proto.containerd.types import descriptor_pb2 as nodeagent_dot___proto_dot_containerd_dot_types_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n;nodeagent/_proto/containerd/services/images/v1/images.proto\x12\x1d\x63ontainerd.services.images.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x32nodeagent/_proto/containerd/types/descriptor.proto\"\x94\x02\n\x05Image\x12\x0c\n\x04name\x18\x01 \x01(\t\x12@\n\x06labels\x18\x02 \x03(\x0b\x32\x30.containerd.services.images.v1.Image.LabelsEntry\x12,\n\x06target\x18\x03 \x01(\x0b\x32\x1c.containerd.types.Descriptor\x12.\n\ncreated_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1f\n\x0fGetImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"G\n\x10GetImageResponse\x12\x33\n\x05image\x18\x01 \x01(\x0b\x32$.containerd.services.images.v1.Image\"$\n\x11ListImagesRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\"J\n\x12ListImagesResponse\x12\x34\n\x06images\x18\x01 \x03(\x0b\x32$.containerd.services.images.v1.Image\"I\n\x12\x43reateImageRequest\x12\x33\n\x05image\x18\x01 \x01(\x0b\x32$.containerd.services.images.v1.Image\"J\n\x13\x43reateImageResponse\x12\x33\n\x05image\x18\x01 \x01(\x0b\x32$.containerd.services.images.v1.Image\"n\n\x12\x44\x65leteImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04sync\x18\x02 \x01(\x08\x12\x31\n\x06target\x18\x03 \x01(\x0b\x32\x1c.containerd.types.DescriptorH\x00\x88\x01\x01\x42\t\n\x07_target2\xa3\x03\n\x06Images\x12\x66\n\x03Get\x12..containerd.services.images.v1.GetImageRequest\x1a/.containerd.services.images.v1.GetImageResponse\x12k\n\x04List\x12\x30.containerd.services.images.v1.ListImagesRequest\x1a\x31.containerd.services.images.v1.ListImagesResponse\x12o\n\x06\x43reate\x12\x31.containerd.services.images.v1.CreateImageRequest\x1a\x32.containerd.services.images.v1.CreateImageResponse\x12S\n\x06\x44\x65lete\x12\x31.containerd.services.images.v1.DeleteImageRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n;nodeagent/_proto/containerd/services/images/v1/images.proto\x12\x1d\x63ontainerd.services.images.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x32nodeagent/_proto/containerd/types/descriptor.proto\"\x94\x02\n\x05Image\x12\x0c\n\x04name\x18\x01 \x01(\t\x12@\n\x06labels\x18\x02 \x03(\x0b\x32\x30.containerd.services.images.v1.Image.LabelsEntry\x12,\n\x06target\x18\x03 \x01(\x0b\x32\x1c.containerd.types.Descriptor\x12.\n\ncreated_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1f\n\x0fGetImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"G\n\x10GetImageResponse\x12\x33\n\x05image\x18\x01 \x01(\x0b\x32$.containerd.services.images.v1.Image\"$\n\x11ListImagesRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\"J\n\x12ListImagesResponse\x12\x34\n\x06images\x18\x01 \x03(\x0b\x32$.containerd.services.images.v1.Image\"I\n\x12\x43reateImageRequest\x12\x33\n\x05image\x18\x01 \x01(\x0b\x32$.containerd.services.images.v1.Image\"J\n\x13\x43reateImageResponse\x12\x33\n\x05image\x18\x01 \x01(\x0b\x32$.containerd.services.images.v1.Image\"z\n\x12UpdateImageRequest\x12\x33\n\x05image\x18\x01 \x01(\x0b\x32$.containerd.services.images.v1.Image\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\"J\n\x13UpdateImageResponse\x12\x33\n\x05image\x18\x01 \x01(\x0b\x32$.containerd.services.images.v1.Image\"n\n\x12\x44\x65leteImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04sync\x18\x02 \x01(\x08\x12\x31\n\x06target\x18\x03 \x01(\x0b\x32\x1c.containerd.types.DescriptorH\x00\x88\x01\x01\x42\t\n\x07_target2\x94\x04\n\x06Images\x12\x66\n\x03Get\x12..containerd.services.images.v1.GetImageRequest\x1a/.containerd.services.images.v1.GetImageResponse\x12k\n\x04List\x12\x30.containerd.services.images.v1.ListImagesRequest\x1a\x31.containerd.services.images.v1.ListImagesResponse\x12o\n\x06\x43reate\x12\x31.containerd.services.images.v1.CreateImageRequest\x1a\x32.containerd.services.images.v1.CreateImageResponse\x12o\n\x06Update\x12\x31.containerd.services.images.v1.UpdateImageRequest\x1a\x32.containerd.services.images.v1.UpdateImageResponse\x12S\n\x06\x44\x65lete\x12\x31.containerd.services.images.v1.DeleteImageRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,24 +37,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_IMAGE_LABELSENTRY']._loaded_options = None
   _globals['_IMAGE_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_IMAGE']._serialized_start=209
-  _globals['_IMAGE']._serialized_end=485
-  _globals['_IMAGE_LABELSENTRY']._serialized_start=440
-  _globals['_IMAGE_LABELSENTRY']._serialized_end=485
-  _globals['_GETIMAGEREQUEST']._serialized_start=487
-  _globals['_GETIMAGEREQUEST']._serialized_end=518
-  _globals['_GETIMAGERESPONSE']._serialized_start=520
-  _globals['_GETIMAGERESPONSE']._serialized_end=591
-  _globals['_LISTIMAGESREQUEST']._serialized_start=593
-  _globals['_LISTIMAGESREQUEST']._serialized_end=629
-  _globals['_LISTIMAGESRESPONSE']._serialized_start=631
-  _globals['_LISTIMAGESRESPONSE']._serialized_end=705
-  _globals['_CREATEIMAGEREQUEST']._serialized_start=707
-  _globals['_CREATEIMAGEREQUEST']._serialized_end=780
-  _globals['_CREATEIMAGERESPONSE']._serialized_start=782
-  _globals['_CREATEIMAGERESPONSE']._serialized_end=856
-  _globals['_DELETEIMAGEREQUEST']._serialized_start=858
-  _globals['_DELETEIMAGEREQUEST']._serialized_end=968
-  _globals['_IMAGES']._serialized_start=971
-  _globals['_IMAGES']._serialized_end=1390
+  _globals['_IMAGE']._serialized_start=243
+  _globals['_IMAGE']._serialized_end=519
+  _globals['_IMAGE_LABELSENTRY']._serialized_start=474
+  _globals['_IMAGE_LABELSENTRY']._serialized_end=519
+  _globals['_GETIMAGEREQUEST']._serialized_start=521
+  _globals['_GETIMAGEREQUEST']._serialized_end=552
+  _globals['_GETIMAGERESPONSE']._serialized_start=554
+  _globals['_GETIMAGERESPONSE']._serialized_end=625
+  _globals['_LISTIMAGESREQUEST']._serialized_start=627
+  _globals['_LISTIMAGESREQUEST']._serialized_end=663
+  _globals['_LISTIMAGESRESPONSE']._serialized_start=665
+  _globals['_LISTIMAGESRESPONSE']._serialized_end=739
+  _globals['_CREATEIMAGEREQUEST']._serialized_start=741
+  _globals['_CREATEIMAGEREQUEST']._serialized_end=814
+  _globals['_CREATEIMAGERESPONSE']._serialized_start=816
+  _globals['_CREATEIMAGERESPONSE']._serialized_end=890
+  _globals['_UPDATEIMAGEREQUEST']._serialized_start=892
+  _globals['_UPDATEIMAGEREQUEST']._serialized_end=1014
+  _globals['_UPDATEIMAGERESPONSE']._serialized_start=1016
+  _globals['_UPDATEIMAGERESPONSE']._serialized_end=1090
+  _globals['_DELETEIMAGEREQUEST']._serialized_start=1092
+  _globals['_DELETEIMAGEREQUEST']._serialized_end=1202
+  _globals['_IMAGES']._serialized_start=1205
+  _globals['_IMAGES']._serialized_end=1737
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,65 @@
+"""``nodeagent doctor --fix-pin``: a pin on the sandbox image, so that the kubelet's image GC keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.cli.output import warn
+from nodeagent.cli.session import open_for_command, run_async
+from nodeagent.errors import NodeAgentError
+
+if TYPE_CHECKING:
+    from nodeagent.act.agent import Agent
+    from nodeagent.config.settings import Settings
+    from nodeagent.model import Image
+
+_UNCHANGED: Final = "nodeagent: sandbox image not changed"
+_READINGS: Final = 10
+_INTERVAL_S: Final = 0.2
+
+
+def fix_pin(settings: Settings) -> None:
+    """Set the label of a pin on every name of the sandbox image, and report whether the runtime honours it.
+
+    Raises:
+        NodeAgentError: the runtime is unavailable, has no labels, or refuses the change.
+
+    Source: containerd CRI plugin, ``labels.PinnedImageLabelKey``.
+    """
+    run_async(_fix(settings))
+
+
+async def _fix(settings: Settings) -> None:
+    async with open_for_command(settings, record=False) as agent:
+        name = (await agent.cri.status()).sandbox_image
+        image = None if name is None else await _find(agent, name)
+        if name is None:
+            warn(f"{_UNCHANGED}: not reported by the runtime")
+        elif image is None:
+            warn(f"{_UNCHANGED}: {name} not found on the node")
+        elif image.pinned:
+            warn(f"{_UNCHANGED}: {name} is pinned")
+        else:
+            await _pin(agent, name, image)
+
+
+async def _pin(agent: Agent, name: str, image: Image) -> None:
+    labelled = [each for each in (*image.references, image.id) if await agent.storage.pin_image(each)]
+    if not labelled:
+        raise NodeAgentError(f"cannot pin {name}: containerd has none of its names")
+    for _ in range(_READINGS):  # CRI updates its record after the event of containerd
+        found = await _find(agent, name)
+        if found is not None and found.pinned:
+            warn(f"nodeagent: pinned {name}")
+            return
+        await asyncio.sleep(_INTERVAL_S)
+    warn(
+        f"nodeagent: {name} has the label of a pin, but the runtime does not report it as pinned: restart containerd, "
+        "or update it"
+    )
+
+
+async def _find(agent: Agent, name: str) -> Image | None:
+    """Return CRI's record of an image, whose pin is the one that the kubelet reads; ``None`` if absent."""
+    return next((each for each in await agent.cri.list_images() if name in each.references), None)

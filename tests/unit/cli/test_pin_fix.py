@@ -1,0 +1,81 @@
+"""``nodeagent doctor --fix-pin`` on simulated versions of containerd."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.cli import pin_fix
+from nodeagent.cli.doctor_checks import runtime_findings
+from nodeagent.cli.pin_fix import fix_pin
+from nodeagent.config.loading import load
+from nodeagent.config.policies import settings as settings_of
+from nodeagent.errors import NodeAgentError
+from nodeagent.plan.node_checks import Verdict
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import SimNode
+from nodeagent.sim.profiles import PROFILES
+from nodeagent.sim.server import SimServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+
+PAUSE = "registry.test/pause:3.9"
+HONOURED, IGNORED = PROFILES["1.7"], PROFILES["1.6"]
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, *, honoured: bool = True, present: bool = True) -> AsyncIterator[Settings]:
+    """Serve a node with an unpinned sandbox image beside a kubelet; yield the settings."""
+    sim = SimNode()
+    sim.root_path = str(tmp_path)
+    sim.sandbox_image = PAUSE
+    sim.add_image(PAUSE if present else "registry.test/other:1", layers=[Layer("pause", 1 << 20)])
+    overrides = {"runtime.endpoint": f"unix://{tmp_path}/s", "role": "beside-kubelet"}
+    made = replace(settings_of(load(None, overrides, {}).config), state_directory=tmp_path / "state")
+    async with SimServer(sim, tmp_path / "s", profile=HONOURED if honoured else IGNORED):
+        yield made
+
+
+async def verdict(settings: Settings) -> Verdict:
+    findings = await asyncio.to_thread(lambda: list(runtime_findings(settings)))
+    return next(each.verdict for each in findings if each.check == "sandbox-image")
+
+
+async def test_sandbox_image_is_pinned_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with served(tmp_path) as settings:
+        assert await verdict(settings) is Verdict.WARNING
+        await asyncio.to_thread(fix_pin, settings)
+        assert capsys.readouterr().err == f"nodeagent: pinned {PAUSE}\n"
+        assert await verdict(settings) is Verdict.OK
+        await asyncio.to_thread(fix_pin, settings)
+        assert capsys.readouterr().err == f"nodeagent: sandbox image not changed: {PAUSE} is pinned\n"
+
+
+async def test_label_that_the_runtime_ignores_is_no_pin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pin_fix, "_INTERVAL_S", 0.0)
+    async with served(tmp_path, honoured=False) as settings:
+        await asyncio.to_thread(fix_pin, settings)
+        assert f"{PAUSE} has the label of a pin, but the runtime does not report it" in capsys.readouterr().err
+        assert await verdict(settings) is Verdict.WARNING
+
+
+async def test_missing_sandbox_image_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with served(tmp_path, present=False) as settings:
+        await asyncio.to_thread(fix_pin, settings)
+    assert capsys.readouterr().err == f"nodeagent: sandbox image not changed: {PAUSE} not found on the node\n"
+
+
+async def test_pin_without_containerd_is_an_error(tmp_path: Path) -> None:
+    async with served(tmp_path) as settings:
+        with pytest.raises(NodeAgentError, match="containerd_api is off"):
+            await asyncio.to_thread(fix_pin, replace(settings, containerd_api=False))
