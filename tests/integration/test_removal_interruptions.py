@@ -143,7 +143,7 @@ def test_restart_of_containerd_during_a_removal_leaves_every_image_whole_or_remo
 def test_removals_on_a_full_disk_leave_every_image_whole_or_removed(
     containerd_factory: ContainerdFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
     containerd = containerd_factory(imagefs=LoopFs(120, "ext4", reserved_percent=0))
     field = RaceField(containerd)
     config = field.configure()
