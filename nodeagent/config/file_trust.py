@@ -90,7 +90,9 @@ def _reopened(path: Path, descriptor: int, *, directory: bool) -> int:
 def _problem(descriptor: int, path: Path, status: os.stat_result, own_uid: int, *, is_last: bool) -> str:
     """Return the users with write access to a component, and the correction; empty if it is trusted."""
     if status.st_uid not in (0, own_uid):
-        return f"{path} is owned by uid {status.st_uid}; run: chown {own_uid} {path}"
+        # Another owner of a directory above it would break what that user does there.
+        correction = f"run: chown {own_uid} {path}" if is_last else "move the configuration to a directory of root"
+        return f"{path} is owned by uid {status.st_uid}; {correction}"
     is_directory = stat.S_ISDIR(status.st_mode)
     if stat.S_ISLNK(status.st_mode) or (is_directory and status.st_mode & stat.S_ISVTX and not is_last):
         return ""
