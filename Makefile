@@ -76,7 +76,7 @@ campaign-clocks: ## random sequences of clocks, gaps and restarts against remova
 	@.ci/setup dev
 	NODEAGENT_TEST_EXAMPLES=$(or $(EXAMPLES),20000) $(BIN)/python -m pytest tests/unit/store/test_clock_properties.py
 
-soak: ## as root: a daemon under churn and one without its runtime for MINUTES (60); fails if memory, descriptors or threads grow
+soak: ## as root: a daemon under churn and one without its runtime for MINUTES (60); fails if memory, descriptors or threads grow beyond their bounds
 	@.ci/setup dev real
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60)
 

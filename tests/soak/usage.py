@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
 
 GROWTH_MIB: Final = 3.0
 """Maximum growth of resident memory."""
+
+THREADS_MAX: Final = 9 + min(32, (os.cpu_count() or 1) + 4)
+"""Maximum number of threads: the workers of the event loop, which start on first use, and those of gRPC and the loops.
+
+Below it, a larger number is no growth: a worker is started when all others happen to be busy, possibly after hours.
+"""
 
 WINDOW: Final = 1 / 6
 """Share of the samples in one window: the first window is the start-up, the second is compared with the last."""
@@ -55,10 +62,14 @@ def growth(samples: Sequence[Usage], *, state_limit_mib: float) -> list[str]:
         found.append(
             f"resident memory grew from {before.rss_mib:.1f} to {after.rss_mib:.1f} MiB (limit {GROWTH_MIB:g})"
         )
-    for name in ("descriptors", "threads"):
-        was, now = getattr(before, name), getattr(after, name)
-        if now > was:
-            found.append(f"{name} grew from {was:g} to {now:g}")
+    if after.descriptors > before.descriptors:
+        found.append(f"descriptors grew from {before.descriptors:g} to {after.descriptors:g}")
+    most_threads = max(each.threads for each in samples)
+    if after.threads > before.threads and most_threads > THREADS_MAX:
+        found.append(
+            f"threads grew from {before.threads:g} to {after.threads:g}, and reached {most_threads:g} "
+            f"(limit {THREADS_MAX})"
+        )
     largest = max(each.state_mib for each in samples)
     if largest > state_limit_mib:
         found.append(f"state reached {largest:.1f} MiB (limit {state_limit_mib:g})")
