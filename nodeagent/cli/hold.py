@@ -79,16 +79,18 @@ def remove(config: Path | None, hold_id: str) -> None:
     """Remove a hold.
 
     Raises:
-        UsageError: no hold has this id.
+        UsageError: the id is empty, or no hold has it.
         StoreError: the file cannot be written.
     """
+    if not hold_id.strip():
+        raise UsageError("HOLD is empty: give the id of a hold, as 'nodeagent hold list' prints it")
     with daemon_of(config) as agent:
         if agent is not None:
             _print_removed(agent.call("RemoveHold", Hold, {"id": hold_id}))
             return
     removed = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
     if removed is None:
-        raise UsageError(f"no hold {hold_id}; see 'nodeagent hold list'")
+        raise UsageError(f"no hold {hold_id}; 'nodeagent hold list' lists all")
     _print_removed(Hold.of(removed, SystemClock().now()))
 
 

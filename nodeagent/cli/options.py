@@ -102,7 +102,12 @@ class ListOutput(StrEnum):
     NAME = "name"
 
 
-def _checked_file(value: Path | None) -> Path | None:
+def named_file(value: Path | None) -> Path | None:
+    """Return the value of an option or argument that is a file.
+
+    Raises:
+        BadParameter: the value is empty or a directory by its form.
+    """
     if value is not None and not value.name:  # such as an unset shell variable
         raise typer.BadParameter("no file name")
     return value
@@ -132,7 +137,7 @@ ConfigOption = Annotated[
         "-c",
         metavar="FILE",
         help="Configuration file [default: /etc/nodeagent/config.toml if it exists]",
-        callback=_checked_file,
+        callback=named_file,
     ),
 ]
 EndpointOption = Annotated[

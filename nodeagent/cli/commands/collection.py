@@ -26,6 +26,7 @@ from nodeagent.cli.options import (
     PlanOutputOption,
     YesOption,
     at_endpoint,
+    named_file,
     refuse_options_before_subcommand,
     with_list_options,
     with_setting_options,
@@ -171,7 +172,8 @@ def plan(
     endpoint: EndpointOption = None,
     scope: Annotated[PlanScope, typer.Option("--scope", help="Items to plan for")] = PlanScope.ALL,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File to write [default: standard output]")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="File to write [default: standard output]", callback=named_file),
     ] = None,
     expires: Annotated[str, typer.Option("--expires", metavar="DURATION", help="Lifetime of the plan")] = "1h",
     force: ForceOption = False,
@@ -193,8 +195,8 @@ def plan(
 
 @plan_app.command("diff", epilog="Exit codes: 0 no difference, 1 decisions differ, 2 a file cannot be used.")
 def plan_diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help="Saved plan")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="Saved plan to compare with A")],
+    before: Annotated[Path, typer.Argument(metavar="A", help="Saved plan", callback=named_file)],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Saved plan to compare with A", callback=named_file)],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Compare two saved plans: settings, verdicts, reasons.
@@ -209,7 +211,9 @@ def plan_diff(
 
 @with_setting_options(*IMAGE_GC, *CONTAINER_GC)
 def apply(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Plan saved by 'nodeagent plan --out FILE'")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Plan saved by 'nodeagent plan --out FILE'", callback=named_file)
+    ],
     config: ConfigOption = None,
     endpoint: EndpointOption = None,
     dry_run: DryRunOption = False,

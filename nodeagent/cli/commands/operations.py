@@ -19,6 +19,7 @@ from nodeagent.cli.options import (
     PrefixOption,
     RootOption,
     at_endpoint,
+    named_file,
 )
 
 config_app = typer.Typer(
@@ -216,7 +217,9 @@ def config_show(
 def config_import(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE|-", help="KubeletConfiguration [default: that of this node, with flags]"),
+        typer.Argument(
+            metavar="FILE|-", help="KubeletConfiguration [default: that of this node, with flags]", callback=named_file
+        ),
     ] = None,
     config: Annotated[
         Path | None,
@@ -225,10 +228,12 @@ def config_import(
             "-c",
             metavar="FILE",
             help="Source of dry_run [default: /etc/nodeagent/config.toml]",
+            callback=named_file,
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File to write [default: standard output]")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="File to write [default: standard output]", callback=named_file),
     ] = None,
     force: ForceOption = False,
 ) -> None:

@@ -202,7 +202,7 @@ def test_plan_without_a_state_directory_is_saved_unsigned_with_a_warning(config:
         (("hold", "add", "a", "--for", "0"), "more than 0"),
         (("hold", "add", "a", "--for", "9999d"), "365d"),
         (("hold", "add", "regex:(", "--for", "1h"), "not a regular expression"),
-        (("hold", "remove", "7"), "no hold 7"),
+        (("hold", "remove", "7"), "no hold 7; 'nodeagent hold list' lists all"),
         (("history", "--since", "yesterday"), "--since"),
     ],
 )
@@ -395,6 +395,12 @@ def test_endpoint_that_is_not_utf_8_is_a_usage_error() -> None:
     [
         (("history", ""), "PASS is empty"),
         (("explain", ""), "the name is empty"),
+        (("hold", "remove", ""), "HOLD is empty"),
+        (("apply", ""), "'FILE': no file name"),
+        (("plan", "--out", ""), "'--out': no file name"),
+        (("plan", "diff", "a", ""), "'B': no file name"),
+        (("config", "import", ""), "'FILE|-': no file name"),
+        (("config", "import", "x", "--out", ""), "'--out': no file name"),
         (("images", "-o", "x"), "'--output' / '-o': 'x' is not one of 'table'"),
         (("gc", "all", "--dry-run", "--high", "x"), "'--high': must be a whole number"),
         (("history", "--limit", "0"), "'--limit': must be at least 1"),
