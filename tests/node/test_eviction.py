@@ -123,7 +123,7 @@ def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
     killed = oom_kills(node)
     small, growing = node.run_pods(
         vm.Pod("small", hogs.HOG, ("/bin/hog", "memory", "4", "1", "4"), qos="besteffort"),
-        delayed_pod("growing", "memory", "4", "150", "4000"),
+        delayed_pod("growing", "memory", "4", "50", "4000"),  # the rate at which no OOM kill is guaranteed
     )
     node.run("sync; echo 3 > /proc/sys/vm/drop_caches")
     steady_mib = str(available_mib(node) - 400)
