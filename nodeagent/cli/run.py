@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from nodeagent.errors import ConfigError
 
 GC_THRESHOLDS: Final = (50_000, 20, 20)
+SWITCH_INTERVAL_S: Final = 0.001
+"""Interval of the interpreter's thread switches.
+
+Plans and their JSON are computed in threads. After each of its waits the event loop waits for one interval per busy
+thread; by the default of 5 ms, several large answers of the control API at a time delay its tasks by a second.
+Source: Python, ``sys.setswitchinterval``.
+"""
 
 
 def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run: bool, once: bool) -> NoReturn:
@@ -109,6 +116,7 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
 def main() -> None:
     """Run the daemon with the settings in an inherited file descriptor; its number is the first argument."""
     gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     match sys.argv[1:]:
         case [number, *flags] if number.isdecimal() and flags in ([], ["--once"]):
             pass
