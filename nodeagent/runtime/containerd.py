@@ -62,6 +62,10 @@ class ContainerdClient:
         self.namespace = namespace
         self._containers = LongList(connection, methods.CONTAINERS, methods.CONTAINERS_STREAMED)
 
+    def in_namespace(self, name: str) -> ContainerdClient:
+        """Return a client in another namespace."""
+        return ContainerdClient(self._connection, name)
+
     async def list_namespaces(self) -> tuple[str, ...]:
         """Return the names of all namespaces."""
         got = await self._connection.unary(methods.NAMESPACES, namespaces_pb2.ListNamespacesRequest())

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.runtime.all_records import read_all_records
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_facts import PINNED_LABEL
 from nodeagent.runtime.creations import Creations
@@ -26,10 +27,11 @@ from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER
 from nodeagent.runtime.undo_leases import UndoLeases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image, StorageGraph, UnreferencedPiece
+    from nodeagent.model.runtime_objects import RuntimeRecords
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import StoredContainer, StoredImage
     from nodeagent.runtime.disk_format import DiskFormat
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.storage_graph import LayerCache
 
 _DISABLED = "runtime.containerd_api is off"
+_NO_RECORDS = "references are recorded only by containerd's own services: disabled or unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,13 @@ class StorageBackend(Protocol):
 
     async def read_store_paths(self) -> Mapping[str, str]:
         """Return the directory of each snapshotter, and of the content store under the empty name; empty if unknown."""
+
+    async def read_all_records(self, snapshotters: Collection[str], cri_ids: frozenset[str]) -> RuntimeRecords:
+        """Return the records of all namespaces; see ``read_all_records``.
+
+        Raises:
+            ObservationError: the backend has no records.
+        """
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return the existing ones of these image names; none for CRI alone."""
@@ -156,11 +166,15 @@ class CriOnlyStorage:
         path: str,
     ) -> tuple[UnreferencedPiece, ...]:
         """Raise ObservationError, since CRI has no records of references."""
-        raise ObservationError("references are recorded only by containerd's own services: disabled or unavailable")
+        raise ObservationError(_NO_RECORDS)
 
     async def read_store_paths(self) -> Mapping[str, str]:
         """Return an empty mapping."""
         return {}
+
+    async def read_all_records(self, snapshotters: Collection[str], cri_ids: frozenset[str]) -> RuntimeRecords:
+        """Raise ObservationError, since CRI has no such records."""
+        raise ObservationError(_NO_RECORDS)
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return an empty tuple."""
@@ -257,6 +271,17 @@ class ContainerdStorage:
             return await self._client.read_store_paths()
         except RuntimeRequestError:
             return {}
+
+    async def read_all_records(self, snapshotters: Collection[str], cri_ids: frozenset[str]) -> RuntimeRecords:
+        """Return the records of all namespaces.
+
+        Raises:
+            ObservationError: the runtime is not containerd.
+        """
+        try:
+            return await read_all_records(self._client, snapshotters, cri_ids)
+        except RuntimeUnsupportedError as error:
+            raise ObservationError(f"this runtime does not report references: {error}") from error
 
     async def _read_stores(self) -> Stores:
         paths, read = await self.read_store_paths(), self._read_format

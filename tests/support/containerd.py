@@ -209,8 +209,7 @@ class Containerd:
     def import_images(self, archive: images.Archive | Path, *, pulled: bool = False, into: str = "overlayfs") -> None:
         """Import an archive and, where its contents are known, wait until CRI lists every image of it.
 
-        CRI lists imported images with a delay, on 2.x of seconds for hundreds of them, since it updates its list by
-        events.
+        CRI lists imported images with a delay, on 2.x of seconds for hundreds of them: it updates its list by events.
 
         An archive with artifacts is not unpacked, and there is no wait for it: CRI lists no artifact. With ``pulled``
         the images get the labels of a pull under their names, so that they count as images of a registry.
@@ -218,6 +217,7 @@ class Containerd:
         path = archive if isinstance(archive, Path) else archive.path
         known = isinstance(archive, images.Archive) and not archive.has_artifacts
         options = [] if isinstance(archive, Path) or known else ["--no-unpack"]
+        options += ["--local"] if self.version == "2.1" and into != "overlayfs" else []  # unpacks for any snapshotter
         self.ctr("images", "import", "--snapshotter", into, *options, str(path))
         for image in archive.images if pulled and isinstance(archive, images.Archive) else ():
             for tag in image.tags:

@@ -51,7 +51,7 @@ _SETTINGS = {
 }
 LEFT_TO_THE_PARSER = {
     **dict.fromkeys(("gc all", "gc containers", "gc images"), _SETTINGS),
-    "gc leaks": {"-y", "--yes"},
+    "gc leaks": {"-y", "--yes", "--deep"},
 }
 """Options with which a command acts, or has settings of its own."""
 

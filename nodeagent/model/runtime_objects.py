@@ -1,0 +1,102 @@
+"""Objects of the runtime on the host, and the runtime's records of them, for the audit of leaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+
+class ObjectKind(StrEnum):
+    """Kind of an object on the host. The values are part of the JSON output."""
+
+    SNAPSHOT_DIRECTORY = "snapshot-directory"
+    SNAPSHOT_RECORD = "snapshot-record"
+    BLOB = "blob"
+    INGEST = "ingest"
+    MOUNT = "mount"
+    SHIM = "shim"
+    CGROUP = "cgroup"
+    LEASE = "lease"
+    TASK_DIRECTORY = "task-directory"
+    CRI_DIRECTORY = "cri-directory"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeObject:
+    """One object on the host, or one record that can outlive its use.
+
+    Attributes:
+        name: path, or id for a process, a lease or a record.
+        key: identity in the runtime's records: container id, digest, reference, snapshot key, number of a directory.
+        scope: namespace of the key, or the snapshotter; empty for none.
+        namespace: namespace of a snapshot record; empty otherwise.
+        changed_at: its last change or its expiry; ``None`` if unknown.
+        size_bytes: its size; ``None`` if not measured.
+    """
+
+    kind: ObjectKind
+    name: str
+    key: str
+    scope: str = ""
+    namespace: str = ""
+    changed_at: datetime | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePaths:
+    """Directories of a containerd.
+
+    Attributes:
+        stores: snapshotter to directory, and the content store under the empty name.
+        cri: directories of the CRI plugin, persistent and volatile.
+        tasks: directories of the tasks, persistent and volatile.
+        address: path of its socket.
+    """
+
+    stores: Mapping[str, str] = field(default_factory=dict)
+    cri: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeRecords:
+    """The runtime's records in all its namespaces.
+
+    Attributes:
+        containers: namespace and id of each container.
+        cri_ids: ids of the containers and sandboxes that CRI lists.
+        digests: of all blobs.
+        ingests: namespace and reference of each blob being written.
+        snapshots: snapshotter, namespace and key of each snapshot.
+        leases: leases with an expiry time.
+    """
+
+    containers: frozenset[tuple[str, str]] = frozenset()
+    cri_ids: frozenset[str] = frozenset()
+    digests: frozenset[str] = frozenset()
+    ingests: frozenset[tuple[str, str]] = frozenset()
+    snapshots: frozenset[tuple[str, str, str]] = frozenset()
+    leases: tuple[RuntimeObject, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostObjects:
+    """The objects of a runtime on the host.
+
+    Attributes:
+        objects: in a fixed order.
+        directories: snapshotter to the numbers of its snapshots' directories, from its database; a snapshotter whose
+            database could not be read is missing, and its directories are not judged.
+        warnings: sources that could not be read.
+    """
+
+    objects: tuple[RuntimeObject, ...]
+    directories: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
