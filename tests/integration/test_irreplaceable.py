@@ -1,0 +1,59 @@
+"""Imported images on a node without a registry: kept under ``never``, removed after all others under ``last``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import images
+from tests.support.command import nodeagent
+from tests.support.containerd import LoopFs
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import ContainerdFactory
+    from tests.support.containerd import Containerd
+
+pytestmark = pytest.mark.real
+
+SIZE_BYTES = 8 << 20
+IMPORTED = {f"registry.example.com/imported/app-{number}:v1" for number in range(2)}
+ROUNDS = 3
+
+
+def add(containerd: Containerd, tag: str, *, pulled: bool) -> None:
+    layers = [images.blob(tag, SIZE_BYTES)]
+    archive = images.write_oci(containerd.base / "image.tar", images.image(tag, layers=layers))
+    containerd.import_images(archive, pulled=pulled)
+
+
+def collect(containerd: Containerd, irreplaceable: str) -> list[str]:
+    """Fill the image filesystem and run image GC; return the removed images in order."""
+    config = containerd.base / "nodeagent.toml"
+    config.write_text(
+        f'role = "standalone"\n[runtime]\nendpoint = "unix://{containerd.socket}"\n'
+        f'[state]\ndirectory = "{containerd.base}/agent-state"\n[image_gc]\nhigh_threshold_percent = 50\n'
+        f'low_threshold_percent = 10\nminimum_age = "0s"\nundo_window = "0s"\nirreplaceable = "{irreplaceable}"\n'
+    )
+    containerd.fill(20 << 20)
+    ended = nodeagent("gc", "images", "--yes", "-o", "json", "--config", str(config))
+    assert ended.returncode == 3, ended.stderr  # the low threshold cannot be reached
+    (containerd.root / "ballast").unlink()
+    return [each["name"] for each in json.loads(ended.stdout)["results"] if each["outcome"] == "done"]
+
+
+def test_imported_images_are_kept_or_removed_last_on_a_node_without_a_registry(
+    containerd_factory: ContainerdFactory,
+) -> None:
+    containerd = containerd_factory(imagefs=LoopFs(160))
+    for tag in sorted(IMPORTED):  # the least recently pulled
+        add(containerd, tag, pulled=False)
+    for number in range(ROUNDS):
+        pulled = {f"registry.example.com/pulled/app-{number}-{each}:v1" for each in range(2)}
+        for tag in sorted(pulled):
+            add(containerd, tag, pulled=True)
+        last = number == ROUNDS - 1
+        removed = collect(containerd, "last" if last else "never")
+        assert set(removed[:2]) == pulled
+        assert set(removed[2:]) == (IMPORTED if last else set())
