@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 ATTACKER_UID: Final = 54321
 FAILED: Final = 9
@@ -54,10 +55,16 @@ class Attacker:
 
 
 @pytest.fixture
-def attacker(tmp_path: Path) -> Attacker:
-    """Return a local user who can enter the test's directory."""
+def attacker() -> Attacker:
+    """Return a local user."""
     if os.geteuid() != 0:
         pytest.skip("only root can start processes of another user")
-    for each in (tmp_path, *tmp_path.parents[:2]):
-        each.chmod(0o755)
     return Attacker()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Return a directory that every user can enter; that of pytest is closed again by each later session."""
+    with tempfile.TemporaryDirectory(prefix="nodeagent-security-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

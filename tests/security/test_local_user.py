@@ -61,9 +61,9 @@ def swap_directory(path: Path) -> None:
     ids=["drop-in directory", "sticky drop-in directory", "drop-in", "file", "replaced file", "replaced directory"],
 )
 def test_configuration_that_a_local_user_could_write_is_refused(
-    tmp_path: Path, attacker: Attacker, opened: str, mode: int, attack: Callable[[Path], None]
+    place: Path, attacker: Attacker, opened: str, mode: int, attack: Callable[[Path], None]
 ) -> None:
-    etc = tmp_path / "etc"
+    etc = place / "etc"
     (etc / "config.d").mkdir(parents=True)
     for name in ("config.toml", "config.d/10.toml"):
         (etc / name).write_text("dry_run = true\n")
@@ -82,8 +82,8 @@ def test_configuration_that_a_local_user_could_write_is_refused(
         assert "not trusted" in (ended.stdout + ended.stderr).replace("\n", " ")
 
 
-def test_kubelet_of_a_local_user_receives_no_request(tmp_path: Path, attacker: Attacker) -> None:
-    received = tmp_path / "received"
+def test_kubelet_of_a_local_user_receives_no_request(place: Path, attacker: Attacker) -> None:
+    received = place / "received"
     received.mkdir()
     received.chmod(0o777)
     reading, ready = os.pipe()
@@ -104,8 +104,8 @@ def test_kubelet_of_a_local_user_receives_no_request(tmp_path: Path, attacker: A
     assert (received / "request").read_bytes() == b""
 
 
-def test_control_socket_of_a_local_user_receives_no_command(tmp_path: Path, attacker: Attacker) -> None:
-    shared = tmp_path / "shared"
+def test_control_socket_of_a_local_user_receives_no_command(place: Path, attacker: Attacker) -> None:
+    shared = place / "shared"
     shared.mkdir()
     shared.chmod(0o777)
     reading, ready = os.pipe()
@@ -127,13 +127,14 @@ def test_control_socket_of_a_local_user_receives_no_command(tmp_path: Path, atta
     assert (shared / "request").read_bytes() == b""
 
 
-async def test_state_and_control_socket_are_closed_to_a_local_user(tmp_path: Path, attacker: Attacker) -> None:
-    state = tmp_path / "state"
+async def test_state_and_control_socket_are_closed_to_a_local_user(place: Path, attacker: Attacker) -> None:
+    (place / "node").mkdir(mode=0o755)
+    state = place / "node" / "state"
     HoldFile(state).add(Hold("", "r/a:1", "why", "me", NOW, NOW), TRUSTED)
     PlanKeyFile(state).read_or_create()
     assert not attacker.can("-r", state)
     assert not any(attacker.can("-r", each) for each in state.iterdir())
-    async with serving(tmp_path) as node:
+    async with serving(place / "node") as node:
         node.path.parent.chmod(0o755)
         assert attacker.can("-e", node.path)
         assert not attacker.can("-r", node.path)
