@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401 - imported on first use, when another user may be unable to read it
+import getpass  # noqa: F401 - likewise
 import os
 import socket
 import sqlite3
