@@ -134,6 +134,8 @@ async def test_table_of_the_daemon_equals_that_of_a_direct_reading(
         re.sub(r"\d+(\.\d+)?", "N", table).replace(str(node.config.parent / "state"), "the agent's history")
         for table in tables
     ]
+    if words.startswith("du"):  # directories of the filesystem that the test shares with others
+        shown = [re.sub(r"^ +/.*\n", "", table, flags=re.MULTILINE) for table in shown]
     assert shown[0] == shown[1]
 
 

@@ -94,7 +94,7 @@ _READINGS = "nodeagent.daemon.control.readings."
         ("Images", None, f"{_COLLECTOR}plans_for"),
         ("Images", None, f"{_LISTS}list_header"),
         ("Images", None, f"{_READINGS}encode_line"),
-        ("Images", None, "nodeagent.runtime.storage_graph._resolve"),
+        ("Images", None, "nodeagent.runtime.storage_graph.resolve_images"),
         ("Images", None, "nodeagent.runtime.metadata_graph.Stored"),
         ("ImageLayers", None, f"{_LISTS}sharing_tree"),
         ("Containers", None, f"{_LISTS}list_header"),
