@@ -44,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SKIPPED] = {}
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the long tests except in a campaign."""
+    if "NODEAGENT_TEST_RUNS" in os.environ:
+        return
+    long = [each for each in items if each.get_closest_marker("long") is not None]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [each for each in items if each not in long]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("real") is None:
         return

@@ -318,7 +318,7 @@ async def test_crash_in_each_phase_kills_no_pod_without_term(place: Place, what:
 
 
 @pytest.mark.campaign
-@pytest.mark.skipif(not CAMPAIGN, reason="part of make campaign-shutdown")
+@pytest.mark.long
 async def test_frozen_shim_delays_neither_its_pod_nor_the_release(place: Place) -> None:
     running = run_pods(place.pods, place.image, 8, (AT_ONCE, TWO_SECONDS))
     frozen = running[f"b1-1-{TWO_SECONDS}"]
@@ -339,7 +339,7 @@ async def test_frozen_shim_delays_neither_its_pod_nor_the_release(place: Place) 
 
 
 @pytest.mark.campaign
-@pytest.mark.skipif(not CAMPAIGN, reason="part of make campaign-shutdown")
+@pytest.mark.long
 @pytest.mark.parametrize("crashed", [False, True], ids=["agent-runs", "agent-crashes"])
 @pytest.mark.parametrize("frozen_s", [3, 60])
 async def test_frozen_runtime_delays_no_term(place: Place, frozen_s: float, crashed: bool) -> None:
