@@ -42,6 +42,7 @@ from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
 from nodeagent.telemetry import logging as log
+from tests.support.other_user import UNPRIVILEGED_UID, as_other_user
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -54,7 +55,6 @@ MEMBER = Peer(2, 4711, frozenset({4711, GROUP}))
 STRANGER = Peer(3, 4712, frozenset({4712}))
 IMAGE = "registry.example/app:v1"
 GROUP_NAME = "group-of-the-test"
-UNPRIVILEGED_UID = 65534
 MEMBERS_GROUP = 4711 if os.geteuid() == 0 else os.getgid()
 """Group of the unprivileged member; as root any number, also one without an existing group."""
 
@@ -248,11 +248,10 @@ def _unprivileged() -> Iterator[None]:
     groups, own = os.getgroups(), os.getegid()
     os.setgroups([MEMBERS_GROUP])
     os.setegid(UNPRIVILEGED_UID)
-    os.seteuid(UNPRIVILEGED_UID)
     try:
-        yield
+        with as_other_user():
+            yield
     finally:
-        os.seteuid(0)
         os.setegid(own)
         os.setgroups(groups)
 

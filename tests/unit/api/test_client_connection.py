@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.api.client import ControlClient, DaemonRefusedError, DaemonUnavailableError
+from tests.support.other_user import as_other_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,11 +120,8 @@ def test_stream_cut_by_a_stop_of_the_daemon_is_a_lost_connection(listener: socke
 def test_server_of_another_user_receives_no_request(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "s"))
-        os.seteuid(54321)
-        try:
+        with as_other_user(54321):
             bound.listen()
-        finally:
-            os.seteuid(0)
         with pytest.raises(DaemonRefusedError, match=r"uid 54321 is listening, not root; check control\.socket"):
             ControlClient(tmp_path / "s").call("Pause", {"seconds": 60, "why": "maintenance"})
         with bound.accept()[0] as connection:

@@ -7,7 +7,7 @@ import getpass  # noqa: F401 - likewise
 import os
 import socket
 import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,9 @@ from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.plan.node_checks import Verdict
 from tests.support.kubelet_tree import add_process, make_node
+from tests.support.other_user import as_other_user
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
@@ -139,15 +139,6 @@ def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_p
     assert findings["journal"].verdict is Verdict.OK
     assert findings["runtime"].verdict is Verdict.PROBLEM
     assert findings["runtime"].fix
-
-
-@contextmanager
-def as_other_user() -> Iterator[None]:
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop to another user")

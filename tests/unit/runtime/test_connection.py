@@ -22,6 +22,7 @@ from nodeagent.errors import (
 from nodeagent.runtime.connection import K3S_SOCKET as K3S
 from nodeagent.runtime.connection import Method, RuntimeConnection, discover_endpoint
 from nodeagent.runtime.cri import CriClient
+from tests.support.other_user import UNPRIVILEGED_UID, as_other_user
 from tests.unit.runtime.conftest import Fake, cri_handlers, serving
 
 if TYPE_CHECKING:
@@ -233,9 +234,8 @@ async def test_missing_permission_is_reported(socket: Path) -> None:
     socket.parent.chmod(0o755)
     async with serving(socket, *cri_handlers(fake)), RuntimeConnection(str(socket)) as connection:
         os.chmod(socket, 0o600)  # noqa: PTH101 - does not block on a temporary file
-        os.seteuid(65534)
-        try:
-            with pytest.raises(RuntimeUnavailableError, match="permission denied for user 65534"):
-                await connection.unary(VERSION, api.VersionRequest())
-        finally:
-            os.seteuid(0)
+        with (
+            as_other_user(),
+            pytest.raises(RuntimeUnavailableError, match=f"permission denied for user {UNPRIVILEGED_UID}"),
+        ):
+            await connection.unary(VERSION, api.VersionRequest())

@@ -7,14 +7,17 @@ import hmac
 import json
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nodeagent.api import requests as api
 from nodeagent.plan.gc.saved_plan import unseal
 from nodeagent.store.plan_key import FILE_NAME, PlanKeyFile
-from tests.unit.control_node import UNPRIVILEGED_UID, Node
+from tests.support.other_user import UNPRIVILEGED_UID
+
+if TYPE_CHECKING:
+    from tests.unit.control_node import Node
 
 
 async def test_saved_plan_is_applied_with_drift_and_refused_once_changed(node: Node) -> None:
