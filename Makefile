@@ -52,7 +52,7 @@ integration: ## integration tests on a real containerd
 
 campaign-eviction: ## as root: evictions under disk pressure on a real containerd, RUNS times each (10)
 	@.ci/setup dev real
-	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest tests/integration/test_eviction.py -m campaign
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest --timeout 0 tests/integration/test_eviction.py -m campaign
 
 fuzz: ## fuzz all inputs of other users and programs for MINUTES (30), guided by coverage where atheris is available
 	@.ci/setup dev
@@ -61,20 +61,20 @@ fuzz: ## fuzz all inputs of other users and programs for MINUTES (30), guided by
 
 campaign-kill: ## as root: passes killed by SIGKILL on a real containerd, RUNS times (200)
 	@.ci/setup dev real
-	NODEAGENT_TEST_RUNS=$(or $(RUNS),200) $(BIN)/python -m pytest tests/integration/test_kill.py -m campaign
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),200) $(BIN)/python -m pytest --timeout 0 tests/integration/test_kill.py -m campaign
 
 campaign-removal: ## as root: image removals against concurrent use, kills and restarts, RUNS rounds (100); REMOVAL=agent,kubelet,at-once
 	@.ci/setup dev real
-	NODEAGENT_TEST_RUNS=$(or $(RUNS),100) NODEAGENT_TEST_REMOVAL=$(or $(REMOVAL),agent) NODEAGENT_TEST_SEED=$(or $(SEED),0) $(BIN)/python -m pytest -s -m campaign \
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),100) NODEAGENT_TEST_REMOVAL=$(or $(REMOVAL),agent) NODEAGENT_TEST_SEED=$(or $(SEED),0) $(BIN)/python -m pytest --timeout 0 -s -m campaign \
 		tests/integration/test_removal_races.py tests/integration/test_removal_interruptions.py
 
 campaign-shutdown: ## as root: shutdowns of up to 40 pods with crashes of agent and containerd, on a real containerd
 	@.ci/setup dev real
-	NODEAGENT_TEST_RUNS=1 $(BIN)/python -m pytest -s tests/integration/test_shutdown.py
+	NODEAGENT_TEST_RUNS=1 $(BIN)/python -m pytest --timeout 0 -s tests/integration/test_shutdown.py
 
 campaign-clocks: ## random sequences of clocks, gaps and restarts against removal by age, EXAMPLES of them (20000)
 	@.ci/setup dev
-	NODEAGENT_TEST_EXAMPLES=$(or $(EXAMPLES),20000) $(BIN)/python -m pytest tests/unit/store/test_clock_properties.py
+	NODEAGENT_TEST_EXAMPLES=$(or $(EXAMPLES),20000) $(BIN)/python -m pytest --timeout 0 tests/unit/store/test_clock_properties.py
 
 soak: ## as root: a daemon under churn and one without its runtime for MINUTES (60); fails if memory, descriptors or threads grow beyond their bounds
 	@.ci/setup dev real
@@ -89,7 +89,7 @@ test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 an
 
 test-node: ## node tests: systemd, cgroup v2 and containerd in a virtual machine (SHORT=1 skips the long ones)
 	@.ci/setup dev node
-	$(BIN)/python -m pytest tests/node $(if $(SHORT),-m "not long")
+	$(BIN)/python -m pytest --timeout 2400 tests/node $(if $(SHORT),-m "not long")
 
 bench: ## measure the budgets; prints a table
 	@.ci/setup dev
