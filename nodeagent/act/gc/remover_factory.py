@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nodeagent.act.gc.image_transaction import TransactionalImageRemover
 from nodeagent.act.gc.leak_removal import LeakRemover
 from nodeagent.act.gc.pod_log_removers import LogLinkRemover, PodLogRemover
 from nodeagent.act.gc.recheck import RuntimeReader
 from nodeagent.act.gc.removers import ContainerRemover, ImageRemover, SandboxRemover
 from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, HURRIED_SETTLE_S
+from nodeagent.act.gc.transactional_remover import TransactionalImageRemover
 from nodeagent.host import podlogs
 from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.decision import ItemKind

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent._proto.runtime.v1 import api_pb2
-from nodeagent.act.gc import image_transaction, measurement
+from nodeagent.act.gc import measurement, transactional_remover
 from nodeagent.act.gc.outcomes import Outcome, PassReport
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.errors import NodeAgentError
@@ -157,7 +157,7 @@ async def open_removals(made: Rig) -> tuple[OpenRemoval, ...]:
 async def test_names_are_deleted_during_the_collection_of_the_transaction_before(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_transaction, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PART", 1)
     async with rig(bulk=True, undo_window=timedelta()) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         collected = asyncio.Event()
@@ -174,7 +174,7 @@ async def test_runtime_lost_after_some_transactions_of_a_batch_reports_the_image
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
-    monkeypatch.setattr(image_transaction, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PART", 1)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}
@@ -192,7 +192,7 @@ async def test_runtime_lost_after_some_transactions_of_a_batch_reports_the_image
 async def test_interrupted_transaction_that_cannot_be_restored_yet_does_not_delay_others(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_transaction, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PART", 1)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         before = set(made.node.store.names)
@@ -211,7 +211,7 @@ async def test_interrupted_transaction_that_cannot_be_restored_yet_does_not_dela
 
 
 async def test_stop_during_a_batch_begins_no_further_transaction(rig: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_transaction, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PART", 1)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         stop = asyncio.Event()
@@ -241,7 +241,7 @@ def whole(made: Rig, names: dict[str, set[str]]) -> tuple[set[str], set[str]]:
     second=st.none() | st.tuples(st.sampled_from(CHANGES), st.integers(0, 40), st.booleans()),
     used=st.none() | st.integers(0, 20),
     restarted=st.booleans(),
-    part=st.sampled_from([1, 2, image_transaction.PART]),
+    part=st.sampled_from([1, 2, transactional_remover.PART]),
 )
 async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_lease(  # noqa: PLR0917
     rig: Opener,
@@ -253,7 +253,7 @@ async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_leas
     part: int,
 ) -> None:
     monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
-    monkeypatch.setattr(image_transaction, "PART", part)
+    monkeypatch.setattr(transactional_remover, "PART", part)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}

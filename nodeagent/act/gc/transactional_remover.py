@@ -1,0 +1,281 @@
+"""Removal of images by their names: in transactions where the content can be leased, through CRI otherwise.
+
+Every CRI RemoveImage runs a garbage collection of its own, and each collection walks all of containerd's metadata. One
+for all images would be the shortest work, but not the shortest time: a collection removes the snapshots one after the
+other, each with a write to the disk, and so does the deletion of the names before it. So a batch has several
+transactions, and each deletes its names during the wait and the collection of the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from nodeagent.act.gc.image_transaction import Candidate, TransactionServices, begin
+from nodeagent.act.gc.name_owners import conflict, names_by_image, owners_by_target
+from nodeagent.act.gc.outcomes import Outcome, Result
+from nodeagent.act.gc.removers import FreshReader, ImageRemover, changed_since
+from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, Waits
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.runtime.containerd_facts import is_pinned
+from nodeagent.runtime.image_leases import MAX_LABELS_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from nodeagent.act.gc.image_transaction import ImageTransaction, NameActions
+    from nodeagent.act.gc.removers import RuntimeActions
+    from nodeagent.act.gc.undo_terms import UndoTerms
+    from nodeagent.clock import Clock
+    from nodeagent.model import Hold, Image, NodeSnapshot
+    from nodeagent.plan.decision import Decision
+    from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.runtime.storage_backend import RemovalRecords
+
+T = TypeVar("T")
+
+BATCH: Final = 200
+"""Maximum number of images per call."""
+
+PART: Final = 50
+"""Maximum number of images per transaction."""
+
+_LISTED_WITHIN_S: Final = 20.0  # containerd 2's CRI service processes hundreds of deletions with seconds of delay
+_FIRST_WAIT_S: Final = 0.02
+_LAST_WAIT_S: Final = 1.0
+
+
+class TransactionReader(FreshReader, Protocol):
+    """Readings for transactions."""
+
+    async def listed_images(self) -> Mapping[str, Image]:
+        """Return the images that CRI lists, by id."""
+
+    async def image_ids(self) -> frozenset[str]:
+        """Return the id of every image that CRI lists."""
+
+
+class TransactionalImageRemover(ImageRemover):
+    """Removes images by their names, many per transaction, each behind the guard of :class:`ImageRemover`.
+
+    Without a lease, or if CRI still lists removed images, the remaining images are removed through CRI, one by one.
+
+    Attributes:
+        batch_size: maximum number of images per call of :meth:`remove_many`.
+    """
+
+    batch_size = BATCH
+
+    def __init__(  # noqa: PLR0913 - the guard's arguments and the image service
+        self,
+        reader: TransactionReader,
+        actions: RuntimeActions,
+        policy: ImageGCPolicy,
+        template: NodeSnapshot,
+        *,
+        clock: Clock,
+        read_holds: Callable[[], tuple[Hold, ...]],
+        names: NameActions,
+        records: RemovalRecords,
+        settle_s: float = DEFAULT_SETTLE_S,
+        undo: UndoTerms | None = None,
+    ) -> None:
+        """Compose the remover; see :class:`ImageRemover` for the guard's arguments.
+
+        ``names`` deletes names, ``records`` has the leases and the creations in progress; ``settle_s`` is the maximum
+        wait for these, once per transaction; ``undo`` is the undo window of the removals, if any.
+        """
+        super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
+        self._transaction_reader = reader
+        self._services = TransactionServices(
+            names=names,
+            records=records,
+            keep_reasons=self._keep_reasons,
+            clock=clock,
+            waits=Waits(clock),
+            settle_s=settle_s,
+            undo_terms=undo,
+        )
+        self._unconfirmed: list[Result] = []
+        self._works = True
+
+    @property
+    def settled_s(self) -> float:
+        """Time so far in which every transaction waited for creations in progress, in seconds."""
+        return self._services.waits.total_s
+
+    async def remove_many(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
+        """Remove several images in transactions; skip images that are by now removed, in use or otherwise kept.
+
+        Args:
+            decisions: the removals.
+            stop: when set, no further image is begun; the transactions are completed for the others.
+
+        Returns:
+            The result of each image, or the error of its removal, in order.
+
+        Raises:
+            RuntimeUnavailableError: the runtime is unavailable; an open transaction is restored by the next pass.
+        """
+        if not self._works:
+            return await self._through_cri(decisions, stop)
+        chosen = await _catch(self._candidates(decisions))
+        if isinstance(chosen, NodeAgentError):  # once more: it would fail the whole batch
+            chosen = await _catch(self._candidates(decisions))
+        if isinstance(chosen, NodeAgentError):
+            return [chosen] * len(decisions)
+        results, candidates = chosen
+        if candidates:
+            results |= await self._transact_all(candidates, stop)
+        return [results[each.id] for each in decisions]
+
+    async def _transact_all(
+        self, candidates: Sequence[Candidate], stop: asyncio.Event
+    ) -> dict[str, Result | NodeAgentError]:
+        """Run the transactions of a batch; each begins when the one before has deleted its names.
+
+        Raises:
+            RuntimeUnavailableError: the runtime became unavailable in every transaction. After other transactions the
+                result of their images is exact; the error is then that of the images of the interrupted ones.
+        """
+        parts = [candidates[start : start + PART] for start in range(0, len(candidates), PART)]
+        deletion = asyncio.Lock()
+        ended = await asyncio.gather(*(_caught(self._transact(part, stop, deletion)) for part in parts))
+        lost = [each for each in ended if isinstance(each, RuntimeUnavailableError)]
+        if len(lost) == len(parts):
+            raise lost[0]
+        results: dict[str, Result | NodeAgentError] = {}
+        for part, each in zip(parts, ended, strict=True):
+            ids = [candidate.decision.id for candidate in part]
+            results |= dict.fromkeys(ids, each) if isinstance(each, NodeAgentError) else each
+        return results
+
+    async def _candidates(
+        self, decisions: Sequence[Decision]
+    ) -> tuple[dict[str, Result | NodeAgentError], list[Candidate]]:
+        """Return the results of images that are not removed, and the others with their names."""
+        listed, stored = await asyncio.gather(
+            self._transaction_reader.listed_images(), self._services.records.leases.list_names()
+        )
+        names = names_by_image([listed[each.id] for each in decisions if each.id in listed], stored)
+        images = {
+            image_id: replace(listed[image_id], pinned=listed[image_id].pinned or any(is_pinned(n.stored) for n in own))
+            for image_id, own in names.items()
+        }
+        kept = await self._keep_reasons(images, decisions) if images else {}
+        owners = owners_by_target(listed.values(), stored)
+        results: dict[str, Result | NodeAgentError] = {}
+        candidates: list[Candidate] = []
+        recorded_bytes = 0
+        for decision in decisions:
+            image = images.get(decision.id)
+            if image is None:
+                results[decision.id] = Result(decision, Outcome.GONE, "already removed")
+                continue
+            own = names[image.id]
+            recorded_bytes += sum(len(each.encoded) for each in own) * 4 // 3
+            reason = (
+                kept.get(image.id)
+                or changed_since(self._template.observed_at, (each.stored for each in own), self._clock.now())
+                or conflict(image.id, own, owners)
+            )
+            if reason:
+                results[decision.id] = Result(decision, Outcome.CHANGED, f"kept: {reason}")
+            elif not any(each.is_id for each in own) or recorded_bytes > MAX_LABELS_BYTES:
+                results[decision.id] = await _catch(self.remove(decision))  # not as CRI stores images, or too large
+            else:
+                candidates.append(Candidate(decision, image, own))
+        return results, candidates
+
+    async def _transact(
+        self, candidates: Sequence[Candidate], stop: asyncio.Event, deletion: asyncio.Lock
+    ) -> dict[str, Result | NodeAgentError]:
+        """Remove images in one transaction; ``deletion`` is held until their names are deleted."""
+        decisions = [each.decision for each in candidates]
+        with self._services.waits.working():
+            async with deletion:
+                transaction = await self._begin(candidates) if self._works and not stop.is_set() else None
+                if transaction is None:
+                    removed = await self._through_cri(decisions, stop)
+                    return {decision.id: each for decision, each in zip(decisions, removed, strict=True)}
+                await transaction.delete_names(stop)
+            await transaction.restore_used()
+            removals = await transaction.release()
+            self._unconfirmed.extend(removals)
+            return transaction.results
+
+    async def _begin(self, candidates: Sequence[Candidate]) -> ImageTransaction | None:
+        transaction = await begin(self._services, candidates, self._template.clock)
+        self._works = self._works and transaction is not None
+        return transaction
+
+    async def _through_cri(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
+        return [
+            Result(each, Outcome.NOT_ATTEMPTED, "pass stopped") if stop.is_set() else await _catch(self.remove(each))
+            for each in decisions
+        ]
+
+    async def finish(self) -> tuple[Result, ...]:
+        """Verify that CRI no longer lists the removed images.
+
+        Returns:
+            The results of images that CRI still listed, after their removal through CRI.
+        """
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        if not unconfirmed:
+            return ()
+        listed = await self._still_listed({result.decision.id for result in unconfirmed})
+        if not listed:
+            return ()
+        self._works = False
+        return tuple([await self._remove_listed(each) for each in unconfirmed if each.decision.id in listed])
+
+    async def _still_listed(self, deleted: set[str]) -> frozenset[str]:
+        """Return the ids that CRI still lists after a bounded wait, or lists again.
+
+        containerd's CRI service processes deletions from events, so it lists images for a while. There is no wait for
+        images that have a name again.
+        """
+        listed = deleted & await self._transaction_reader.image_ids()
+        named = {each.name for each in await self._services.names.get_image_names(sorted(listed))}
+        stale, waited_s, wait_s = listed - named, 0.0, _FIRST_WAIT_S
+        while stale and waited_s < _LISTED_WITHIN_S:
+            await asyncio.sleep(wait_s)
+            waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
+            stale &= await self._transaction_reader.image_ids()
+        return frozenset(stale | named)
+
+    async def _remove_listed(self, result: Result) -> Result:
+        """Return the result of an image that CRI still lists: kept if pulled again, else removed through CRI."""
+        try:
+            image, names = await self._reader.image_and_names(result.decision.id)
+            if image is None:
+                return result
+            if names:
+                return replace(result, outcome=Outcome.CHANGED, detail="kept: named again during the removal")
+            removed = await self.remove(result.decision)
+        except RuntimeUnavailableError:
+            raise
+        except NodeAgentError as error:
+            return replace(result, outcome=Outcome.FAILED, detail=str(error))
+        detail = removed.detail or "still listed by CRI after its names were deleted; removed through CRI"
+        return replace(removed, detail=detail, duration_s=result.duration_s)
+
+
+async def _catch(work: Coroutine[object, object, T]) -> T | NodeAgentError:
+    """Return the result of ``work``, or its error unless the runtime is unavailable."""
+    try:
+        return await work
+    except RuntimeUnavailableError:
+        raise
+    except NodeAgentError as error:
+        return error
+
+
+async def _caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
+    """Return the result of ``work``, or its error."""
+    try:
+        return await work
+    except NodeAgentError as error:
+        return error
