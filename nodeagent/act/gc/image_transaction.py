@@ -24,7 +24,7 @@ from nodeagent.runtime.metadata_graph import SNAPSHOTS
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from nodeagent.act.gc.settling import Waits
@@ -222,8 +222,8 @@ class ImageTransaction:
                 self.results[decision.id] = Result(decision, Outcome.CHANGED, detail)
                 return
             self._deleted[image_id] = candidate
-            await asyncio.gather(*(self._delete_name(each) for each in candidate.names if not each.is_id))
-            await asyncio.gather(*(self._delete_name(each) for each in candidate.names if each.is_id))
+            await _all_done(self._delete_name(each) for each in candidate.names if not each.is_id)
+            await _all_done(self._delete_name(each) for each in candidate.names if each.is_id)
         except RuntimeUnavailableError:
             raise
         except NodeAgentError as error:
@@ -316,6 +316,19 @@ class ImageTransaction:
 
 def _identity(name: StoredImage) -> tuple[object, ...]:
     return name.name, name.target, name.created, name.updated
+
+
+async def _all_done(calls: Iterable[Coroutine[object, object, object]]) -> None:
+    """Wait for all calls, then raise their most uncertain error: runtime unavailable, timed out, any other.
+
+    Without the wait, a deletion still in progress after the error of another one could take effect after the restore.
+    """
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    errors = [each for each in done if isinstance(each, BaseException)]
+    for kind in (RuntimeUnavailableError, RuntimeTimeoutError, BaseException):
+        for each in errors:
+            if isinstance(each, kind):
+                raise each
 
 
 def _restored_text(restored: Restored) -> str:

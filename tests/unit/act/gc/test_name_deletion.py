@@ -1,0 +1,42 @@
+"""Deletion of an image's names, of which some fail and others take effect late."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.act.gc.outcomes import Outcome
+from nodeagent.plan.gc.scope import Scope
+
+if TYPE_CHECKING:
+    from tests.unit.act.conftest import Opener
+
+_LATE_S = 0.2
+
+
+@pytest.mark.parametrize("status", ["INTERNAL", "DEADLINE_EXCEEDED"])
+async def test_name_deleted_after_the_failed_deletion_of_another_one_is_restored(rig: Opener, status: str) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        before = set(made.node.store.names)
+        first = next(each.id for each in preview.removals if len(made.node.names_of(each.id)) > 2)
+        failed, late = sorted(set(made.node.names_of(first)) - {first})[:2]
+        decided = asyncio.Event()
+
+        async def until_decided() -> None:
+            """Delay the deletion beyond the decision, or by a bounded time if the decision waits for it."""
+            with suppress(TimeoutError):
+                await asyncio.wait_for(decided.wait(), _LATE_S)
+
+        made.server.faults.fail("Images.Delete", target=failed, status=status)
+        made.server.faults.before("Images.Delete", until_decided, target=late)
+        made.server.faults.before("Leases.Delete", decided.set)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert {each.decision.id: each.outcome for each in report.results}[first] is Outcome.FAILED
+        made.node.collect_garbage()
+        await made.recovery.run()
+        assert set(made.node.names_of(first)) == {each for each in before if each in {first, failed, late}}
+        assert not made.node.store.leases
