@@ -26,7 +26,6 @@ UNSPLIT: Final = {
     "nodeagent/daemon/eviction/eviction_pass.py:EvictionPass": 12,
     "nodeagent/observe/pods.py:PodReader": 12,
     "nodeagent/plan/pods/facts.py:_Merger": 12,
-    "nodeagent/store/pass_history.py": 450,
     "tests/unit/act/gc/test_image_transaction.py": 560,
     "tests/unit/cli/test_commands.py": 480,
     "tests/unit/daemon/eviction/test_loop.py": 940,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.store.history import History, PastAction, PastPass
-    from nodeagent.store.pass_history import Retention
+    from nodeagent.store.pass_records import Retention
 
 WRITTEN_WITHIN_S: Final = 5.0
 """Maximum wait of a pass for a record; a slower disk delays no removal further."""

@@ -26,16 +26,13 @@ from nodeagent.store.pass_history import (
     PASS_INDEXES,
     PASS_TABLES,
     SETTLE_TABLE,
-    CountedPass,
-    PastAction,
-    PastPass,
-    Retention,
     count_passes,
     has_passes,
     insert_pass,
     prune_passes,
     read_passes,
 )
+from nodeagent.store.pass_records import CountedPass, PastAction, PastPass, Retention
 from nodeagent.store.sqlite import (
     BROKEN,
     check,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nodeagent.model.process import ProcessIdentity
-    from nodeagent.store.pass_history import PastAction, PastPass
+    from nodeagent.store.pass_records import PastAction, PastPass
 
 
 class UnfinishedPass:

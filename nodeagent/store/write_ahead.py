@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
-    from nodeagent.store.pass_history import PastAction, PastPass
+    from nodeagent.store.pass_records import PastAction, PastPass
 
 WRITER_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS writers (pass_id TEXT PRIMARY KEY NOT NULL REFERENCES passes (id) ON DELETE CASCADE,"

@@ -1,0 +1,108 @@
+"""Records of passes and the limits of their number, age and size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class PastAction:
+    """One planned removal and its outcome.
+
+    Attributes:
+        kind: kind of the item, as in a plan.
+        item_id: the runtime's id, or the name of a log.
+        name: name for display.
+        references: further names of an image.
+        outcome: outcome, as in a report.
+        detail: cause of the outcome; may be empty.
+        reason: code of the reason for the removal, in the words of the version that recorded it.
+        sentence: the reason as a sentence.
+        frees_bytes: bytes that the removal was predicted to free; ``None`` if unknown.
+        duration_s: duration of the removal.
+    """
+
+    kind: str
+    item_id: str
+    name: str
+    references: tuple[str, ...]
+    outcome: str
+    detail: str
+    reason: str
+    sentence: str
+    frees_bytes: int | None
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PastPass:
+    """A recorded pass.
+
+    Attributes:
+        id: id of the pass.
+        started_at: start, aware UTC.
+        trigger: ``interval``, ``once``, ``command``, ``apply``, ``leaks`` or ``eviction``.
+        scope: kinds of items.
+        plan_id: id of its first plan.
+        dry_run: whether removals were only reported.
+        result: result, as in a report.
+        detail: cause of the result, such as the shortfall.
+        predicted_bytes: bytes that the completed removals were predicted to free.
+        freed_bytes: measured bytes; ``None`` without a measurement.
+        percent_before: usage of the image filesystem before the pass; ``None`` without a reading.
+        percent_after: usage of the image filesystem after the pass; ``None`` without a reading.
+        actions: all planned removals.
+        eviction: JSON document of an eviction; empty for other passes.
+        settled_s: part of the duration spent waiting for container creations in progress.
+    """
+
+    id: str
+    started_at: datetime
+    duration_s: float
+    trigger: str
+    scope: str
+    plan_id: str
+    dry_run: bool
+    result: str
+    detail: str
+    predicted_bytes: int
+    freed_bytes: int | None
+    percent_before: int | None
+    percent_after: int | None
+    actions: tuple[PastAction, ...] = ()
+    eviction: str = ""
+    settled_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPass:
+    """A recorded pass without its actions.
+
+    Attributes:
+        past: the pass; its actions and the document of an eviction are empty.
+        removed: number of removed items.
+        planned: number of planned removals.
+    """
+
+    past: PastPass
+    removed: int
+    planned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Limits of the history.
+
+    Attributes:
+        maximum_age: passes that started earlier are dropped; passes of the daemon without removals after a day.
+        maximum_bytes: the oldest passes are dropped while the file is larger.
+        maximum_records: the oldest passes, and the oldest node stops, are dropped while there are more; 0 for no limit.
+    """
+
+    maximum_age: timedelta
+    maximum_bytes: int
+    maximum_records: int = 10_000
