@@ -23,7 +23,6 @@ ATTRIBUTES: Final = 10
 PARAMETERS: Final = 7
 
 UNSPLIT: Final = {
-    "nodeagent/daemon/eviction/eviction_pass.py:EvictionPass": 12,
     "nodeagent/observe/pods.py:PodReader": 12,
     "nodeagent/plan/pods/facts.py:_Merger": 12,
     "tests/unit/act/gc/test_image_transaction.py": 560,

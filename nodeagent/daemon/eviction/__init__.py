@@ -2,7 +2,8 @@
 
 ``composition`` makes the loop. ``loop`` schedules passes, at an interval that depends on the distance to the
 thresholds and at once when a PSI trigger fires. ``eviction_pass`` is one pass: it evicts at most one pod, and no second
-one for a resource with an outstanding effect. ``signal_monitor`` and ``pod_monitor`` observe, ``reporting`` logs.
+one for a resource with an outstanding effect. Its two actions are ``node_reclaim`` and ``pod_eviction``, each followed
+by ``effect_wait``. ``signal_monitor`` and ``pod_monitor`` observe, ``reporting`` logs.
 
 Rejected: a task for each threshold, since two tasks could evict two pods for one shortage.
 """

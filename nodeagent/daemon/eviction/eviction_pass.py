@@ -1,4 +1,4 @@
-"""One eviction pass: node-level reclaim, the choice of a pod, its eviction, and the wait for the effect."""
+"""One eviction pass: node-level reclaim, then the choice of a pod and its eviction."""
 
 from __future__ import annotations
 
@@ -6,29 +6,22 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
-from nodeagent.act.gc.progress import new_pass_id
-from nodeagent.daemon.eviction import LOOP_NAME
+from nodeagent.act.eviction.evictor import EvictionOutcome
+from nodeagent.daemon.eviction.effect_wait import EffectWait
 from nodeagent.daemon.eviction.node_reclaim import NodeReclaim
-from nodeagent.daemon.eviction.pass_result import NO_VICTIM, EvictionRecord, PassResult
-from nodeagent.daemon.eviction.reporting import eviction_fields
-from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.daemon.eviction.pass_result import NO_VICTIM, PassResult
+from nodeagent.daemon.eviction.pod_eviction import PodEviction, relieves_disk
 from nodeagent.plan.decision import ReasonCode
-from nodeagent.plan.eviction.effects import VISIBLE_WITHIN_S, effects_of_eviction, shortage_of
 from nodeagent.plan.eviction.planner import plan_eviction
-from nodeagent.plan.eviction.poll_interval import SOONEST_S
 from nodeagent.plan.eviction.signals import MEANINGS
-from nodeagent.plan.eviction.state import record_eviction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
     from nodeagent.model.pods import PodInventory
     from nodeagent.observe.eviction_signals import SignalReadings
-    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.planner import EvictionPlan
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.reclaim import ReclaimStep
@@ -36,7 +29,6 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
-SLACK_S: Final = 60.0
 _MAX_FAILED: Final = 5
 _FAILED_KEPT_S: Final = 600.0
 _FAILED_ATTEMPTS: Final = 2
@@ -90,12 +82,11 @@ class EvictionPass:
         self._context = context
         self._policy = policy
         self._actions = actions
-        self._signals = monitors.signals
-        self._pods = monitors.pods
-        self._reporter = monitors.reporter
+        self._monitors = monitors
         self._attempts = attempts
         self._stop = stop
         self._node_reclaim = NodeReclaim(context, actions, monitors)
+        self._effect_wait = EffectWait(context, actions, monitors.signals)
         self._reclaimed: set[ReclaimStep] = set()
         self._without_victim: frozenset[Threshold] = frozenset()
 
@@ -145,14 +136,14 @@ class EvictionPass:
     async def _reclaim(self, evaluation: Evaluation) -> EvictionPlan:
         """Run the reclaim steps, each measured before the next; return the plan that remains."""
         while True:
-            plan = await self._plan(evaluation, await self._signals.read(), None, {})
+            plan = await self._plan(evaluation, await self._monitors.signals.read(), None, {})
             if not plan.reclaim or plan.selected is None or self._stop.is_set():
                 return plan
             step = plan.reclaim[0]
             if step not in self._attempts.dry_run_steps and not await self._run_step(step, plan.selected):
                 return plan
             self._reclaimed.add(step)
-            await self._wait_for_effect(plan)
+            await self._effect_wait.wait(plan)
             if self._actions.dry_run:
                 self._attempts.dry_run_steps.add(step)
 
@@ -163,24 +154,25 @@ class EvictionPass:
         """Evict the first pod in eviction order that can be stopped."""
         started_at = self._context.clock.now()
         excluded = self._attempts.excluded(self._context.clock.monotonic_s())
+        eviction = PodEviction(self._context, self._actions, self._monitors, self._effect_wait)
         for _ in range(_MAX_FAILED):
             if self._stop.is_set():
                 break
-            pods = await (self._measure_pods() if with_disk else self._pods.read_urgently())
+            pods = await (self._measure_pods() if with_disk else self._monitors.pods.read_urgently())
             if pods is None:
                 return PassResult.URGENT
-            readings = await self._signals.read(filesystems=with_disk)
+            readings = await self._monitors.signals.read(filesystems=with_disk)
             plan = await self._plan(evaluation, readings, pods, excluded)
             if plan.victim is None:
                 return self._without_pod(plan)
             if await self._is_cancelled():
                 return PassResult.CALLED_OFF
-            result = await self._evict(started_at, plan, plan.victim, pods, readings)
+            result = await eviction.run(started_at, plan, plan.victim, pods, readings)
             if result.outcome in _ENDS_THE_PASS:
                 return PassResult(result.outcome.value)
             uid = plan.victim.pod.uid
             excluded[uid] = result.detail
-            if result.outcome is EvictionOutcome.FAILED and _relieves_disk(plan.victim):
+            if result.outcome is EvictionOutcome.FAILED and relieves_disk(plan.victim):
                 self._attempts.failed_s.setdefault(uid, []).append(self._context.clock.monotonic_s())
                 break  # the pod may still end, so that its effect is outstanding; memory pressure permits no such wait
         return PassResult.FAILED
@@ -191,10 +183,10 @@ class EvictionPass:
 
     async def _measure_pods(self) -> PodInventory | None:
         """Return the pods with their disk usage; ``None`` if a hard memory or PID threshold was met meanwhile."""
-        work = asyncio.ensure_future(self._pods.read(with_disk=True))
+        work = asyncio.ensure_future(self._monitors.pods.read(with_disk=True))
         try:
             ignored = self._without_victim
-            return None if await self._signals.shortage_before(work, ignored) else await work
+            return None if await self._monitors.signals.shortage_before(work, ignored) else await work
         finally:
             work.cancel()
 
@@ -205,7 +197,7 @@ class EvictionPass:
             replace(evaluation, state=self._context.eviction),
             pods.facts if pods is not None else None,
             self._policy,
-            layout=await self._signals.layout(),
+            layout=await self._monitors.signals.layout(),
             now=readings.at,
             observations=readings.observations,
             reclaimed=frozenset(self._reclaimed),
@@ -215,7 +207,7 @@ class EvictionPass:
 
     def _without_pod(self, plan: EvictionPlan) -> PassResult:
         """Log a plan without a victim, and keep the thresholds that it passed over."""
-        self._reporter.log_no_evictable_pod(plan)
+        self._monitors.reporter.log_no_evictable_pod(plan)
         passed_over, self._without_victim = plan.without_victim - self._without_victim, plan.without_victim
         if plan.limited is not None:
             return self._limited(plan)
@@ -226,141 +218,15 @@ class EvictionPass:
     def _limited(self, plan: EvictionPlan) -> PassResult:
         """Log that the limit of evictions keeps all pods."""
         threshold = "" if plan.selected is None else plan.selected.threshold.text
-        self._reporter.log_once("eviction_limit_reached", why="; ".join(plan.plan.warnings), threshold=threshold)
+        self._monitors.reporter.log_once(
+            "eviction_limit_reached", why="; ".join(plan.plan.warnings), threshold=threshold
+        )
         return PassResult.SLOWED if plan.slowed else PassResult.LIMITED
 
     def _withheld(self, plan: EvictionPlan) -> PassResult | None:
         """Log an outstanding effect that withholds the pass; ``None`` if there is none."""
         if plan.withheld is None:
             return None
-        self._reporter.log_withheld(plan.withheld)
+        self._monitors.reporter.log_withheld(plan.withheld)
         ineffective = plan.withheld.code is ReasonCode.EVICTION_INEFFECTIVE
         return PassResult.INEFFECTIVE if ineffective else PassResult.WAITING
-
-    async def _evict(
-        self,
-        started_at: datetime,
-        plan: EvictionPlan,
-        eviction: Eviction,
-        pods: PodInventory,
-        readings: SignalReadings,
-    ) -> EvictionResult:
-        """Evict the chosen pod; log and record the result."""
-        record = EvictionRecord(new_pass_id(started_at), started_at, plan, eviction, _available(plan))
-        if self._actions.dry_run:
-            result = EvictionResult(EvictionOutcome.DRY_RUN)
-            if self._reporter.log_once("would_evict", **eviction_fields(plan, eviction)):
-                await self._actions.history.finish(replace(record, result=result, dry_run=True))
-            return result
-        await self._actions.history.begin(record)
-        self._reporter.logger.warning("eviction_started", **eviction_fields(plan, eviction))
-        try:
-            result = await self._carry_out(eviction, pods, readings)
-        except RuntimeUnavailableError as error:
-            failed = EvictionResult(EvictionOutcome.FAILED, f"runtime unavailable: {error}")
-            await self._actions.history.finish(replace(record, result=failed))
-            raise
-        except BaseException as error:
-            cancelled = isinstance(error, asyncio.CancelledError)
-            self._actions.history.abandon(record, "cancelled" if cancelled else "crashed")
-            raise
-        after = await self._wait_for_effect(plan, unrecorded_effect=result.outcome is EvictionOutcome.GONE)
-        logger = self._reporter.logger
-        level = logger.error if result.outcome is EvictionOutcome.FAILED else logger.warning
-        level(
-            "evicted" if result.outcome is EvictionOutcome.EVICTED else "eviction_failed",
-            **eviction_fields(plan, eviction),
-            outcome=result.outcome.value,
-            detail=result.detail,
-            took_s=round(result.took_s, 3),
-            hurried=result.hurried,
-            available_after=after,
-        )
-        await self._actions.history.finish(replace(record, result=result, after=after))
-        return result
-
-    async def _carry_out(self, eviction: Eviction, pods: PodInventory, readings: SignalReadings) -> EvictionResult:
-        """Evict a pod with its effects outstanding; return the result."""
-        uid, hurry = eviction.pod.uid, asyncio.Event()
-        outstanding = self._actions.effects
-        layout = await self._signals.layout()
-        effects = effects_of_eviction(eviction, readings.observations, layout, readings.at)
-        await outstanding.begin(eviction, pods.handles[uid], effects)
-        work = asyncio.ensure_future(self._actions.evictor.evict(eviction, pods.handles[uid], hurry))
-        try:
-            await self._watch_eviction(work, hurry, eviction)
-            result = await work
-        finally:
-            work.cancel()
-        now = self._signals.now()
-        if result.outcome is EvictionOutcome.EVICTED:
-            for_limit = eviction.status is None
-            self._context.eviction = record_eviction(self._context.eviction, now, storage_limit=for_limit)
-            await outstanding.stopped(uid, now)
-            self._reporter.log_ineffective(eviction, effects)
-        elif result.outcome is EvictionOutcome.FAILED and _relieves_disk(eviction):
-            await outstanding.unverified(uid, now)
-        else:
-            await outstanding.drop(uid)
-        return result
-
-    async def _watch_eviction(
-        self, work: asyncio.Future[EvictionResult], hurry: asyncio.Event, eviction: Eviction
-    ) -> None:
-        """Wait for an eviction; shorten its grace period when a hard threshold of the same resource is met."""
-        while True:
-            self._context.loop_statuses.beat(LOOP_NAME, SLACK_S)
-            done, _ = await asyncio.wait({work}, timeout=SOONEST_S if not hurry.is_set() else SLACK_S / 2)
-            if done:
-                return
-            if eviction.grace_s <= 0 or hurry.is_set():
-                continue
-            evaluation = await self._signals.evaluate()
-            for status in evaluation.acting:
-                if status.threshold.hard and MEANINGS[status.threshold.signal].resource is eviction.starved:
-                    self._reporter.logger.warning(
-                        "eviction_grace_shortened", pod_uid=eviction.pod.uid, threshold=status.threshold.text
-                    )
-                    hurry.set()
-                    break
-
-    async def _wait_for_effect(self, plan: EvictionPlan, *, unrecorded_effect: bool = False) -> float | None:
-        """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the amount available afterwards.
-
-        An effect that takes longer remains outstanding for the next passes. A pod that ended by itself has an effect
-        too, which is not recorded: ``unrecorded_effect``.
-        """
-        if plan.selected is None:
-            return None
-        effects, clock = self._actions.effects, self._context.clock
-        threshold, ends_s = plan.selected.threshold, clock.monotonic_s() + VISIBLE_WITHIN_S
-        shortage = shortage_of(threshold.signal, await self._signals.layout())
-        while True:
-            readings = await self._signals.read()
-            await effects.update(readings, may_act=may_act(self._context, self._actions))
-            reading = next((each for each in readings.observations if each.signal is threshold.signal), None)
-            if reading is None:
-                return None
-            reading = threshold.view(reading)
-            cleared = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
-            if cleared:
-                effects.end_cleared(shortage)
-            waiting = unrecorded_effect or effects.is_outstanding(shortage)
-            if cleared or not waiting or clock.monotonic_s() >= ends_s:
-                return reading.available
-            await asyncio.sleep(self._actions.settle_step_s)
-
-
-def may_act(context: DaemonContext, actions: PassActions) -> bool:
-    """Return whether containers may be removed: neither in a dry run nor while passes are paused."""
-    return not actions.dry_run and context.pass_lock.pause() is None
-
-
-def _relieves_disk(eviction: Eviction) -> bool:
-    """Return whether an eviction is for a filesystem threshold, rather than for memory, PIDs or a storage limit."""
-    return eviction.status is not None and MEANINGS[eviction.status.threshold.signal].filesystem is not None
-
-
-def _available(plan: EvictionPlan) -> float | None:
-    observation = plan.selected.observation if plan.selected is not None else None
-    return None if observation is None else observation.available

@@ -11,8 +11,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nodeagent.daemon.eviction import LOOP_NAME
-from nodeagent.daemon.eviction.eviction_pass import SLACK_S, Attempts, EvictionPass, may_act
+from nodeagent.daemon.eviction.effect_wait import may_act
+from nodeagent.daemon.eviction.eviction_pass import Attempts, EvictionPass
 from nodeagent.daemon.eviction.pass_result import PassResult
+from nodeagent.daemon.eviction.pod_eviction import SLACK_S
 from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS

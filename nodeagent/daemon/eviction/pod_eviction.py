@@ -1,0 +1,153 @@
+"""One eviction within a pass: recorded before it begins, watched while the pod stops, with its outstanding effect."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
+from nodeagent.act.gc.progress import new_pass_id
+from nodeagent.daemon.eviction import LOOP_NAME
+from nodeagent.daemon.eviction.pass_result import EvictionRecord
+from nodeagent.daemon.eviction.reporting import eviction_fields
+from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.plan.eviction.effects import effects_of_eviction
+from nodeagent.plan.eviction.poll_interval import SOONEST_S
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.state import record_eviction
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.eviction.effect_wait import EffectWait
+    from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
+    from nodeagent.model.pods import PodInventory
+    from nodeagent.observe.eviction_signals import SignalReadings
+    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.planner import EvictionPlan
+
+SLACK_S: Final = 60.0
+"""Time without progress after which the eviction loop counts as hung."""
+
+
+class PodEviction:
+    """Carries out the choice of a plan."""
+
+    def __init__(
+        self, context: DaemonContext, actions: PassActions, monitors: Monitors, effect_wait: EffectWait
+    ) -> None:
+        self._context = context
+        self._actions = actions
+        self._signals = monitors.signals
+        self._reporter = monitors.reporter
+        self._effect_wait = effect_wait
+
+    async def run(
+        self,
+        started_at: datetime,
+        plan: EvictionPlan,
+        eviction: Eviction,
+        pods: PodInventory,
+        readings: SignalReadings,
+    ) -> EvictionResult:
+        """Evict the chosen pod; log and record the result.
+
+        Args:
+            started_at: start of the pass, aware UTC.
+            plan: the plan that chose the pod.
+            eviction: its victim.
+            pods: the pods of the plan.
+            readings: the signals of the plan.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer; the eviction is recorded as failed.
+        """
+        record = EvictionRecord(new_pass_id(started_at), started_at, plan, eviction, _available(plan))
+        if self._actions.dry_run:
+            result = EvictionResult(EvictionOutcome.DRY_RUN)
+            if self._reporter.log_once("would_evict", **eviction_fields(plan, eviction)):
+                await self._actions.history.finish(replace(record, result=result, dry_run=True))
+            return result
+        await self._actions.history.begin(record)
+        self._reporter.logger.warning("eviction_started", **eviction_fields(plan, eviction))
+        try:
+            result = await self._carry_out(eviction, pods, readings)
+        except RuntimeUnavailableError as error:
+            failed = EvictionResult(EvictionOutcome.FAILED, f"runtime unavailable: {error}")
+            await self._actions.history.finish(replace(record, result=failed))
+            raise
+        except BaseException as error:
+            cancelled = isinstance(error, asyncio.CancelledError)
+            self._actions.history.abandon(record, "cancelled" if cancelled else "crashed")
+            raise
+        after = await self._effect_wait.wait(plan, unrecorded_effect=result.outcome is EvictionOutcome.GONE)
+        logger = self._reporter.logger
+        level = logger.error if result.outcome is EvictionOutcome.FAILED else logger.warning
+        level(
+            "evicted" if result.outcome is EvictionOutcome.EVICTED else "eviction_failed",
+            **eviction_fields(plan, eviction),
+            outcome=result.outcome.value,
+            detail=result.detail,
+            took_s=round(result.took_s, 3),
+            hurried=result.hurried,
+            available_after=after,
+        )
+        await self._actions.history.finish(replace(record, result=result, after=after))
+        return result
+
+    async def _carry_out(self, eviction: Eviction, pods: PodInventory, readings: SignalReadings) -> EvictionResult:
+        """Evict a pod with its effects outstanding; return the result."""
+        uid, hurry = eviction.pod.uid, asyncio.Event()
+        outstanding = self._actions.effects
+        layout = await self._signals.layout()
+        effects = effects_of_eviction(eviction, readings.observations, layout, readings.at)
+        await outstanding.begin(eviction, pods.handles[uid], effects)
+        work = asyncio.ensure_future(self._actions.evictor.evict(eviction, pods.handles[uid], hurry))
+        try:
+            await self._watch_eviction(work, hurry, eviction)
+            result = await work
+        finally:
+            work.cancel()
+        now = self._signals.now()
+        if result.outcome is EvictionOutcome.EVICTED:
+            for_limit = eviction.status is None
+            self._context.eviction = record_eviction(self._context.eviction, now, storage_limit=for_limit)
+            await outstanding.stopped(uid, now)
+            self._reporter.log_ineffective(eviction, effects)
+        elif result.outcome is EvictionOutcome.FAILED and relieves_disk(eviction):
+            await outstanding.unverified(uid, now)
+        else:
+            await outstanding.drop(uid)
+        return result
+
+    async def _watch_eviction(
+        self, work: asyncio.Future[EvictionResult], hurry: asyncio.Event, eviction: Eviction
+    ) -> None:
+        """Wait for an eviction; shorten its grace period when a hard threshold of the same resource is met."""
+        while True:
+            self._context.loop_statuses.beat(LOOP_NAME, SLACK_S)
+            done, _ = await asyncio.wait({work}, timeout=SOONEST_S if not hurry.is_set() else SLACK_S / 2)
+            if done:
+                return
+            if eviction.grace_s <= 0 or hurry.is_set():
+                continue
+            evaluation = await self._signals.evaluate()
+            for status in evaluation.acting:
+                if status.threshold.hard and MEANINGS[status.threshold.signal].resource is eviction.starved:
+                    self._reporter.logger.warning(
+                        "eviction_grace_shortened", pod_uid=eviction.pod.uid, threshold=status.threshold.text
+                    )
+                    hurry.set()
+                    break
+
+
+def relieves_disk(eviction: Eviction) -> bool:
+    """Return whether an eviction is for a filesystem threshold, rather than for memory, PIDs or a storage limit."""
+    return eviction.status is not None and MEANINGS[eviction.status.threshold.signal].filesystem is not None
+
+
+def _available(plan: EvictionPlan) -> float | None:
+    observation = plan.selected.observation if plan.selected is not None else None
+    return None if observation is None else observation.available
