@@ -23,8 +23,6 @@ ATTRIBUTES: Final = 10
 PARAMETERS: Final = 7
 
 UNSPLIT: Final = {
-    "nodeagent/observe/pods.py:PodReader": 12,
-    "nodeagent/plan/pods/facts.py:_Merger": 12,
     "tests/unit/act/gc/test_image_transaction.py": 560,
     "tests/unit/cli/test_commands.py": 480,
     "tests/unit/daemon/eviction/test_loop.py": 940,

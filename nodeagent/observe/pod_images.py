@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nodeagent.config.eviction import KubeletSettings
     from nodeagent.model.pods import PodSpec
     from nodeagent.observe.bound_pods import SandboxLister
-    from nodeagent.observe.pods import ManifestLister
+    from nodeagent.observe.pod_definitions import ManifestLister
 
 _MANIFESTS_S: Final = 5.0
 

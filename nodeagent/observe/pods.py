@@ -7,10 +7,9 @@ unknown facts is kept.
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.host.kubelet_files import KUBELET_ROOT
@@ -22,9 +21,10 @@ from nodeagent.model import Role
 from nodeagent.model.pods import PodInventory, PodReading
 from nodeagent.model.pressure import Moment
 from nodeagent.observe.pod_cgroups import PodCgroups
+from nodeagent.observe.pod_definitions import PodDefinitions
 from nodeagent.observe.pod_details import RuntimeDetails, active_sandboxes
 from nodeagent.observe.pod_disk_usage import DiskUsage, PodDiskReader, replace_layers, with_disk_usage, with_stats
-from nodeagent.plan.pods.facts import SpecIndex, ignored_marks, merge_facts
+from nodeagent.plan.pods.facts import ignored_marks, merge_facts
 from nodeagent.plan.pods.groups import group_pods
 from nodeagent.plan.pods.shutdown_pods import shutdown_pods
 
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.kube.listing import PodLister
-    from nodeagent.kube.manifests import Manifests
     from nodeagent.model import Container, Sandbox
     from nodeagent.model.kubelet_access import KubeletAccess
-    from nodeagent.model.pods import PodHandle, PodSpec, RuntimePod
+    from nodeagent.model.pods import PodHandle, RuntimePod
+    from nodeagent.observe.pod_definitions import ManifestLister
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import ContainerUsage
 
-_MANIFESTS_S: Final = 5.0
 _LISTS_KEPT_S: Final = 60.0
 
 
@@ -69,13 +68,6 @@ class PodSettings:
     kubelet_max_age_s: float = 10.0
     manifests: Path | None = None
     annotation_namespaces: frozenset[str] = frozenset()
-
-
-class ManifestLister(Protocol):
-    """The static pods' manifests."""
-
-    def read(self) -> Manifests:
-        """Return the defined pods; blocking."""
 
 
 class _RuntimeLists(NamedTuple):
@@ -118,10 +110,9 @@ class PodReader:
             kubelet = KubeletPods(settings.kubelet, port_owners)
         if manifests is None and settings.manifests is not None:
             manifests = ManifestReader(settings.manifests)
-        self._listing = KubeletListing(kubelet, clock, settings.kubelet_max_age_s)
-        self._static_pods = _StaticPods(manifests)
+        listing = KubeletListing(kubelet, clock, settings.kubelet_max_age_s)
+        self._definitions = PodDefinitions(listing, manifests, settings.node_name)
         self._annotation_namespaces = settings.annotation_namespaces
-        self._node_name = settings.node_name or socket.gethostname()
         self._details = RuntimeDetails(cri)
         self._cgroups = PodCgroups(root)
         self._last: _RuntimeLists | None = None
@@ -157,7 +148,7 @@ class PodReader:
             self._details.expire(await self._cgroups.find_resized(self._details.traits))
             await self._details.read_missing(sandboxes, containers, warnings)
             active = active_sandboxes(sandboxes, containers)
-            await self._listing.read_for({each.uid for each in sandboxes if each.id in active})
+            await self._definitions.read_for({each.uid for each in sandboxes if each.id in active})
             self._last = lists
         if stats is None and with_usage and not self._cgroups.has_memory:
             stats = await self._stats(warnings)
@@ -173,7 +164,7 @@ class PodReader:
         with_disk: bool = False,
     ) -> PodInventory:
         """Return the pods of the runtime's lists."""
-        self._listing.warn(warnings)
+        specs = self._definitions.index(warnings)
         pods = group_pods(
             lists.sandboxes,
             lists.containers,
@@ -185,11 +176,8 @@ class PodReader:
         readings: dict[str, PodReading] = {}
         if with_usage or with_disk:
             readings = await self._readings(pods, handles, stats, warnings, with_disk=with_disk)
-        specs = SpecIndex(
-            self._listing.pods, self._static_pods.specs, node_name=self._node_name, complete=self._listing.complete
-        )
         capacity_bytes = self._cgroups.memory_capacity_bytes(warnings)
-        assume = self._role() is Role.STANDALONE and not self._listing.configured
+        assume = self._role() is Role.STANDALONE and not self._definitions.has_kubelet
         facts = merge_facts(
             pods,
             specs,
@@ -204,18 +192,17 @@ class PodReader:
     async def close(self) -> None:
         """Cancel a read of the kubelet's list and directory walks in progress."""
         self._disk.close()
-        await self._listing.close()
+        await self._definitions.close()
 
     async def _lists(
         self, warnings: list[str], *, with_stats: bool, quick: bool
     ) -> tuple[tuple[Sandbox, ...], tuple[Container, ...], dict[str, ContainerUsage] | None]:
         """Make all independent calls concurrently."""
-        stats, sandboxes, containers, _, _ = await asyncio.gather(
+        stats, sandboxes, containers, _ = await asyncio.gather(
             self._stats(warnings) if with_stats else _none_value(),
             self._cri.list_sandboxes(),
             self._cri.list_containers(),
-            _none_value() if quick else self._listing.read_if_due(),
-            _none_value() if quick else self._static_pods.read(warnings),
+            _none_value() if quick else self._definitions.read_if_due(warnings),
         )
         return sandboxes, containers, stats
 
@@ -251,26 +238,6 @@ class PodReader:
                 for pod in pods
             }
         return {pod.uid: with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid)) for pod in pods}
-
-
-class _StaticPods:
-    """Static pods as read last."""
-
-    def __init__(self, manifests: ManifestLister | None) -> None:
-        self._manifests = manifests
-        self.specs: tuple[PodSpec, ...] = ()
-
-    async def read(self, warnings: list[str]) -> None:
-        """Read the manifests in a thread; keep the previous ones after a timeout."""
-        if self._manifests is None:
-            return
-        try:
-            found = await asyncio.wait_for(asyncio.to_thread(self._manifests.read), _MANIFESTS_S)
-        except TimeoutError:
-            warnings.append(f"cannot read static manifests: timeout after {_MANIFESTS_S:g} s; using the previous ones")
-            return
-        self.specs = found.pods
-        warnings += found.warnings
 
 
 def make_pod_reader(cri: CriClient, settings: Settings, clock: Clock, role: Callable[[], Role]) -> PodReader:

@@ -14,7 +14,6 @@ is assumed to be ordinary. On a node managed by a kubelet these facts are unknow
 
 from __future__ import annotations
 
-from collections import defaultdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -34,12 +33,12 @@ from nodeagent.model.pressure import (
 from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.pods.annotations import (
-    ANNOTATION_HASH,
     ANNOTATION_MIRROR,
     ANNOTATION_PRIORITY,
     read_marks,
     static_by_source,
 )
+from nodeagent.plan.pods.definitions import PodDefinition
 from nodeagent.plan.pods.inference import (
     inconsistencies,
     infer_qos,
@@ -48,8 +47,10 @@ from nodeagent.plan.pods.inference import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
+
+    from nodeagent.plan.pods.definitions import SpecIndex
 
 
 T = TypeVar("T")
@@ -58,62 +59,6 @@ ANNOTATION_GRACE: Final = "io.kubernetes.pod.terminationGracePeriod"
 ANNOTATION_DELETION_GRACE: Final = "io.kubernetes.pod.deletionGracePeriod"
 
 _NO_READING: Final = PodReading()
-
-
-class SpecIndex:
-    """Index of pod definitions in the kubelet's list and in the static manifests."""
-
-    def __init__(
-        self,
-        kubelet: Sequence[PodSpec] | None = None,
-        manifests: Sequence[PodSpec] = (),
-        *,
-        node_name: str = "",
-        complete: bool = True,
-    ) -> None:
-        """Index both lists.
-
-        Args:
-            kubelet: the kubelet's pods; ``None`` without a list.
-            manifests: the static pods.
-            node_name: suffix of the names of static pods.
-            complete: whether the kubelet's list has all of its pods; false for an outdated list.
-        """
-        unnamed = any(spec.malformed and not spec.uid for spec in kubelet or ())
-        self.has_list = kubelet is not None and complete and not unnamed
-        self._by_uid: defaultdict[str, list[PodSpec]] = defaultdict(list)
-        self._by_hash: dict[str, PodSpec] = {}
-        for spec in kubelet or ():
-            if spec.malformed and not spec.uid:
-                continue
-            self._by_uid[spec.uid].append(spec)
-            for key in (ANNOTATION_MIRROR, ANNOTATION_HASH):
-                if spec.annotations.get(key):
-                    self._by_hash.setdefault(spec.annotations[key], spec)
-        self._manifests: dict[tuple[str, str], PodSpec] = {}
-        for spec in manifests:
-            for name in {spec.name, f"{spec.name}-{node_name.lower()}"}:
-                self._manifests.setdefault((spec.namespace, name), spec)
-
-    def in_kubelet(self, pod: RuntimePod) -> PodSpec | None:
-        """Return the kubelet's entry of a pod by UID, or by the config hash of a static pod; ``None`` if absent."""
-        known = self._by_uid.get(pod.uid)
-        if known:
-            return known[0]
-        return self._by_hash.get(pod.uid) or self._by_hash.get(pod.sandbox.annotations.get(ANNOTATION_HASH, ""))
-
-    def in_manifests(self, pod: RuntimePod) -> PodSpec | None:
-        """Return the manifest of a static pod by namespace and name; ``None`` if absent.
-
-        The kubelet appends the node's name to the pod's name. A pod from the API server is not a static pod.
-        """
-        if pod.sandbox.annotations.get(ANNOTATION_SOURCE) == "api":
-            return None
-        return self._manifests.get((pod.sandbox.namespace, pod.sandbox.name))
-
-    def count(self, uid: str) -> int:
-        """Return the number of entries with a UID in the kubelet's list."""
-        return len(self._by_uid.get(uid, ()))
 
 
 def merge_facts(  # noqa: PLR0913 - the sources of facts
@@ -170,22 +115,23 @@ class _Merger:
         self._marks = read_marks(pod.sandbox.annotations)
         self._ignored: list[str] = list(self._marks.malformed)
         self._contradictions = list(pod.contradictions)
-        self._kubelet = self._well_formed(specs.in_kubelet(pod), "the kubelet's list")
-        self._verified = self._kubelet if self._kubelet is not None and self._kubelet.is_verified else None
-        self._manifest = self._well_formed(specs.in_manifests(pod), "the static manifests")
+        self._defined = PodDefinition(
+            self._well_formed(specs.in_kubelet(pod), "the kubelet's list"),
+            self._well_formed(specs.in_manifests(pod), "the static manifests"),
+        )
         self._check_listed(specs)
         derived = infer_qos(pod)
-        self._qos = self._best(self._defined(attrgetter("qos")), derived)
+        self._qos = self._best(self._defined.field(attrgetter("qos")), derived)
         self._check_qos(derived)
         self._requests = infer_requests(pod, self._qos.value, capacity_bytes, assume=assume)
 
     def facts(self, reading: PodReading | None) -> PodFacts:
         """Return the merged facts."""
         static, mirror = self._static(), self._mirror()
-        ranking = (each for each in (self._verified, self._manifest) if each is not None)
+        ranking = (each for each in (self._defined.verified, self._defined.manifest) if each is not None)
         priority_class = next((each.priority_class for each in ranking if each.priority_class), "")
         critical = self._critical()
-        ephemeral = self._best(self._defined(attrgetter("ephemeral_request_bytes")), self._assumed(0))
+        ephemeral = self._best(self._defined.field(attrgetter("ephemeral_request_bytes")), self._assumed(0))
         return PodFacts(
             uid=self._pod.uid,
             namespace=self._pod.sandbox.namespace,
@@ -198,7 +144,7 @@ class _Merger:
             critical=critical,
             memory_request_bytes=self._memory_request(),
             ephemeral_request_bytes=ephemeral,
-            ephemeral_limit_bytes=next((each.ephemeral_limit_bytes for each in self._specs()), None),
+            ephemeral_limit_bytes=next((each.ephemeral_limit_bytes for each in self._defined), None),
             termination_grace_s=self._grace(),
             usage=_usage(reading),
             containers=tuple(self._containers(reading or _NO_READING)),
@@ -215,18 +161,6 @@ class _Merger:
         self._contradictions.append(f"malformed in {where}: {spec.malformed}")
         return None
 
-    def _specs(self) -> Iterator[PodSpec]:
-        yield from (each for each in (self._kubelet, self._manifest) if each is not None)
-
-    def _defined(self, get: Callable[[PodSpec], T | None], *, verified: bool = False) -> Fact[T | None]:
-        """Return a field of the kubelet's definition, else of the manifest; ``verified`` excludes unverified lists."""
-        listed = self._verified if verified else self._kubelet
-        for spec, source in ((listed, FactSource.KUBELET), (self._manifest, FactSource.MANIFEST)):
-            value = None if spec is None else get(spec)
-            if value is not None:
-                return Fact(value, source)
-        return UNKNOWN
-
     def _assumed(self, value: T) -> Fact[T | None]:
         return Fact(value, FactSource.ASSUMED) if self._assume else UNKNOWN
 
@@ -235,11 +169,11 @@ class _Merger:
         return next((fact for fact in facts if fact.value is not None), UNKNOWN)
 
     def _check_listed(self, specs: SpecIndex) -> None:
-        if self._kubelet is None:
+        if self._defined.kubelet is None:
             if specs.has_list and specs.in_kubelet(self._pod) is None:
                 self._contradictions.append("not in the kubelet's list")
             return
-        sandbox, spec = self._pod.sandbox, self._kubelet
+        sandbox, spec = self._pod.sandbox, self._defined.kubelet
         if (spec.namespace, spec.name) != (sandbox.namespace, sandbox.name):
             self._contradictions.append(
                 f"the kubelet has {spec.namespace}/{spec.name}, the runtime {sandbox.namespace}/{sandbox.name}"
@@ -250,20 +184,22 @@ class _Merger:
     def _check_qos(self, derived: Fact[QosClass | None]) -> None:
         qos = self._qos
         by_cgroup = derived.value if derived.source is FactSource.CGROUP else None
-        if self._kubelet is not None and qos.source is FactSource.KUBELET and by_cgroup not in (None, qos.value):
+        in_list = self._defined.kubelet is not None
+        if in_list and qos.source is FactSource.KUBELET and by_cgroup not in (None, qos.value):
             self._contradictions.append(f"the kubelet has {qos.value}, the cgroup {by_cgroup}")
-        if self._kubelet is None or by_cgroup is not None:
-            self._contradictions += inconsistencies(self._pod, None if self._kubelet is not None else by_cgroup)
+        if not in_list or by_cgroup is not None:
+            self._contradictions += inconsistencies(self._pod, None if in_list else by_cgroup)
 
     def _static(self) -> Fact[bool | None]:
         """Return whether the pod is static; the kubelet annotates pods with their source."""
-        from_list = self._verified.annotations.get(ANNOTATION_SOURCE) if self._verified is not None else None
+        verified = self._defined.verified
+        from_list = None if verified is None else verified.annotations.get(ANNOTATION_SOURCE)
         listed = _fact(static_by_source(from_list), FactSource.KUBELET)
         if from_list is not None and listed.value is None:
             self._contradictions.append(
                 f"the kubelet's list: annotation {ANNOTATION_SOURCE} is {from_list[:40]!r}, not api, file or http"
             )
-        defined = UNKNOWN if self._manifest is None else Fact(value=True, source=FactSource.MANIFEST)
+        defined = UNKNOWN if self._defined.manifest is None else Fact(value=True, source=FactSource.MANIFEST)
         annotated = _fact(self._marks.static, FactSource.CRI)
         unlisted = listed.value is None and defined.value is None
         if annotated.value and unlisted and not self._marks_count(ANNOTATION_SOURCE):
@@ -274,15 +210,15 @@ class _Merger:
         return self._best(listed, defined, annotated, self._assumed(value=False))
 
     def _mirror(self) -> Fact[bool | None]:
-        if self._verified is not None:
-            return Fact(value=ANNOTATION_MIRROR in self._verified.annotations, source=FactSource.KUBELET)
+        if self._defined.verified is not None:
+            return Fact(value=ANNOTATION_MIRROR in self._defined.verified.annotations, source=FactSource.KUBELET)
         if self._marks.mirror and not self._marks_count(ANNOTATION_MIRROR):
             return self._assumed(value=False)
         return Fact(value=self._marks.mirror, source=FactSource.CRI)
 
     def _marks_count(self, annotation: str) -> bool:
         """Return whether a mark in the sandbox's annotations counts; otherwise record it as ignored."""
-        if self._trusted or self._verified is not None or not self._assume:
+        if self._trusted or self._defined.verified is not None or not self._assume:
             return True
         self._ignored.append(
             f"annotation {annotation} has no effect in namespace {self._pod.sandbox.namespace}, which is not in "
@@ -295,21 +231,21 @@ class _Merger:
 
         A pod without definition is assumed not to be, unless it has no containers or a status was not read.
         """
-        spec = self._verified or self._manifest
+        spec = self._defined.authoritative
         if spec is None:
             containers = self._pod.running or self._pod.containers
             known = (
                 self._pod.status_read and bool(containers) and all(each.id in self._pod.traits for each in containers)
             )
             return self._assumed(value=False) if known else UNKNOWN
-        source = FactSource.KUBELET if self._verified is not None else FactSource.MANIFEST
+        source = FactSource.KUBELET if self._defined.verified is not None else FactSource.MANIFEST
         by_class = spec.priority_class in CRITICAL_CLASS_PRIORITIES or (spec.priority or 0) >= CRITICAL_PRIORITY
         return Fact(by_class, source)
 
     def _priority(self) -> Fact[int | None]:
         """Return the priority; 0 for a definition with neither priority nor class."""
-        defined = self._defined(_priority_of, verified=True)
-        if defined.value is not None or self._verified is not None or self._manifest is not None:
+        defined = self._defined.field(_priority_of, verified=True)
+        if defined.value is not None or self._defined.verified is not None or self._defined.manifest is not None:
             return defined
         annotated = self._marks.priority
         # Pods of a kubelet have a Kubernetes priority, which this annotation does not replace.
@@ -320,7 +256,7 @@ class _Merger:
     def _memory_request(self) -> Fact[int | None]:
         guaranteed = self._pod.memory_min_bytes
         return self._best(
-            self._defined(attrgetter("memory_request_bytes")),
+            self._defined.field(attrgetter("memory_request_bytes")),
             Fact(guaranteed, FactSource.CGROUP) if guaranteed else UNKNOWN,
             sum_requests(tuple(self._requests.values())),
             self._assumed(0) if not self._requests else UNKNOWN,
@@ -328,7 +264,7 @@ class _Merger:
 
     def _grace(self) -> Fact[float | None]:
         """Return the termination grace period of the pod; without definition the longest of its containers."""
-        defined = self._defined(attrgetter("termination_grace_s"))
+        defined = self._defined.field(attrgetter("termination_grace_s"))
         if defined.value is not None:
             return defined
         texts = (each.annotations.get(ANNOTATION_GRACE, "") for each in self._pod.running or self._pod.containers)
@@ -336,17 +272,17 @@ class _Merger:
         return Fact(max(seconds), FactSource.CRI) if seconds else UNKNOWN
 
     def _lifecycle(self) -> PodLifecycle:
-        running = self._pod.running
-        if self._kubelet is not None and self._kubelet.phase in ("Succeeded", "Failed"):
+        running, listed = self._pod.running, self._defined.kubelet
+        if listed is not None and listed.phase in ("Succeeded", "Failed"):
             return PodLifecycle.ENDING if running else PodLifecycle.FINISHED
-        if self._kubelet is not None and self._kubelet.deleting:
+        if listed is not None and listed.deleting:
             return PodLifecycle.ENDING
         if not self._pod.sandbox_ids or any(ANNOTATION_DELETION_GRACE in each.annotations for each in running):
             return PodLifecycle.ENDING
         return PodLifecycle.ACTIVE
 
     def _containers(self, reading: PodReading) -> Iterator[ContainerFacts]:
-        specs = {each.name: each for spec in self._specs() for each in spec.containers}
+        specs = {each.name: each for spec in self._defined for each in spec.containers}
         for container in reversed(self._pod.running):
             spec = specs.get(container.name)
             request = self._requests.get(container.id, UNKNOWN).value
@@ -363,7 +299,7 @@ class _Merger:
 
     def _empty_dirs(self, reading: PodReading) -> tuple[EmptyDirFacts, ...]:
         limits: dict[str, int | None] = dict.fromkeys(sorted(reading.empty_dir_bytes))
-        limits |= {each.name: each.limit_bytes for spec in self._specs() for each in spec.empty_dirs}
+        limits |= {each.name: each.limit_bytes for spec in self._defined for each in spec.empty_dirs}
         return tuple(EmptyDirFacts(name, reading.empty_dir_bytes.get(name), limit) for name, limit in limits.items())
 
 

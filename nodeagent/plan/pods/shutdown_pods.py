@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from nodeagent.model.pods import PodSpec, RuntimePod
     from nodeagent.model.pressure import PodFacts
-    from nodeagent.plan.pods.facts import SpecIndex
+    from nodeagent.plan.pods.definitions import SpecIndex
 
 _WORDS: Final = {FactSource.KUBELET: "kubelet /pods", FactSource.MANIFEST: "static manifest"}
 _GUESSED: Final = frozenset({FactSource.INFERRED, FactSource.ASSUMED, FactSource.MISSING})

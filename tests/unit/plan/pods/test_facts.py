@@ -24,7 +24,8 @@ from nodeagent.model.pressure import (
 from nodeagent.model.priority import CRITICAL_PRIORITY
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.protection import Protection
-from nodeagent.plan.pods.facts import SpecIndex, merge_facts
+from nodeagent.plan.pods.definitions import SpecIndex
+from nodeagent.plan.pods.facts import merge_facts
 from nodeagent.plan.pods.groups import group_pods
 from nodeagent.plan.pods.shutdown_pods import shutdown_pods
 from tests.unit.builders import MIB, ago
