@@ -28,6 +28,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("List the pods that the runtime has", "nodeagent pods"),
         ("Print names only, one per line", "nodeagent pods -o name"),
     ),
+    "node describe": (
+        ("Show conditions, capacity and versions of this node", "nodeagent node describe"),
+        ("Print the Node object that a cluster would receive", "nodeagent node describe -o yaml"),
+    ),
     "explain": (
         ("Explain why an image is kept or removed", "nodeagent explain docker.io/library/nginx:1.25"),
         ("Explain the containers, sandboxes and logs of a pod", "nodeagent explain shop/redis-0"),

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from nodeagent import __version__
-from nodeagent.cli.commands import collection, inspection, operations, termination
+from nodeagent.cli.commands import cluster, collection, inspection, operations, termination
 from nodeagent.cli.exit_codes import EPILOG, guarded
 from nodeagent.cli.options import CommandGroup
 
@@ -85,6 +85,7 @@ for _command in _OPERATE:
     app.command(epilog=EPILOG, rich_help_panel="Operate")(_command)
 app.command(rich_help_panel="Operate")(operations.demo)
 for _name, _group, _panel in (
+    ("node", cluster.node_app, "Inspect"),
     ("gc", collection.gc_app, "Collect"),
     ("plan", collection.plan_app, "Collect"),
     ("hold", collection.hold_app, "Collect"),

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from nodeagent.config.eviction_models import EvictionSection, KubeletSection
 from nodeagent.config.fields import Count, Directory, Duration, OptionalPath, Period, Section, Size, SocketPath, Switch
 from nodeagent.config.gc_models import ContainerGCSection, ImageGCSection, ProtectSection
+from nodeagent.config.kubernetes_models import KubernetesSection
 from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, parse_listen
 from nodeagent.config.paths import CONTROL_SOCKET
 from nodeagent.config.shutdown_models import ShutdownSection
@@ -151,6 +152,9 @@ class Config(Section):
     )
     eviction: EvictionSection = Field(default_factory=EvictionSection, description="Pod eviction under node pressure.")
     kubelet: KubeletSection = Field(default_factory=KubeletSection, description="Sources of pod facts that CRI lacks.")
+    kubernetes: KubernetesSection = Field(
+        default_factory=KubernetesSection, description="The node in a Kubernetes cluster."
+    )
     shutdown: ShutdownSection = Field(default_factory=ShutdownSection, description="Graceful shutdown of the node.")
     protect: ProtectSection = Field(default_factory=ProtectSection, description="Images protected from removal.")
     state: StateSection = Field(default_factory=StateSection, description="State of the agent.")

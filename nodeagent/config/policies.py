@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings, StallSettings
 from nodeagent.config.eviction_models import eviction_thresholds, kubelet_access
+from nodeagent.config.kubernetes_models import kubernetes_settings
 from nodeagent.config.metrics import MetricsSettings, parse_listen
 from nodeagent.config.settings import Settings
 from nodeagent.config.shutdown import ShutdownSettings
@@ -58,6 +59,7 @@ def settings(config: Config) -> Settings:
         shutdown=shutdown(config),
         control=control(config),
         metrics=MetricsSettings(parse_listen(config.metrics.listen)),
+        kubernetes=kubernetes_settings(config.kubernetes),
         reload_grace_s=parse_duration_s(config.reload_grace),
     )
 

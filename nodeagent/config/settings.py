@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings
+from nodeagent.config.kubernetes import KubernetesSettings
 from nodeagent.config.metrics import MetricsSettings
 from nodeagent.config.shutdown import ShutdownSettings
 
@@ -70,6 +71,7 @@ class Settings:
         shutdown: graceful shutdown.
         control: control API.
         metrics: metrics and health endpoint.
+        kubernetes: the node in a Kubernetes cluster.
         invalid_because: errors of an invalid configuration; these settings then serve graceful shutdown only.
         standby_source: file of these settings in that case, or ``defaults``.
         reload_grace_s: time between a switch from dry run to active and the first destructive pass; 0 disables.
@@ -104,6 +106,7 @@ class Settings:
     shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     reload_grace_s: float = 60.0
     invalid_because: str = ""
     standby_source: str = ""

@@ -1,0 +1,172 @@
+"""``nodeagent node describe``: the Node object of this node, in the form of ``kubectl describe node``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nodeagent.api.codec import encode
+from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.table import Heading, Table
+from nodeagent.clock import SystemClock
+from nodeagent.errors import NodeAgentError
+from nodeagent.model import Role
+from nodeagent.observe.eviction_signals import EvictionSignalReader
+from nodeagent.observe.node_facts import NodeFactsReader
+from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.plan.node_object import node_object
+from nodeagent.plan.node_status import READY, NodeStatusPolicy
+from nodeagent.text import Cut, escape
+from nodeagent.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+    from nodeagent.model.kubernetes import Node, StatusCondition
+    from nodeagent.model.pressure import NodeCondition
+    from nodeagent.runtime.cri import CriClient
+
+_LABEL_WIDTH = 20
+_NONE = "<none>"
+
+
+def describe(config: Path | None, overrides: Mapping[str, str | int], form: str, *, images: bool) -> None:
+    """Print the Node object; without a runtime it is not ready and has no images.
+
+    Args:
+        config: configuration file.
+        overrides: options of the command that change settings.
+        form: ``table``, ``json`` or ``yaml``.
+        images: whether the table lists images.
+
+    Raises:
+        ConfigError: the configuration is invalid.
+    """
+    node, warnings = run_async(_read(load_settings(config, overrides)))
+    if form != "table":
+        sys.stdout.write(encode(msgspec.to_builtins(node), form))
+        for each in warnings:
+            sys.stderr.write(f"warning: {escape(each)}\n")
+        return
+    display = standard_output()
+    display.write_fitted(description_lines(node, display.columns, images=images))
+    display.write(Line(f"warning: {each}", "yellow") for each in warnings)
+
+
+async def _read(settings: Settings) -> tuple[Node, tuple[str, ...]]:
+    """Return the Node object and warnings."""
+    try:
+        async with open_for_command(settings, record=False) as agent:
+            return await _read_with(settings, agent.cri, ())
+    except NodeAgentError as error:
+        return await _read_with(settings, None, (str(error),))
+
+
+async def _read_with(
+    settings: Settings, cri: CriClient | None, warnings: tuple[str, ...]
+) -> tuple[Node, tuple[str, ...]]:
+    clock = SystemClock()
+    facts = await NodeFactsReader(settings, clock).read(cri, await _pressure(settings, cri))
+    policy = status_policy(settings)
+    return node_object(facts, policy, now=clock.now()), (*warnings, *facts.unread)
+
+
+def status_policy(settings: Settings) -> NodeStatusPolicy:
+    """Return the configured part of the node status."""
+    chosen = settings.kubernetes
+    return NodeStatusPolicy(chosen.reservation, chosen.max_pods, chosen.node_ips, settings.eviction.thresholds)
+
+
+async def _pressure(settings: Settings, cri: CriClient | None) -> frozenset[NodeCondition] | None:
+    """Return the conditions by one reading of the signals; ``None`` if eviction is disabled."""
+    if settings.eviction.off_because(Role.STANDALONE):
+        return None
+    reader = EvictionSignalReader(settings.eviction, SystemClock(), pod_log_root=settings.pod_log_root)
+    if cri is None:
+        layout = await reader.nodefs_layout()
+    else:
+        layout, _ = await reader.read_layout_or_nodefs(cri, settings.imagefs_path)
+    return (await reader.evaluate(layout, EvictionState())).evaluation.state.reported
+
+
+def description_lines(node: Node, columns: int | None, *, images: bool) -> Iterator[Line]:
+    """Yield the lines of a description.
+
+    Args:
+        node: the object.
+        columns: width of the terminal; ``None`` disables cutting.
+        images: whether images are listed.
+    """
+    status = node.status
+    yield _field("Name", node.metadata.name)
+    yield from _listed("Labels", (f"{name}={value}" for name, value in sorted(node.metadata.labels.items())))
+    yield from _listed("Taints", (_taint(each.key, each.value, each.effect) for each in node.spec.taints))
+    yield _field("Unschedulable", str(node.spec.unschedulable).lower())
+    yield from _conditions(status.conditions, columns)
+    yield from _section("Addresses", [(each.type, each.address) for each in status.addresses])
+    yield from _section("Capacity", status.capacity.items())
+    yield from _section("Allocatable", status.allocatable.items())
+    if (info := status.node_info) is not None:
+        yield from _section(
+            "System Info",
+            [
+                ("Machine ID", info.machine_id),
+                ("System UUID", info.system_uuid),
+                ("Boot ID", info.boot_id),
+                ("Kernel Version", info.kernel_version),
+                ("OS Image", info.os_image),
+                ("Operating System", info.operating_system),
+                ("Architecture", info.architecture),
+                ("Container Runtime Version", info.container_runtime_version),
+                ("Kubelet Version", info.kubelet_version),
+            ],
+        )
+    yield _field("Images", str(len(status.images)))
+    if images:
+        table = Table(Heading("  SIZE", right=True), Heading("NAMES", cut=Cut.MIDDLE, name=True))
+        for each in status.images:
+            table.add(f"  {format_bytes(each.size_bytes)}", ", ".join(each.names))
+        yield from table.lines(columns)
+
+
+def _conditions(conditions: Iterable[StatusCondition], columns: int | None) -> Iterator[Line]:
+    """Yield the table of conditions; the full message of an unusual one follows the table."""
+    yield Line("Conditions:")
+    table = Table("  Type", "Status", "Reason", Heading("Message", cut=Cut.END))
+    unusual = []
+    for each in conditions:
+        usual = each.status == ("True" if each.type == READY else "False")
+        table.add(f"  {each.type}", each.status, each.reason, each.message, style="" if usual else "bold red")
+        unusual += [] if usual or columns is None else [f"{each.type}: {each.message}"]
+    yield from table.lines(columns)
+    for text in unusual:
+        line = Line(f"  {text}", hang=4)
+        yield from line.wrapped(columns) if columns is not None else (line,)
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]]) -> Iterator[Line]:
+    rows = list(rows)
+    width = max((len(name) for name, _ in rows), default=0) + 1
+    yield Line(f"{title}:")
+    for name, value in rows:
+        yield Line(f"  {name + ':':<{width}}  {value or _NONE}")
+
+
+def _field(name: str, value: str) -> Line:
+    return Line(f"{name + ':':<{_LABEL_WIDTH}}{value or _NONE}")
+
+
+def _listed(name: str, values: Iterable[str]) -> Iterator[Line]:
+    first, *rest = [*values] or [_NONE]
+    yield _field(name, first)
+    for each in rest:
+        yield Line(f"{'':<{_LABEL_WIDTH}}{each}")
+
+
+def _taint(key: str, value: str, effect: str) -> str:
+    return f"{key}={value}:{effect}" if value else f"{key}:{effect}"

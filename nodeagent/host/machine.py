@@ -1,0 +1,205 @@
+"""Identity, resources and addresses of this machine, from files of the kernel and the distribution."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import shlex
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.host.node import boot_id
+from nodeagent.model.machine import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_ROOT: Final = Path("/")
+_KIB: Final = 1024
+_MAX_TEXT: Final = 256
+_UP, _REJECT = 0x1, 0x200
+_HUGEPAGES: Final = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
+_CPU_RANGE: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+_ARCHITECTURES: Final = {
+    "x86_64": "amd64",
+    "i386": "386",
+    "i686": "386",
+    "aarch64": "arm64",
+    "armv6l": "arm",
+    "armv7l": "arm",
+    "mips64": "mips64le",
+}
+"""Spelling of Go for the names of uname(2) that differ. Source: Go, GOARCH."""
+
+
+def read_machine(
+    root: Path = _ROOT, list_addresses: Callable[[], Mapping[str, Sequence[str]]] | None = None
+) -> Machine:
+    """Return this machine; an unreadable value is left out and listed in ``unread``.
+
+    Args:
+        root: parent of ``etc``, ``proc`` and ``sys``.
+        list_addresses: returns the IP addresses by network interface; those of this machine by default.
+    """
+    unread: list[str] = []
+    memory = _meminfo(root, unread)
+    names = os.uname()
+    interfaces = (list_addresses or interface_addresses)()
+    return Machine(
+        name=socket.gethostname().lower(),
+        addresses=choose_addresses(interfaces, default_interfaces(root)),
+        cpus=_cpus(root, unread),
+        memory_bytes=memory.get("MemTotal"),
+        swap_bytes=memory.get("SwapTotal"),
+        hugepages=_hugepages(root),
+        machine_id=_first_text(root, "etc/machine-id", "var/lib/dbus/machine-id"),
+        system_uuid=_first_text(root, "sys/class/dmi/id/product_uuid", "etc/machine-id"),
+        boot_id=boot_id(root),
+        kernel_version=_first_text(root, "proc/sys/kernel/osrelease") or names.release,
+        os_image=_os_image(root),
+        architecture=_ARCHITECTURES.get(names.machine, names.machine),
+        unread=tuple(unread),
+    )
+
+
+def interface_addresses() -> dict[str, list[str]]:
+    """Return the IP addresses of this machine by network interface, in the kernel's order."""
+    import psutil  # noqa: PLC0415 - not needed where addresses are configured
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: [each.address for each in found if each.family in families]
+        for name, found in psutil.net_if_addrs().items()
+    }
+
+
+def default_interfaces(root: Path = _ROOT) -> tuple[str, str]:
+    """Return the interfaces of the IPv4 and the IPv6 default route with the lowest metric; empty without a route.
+
+    Source: proc(5), ``/proc/net/route``; kernel ``ipv6_route``: destination, length, ..., metric, flags, interface.
+    """
+    four: list[tuple[int, str]] = []
+    for line in _lines(root / "proc/net/route")[1:]:
+        words = line.split()
+        if len(words) > 7 and words[1] == words[7] == "00000000" and _hex(words[3]) & _UP and words[6].isdecimal():
+            four.append((int(words[6]), words[0]))
+    six: list[tuple[int, str]] = []
+    for line in _lines(root / "proc/net/ipv6_route"):
+        words = line.split()
+        if len(words) > 9 and words[0].strip("0") == "" and words[1] == "00":
+            flags = _hex(words[8])
+            if flags & _UP and not flags & _REJECT and words[9] != "lo":
+                six.append((_hex(words[5]), words[9]))
+    return min(four, default=(0, ""))[1], min(six, default=(0, ""))[1]
+
+
+def choose_addresses(interfaces: Mapping[str, Sequence[str]], defaults: tuple[str, str]) -> tuple[str, ...]:
+    """Return the addresses of the node: of each family the first one on the interface of its default route.
+
+    Without a default route of a family, the only global address of that family is returned, or none of several.
+
+    Source: kubelet ``resolveAddress``, apimachinery ``ResolveBindAddress``.
+    """
+    chosen = []
+    for version, interface in zip((4, 6), defaults, strict=True):
+        own = {name: _global_addresses(found, version) for name, found in interfaces.items()}
+        if interface:
+            chosen += own.get(interface, [])[:1]
+        else:
+            all_of_family = [each for found in own.values() for each in found]
+            chosen += all_of_family if len(all_of_family) == 1 else []
+    return tuple(chosen)
+
+
+def _global_addresses(texts: Sequence[str], version: int) -> list[str]:
+    found = []
+    for text in texts:
+        try:
+            address = ipaddress.ip_address(text.partition("%")[0])
+        except ValueError:
+            continue
+        excluded = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
+        if address.version == version and not excluded:
+            found.append(str(address))
+    return found
+
+
+def _cpus(root: Path, unread: list[str]) -> int | None:
+    """Return the number of online CPUs. Source: kernel cputopology, ``online``, such as ``0-3,8``."""
+    path = root / "sys/devices/system/cpu/online"
+    text = _text(path)
+    count = 0
+    for part in text.split(","):
+        found = _CPU_RANGE.fullmatch(part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        if last < first:
+            unread.append(f"{path}: {text[:40]!r} is not a list of CPUs")
+            return None
+        count += last - first + 1
+    return count
+
+
+def _meminfo(root: Path, unread: list[str]) -> dict[str, int]:
+    path = root / "proc/meminfo"
+    found = {}
+    for line in _lines(path):
+        words = line.split()
+        if len(words) == 3 and words[0] in ("MemTotal:", "SwapTotal:") and words[1].isdecimal():
+            found[words[0][:-1]] = int(words[1]) * _KIB
+    if "MemTotal" not in found:
+        unread.append(f"{path}: MemTotal missing")
+    return found
+
+
+def _hugepages(root: Path) -> tuple[tuple[int, int], ...]:
+    """Return page size and reserved total in bytes, by size. Source: kernel hugetlbpage, ``nr_hugepages``."""
+    directory = root / "sys/kernel/mm/hugepages"
+    try:
+        names = os.listdir(directory)  # noqa: PTH208 - names only
+    except OSError:
+        return ()
+    found = []
+    for name in names:
+        size = _HUGEPAGES.fullmatch(name)
+        count = _text(directory / name / "nr_hugepages")
+        if size is not None and count.isdecimal():
+            size_bytes = int(size[1]) * _KIB
+            found.append((size_bytes, int(count) * size_bytes))
+    return tuple(sorted(found))
+
+
+def _os_image(root: Path) -> str:
+    """Return the name of the distribution. Source: os-release(5), ``PRETTY_NAME``."""
+    for name in ("etc/os-release", "usr/lib/os-release"):
+        for line in _lines(root / name):
+            key, _, value = line.partition("=")
+            if key.strip() == "PRETTY_NAME":
+                try:
+                    return "".join(shlex.split(value)[:1])[:_MAX_TEXT]
+                except ValueError:
+                    return value.strip()[:_MAX_TEXT]
+    return "Linux"
+
+
+def _first_text(root: Path, *names: str) -> str:
+    return next((text for name in names if (text := _text(root / name)[:_MAX_TEXT])), "")
+
+
+def _lines(path: Path) -> list[str]:
+    return _text(path).splitlines()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _hex(text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        return 0

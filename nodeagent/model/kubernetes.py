@@ -1,0 +1,158 @@
+"""Objects of the Kubernetes API, as far as the agent reads or writes them.
+
+Fields without a value are omitted in JSON, so that one type serves full objects and patches. Unknown fields are ignored
+when an object is decoded, and never written back: the agent changes objects of other owners by patches only.
+
+Source: Kubernetes API, ``core/v1`` and ``coordination.k8s.io/v1``.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
+ARCH_LABEL: Final = "kubernetes.io/arch"
+OS_LABEL: Final = "kubernetes.io/os"
+NO_KUBELET_TAINT: Final = "nodeagent.dev/no-kubelet"
+REGISTERED_ANNOTATION: Final = "nodeagent.dev/registered"
+"""Set on a Node that the agent created or adopted; its value is ``created`` or ``adopted``."""
+
+
+class ApiObject(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """An object, or a part of one."""
+
+
+class OwnerReference(ApiObject, frozen=True):
+    """The owner of an object, with which it is deleted."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+
+class ObjectMeta(ApiObject, frozen=True):
+    """Identity of an object.
+
+    Attributes:
+        resource_version: version of a read object; a write that carries it fails with 409 if the object has changed.
+        deletion_timestamp: set while the object waits for its deletion.
+    """
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: tuple[OwnerReference, ...] = ()
+
+
+class Taint(ApiObject, frozen=True):
+    """A taint of a node; key and effect together are unique."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+class NodeSpec(ApiObject, frozen=True):
+    """The desired state of a node."""
+
+    provider_id: str = field(name="providerID", default="")
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+
+
+class NodeAddress(ApiObject, frozen=True):
+    """An address of a node, such as ``InternalIP``."""
+
+    type: str
+    address: str
+
+
+class StatusCondition(ApiObject, frozen=True):
+    """A condition of a node; ``status`` is ``True``, ``False`` or ``Unknown``."""
+
+    type: str
+    status: str
+    last_heartbeat_time: datetime | None = None
+    last_transition_time: datetime | None = None
+    reason: str = ""
+    message: str = ""
+
+
+class NodeSwap(ApiObject, frozen=True):
+    """Swap of a node, in bytes."""
+
+    capacity: int
+
+
+class NodeSystemInfo(ApiObject, frozen=True, omit_defaults=False):
+    """Identity and versions of a node; all texts are required by the API, if need be empty."""
+
+    machine_id: str = field(name="machineID", default="")
+    system_uuid: str = field(name="systemUUID", default="")
+    boot_id: str = field(name="bootID", default="")
+    kernel_version: str = ""
+    os_image: str = field(name="osImage", default="")
+    container_runtime_version: str = ""
+    kubelet_version: str = ""
+    kube_proxy_version: str = ""
+    operating_system: str = ""
+    architecture: str = ""
+    swap: NodeSwap | UnsetType = UNSET
+
+
+class ContainerImage(ApiObject, frozen=True):
+    """An image on a node, with its names and its size in bytes."""
+
+    names: tuple[str, ...] = ()
+    size_bytes: int = 0
+
+
+class NodeStatus(ApiObject, frozen=True):
+    """The observed state of a node."""
+
+    addresses: tuple[NodeAddress, ...] = ()
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+    conditions: tuple[StatusCondition, ...] = ()
+    node_info: NodeSystemInfo | None = None
+    images: tuple[ContainerImage, ...] = ()
+
+
+class Node(ApiObject, frozen=True):
+    """A node."""
+
+    api_version: str = ""
+    kind: str = ""
+    metadata: ObjectMeta = ObjectMeta()
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class LeaseSpec(ApiObject, frozen=True):
+    """Holder and last renewal of a Lease.
+
+    Attributes:
+        renew_time: RFC 3339 with exactly six digits of a second, which the API requires here.
+    """
+
+    holder_identity: str = ""
+    lease_duration_seconds: int = 0
+    renew_time: str = ""
+
+
+class Lease(ApiObject, frozen=True):
+    """A Lease, the heartbeat of a node."""
+
+    api_version: str = ""
+    kind: str = ""
+    metadata: ObjectMeta = ObjectMeta()
+    spec: LeaseSpec = LeaseSpec()

@@ -1,0 +1,67 @@
+"""The machine of a node, and the observation that a node status is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.model.image import Image
+    from nodeagent.model.pressure import NodeCondition
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Identity and resources of the machine; an unreadable text is empty, an unreadable number ``None``.
+
+    Attributes:
+        name: host name in lower case.
+        addresses: IP addresses of the node, at most one of each family, IPv4 first.
+        cpus: number of CPUs that are online.
+        hugepages: pairs of page size and reserved total, in bytes, ascending.
+        architecture: in Go's spelling, such as ``amd64``.
+        unread: readings that failed, each with its path and cause.
+    """
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    swap_bytes: int | None = None
+    hugepages: tuple[tuple[int, int], ...] = ()
+    machine_id: str = ""
+    system_uuid: str = ""
+    boot_id: str = ""
+    kernel_version: str = ""
+    os_image: str = ""
+    architecture: str = ""
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One observation of a node, the input of its status.
+
+    Attributes:
+        name: name of the Node object.
+        ephemeral_bytes: size of nodefs; ``None`` if unread.
+        runtime_version: such as ``containerd://1.6.20``; empty while the runtime does not answer.
+        not_ready: causes for which no pod can run, in the kubelet's words; none if the node is ready.
+        images: all images; ``None`` while the runtime does not list them.
+        pressure: conditions that are active; ``None`` if thresholds are not evaluated.
+        agent_version: version of the agent.
+        unread: readings that failed, each with its path or call and the cause.
+    """
+
+    name: str
+    machine: Machine
+    observed_at: datetime
+    ephemeral_bytes: int | None = None
+    runtime_version: str = ""
+    not_ready: tuple[str, ...] = ()
+    images: tuple[Image, ...] | None = None
+    pressure: frozenset[NodeCondition] | None = None
+    agent_version: str = ""
+    unread: tuple[str, ...] = ()

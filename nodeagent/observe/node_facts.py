@@ -1,0 +1,110 @@
+"""One observation of the node for its status: machine, nodefs, runtime, images and pressure."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent import __version__
+from nodeagent.errors import NodeAgentError, ObservationError
+from nodeagent.host.filesystems import read_filesystem
+from nodeagent.host.machine import read_machine
+from nodeagent.model.machine import NodeFacts
+from nodeagent.observe.eviction_signals import nodefs_path
+
+if TYPE_CHECKING:
+    from nodeagent.clock import Clock
+    from nodeagent.config.settings import Settings
+    from nodeagent.model.image import Image
+    from nodeagent.model.pressure import NodeCondition
+    from nodeagent.runtime.cri import CriClient
+
+RUNTIME_DOWN: Final = "container runtime is down"
+"""Source: kubelet ``runtimeState.runtimeErrors``."""
+_RUNTIME_WITHIN_S: Final = 10.0
+_READ_WITHIN_S: Final = 2.0
+
+
+class NodeFactsReader:
+    """Reads the facts of a node status; a part that cannot be read is left out."""
+
+    def __init__(self, settings: Settings, clock: Clock, *, root: Path = Path("/")) -> None:
+        """Create a reader.
+
+        Args:
+            settings: name of the node and directory of pod logs, which determines nodefs.
+            clock: dates the observation.
+            root: parent of ``etc``, ``proc`` and ``sys``.
+        """
+        self._settings = settings
+        self._clock = clock
+        self._root = root
+        self._hung: asyncio.Future[int | None] | None = None
+
+    async def read(
+        self,
+        cri: CriClient | None,
+        pressure: frozenset[NodeCondition] | None,
+        *,
+        not_ready: tuple[str, ...] = (),
+    ) -> NodeFacts:
+        """Return the facts now.
+
+        Args:
+            cri: the runtime; ``None`` while none is available.
+            pressure: active conditions; ``None`` if thresholds are not evaluated.
+            not_ready: causes for which no pod can run, beside those of the runtime.
+        """
+        machine = await asyncio.to_thread(read_machine, self._root)
+        version, problems, images, error = await _read_runtime(cri)
+        return NodeFacts(
+            name=(self._settings.kubelet.node_name or machine.name).lower(),
+            machine=machine,
+            observed_at=self._clock.now(),
+            ephemeral_bytes=await self._read_nodefs(),
+            runtime_version=version,
+            not_ready=(*problems, *not_ready),
+            images=images,
+            pressure=pressure,
+            agent_version=__version__,
+            unread=(*machine.unread, *((error,) if error else ())),
+        )
+
+    async def _read_nodefs(self) -> int | None:
+        """Return the size of nodefs; ``None`` while it does not answer, which occupies one thread at most."""
+        if self._hung is not None and not self._hung.done():
+            return None
+        reading = asyncio.ensure_future(asyncio.to_thread(self._nodefs_bytes))
+        done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
+        self._hung = None if done else reading
+        return reading.result() if done else None
+
+    def _nodefs_bytes(self) -> int | None:
+        try:
+            return read_filesystem(nodefs_path(self._settings.pod_log_root), self._clock).capacity_bytes
+        except ObservationError:
+            return None
+
+
+async def _read_runtime(cri: CriClient | None) -> tuple[str, tuple[str, ...], tuple[Image, ...] | None, str]:
+    """Return version, causes of not being ready, images and error of the runtime; no images if it does not list them.
+
+    Source: kubelet ``ReadyCondition``: a condition of the runtime that is false, with its reason and message.
+    """
+    if cri is None:
+        return "", (RUNTIME_DOWN,), None, ""
+    try:
+        async with asyncio.timeout(_RUNTIME_WITHIN_S):
+            info, status, images = await cri.version(), await cri.status(), await cri.list_images()
+    except (NodeAgentError, TimeoutError) as error:
+        return "", (RUNTIME_DOWN,), None, str(error) or f"runtime: no answer in {_RUNTIME_WITHIN_S:g} s"
+    return f"{info.name}://{info.version}", tuple(map(_not_ready, status.problems)), images, ""
+
+
+def _not_ready(problem: str) -> str:
+    """Return the cause in the kubelet's words, of a problem such as ``NetworkReady: Reason: Message``."""
+    condition, _, rest = problem.partition(": ")
+    reason, _, message = rest.partition(": ")
+    part = "runtime network" if condition == "NetworkReady" else "runtime"
+    return f"container {part} not ready: {condition}=false reason:{reason} message:{message}"

@@ -1,0 +1,40 @@
+"""The Node object of this node, complete as in a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.model.kubernetes import ARCH_LABEL, HOSTNAME_LABEL, OS_LABEL, Node, ObjectMeta
+from nodeagent.plan.node_status import node_status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from nodeagent.model.kubernetes import StatusCondition
+    from nodeagent.model.machine import NodeFacts
+    from nodeagent.plan.node_status import NodeStatusPolicy
+
+
+def node_object(
+    facts: NodeFacts, policy: NodeStatusPolicy, previous: Sequence[StatusCondition] = (), *, now: datetime
+) -> Node:
+    """Return the Node object: name, labels and status.
+
+    Args:
+        facts: one observation of the node.
+        policy: configured part of the status.
+        previous: conditions of the last status.
+        now: time of the heartbeat, aware UTC.
+    """
+    labels = {
+        ARCH_LABEL: facts.machine.architecture,
+        HOSTNAME_LABEL: facts.machine.name,
+        OS_LABEL: "linux",
+    }
+    return Node(
+        api_version="v1",
+        kind="Node",
+        metadata=ObjectMeta(name=facts.name, labels=labels),
+        status=node_status(facts, policy, previous, now=now),
+    )

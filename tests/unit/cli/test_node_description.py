@@ -1,0 +1,61 @@
+"""Description of the node: fits a terminal, escapes data of tenants, is a v1.Node as JSON and YAML."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import yaml
+
+from nodeagent.cli.node_description import description_lines
+from nodeagent.model import Image
+from nodeagent.model.kubernetes import Node
+from nodeagent.plan.node_object import node_object
+from nodeagent.text import display_width
+from tests.support.command import nodeagent
+from tests.unit.plan.test_node_status import FACTS, NOW, POLICY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CAUSE = (
+    "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:cni plugin missing"
+)
+
+
+def test_description_fits_80_columns_and_has_the_full_cause_of_not_ready() -> None:
+    node = node_object(replace(FACTS, not_ready=(CAUSE,)), POLICY, now=NOW)
+    lines = [each.text for each in description_lines(node, 80, images=True)]
+    assert max(map(display_width, lines)) <= 80
+    assert CAUSE.replace(" ", "") in "".join(lines).replace(" ", "")
+    for part in (
+        "Capacity:",
+        "Allocatable:",
+        "System Info:",
+        "  ephemeral-storage:  264212084Ki",
+        "Images:             13",
+    ):
+        assert part in lines
+
+
+def test_names_of_images_are_escaped() -> None:
+    hostile = Image("i", repo_tags=("evil.test/\x1b[31m\n:1",), size_bytes=5)
+    node = node_object(replace(FACTS, images=(hostile,)), POLICY, now=NOW)
+    text = "".join(each.text for each in description_lines(node, 80, images=True))
+    assert "\x1b" not in text
+    assert "\n" not in text
+
+
+def test_node_without_runtime_is_described_as_not_ready_in_every_format(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[runtime]\nendpoint = "unix://{tmp_path}/absent"\n[kubelet]\nnode_name = "Node-7"\n')
+    for form, load in (("json", json.loads), ("yaml", yaml.safe_load)):
+        ended = nodeagent("node", "describe", "--config", str(config), "-o", form)
+        assert ended.returncode == 0, ended.stderr
+        assert "warning: " in ended.stderr
+        node = msgspec.convert(load(ended.stdout), Node)
+        assert (node.kind, node.metadata.name) == ("Node", "node-7")
+        ready = node.status.conditions[-1]
+        assert (ready.type, ready.status, ready.message) == ("Ready", "False", "container runtime is down")

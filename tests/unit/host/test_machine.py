@@ -1,0 +1,102 @@
+"""Identity, resources and addresses of the machine, from files in a temporary tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.host.machine import choose_addresses, default_interfaces, interface_addresses, read_machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = {
+    "etc/machine-id": "abc123\n",
+    "etc/os-release": 'NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n',
+    "proc/meminfo": "MemTotal:        4194304 kB\nSwapTotal: 1024 kB\nSwapFree: 0 kB\n",
+    "proc/sys/kernel/osrelease": "6.1.0-test\n",
+    "proc/sys/kernel/random/boot_id": "b00t\n",
+    "proc/net/route": (
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+        "wlan0\t00000000\t0101A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0\n"
+        "eth0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+        "eth1\t0000A8C0\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n"
+    ),
+    "proc/net/ipv6_route": (
+        f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 00000001 00000000 00200200       lo\n"
+        f"{'0' * 32} 00 {'0' * 32} 00 fe80{'0' * 28} 00000400 00000001 00000000 00000003     eth0\n"
+    ),
+    "sys/class/dmi/id/product_uuid": "u-u-i-d\n",
+    "sys/devices/system/cpu/online": "0-2,5\n",
+    "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "3\n",
+    "sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages": "0\n",
+}
+ADDRESSES = {
+    "lo": ["127.0.0.1", "::1"],
+    "cni0": ["10.88.0.1", "fe80::1%cni0"],
+    "eth0": ["192.0.2.10", "198.51.100.1", "fe80::2%eth0", "2001:db8::10"],
+}
+
+
+def tree(root: Path, changes: dict[str, str | None] | None = None) -> Path:
+    for name, text in {**FILES, **(changes or {})}.items():
+        if text is not None:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+    return root
+
+
+def test_machine_is_read_from_kernel_and_distribution(tmp_path: Path) -> None:
+    machine = read_machine(tree(tmp_path), lambda: ADDRESSES)
+    assert (machine.cpus, machine.memory_bytes, machine.swap_bytes) == (4, 4 << 30, 1 << 20)
+    assert machine.hugepages == ((2 << 20, 6 << 20), (1 << 30, 0))
+    assert (machine.machine_id, machine.system_uuid, machine.boot_id) == ("abc123", "u-u-i-d", "b00t")
+    assert (machine.kernel_version, machine.os_image) == ("6.1.0-test", "Debian GNU/Linux 12 (bookworm)")
+    assert machine.addresses == ("192.0.2.10", "2001:db8::10")
+    assert machine.unread == ()
+
+
+def test_unreadable_values_are_absent_and_listed(tmp_path: Path) -> None:
+    machine = read_machine(tmp_path, dict)
+    assert (machine.cpus, machine.memory_bytes, machine.addresses, machine.machine_id) == (None, None, (), "")
+    assert machine.os_image == "Linux"
+    assert len(machine.unread) == 2
+
+
+@pytest.mark.parametrize("text", ["", "x", "3-1", "0-", "1,,2", "\u0663"])
+def test_malformed_list_of_cpus_is_no_number(tmp_path: Path, text: str) -> None:
+    machine = read_machine(tree(tmp_path, {"sys/devices/system/cpu/online": text}), dict)
+    assert machine.cpus is None
+    assert "cpu/online" in machine.unread[0]
+
+
+def test_machine_without_dmi_has_its_machine_id_as_system_uuid(tmp_path: Path) -> None:
+    machine = read_machine(tree(tmp_path, {"sys/class/dmi/id/product_uuid": None}), dict)
+    assert machine.system_uuid == "abc123"
+
+
+def test_default_route_with_the_lowest_metric_decides_on_the_interface(tmp_path: Path) -> None:
+    assert default_interfaces(tree(tmp_path)) == ("eth0", "eth0")
+    assert default_interfaces(tmp_path / "absent") == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "defaults", "expected"),
+    [
+        (ADDRESSES, ("eth0", "eth0"), ("192.0.2.10", "2001:db8::10")),
+        (ADDRESSES, ("", ""), ("2001:db8::10",)),
+        ({"eth0": ["192.0.2.10"]}, ("", ""), ("192.0.2.10",)),
+        ({"eth0": ["169.254.0.1", "0.0.0.0", "224.0.0.1", "no address"]}, ("eth0", ""), ()),
+        ({}, ("eth7", "eth7"), ()),
+    ],
+    ids=["by-route", "several-without-route", "only-one", "none-global", "absent-interface"],
+)
+def test_addresses_of_the_node(
+    interfaces: dict[str, list[str]], defaults: tuple[str, str], expected: tuple[str, ...]
+) -> None:
+    assert choose_addresses(interfaces, defaults) == expected
+
+
+def test_addresses_of_this_machine_include_loopback() -> None:
+    assert "127.0.0.1" in interface_addresses()["lo"]

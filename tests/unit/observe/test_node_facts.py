@@ -1,0 +1,60 @@
+"""Facts of the node status from a simulated runtime, and without one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from nodeagent.clock import SystemClock
+from nodeagent.config.models import Config
+from nodeagent.config.policies import settings
+from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.model import Image, RuntimeInfo
+from nodeagent.observe.node_facts import RUNTIME_DOWN, NodeFactsReader
+from nodeagent.runtime.cri_messages import RuntimeStatus
+
+if TYPE_CHECKING:
+    from nodeagent.runtime.cri import CriClient
+
+PROBLEM = "NetworkReady: NetworkPluginNotReady: Network plugin returns error: cni plugin not initialized"
+
+
+class Runtime:
+    def __init__(self, *problems: str, error: RuntimeUnavailableError | None = None) -> None:
+        self._status = RuntimeStatus(ready=True, problems=problems)
+        self._error = error
+
+    async def version(self) -> RuntimeInfo:
+        if self._error is not None:
+            raise self._error
+        return RuntimeInfo("containerd", "1.6.20", "v1")
+
+    async def status(self) -> RuntimeStatus:
+        return self._status
+
+    async def list_images(self) -> tuple[Image, ...]:
+        return (Image("i"),)
+
+
+def cri(runtime: Runtime) -> CriClient:
+    return cast("CriClient", runtime)  # has the methods that are called
+
+
+async def test_runtime_reports_version_images_and_causes_in_the_words_of_the_kubelet() -> None:
+    facts = await NodeFactsReader(settings(Config()), SystemClock()).read(cri(Runtime(PROBLEM)), frozenset())
+    assert facts.runtime_version == "containerd://1.6.20"
+    assert facts.images == (Image("i"),)
+    # The words recorded from a kubelet on the same node.
+    assert ", ".join(facts.not_ready) == (
+        "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady "
+        "message:Network plugin returns error: cni plugin not initialized"
+    )
+    assert facts.ephemeral_bytes
+
+
+async def test_runtime_without_answer_leaves_images_unknown() -> None:
+    error = RuntimeUnavailableError("no socket")
+    for runtime, unread in ((None, ()), (cri(Runtime(error=error)), ("no socket",))):
+        facts = await NodeFactsReader(settings(Config()), SystemClock()).read(runtime, None, not_ready=("also",))
+        assert facts.not_ready == (RUNTIME_DOWN, "also")
+        assert facts.images is None
+        assert facts.unread == unread
