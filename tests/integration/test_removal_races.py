@@ -1,4 +1,4 @@
-"""Image removals against concurrent creations, imports and tags on a real containerd.
+"""Image removals against concurrent creations, pulls, imports and tags on a real containerd.
 
 ``NODEAGENT_TEST_RUNS`` is the number of rounds of the tests with the ``campaign`` mark; see ``make campaign-removal``.
 ``NODEAGENT_TEST_REMOVAL`` lists the removals of the campaign: ``agent`` (the default), and ``at-once``, ``one-by-one``
@@ -21,9 +21,10 @@ from nodeagent.plan.gc.scope import Scope
 from tests.support import races
 from tests.support.containerd import LoopFs
 from tests.support.races import RaceField
+from tests.support.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tests.integration.conftest import ContainerdFactory
@@ -38,9 +39,20 @@ REMOVALS = os.environ.get("NODEAGENT_TEST_REMOVAL", "agent").split(",")
 OTHERS = {"at-once": races.remove_at_once, "one-by-one": races.remove_one_by_one, "kubelet": races.remove_as_kubelet}
 
 
+CAMPAIGN_IMAGES, CAMPAIGN_USES, CAMPAIGN_CLIENTS = 72, 240, 8
+
+
 @pytest.fixture
 def field(containerd_factory: ContainerdFactory) -> RaceField:
     return RaceField(containerd_factory(imagefs=LoopFs(700, "ext4")), seed=SEED)
+
+
+@pytest.fixture
+def large_field(containerd_factory: ContainerdFactory) -> Iterator[RaceField]:
+    """Return a field with several transactions per pass and a registry."""
+    with Registry() as registry:
+        containerd = containerd_factory(imagefs=LoopFs(700, "ext4"))
+        yield RaceField(containerd, count=CAMPAIGN_IMAGES, seed=SEED, registry=registry)
 
 
 def by_agent(config: Path) -> Callable[[Pods, Sequence[Built]], int]:
@@ -65,12 +77,13 @@ def _measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_measured_at_once")
 @pytest.mark.parametrize("name", REMOVALS)
 def test_no_container_loses_its_image_record_by_a_pass_and_some_do_by_other_removals(
-    field: RaceField, name: str
+    large_field: RaceField, name: str
 ) -> None:
+    field = large_field
     removal = by_agent(field.configure()) if name == "agent" else OTHERS[name]
     for number in range(ROUNDS):
-        field.run_round(removal)
-        if number % 10 == 9 or number == ROUNDS - 1:
+        field.run_round(removal, uses=CAMPAIGN_USES, clients=CAMPAIGN_CLIENTS)
+        if number % 5 == 4 or number == ROUNDS - 1:
             print(f"{name}, {number + 1} rounds: {field.counts}", flush=True)
     if name == "agent":
         assert not field.counts.lost

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 ROOT = "root"
 STATE = "state"
 SOCKET = "containerd.sock"
+REGISTRIES = "certs.d"
 
 
 def config_text(major: int, base: Path, sandbox_image: str, extra: str) -> str:
@@ -32,6 +33,8 @@ version = 3
 {common}
 [plugins."io.containerd.cri.v1.images"]
   snapshotter = "overlayfs"
+[plugins."io.containerd.cri.v1.images".registry]
+  config_path = "{base / REGISTRIES}"
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "{sandbox_image}"
 [plugins."io.containerd.cri.v1.runtime"]

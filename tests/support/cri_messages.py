@@ -56,6 +56,7 @@ ContainerStatusResponse status=1:ContainerStatus
 Image id=1:string *repo_tags=2:string *repo_digests=3:string size=4:uint64 pinned=8:bool
 ListImagesResponse *images=1:Image
 ImageRequest image=1:ImageSpec
+PullImageResponse image_ref=1:string
 VersionResponse version=1:string runtime_name=2:string runtime_version=3:string runtime_api_version=4:string
 """
 
@@ -74,8 +75,9 @@ _METHODS = {
     "ContainerStatus": ("ContainerRequest", "ContainerStatusResponse"),
     "ListImages": ("Empty", "ListImagesResponse"),
     "RemoveImage": ("ImageRequest", "Empty"),
+    "PullImage": ("ImageRequest", "PullImageResponse"),
 }
-_IMAGE_METHODS = {"ListImages", "RemoveImage"}
+_IMAGE_METHODS = {"ListImages", "RemoveImage", "PullImage"}
 
 
 def path(method: str) -> str:

@@ -307,6 +307,10 @@ class Pods:
     def remove_image(self, image: str) -> None:
         self.call("RemoveImage", {"image": {"image": image}})
 
+    def pull_image(self, image: str) -> str:
+        """Pull an image; return its id or digest name."""
+        return str(self.call("PullImage", {"image": {"image": image}})["image_ref"])
+
     def version(self) -> tuple[str, str]:
         """Return the runtime's name and version."""
         got = self.call("Version")

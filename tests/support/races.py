@@ -1,9 +1,9 @@
 """Races of an image removal with other clients: creations, imports and tags of the images that are being removed.
 
 A round imports the images, starts a removal, and at random instants during it creates containers from random images,
-imports them again or tags them. At the end of the round every container must have its image record: the runtime can
-then restart it without a registry. The removal is a parameter, so that the same round also shows the races of bare
-RemoveImage calls and of the kubelet's logic.
+pulls them and creates containers at once, imports them again or tags them. At the end of the round every container must
+have its image record: the runtime can then restart it without a registry. The removal is a parameter, so that the same
+round also shows the races of bare RemoveImage calls and of the kubelet's logic.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from tests.support.containerd import Containerd
     from tests.support.images import Archive, Built
     from tests.support.pods import Pods, Sandbox
+    from tests.support.registry import Registry
 
     Removal = Callable[[Pods, Sequence[Built]], int]
 
 REPOSITORY = "registry.test/raced"
-_CLIENTS = 4
 _ABSENT = ("failed to resolve image", "failed to get image from containerd")
-_PER_SANDBOX = 60
+_SHARING = 4  # images with the same base layer
 
 
 @dataclass(slots=True)
@@ -43,10 +43,11 @@ class Counts:
     """Counts over rounds.
 
     Attributes:
-        opportunities: creations, imports and tags.
+        opportunities: creations, pulls, imports and tags.
+        pulled: successful pulls.
         created: successful creations.
         absent: creations that found no image record, as after any removal.
-        broken: creations that failed after they had found the record, by error.
+        broken: pulls that failed, and creations that failed after they had found the record, by error.
         lost: containers without an image record at the end of the round.
         incomplete: image names at the end of a round whose content is missing.
         removed: images reported as removed.
@@ -54,6 +55,7 @@ class Counts:
     """
 
     opportunities: int = 0
+    pulled: int = 0
     created: int = 0
     absent: int = 0
     broken: Counter[str] = field(default_factory=Counter)
@@ -64,7 +66,8 @@ class Counts:
 
     def __str__(self) -> str:
         return (
-            f"{self.opportunities} opportunities, {self.created} containers created, {self.absent} found no record, "
+            f"{self.opportunities} opportunities, {self.pulled} images pulled, {self.created} containers created, "
+            f"{self.absent} found no record, "
             f"{self.broken.total()} failed later, {self.removed} images removed in {self.removal_s:.1f} s, "
             f"{len(self.lost)} containers without image record, {len(self.incomplete)} incomplete images; "
             f"per removal {self._rate(self.absent)} found no record, {self._rate(len(self.lost))} lost their image"
@@ -77,21 +80,29 @@ class Counts:
 class RaceField:
     """A daemon with images that are removed and used at the same time, round by round."""
 
-    def __init__(self, containerd: Containerd, *, count: int = 24, seed: int = 0) -> None:
-        """Write the archives; ``seed`` determines the random choices, not their timing."""
+    def __init__(
+        self, containerd: Containerd, *, count: int = 24, seed: int = 0, registry: Registry | None = None
+    ) -> None:
+        """Write the archives; ``seed`` determines the random choices, not their timing.
+
+        With a ``registry``, which gets the images, some uses are pulls.
+        """
         self._containerd = containerd
+        self._registry = registry
+        self._repository = f"{registry.host}/raced" if registry is not None else REPOSITORY
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._numbers = iter(range(1 << 30))
-        described = [_image(number) for number in range(count)]
+        described = [_image(self._repository, number) for number in range(count)]
         directory = containerd.base
         self.archive = images.write_oci(directory / "raced.tar", *described)
+        if registry is not None:
+            registry.add(self.archive)
+            registry.announce(directory)
         self._single: dict[str, Archive] = {
             each.tags[0]: images.write_oci(directory / f"raced-{number}.tar", each)
             for number, each in enumerate(described)
         }
-        self._sandbox: Sandbox | None = None
-        self._in_sandbox = 0
         self._span_s = 1.0
         self.counts = Counts()
 
@@ -105,16 +116,17 @@ class RaceField:
         )
         return path
 
-    def run_round(self, removal: Removal, *, uses: int = 40) -> None:
+    def run_round(self, removal: Removal, *, uses: int = 40, clients: int = 4) -> None:
         """Run one round: ``uses`` random uses of the images during ``removal``, which returns the images removed."""
         with self._containerd.pods() as pods:
-            sandbox = self._prepare(pods)
+            self.import_missing()
+            sandbox = pods.run_sandbox(f"raced-{next(self._numbers)}")
             started, threads = threading.Event(), list[Future[None]]()
-            with ThreadPoolExecutor(_CLIENTS) as pool:
+            with ThreadPoolExecutor(clients) as pool:
                 instants = sorted(self._random.uniform(-0.05, self._span_s * 1.1) for _ in range(uses))
                 plans = [(at, self._random.random(), self._random.choice(self.archive.images)) for at in instants]
                 threads += [
-                    pool.submit(self._use, pods, sandbox, started, plans[part::_CLIENTS]) for part in range(_CLIENTS)
+                    pool.submit(self._use, pods, sandbox, started, plans[part::clients]) for part in range(clients)
                 ]
                 started.set()
                 time.sleep(0.05)  # the first uses start before the removal
@@ -127,7 +139,8 @@ class RaceField:
             self.counts.removal_s += self._span_s
             self.settle(pods)
             self._check(pods)
-            self._clear(pods)
+            pods.remove_sandbox(sandbox)
+            self._remove_aliases()
 
     def settle(self, pods: Pods) -> None:
         """Wait until CRI's image list agrees with containerd's image names."""
@@ -154,7 +167,7 @@ class RaceField:
     def incomplete(self) -> list[str]:
         """Return the image names whose content is missing."""
         lines = self._containerd.ctr("images", "check").splitlines()[1:]
-        return [line for line in lines if "complete" not in line.split() and REPOSITORY in line]
+        return [line for line in lines if "complete" not in line.split() and self._repository in line]
 
     def partial(self) -> dict[str, set[str]]:
         """Return the present names of images of which some, not all, are present."""
@@ -167,15 +180,6 @@ class RaceField:
                 found[built.tags[0]] = own & present
         return found
 
-    def _prepare(self, pods: Pods) -> Sandbox:
-        self.import_missing()
-        if self._sandbox is None or self._in_sandbox > _PER_SANDBOX:
-            if self._sandbox is not None:
-                pods.remove_sandbox(self._sandbox)
-            self._sandbox, self._in_sandbox = pods.run_sandbox(f"raced-{next(self._numbers)}"), 0
-            pods.made.clear()  # it survives this client
-        return self._sandbox
-
     def _use(
         self, pods: Pods, sandbox: Sandbox, started: threading.Event, plans: list[tuple[float, float, Built]]
     ) -> None:
@@ -184,8 +188,11 @@ class RaceField:
         began = time.perf_counter() + 0.05
         for at, kind, built in plans:
             time.sleep(max(0.0, began + at - time.perf_counter()))
-            if kind < 0.8:
-                self._create(pods, sandbox, built, start=kind < 0.1)
+            if kind < 0.1 and self._registry is not None:
+                if self._pull(pods, built):
+                    self._create(pods, sandbox, built, start=kind < 0.02)
+            elif kind < 0.8:
+                self._create(pods, sandbox, built, start=kind > 0.7)
             elif kind < 0.9:
                 self._import(built)
             else:
@@ -196,8 +203,8 @@ class RaceField:
     def _create(self, pods: Pods, sandbox: Sandbox, built: Built, *, start: bool) -> None:
         with self._lock:
             name = f"c{next(self._numbers)}"
-            self._in_sandbox += 1
-            image = self._random.choice([built.tags[0], built.config_digest])
+            digest_name = f"{images.repository(built.tags[0])}@{built.digest}"
+            image = self._random.choice([built.tags[0], digest_name, built.config_digest])
         try:
             container = pods.create_container(sandbox, name, image, log_path="")
             if start:
@@ -213,6 +220,18 @@ class RaceField:
         with self._lock:
             self.counts.created += 1
 
+    def _pull(self, pods: Pods, built: Built) -> bool:
+        """Pull an image as the kubelet does before it creates a container; return whether that succeeded."""
+        try:
+            pods.pull_image(built.tags[0])
+        except grpc.RpcError as error:
+            with self._lock:
+                self.counts.broken[str(error)] += 1
+            return False
+        with self._lock:
+            self.counts.pulled += 1
+        return True
+
     def _import(self, built: Built) -> None:
         try:
             self._containerd.ctr("images", "import", str(self._single[built.tags[0]].path))
@@ -223,7 +242,7 @@ class RaceField:
 
     def _tag(self, built: Built) -> None:
         with self._lock:
-            alias = f"{REPOSITORY}/alias:{next(self._numbers)}"
+            alias = f"{self._repository}/alias:{next(self._numbers)}"
         try:
             self._containerd.ctr("images", "tag", built.tags[0], alias)
         except ContainerdError as error:
@@ -238,12 +257,8 @@ class RaceField:
         ]
         self.counts.incomplete += self.incomplete()
 
-    def _clear(self, pods: Pods) -> None:
-        """Remove the containers and the aliases of the round, so that all images are unused again."""
-        for each in pods.list_containers():
-            pods.call("StopContainer", {"container_id": each.id, "timeout": 0})
-            pods.call("RemoveContainer", {"container_id": each.id})
-        aliases = [name for name in self.names() if name.startswith(f"{REPOSITORY}/alias:")]
+    def _remove_aliases(self) -> None:
+        aliases = [name for name in self.names() if name.startswith(f"{self._repository}/alias:")]
         if aliases:
             self._containerd.ctr("images", "rm", *aliases)
 
@@ -276,6 +291,6 @@ def _is_id(name: str) -> bool:
     return name.startswith("sha256:")
 
 
-def _image(number: int) -> Image:
-    layers = [Layer((File(f"data/{number}-{step}", 4_000 + step),)) for step in range(2)]
-    return images.image(f"{REPOSITORY}/app{number}:v1", layers=layers)
+def _image(repository: str, number: int) -> Image:
+    base = Layer((File(f"data/base-{number // _SHARING}", 4_000),))
+    return images.image(f"{repository}/app{number}:v1", layers=[base, Layer((File(f"data/{number}", 4_001),))])
