@@ -12,7 +12,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-clocks soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb format clean
+.PHONY: help demo test check unit integration campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-clocks campaign-tenants soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -75,6 +75,10 @@ campaign-shutdown: ## as root: shutdowns of up to 40 pods with crashes of agent 
 campaign-clocks: ## random sequences of clocks, gaps and restarts against removal by age, EXAMPLES of them (20000)
 	@.ci/setup dev
 	NODEAGENT_TEST_EXAMPLES=$(or $(EXAMPLES),20000) $(BIN)/python -m pytest --timeout 0 tests/unit/store/test_clock_properties.py
+
+campaign-tenants: ## as root: attacks of tenants on eviction, collection and history on a real containerd, RUNS times each (10)
+	@.ci/setup dev real
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest --timeout 0 tests/integration/test_hostile_tenants.py -m campaign
 
 soak: ## as root: a daemon under churn and one without its runtime for MINUTES (60); fails if memory, descriptors or threads grow beyond their bounds
 	@.ci/setup dev real

@@ -21,7 +21,7 @@ from nodeagent.host.writable_layers import find_upper_directories
 from tests.support import images, reclaim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tests.support.containerd import Containerd, LoopFs
     from tests.support.pods import Container, Pods, Sandbox
@@ -90,17 +90,34 @@ class PressedNode:
         """Return every image name that CRI lists."""
         return {tag for each in self.pods.list_images() for tag in each.tags}
 
-    def run_pod(self, name: str, command: str, *, done: str = "/done") -> Pod:
+    def run_pod(
+        self,
+        name: str,
+        command: str,
+        *,
+        done: str = "/done",
+        namespace: str = "default",
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+    ) -> Pod:
         """Run a burstable pod as a kubelet would, and wait until its command has created the file ``done``.
 
-        The command is followed by a sleep until SIGTERM.
+        The command is followed by a sleep until SIGTERM. Sandbox and container get the labels and annotations.
         """
         uid = str(uuid.uuid4())
         parent = f"{self.pods.cgroup_parent}/kubepods/burstable/pod{uid}"
-        sandbox = self.pods.run_sandbox(name, uid=uid, cgroup_parent=parent)
+        sandbox = self.pods.run_sandbox(
+            name, namespace=namespace, uid=uid, cgroup_parent=parent, labels=labels, annotations=annotations
+        )
         script = f"trap 'exit 0' TERM; {command}; touch {done}; while :; do sleep 1000 & wait $!; done"
         container = self.pods.create_container(
-            sandbox, "main", APP, ["sh", "-c", script], resources={"oom_score_adj": 999}
+            sandbox,
+            "main",
+            APP,
+            ["sh", "-c", script],
+            resources={"oom_score_adj": 999},
+            labels=labels,
+            annotations=annotations,
         )
         self.pods.start(container)
         root = self._root(container)

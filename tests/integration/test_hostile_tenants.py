@@ -1,0 +1,181 @@
+"""Five attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
+
+The pods have what their author controls: files, names, labels and annotations, processes. ``NODEAGENT_TEST_RUNS``
+repeats the tests; see ``make campaign-tenants``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import reclaim
+from tests.support.command import nodeagent
+from tests.support.containerd import LoopFs
+from tests.support.pressed import APP, MIB, PressedNode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.conftest import ContainerdFactory
+
+pytestmark = [pytest.mark.real, pytest.mark.campaign]
+
+RUNS = int(os.environ.get("NODEAGENT_TEST_RUNS", "1"))
+HOG_MIB = 160
+NEIGHBOUR_MIB = 40
+SHORT_MIB = 60
+
+FORGED = {
+    "nodeagent.dev/priority": "2000000000",
+    "scheduler.alpha.kubernetes.io/critical-pod": "",
+    "kubernetes.io/config.source": "file",
+    "kubernetes.io/config.mirror": "0123456789abcdef",
+    "io.kubernetes.cri.priorityClassName": "system-node-critical",
+}
+"""Annotations and labels that mark a pod as critical, static or a mirror pod."""
+
+HIDING = f"""
+mkdir /links && cd /links && seq 1000 | xargs touch && for copy in $(seq 15); do cp -al /links /copy$copy; done
+mkdir /swapped; while :; do mv /swapped /away; ln -s /links /swapped; sleep 0.02; rm /swapped; mv /away /swapped; done &
+mkfifo /fifo; ln -s /proc/1/root /outside
+cd -P /
+name=$(printf 'd%.0s' $(seq 200))
+for level in $(seq 30); do mkdir $name && cd -P $name; done
+dd if=/dev/zero of=data bs=1M count={HOG_MIB}
+cd -P /; sync
+"""
+"""Data below a path longer than PATH_MAX, among 16,000 links, while a directory is replaced by a link and back."""
+
+
+@pytest.fixture
+def node(containerd_factory: ContainerdFactory, tmp_path: Path) -> PressedNode:
+    pressed = PressedNode(containerd_factory(imagefs=LoopFs(700, "ext4")), tmp_path)
+    pressed.import_images()
+    return pressed
+
+
+def evicted_under_pressure(node: PressedNode) -> list[str]:
+    """Run the daemon with a met threshold until it is cleared; return the evicted pods, each as NAMESPACE/NAME."""
+    with node.daemon(f'hard = "imagefs.available<{node.available_bytes // MIB + SHORT_MIB}Mi"'):
+        node.wait_for("threshold_cleared", timeout_s=120)
+        node.wait_passes(3)
+    assert not node.events("pass_crashed")
+    return [f"{each['pod_namespace']}/{each['pod_name']}" for each in node.events("evicted")]
+
+
+def run_neighbours(node: PressedNode) -> set[str]:
+    """Run two pods with 40 MiB each; return their names."""
+    names = {"neighbour-0", "neighbour-1"}
+    for name in names:
+        node.run_writer(name, NEIGHBOUR_MIB)
+    return names
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_marks_of_critical_and_static_pods_in_annotations_and_labels_protect_no_hog(
+    node: PressedNode, attempt: int
+) -> None:
+    del attempt
+    neighbours = run_neighbours(node)
+    node.run_pod("hog", f"dd if=/dev/zero of=/data bs=1M count={HOG_MIB}; sync", labels=FORGED, annotations=FORGED)
+    assert evicted_under_pressure(node) == ["default/hog"]
+    assert node.running() == neighbours
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_hog_with_hidden_files_is_evicted_and_no_neighbour(node: PressedNode, attempt: int) -> None:
+    del attempt
+    neighbours = run_neighbours(node)
+    node.run_pod("hog", HIDING.strip())
+    os.sync()
+    assert evicted_under_pressure(node) == ["default/hog"]
+    assert node.running() == neighbours
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_hog_with_the_name_of_its_neighbour_among_throw_away_pods_is_evicted(node: PressedNode, attempt: int) -> None:
+    del attempt
+    neighbours = run_neighbours(node)
+    for number in range(6):
+        node.run_pod(f"throw-away-{number}", "dd if=/dev/zero of=/data bs=1M count=2", namespace="tenant")
+    with node.daemon(f'hard = "imagefs.available<{node.available_bytes // MIB - HOG_MIB + SHORT_MIB}Mi"'):
+        node.run_pod("neighbour-0", f"dd if=/dev/zero of=/data bs=1M count={HOG_MIB}; sync", namespace="tenant")
+        node.wait_for("threshold_cleared", timeout_s=120)
+        node.wait_passes(3)
+    assert [f"{each['pod_namespace']}/{each['pod_name']}" for each in node.events("evicted")] == ["tenant/neighbour-0"]
+    assert neighbours <= node.running()
+    assert len(node.running()) == len(neighbours) + 6
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_hostile_log_directory_stops_no_collection_and_redirects_no_removal(node: PressedNode, attempt: int) -> None:
+    del attempt
+    target = node.directory / "target"
+    (target / "main").mkdir(parents=True)
+    (target / "main" / "0.log").write_text("of another user")
+    pods = [node.run_pod(name, "echo a line") for name in ("hostile", "linked", "ordinary")]
+    directories = [pod.sandbox.log_directory for pod in pods]
+    for pod in pods:
+        node.pods.stop(pod.container)
+        node.pods.stop_sandbox(pod.sandbox)
+    hostile, linked, ordinary = (directory for directory in directories if directory is not None)
+    os.mkfifo(hostile / "main" / "1.log")
+    (hostile / "main" / "up").symlink_to(target)
+    (hostile / os.fsdecode(b"\xff\x1b[31m\n" + b"n" * 240)).mkdir()
+    deepest = hostile / "main"
+    for level in range(40):
+        deepest /= f"level-{level}"
+    deepest.mkdir(parents=True)
+    shutil.rmtree(linked)
+    linked.symlink_to(target, target_is_directory=True)
+
+    def collected() -> bool:
+        collect(node)
+        return not ordinary.exists() and not hostile.exists()
+
+    reclaim.poll("the logs of both pods are removed", collected, timeout_s=60)
+    assert node.pods.list_containers() == []
+    assert node.pods.list_sandboxes() == []
+    assert (target / "main" / "0.log").read_text() == "of another user"
+    failed = [each for one in passes(node) for each in one["actions"] if each["outcome"] != "done"]
+    assert failed == []
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_history_grows_by_the_removals_and_not_by_the_text_of_a_tenant(node: PressedNode, attempt: int) -> None:
+    del attempt
+    pod = node.run_pod("hostile", "true")
+    text = {f"tenant.example/{number}": "\x1b[31m\n" * 10_000 for number in range(3)}
+    for number in range(1, 13):
+        dead = node.pods.create_container(pod.sandbox, "main", APP, ["false"], attempt=number, annotations=text)
+        node.pods.start(dead)
+        node.pods.wait_exited(dead)
+    collect(node)
+    removals = [each for one in passes(node) for each in one["actions"] if each["outcome"] == "done"]
+    assert len(removals) == 11
+    state = node.directory / "state"
+    assert sum(path.stat().st_size for path in state.iterdir() if path.is_file()) < 1 << 20
+
+
+def collect(node: PressedNode) -> None:
+    """Collect dead containers, sandboxes and logs without minimum ages, in one pass of the command."""
+    ages = ("deleted_pod_grace", "minimum_age", "sandbox_minimum_age", "log_minimum_age")
+    node.container_gc = "\n".join(f'{each} = "0s"' for each in ages)
+    run(node, "gc", "containers", "--yes")
+
+
+def passes(node: PressedNode) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = json.loads(run(node, "history", "--details", "--output", "json"))["passes"]
+    return listed
+
+
+def run(node: PressedNode, *words: str) -> str:
+    """Run the command line with the configuration of the node; return its output."""
+    done = nodeagent(*words, "--config", str(node.configure("")))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
