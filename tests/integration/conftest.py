@@ -45,13 +45,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the long tests except in a campaign."""
-    if "NODEAGENT_TEST_RUNS" in os.environ:
-        return
-    long = [each for each in items if each.get_closest_marker("long") is not None]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [each for each in items if each not in long]
+    """Deselect the long tests except in a campaign, and those of another version of containerd."""
+    campaign = "NODEAGENT_TEST_RUNS" in os.environ
+    deselected = [each for each in items if (_is_long(each) and not campaign) or _is_of_another_version(each)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [each for each in items if each not in deselected]
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
+
+
+def _is_of_another_version(item: pytest.Item) -> bool:
+    version = item.get_closest_marker("containerd")
+    return version is not None and chosen_version() not in version.args
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

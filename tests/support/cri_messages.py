@@ -34,7 +34,7 @@ PodSandboxRequest pod_sandbox_id=1:string
 PodSandbox id=1:string metadata=2:PodSandboxMetadata state=3:int32 created_at=4:int64 labels=5:map annotations=6:map
 ListPodSandboxResponse *items=1:PodSandbox
 ContainerMetadata name=1:string attempt=2:uint32
-Mount container_path=1:string host_path=2:string readonly=3:bool
+Mount container_path=1:string host_path=2:string readonly=3:bool image=9:ImageSpec
 KeyValue key=1:string value=2:string
 LinuxContainerResources cpu_period=1:int64 cpu_quota=2:int64 cpu_shares=3:int64 memory_limit_in_bytes=4:int64 \
 oom_score_adj=5:int64

@@ -210,12 +210,14 @@ class Pods:
         annotations: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         mounts: Mapping[Path, str] | None = None,
+        image_volumes: Mapping[str, str] | None = None,
         resources: Mapping[str, int] | None = None,
     ) -> Container:
         """Create a container, not yet started; an empty ``command`` runs that of the image.
 
         ``log_path`` is relative to the sandbox's log directory, by default ``<name>/<attempt>.log``. ``mounts`` maps
-        host paths to paths inside; ``resources`` are the fields of CRI's LinuxContainerResources.
+        host paths to paths inside, ``image_volumes`` references of images (containerd 2.1 and later); ``resources`` are
+        the fields of CRI's LinuxContainerResources.
         """
         log_path = f"{name}/{attempt}.log" if log_path is None else log_path
         log_file = sandbox.log_directory / log_path if sandbox.log_directory and log_path else None
@@ -227,7 +229,13 @@ class Pods:
             "image": {"image": image},
             "command": list(command),
             "envs": [{"key": key, "value": value} for key, value in (env or {}).items()],
-            "mounts": [{"host_path": str(host), "container_path": inside} for host, inside in (mounts or {}).items()],
+            "mounts": [
+                *({"host_path": str(host), "container_path": inside} for host, inside in (mounts or {}).items()),
+                *(
+                    {"image": {"image": image}, "container_path": inside, "readonly": True}
+                    for image, inside in (image_volumes or {}).items()
+                ),
+            ],
             "labels": {
                 "io.kubernetes.container.name": name,
                 **_pod_labels(sandbox.name, sandbox.namespace, sandbox.uid),

@@ -1,0 +1,105 @@
+"""References to images on a real containerd: digests, image volumes, other namespaces, labels of foreign tools."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import images
+from tests.support.worn_commands import nodeagent, tags
+from tests.support.worn_node import MIB, REGISTRY, USED_RUNNING
+
+if TYPE_CHECKING:
+    from tests.support.worn_node import WornNode
+
+pytestmark = pytest.mark.real
+
+NAMESPACES = ("moby", "buildkit", "default")
+
+
+def build(node: WornNode, name: str, *, pulled: bool = True) -> images.Built:
+    """Import an image of 3 MiB, with a base that all of them share; return its digests."""
+    layers = [images.blob("shared base", 2 * MIB), images.blob(name, MIB)]
+    archive = images.write_oci(
+        node.containerd.base / f"{name}.tar", images.image(f"{REGISTRY}/refs/{name}:v1", layers=layers)
+    )
+    node.containerd.import_images(archive, pulled=pulled)
+    return archive.images[0]
+
+
+def remove_unused(node: WornNode) -> dict[str, Any]:
+    """Remove every image that may go, whatever its age; return the report."""
+    options = ("--minimum-age", "0s", "--undo-window", "0s", "--high", "2", "--low", "1", "--output", "json")
+    report: dict[str, Any] = json.loads(nodeagent(node, "gc", "images", "--yes", *options, code=3))
+    return report
+
+
+def ids(node: WornNode) -> set[str]:
+    return {each.id for each in node.pods.list_images()}
+
+
+def inventory(node: WornNode, namespace: str) -> tuple[str, ...]:
+    """Return the images, with the completeness of their content, and the snapshots of a containerd namespace."""
+    ctr = node.containerd.ctr
+    return tuple(
+        "\n".join(sorted(ctr(*words, namespace=namespace).splitlines()))
+        for words in (("images", "check"), ("snapshots", "ls"))
+    )
+
+
+def test_images_used_by_digest_or_under_a_moved_tag_stay_and_their_containers_restart(worn: WornNode) -> None:
+    by_id, by_digest, moved, unused = (build(worn, name) for name in ("by-id", "by-digest", "moved", "unused"))
+    sandbox = worn.pods.run_sandbox("references", namespace="shop")
+    for name, image in (
+        ("by-id", by_id.config_digest),
+        ("by-digest", f"{REGISTRY}/refs/by-digest@{by_digest.digest}"),
+        ("moved", moved.tags[0]),
+    ):
+        container = worn.pods.run_container(sandbox, name, image, ["true"])
+        worn.pods.wait_exited(container)
+    worn.containerd.ctr("images", "tag", "--force", USED_RUNNING, moved.tags[0])
+
+    remove_unused(worn)
+    assert {by_id.config_digest, by_digest.config_digest, moved.config_digest} <= ids(worn)
+    assert unused.config_digest not in ids(worn)
+    for name, used in (("by-id", by_id), ("by-digest", by_digest), ("moved", moved)):
+        again = worn.pods.run_container(sandbox, name, used.config_digest, ["true"], attempt=1)
+        assert worn.pods.wait_exited(again).exit_code == 0
+
+
+def test_content_of_other_namespaces_and_of_foreign_labels_stays_and_counts_as_not_freed(worn: WornNode) -> None:
+    shared, referenced = build(worn, "shared"), build(worn, "referenced")
+    for namespace in NAMESPACES:
+        worn.containerd.ctr("images", "import", str(worn.containerd.base / "shared.tar"), namespace=namespace)
+    before = {namespace: inventory(worn, namespace) for namespace in NAMESPACES}
+    kept = next(each for each in worn.pods.list_images() if USED_RUNNING in each.tags)
+    worn.containerd.ctr(
+        "content", "label", kept.id, f"containerd.io/gc.ref.content.tool={referenced.layer_digests[-1]}"
+    )
+
+    report = remove_unused(worn)
+    assert not {shared.config_digest, referenced.config_digest} & ids(worn)
+    assert report["freed_bytes"] == pytest.approx(report["predicted_bytes"], rel=0.02, abs=1 << 20)
+    assert {namespace: inventory(worn, namespace) for namespace in NAMESPACES} == before
+    blobs = worn.containerd.ctr("content", "ls", "--quiet").split()
+    assert referenced.layer_digests[-1] in blobs
+
+
+@pytest.mark.containerd("2.1")
+def test_image_volumes_of_running_and_dead_containers_stay(worn: WornNode) -> None:
+    running, dead, unused = (build(worn, name) for name in ("volume-running", "volume-dead", "volume-unused"))
+    sandbox = worn.pods.run_sandbox("volumes", namespace="shop")
+    for name, image, words in (("running", running, ()), ("dead", dead, ("true",))):
+        container = worn.pods.create_container(
+            sandbox, name, USED_RUNNING, words, image_volumes={image.tags[0]: "/volume"}
+        )
+        worn.pods.start(container)
+        if words:
+            worn.pods.wait_exited(container)
+
+    remove_unused(worn)
+    assert {running.config_digest, dead.config_digest} <= ids(worn)
+    assert unused.config_digest not in ids(worn)
+    assert running.tags[0] in tags(worn)
