@@ -22,18 +22,6 @@ FUNCTION_LINES: Final = 60
 ATTRIBUTES: Final = 10
 PARAMETERS: Final = 7
 
-UNSPLIT: Final = {
-    "tests/unit/act/gc/test_image_transaction.py": 560,
-    "tests/unit/cli/test_commands.py": 480,
-    "tests/unit/daemon/eviction/test_loop.py": 940,
-    "tests/unit/observe/test_pods.py": 720,
-    "tests/unit/plan/eviction/test_effects.py": 480,
-    "tests/unit/plan/eviction/test_planner.py": 620,
-    "tests/unit/plan/pods/test_facts.py": 720,
-    "tests/unit/runtime/test_storage_graph.py": 580,
-}
-"""Limits of files (``PATH``) and classes (``PATH:CLASS``) that are to be split; entries are lowered and removed."""
-
 _EXCLUDED = ("nodeagent/_proto/",)
 _LINES_REASON = re.compile(r"^# (\d+) lines: \S", re.MULTILINE)
 _ATTRIBUTES_REASON = re.compile(r"# (\d+) attributes: \S")
@@ -49,11 +37,11 @@ class Finding(NamedTuple):
     text: str
 
 
-def find(text: str, name: str = "") -> Iterator[Finding]:
-    """Yield the sizes over their limits in a file; ``name`` is its path in ``UNSPLIT``."""
+def find(text: str) -> Iterator[Finding]:
+    """Yield the sizes over their limits in a file."""
     lines = text.splitlines()
     reason = _LINES_REASON.search(text)
-    limit = int(reason[1]) if reason else UNSPLIT.get(name, FILE_LINES)
+    limit = int(reason[1]) if reason else FILE_LINES
     if len(lines) > limit:
         yield Finding(1, f"{len(lines)} lines, limit {limit}")
     for node in ast.walk(ast.parse(text)):
@@ -61,7 +49,7 @@ def find(text: str, name: str = "") -> Iterator[Finding]:
             yield from _function(node, lines)
         elif isinstance(node, ast.ClassDef):
             reason = _ATTRIBUTES_REASON.search(lines[node.lineno - 1])
-            limit = int(reason[1]) if reason else UNSPLIT.get(f"{name}:{node.name}", ATTRIBUTES)
+            limit = int(reason[1]) if reason else ATTRIBUTES
             count = len(_attributes(node))
             if count > limit:
                 yield Finding(node.lineno, f"class {node.name} has {count} attributes, limit {limit}")
@@ -100,7 +88,7 @@ def main(paths: list[str]) -> int:
         path = Path(name)
         if name.startswith(_EXCLUDED) or not path.is_file():
             continue
-        for each in find(path.read_text(encoding="utf-8"), name):
+        for each in find(path.read_text(encoding="utf-8")):
             failed = True
             print(f"{name}:{each.line}: {each.text}; split it, or write the reason beside it")
     return int(failed)

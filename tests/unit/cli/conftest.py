@@ -1,4 +1,4 @@
-"""Setup of the tests of the command line: its parser is built once."""
+"""Setup of the tests of the command line: its parser, built once, and a configuration."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer.main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +19,14 @@ def _one_parser() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Return a configuration file with all paths in the temporary directory."""
+    path = tmp_path / "config.toml"
+    path.write_text(
+        f'role = "standalone"\n[runtime]\nendpoint = "unix://{tmp_path}/s"\n[state]\ndirectory = "{tmp_path}/state"\n'
+        f'[container_gc]\npod_log_root = "{tmp_path}/pods"\ncontainer_log_root = "{tmp_path}/containers"\n'
+    )
+    return path

@@ -21,6 +21,7 @@ from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.runtime.connection import RuntimeConnection
+from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.sim.serving import service_handler
 
 if TYPE_CHECKING:
@@ -223,3 +224,18 @@ class _Namespaces(_Part):
     async def List(self, _request: Message, _context: Context) -> Message:  # noqa: N802
         names = [namespaces_pb2.Namespace(name=name) for name in ("k8s.io", *self.store.others)]
         return namespaces_pb2.ListNamespacesResponse(namespaces=names)
+
+
+@pytest.fixture
+def store() -> Store:
+    """Two images on one base: blobs of 1000, 500 and 300 bytes, snapshots of 8192 bytes and 3 inodes."""
+    store = Store()
+    store.image("a", "base", "a1")
+    store.image("b", "base", "b1")
+    return store
+
+
+@pytest.fixture
+async def client(socket: Path, store: Store, connection: RuntimeConnection) -> AsyncIterator[ContainerdClient]:
+    async with serving(socket, *FakeContainerd(store).handlers()):
+        yield ContainerdClient(connection)

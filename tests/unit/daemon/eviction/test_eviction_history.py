@@ -12,7 +12,7 @@ from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.eviction.composition import AgentEvictionHistory
 from nodeagent.store.history import History, Retention
-from tests.unit.daemon.eviction.test_loop import LOW, Node, run_pass
+from tests.unit.daemon.eviction.eviction_node import LOW, Node, run_pass
 from tests.unit.plan.eviction.cases import pod
 
 if TYPE_CHECKING:

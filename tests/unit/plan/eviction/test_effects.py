@@ -1,4 +1,4 @@
-"""Outstanding effects: predictions, ends, and actions withheld."""
+"""Outstanding effects: predictions and ends."""
 
 from __future__ import annotations
 
@@ -28,47 +28,13 @@ from nodeagent.plan.eviction.effects import (
     withholding,
 )
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import EvictionState, begin_eviction, drop_eviction, evaluate
 from tests.unit.builders import MIB
-from tests.unit.plan.eviction.cases import (
-    EMPTY_STATE,
-    POLICY,
-    SINGLE,
-    at,
-    disk,
-    planned,
-    pod,
-    read,
-    reasons,
-    thresholds,
-    victim,
-)
+from tests.unit.plan.eviction.cases import POLICY, SINGLE, at, disk, planned, pod, read, thresholds
+from tests.unit.plan.eviction.effect_cases import DEDICATED, EVERYTHING, SPLIT, START_S, effect, effects
 
 if TYPE_CHECKING:
     from nodeagent.plan.eviction.planner import EvictionPlan
-
-DEDICATED, SPLIT = FilesystemLayout.DEDICATED_IMAGEFS, FilesystemLayout.SPLIT
-LIMITS = "memory.available<100Mi,nodefs.available<100Mi,imagefs.available<100Mi"
-EVERYTHING = frozenset(
-    ReclaimStep(action, role) for action in ReclaimAction for role in (FilesystemRole.NODEFS, FilesystemRole.IMAGEFS)
-)
-START_S = at(0).monotonic_s
-
-
-def effect(**fields: Any) -> OutstandingEffect:
-    """Return the effect of an eviction of 100 MiB on imagefs at second 0, measured from 50 MiB available."""
-    values: dict[str, Any] = {
-        "action": "eviction of shop/web",
-        "shortage": Shortage.IMAGEFS,
-        "signal": Signal.IMAGEFS_AVAILABLE,
-        "before": 50.0 * MIB,
-        "predicted": 100 * MIB,
-        "since_s": START_S,
-        "until_s": START_S + FREED_WITHIN_S,
-        "uid": "uid-web",
-    }
-    return OutstandingEffect(**(values | fields))
 
 
 def ends(one: OutstandingEffect, available_mib: float, seconds: float) -> EffectEnd | None:
@@ -248,97 +214,6 @@ def test_effective_action_precedes_an_ineffective_one() -> None:
     assert withholding([ineffective, effective], None, at(1)) is None
 
 
-# ---- planning
-
-
-def plan_with(
-    *effects: OutstandingEffect,
-    seconds: float = 1.0,
-    reclaimed: Any = frozenset(),
-    layout: FilesystemLayout = DEDICATED,
-    limits: str = "imagefs.available<100Mi",
-    short: tuple[str, ...] = ("imagefs.available",),
-    pods: Any = None,
-) -> EvictionPlan:
-    return planned(
-        [pod("writer", writable=disk(300), logs=disk(9))] if pods is None else pods,
-        *(read(signal, 50, seconds=seconds) for signal in short),
-        limits=thresholds(limits),
-        layout=layout,
-        state=replace(EMPTY_STATE, outstanding=effects),
-        seconds=seconds,
-        reclaimed=reclaimed,
-    )
-
-
-def test_outstanding_effect_withholds_reclaim_and_pods_of_its_filesystem() -> None:
-    plan = plan_with(effect())
-    assert (plan.selected, plan.reclaim, plan.victim) == (None, (), None)
-    assert plan.withheld is not None
-    assert plan.withheld.code.value == "effect-outstanding"
-    assert plan.withheld.sentence == (
-        "imagefs.available<100Mi met; waiting for the effect of eviction of shop/web, at most 29s"
-    )
-    assert plan.withheld.details["predicted_bytes"] == 100 * MIB
-    assert reasons(plan) == {"writer": "effect-outstanding"}
-    assert plan_with(effect(), reclaimed=EVERYTHING).victim is None
-
-
-def test_expired_effect_withholds_nothing() -> None:
-    assert plan_with(effect(), seconds=30.0).reclaim
-    assert victim(plan_with(effect(), seconds=30.0, reclaimed=EVERYTHING)) == "writer"
-
-
-def test_effect_on_another_filesystem_withholds_nothing() -> None:
-    plan = plan_with(effect(shortage=Shortage.NODEFS), reclaimed=EVERYTHING)
-    assert (victim(plan), plan.withheld) == ("writer", None)
-
-
-@pytest.mark.parametrize("ineffective", [False, True])
-def test_two_filesystems_are_relieved_independently(ineffective: bool) -> None:
-    plan = plan_with(
-        effect(shortage=Shortage.NODEFS, ineffective=ineffective),
-        limits=LIMITS,
-        short=("imagefs.available", "nodefs.available"),
-        reclaimed=EVERYTHING,
-    )
-    assert plan.selected is not None
-    assert (plan.selected.threshold.signal, victim(plan)) == (Signal.IMAGEFS_AVAILABLE, "writer")
-    assert plan.withheld is not None
-
-
-def test_inodes_of_the_same_filesystem_are_withheld_as_well() -> None:
-    plan = plan_with(
-        effect(shortage=Shortage.NODEFS),
-        limits="nodefs.inodesFree<100Mi",
-        short=("nodefs.inodesFree",),
-        layout=SINGLE,
-        reclaimed=EVERYTHING,
-    )
-    assert reasons(plan) == {"writer": "effect-outstanding"}
-
-
-def test_ineffective_eviction_withholds_pods_and_not_reclaim() -> None:
-    ineffective = effect(ineffective=True)
-    before = plan_with(ineffective)
-    assert [each.text for each in before.reclaim] == [
-        "dead-containers on imagefs",
-        "unused-images on imagefs",
-        "irreplaceable-images on imagefs",
-    ]
-    after = plan_with(ineffective, reclaimed=EVERYTHING)
-    assert (after.reclaim, after.victim) == ((), None)
-    assert reasons(after) == {"writer": "eviction-ineffective"}
-
-
-def test_evicted_pod_is_not_chosen_again_for_its_own_limit() -> None:
-    over = pod("web", writable=disk(300), ephemeral_limit_bytes=200 * MIB)
-    over = replace(over, usage=replace(over.usage, ephemeral_bytes=300 * MIB))  # type: ignore[type-var]
-    assert victim(plan_with(limits=LIMITS, short=(), pods=[over])) == "web"
-    plan = plan_with(effect(), limits=LIMITS, short=(), pods=[over])
-    assert (plan.victim, reasons(plan)) == (None, {"web": "being-evicted"})
-
-
 def test_state_keeps_effects_between_passes_and_drops_an_eviction_with_its_effects() -> None:
     started = begin_eviction(EvictionState(), Victim("uid-web", "shop", "web"), [effect()])
     again = begin_eviction(started, Victim("uid-web", "shop", "web", at_s=1.0), [effect(since_s=1.0)])
@@ -346,22 +221,6 @@ def test_state_keeps_effects_between_passes_and_drops_an_eviction_with_its_effec
     kept = evaluate(started, [read()], thresholds(), POLICY, now=at(0)).state
     assert (kept.outstanding, kept.victims) == (started.outstanding, started.victims)
     assert drop_eviction(started, "uid-web") == EvictionState()
-
-
-effects = st.lists(
-    st.builds(
-        effect,
-        shortage=st.sampled_from(Shortage),
-        signal=st.sampled_from(Signal),
-        before=st.sampled_from([None, 0.0, 50.0 * MIB]),
-        predicted=st.sampled_from([None, 0, 1, 100 * MIB]),
-        until_s=st.floats(START_S - 40, START_S + FREED_WITHIN_S),
-        uid=st.sampled_from(["", "uid-web"]),
-        confirmed=st.booleans(),
-        ineffective=st.booleans(),
-    ),
-    max_size=5,
-)
 
 
 @given(effects, st.lists(st.floats(0.1, 20), max_size=20))
@@ -375,32 +234,6 @@ def test_every_effect_ends_within_two_bounds(found: list[OutstandingEffect], ste
         seconds += FREED_WITHIN_S
         remaining, _ = update_effects(remaining, [], at(seconds), verified={"uid-web"})
     assert remaining == ()
-
-
-@given(
-    effects,
-    st.sampled_from(FilesystemLayout),
-    st.lists(st.sampled_from([each for each in Signal if MEANINGS[each].unit.value != "percent of time"]), min_size=1),
-    st.booleans(),
-    st.floats(-1, 40),
-)
-def test_no_pod_is_evicted_for_a_shortage_with_an_outstanding_effect(
-    found: list[OutstandingEffect], layout: FilesystemLayout, short: list[Signal], reclaimed: bool, seconds: float
-) -> None:
-    pods = [pod(name, writable=disk(300, 99), logs=disk(9, 9), pids=9) for name in ("one", "two")]
-    plan = planned(
-        pods,
-        *(read(signal, 0.00001, seconds=seconds) for signal in dict.fromkeys(short)),
-        limits=thresholds(",".join(f"{signal}<100Mi" for signal in dict.fromkeys(short))),
-        layout=layout,
-        state=replace(EMPTY_STATE, outstanding=tuple(found)),
-        seconds=seconds,
-        reclaimed=EVERYTHING if reclaimed else frozenset(),
-    )
-    if plan.selected is None:
-        return
-    outstanding = withholding(found, shortage_of(plan.selected.threshold.signal, layout), at(seconds))
-    assert outstanding is None or (outstanding.ineffective and plan.reclaim and plan.victim is None)
 
 
 def end_after_confirmation(one: OutstandingEffect, *available: tuple[float, float]) -> EffectEnd | None:

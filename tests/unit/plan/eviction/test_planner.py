@@ -1,4 +1,4 @@
-"""Eviction plan: reclaim steps, the pod to evict, and the reasons to keep the others."""
+"""Eviction plan: the pod to evict, and the reasons to keep the others."""
 
 from __future__ import annotations
 
@@ -7,28 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.model.pressure import (
-    UNKNOWN,
-    EmptyDirFacts,
-    FactSource,
-    FilesystemLayout,
-    FilesystemRole,
-    PodLifecycle,
-    PodUsage,
-    QosClass,
-)
+from nodeagent.model.pressure import UNKNOWN, FactSource, PodLifecycle, QosClass
 from nodeagent.plan.decision import Verdict
-from nodeagent.plan.eviction.message import format_quantity
 from nodeagent.plan.eviction.planner import effective_grace_s, plan_eviction
 from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import (
     POLICY,
     SINGLE,
     at,
-    container,
-    disk,
     evaluated,
     known,
     planned,
@@ -38,26 +25,12 @@ from tests.unit.plan.eviction.cases import (
     thresholds,
     victim,
 )
+from tests.unit.plan.eviction.planner_cases import ALL_STEPS, SOFT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.model.pressure import PodFacts
     from nodeagent.plan.eviction.planner import EvictionPlan
-
-SPLIT, DEDICATED = FilesystemLayout.SPLIT, FilesystemLayout.DEDICATED_IMAGEFS
-DISK = thresholds("nodefs.available<10%", minimum_reclaim="nodefs.available=5%")
-
-
-def steps(*names: str, filesystem: str = "nodefs") -> frozenset[ReclaimStep]:
-    return frozenset(ReclaimStep(ReclaimAction(name), FilesystemRole(filesystem)) for name in names)
-
-
-def both_images(filesystem: str) -> list[str]:
-    return [f"unused-images on {filesystem}", f"irreplaceable-images on {filesystem}"]
-
-
-ALL_STEPS = steps("dead-containers", "logs", "unused-images", "irreplaceable-images")
 
 
 @pytest.mark.parametrize(
@@ -198,9 +171,6 @@ def test_excluded_pod_is_skipped() -> None:
     assert plan.plan.decisions[1].reason.sentence.endswith("StopContainer failed")
 
 
-SOFT = thresholds("", soft="memory.available<100Mi", soft_grace_period="memory.available=90s")
-
-
 @pytest.mark.parametrize(
     ("plan", "code", "text"),
     [
@@ -257,103 +227,6 @@ def test_late_decision_needs_new_readings() -> None:
     assert victim(renewed) == "web"
 
 
-def test_threshold_acted_on_before_is_cleared_by_its_minimum_reclaim() -> None:
-    limits = thresholds(minimum_reclaim="memory.available=100Mi")
-    after = evaluated(read(), limits=limits).state
-    later = planned(
-        [pod()],
-        read(seconds=9),
-        limits=limits,
-        state=after,
-        seconds=9,
-        observations=[read(available_mib=150, seconds=9)],
-    )
-    assert victim(later) == "web"
-    first = planned([pod()], limits=limits, observations=[read(available_mib=150)])
-    assert first.victim is None
-
-
-@pytest.mark.parametrize(
-    ("layout", "signal", "expected"),
-    [
-        (SINGLE, "nodefs.available", ["dead-containers on nodefs", "logs on nodefs", *both_images("nodefs")]),
-        (SINGLE, "imagefs.inodesFree", ["dead-containers on nodefs", "logs on nodefs", *both_images("nodefs")]),
-        (DEDICATED, "nodefs.available", ["logs on nodefs"]),
-        (DEDICATED, "imagefs.available", ["dead-containers on imagefs", *both_images("imagefs")]),
-        (DEDICATED, "containerfs.inodesFree", ["dead-containers on imagefs", *both_images("imagefs")]),
-        (SPLIT, "nodefs.inodesFree", ["dead-containers on nodefs", "logs on nodefs"]),
-        (SPLIT, "imagefs.available", both_images("imagefs")),
-        (SPLIT, "containerfs.available", ["dead-containers on nodefs", "logs on nodefs"]),
-        (SINGLE, "memory.available", []),
-        (SINGLE, "pid.available", []),
-        (SINGLE, "swap.free", []),
-    ],
-)
-def test_node_level_reclaim_precedes_eviction(layout: FilesystemLayout, signal: str, expected: list[str]) -> None:
-    plan = planned([pod()], read(signal, available=5, capacity=1000), limits=thresholds(f"{signal}<10"), layout=layout)
-    assert [step.text for step in plan.reclaim] == expected
-    assert plan.pods_may_be_chosen is (not expected)
-    assert reasons(plan) == {"web": "reclaim-first" if expected else "low-on-resource"}
-    assert [each.pod.name for each in plan.ranking] == ["web"]
-
-
-@pytest.mark.parametrize(
-    ("available_mib", "reclaimed", "code", "remaining"),
-    [
-        pytest.param(90, steps("dead-containers"), "reclaim-first", 3, id="steps remain"),
-        pytest.param(90, ALL_STEPS, "low-on-resource", 0, id="all steps without effect"),
-        pytest.param(120, ALL_STEPS, "low-on-resource", 0, id="above the threshold, below the minimum reclaim"),
-        pytest.param(149.9, ALL_STEPS, "low-on-resource", 0, id="just below the minimum reclaim"),
-        pytest.param(151, ALL_STEPS, "reclaim-sufficient", 0, id="cleared"),
-        pytest.param(151, steps("dead-containers"), "reclaim-sufficient", 0, id="cleared by the first step"),
-    ],
-)
-def test_pod_is_evicted_only_after_insufficient_reclaim(
-    available_mib: float, reclaimed: frozenset[ReclaimStep], code: str, remaining: int
-) -> None:
-    plan = planned(
-        [pod()],
-        read("nodefs.available", 90),
-        limits=DISK,
-        observations=[read("nodefs.available", available_mib)],
-        reclaimed=reclaimed,
-    )
-    assert reasons(plan) == {"web": code}
-    assert len(plan.reclaim) == remaining
-
-
-def test_pid_shortage_does_not_evict_a_pod_for_cleared_disk_pressure() -> None:
-    limits = thresholds("nodefs.available<10%,pid.available<100")
-    readings = [read("nodefs.available", 90), read("pid.available", available=5, capacity=1000)]
-    pods = [pod("disk", writable=disk(900), pids=1), pod("forks", pids=500)]
-    first = planned(pods, *readings, limits=limits)
-    assert [step.filesystem for step in first.reclaim] == ["nodefs"] * 4
-    after = [read("nodefs.available", 500), readings[1]]
-    second = planned(pods, *readings, limits=limits, observations=after, reclaimed=ALL_STEPS)
-    assert victim(second) == "forks"
-    assert second.selected is not None
-    assert second.selected.threshold.text == "pid.available<100"
-
-
-def test_reclaim_step_runs_once_for_a_device_with_several_roles() -> None:
-    limits = thresholds("nodefs.available<10%,imagefs.available<15%")
-    before = [read("nodefs.available", 90), read("imagefs.available", 90)]
-    after = [read("nodefs.available", 120), read("imagefs.available", 120)]
-    plan = planned([pod()], *before, limits=limits, observations=after, reclaimed=ALL_STEPS)
-    assert not plan.reclaim
-    assert plan.selected is not None
-    assert plan.selected.threshold.text == "imagefs.available<15%"
-    assert victim(plan) == "web"
-
-
-def test_minimum_reclaim_does_not_count_for_signals_without_reclaim() -> None:
-    limits = thresholds("nodefs.available<10%,pid.available<100", minimum_reclaim="pid.available=500")
-    before = [read("nodefs.available", 90), read("pid.available", available=5, capacity=1000)]
-    after = [read("nodefs.available", 500), read("pid.available", available=200, capacity=1000)]
-    plan = planned([pod()], *before, limits=limits, observations=after, reclaimed=ALL_STEPS)
-    assert reasons(plan) == {"web": "reclaim-sufficient"}
-
-
 def test_memory_precedes_disk_and_hard_precedes_soft() -> None:
     limits = thresholds(
         "nodefs.available<10%,memory.available<100Mi",
@@ -398,121 +271,6 @@ def test_grace_period_is_limited_by_the_kind_of_threshold(
     assert effective_grace_s(threshold, pod(termination_grace_s=known(own_s)), policy) == grace_s
 
 
-OVER = {
-    "emptyDir": pod("greedy", empty_dirs=(EmptyDirFacts("ok", 9, 10), EmptyDirFacts("tmp", 6 * MIB, 5 * MIB))),
-    "pod": pod("greedy", usage=PodUsage(ephemeral_bytes=6 * MIB), ephemeral_limit_bytes=5 * MIB),
-    "container": pod("greedy", containers=(container("app", logs=2, writable=4, ephemeral_limit=5),)),
-}
-
-
-@pytest.mark.parametrize(
-    ("limit", "signal", "code", "message"),
-    [
-        (
-            "emptyDir",
-            "emptydirfs.limit",
-            "empty-dir-over-limit",
-            'Usage of EmptyDir volume "tmp" exceeds the limit "5Mi". ',
-        ),
-        (
-            "pod",
-            "ephemeralpodfs.limit",
-            "pod-over-storage-limit",
-            "Pod ephemeral local storage usage exceeds the total limit of containers 5Mi. ",
-        ),
-        (
-            "container",
-            "ephemeralcontainerfs.limit",
-            "container-over-storage-limit",
-            'Container app exceeded its local ephemeral storage limit "5Mi". ',
-        ),
-    ],
-)
-def test_pod_over_its_storage_limit_is_evicted_without_pressure(
-    limit: str, signal: str, code: str, message: str
-) -> None:
-    plan = planned([OVER[limit], pod("other")], read(available_mib=900))
-    assert plan.victim is not None
-    assert (plan.victim.signal, plan.victim.message, plan.victim.grace_s) == (signal, message, 0)
-    assert reasons(plan) == {"greedy": code, "other": "another-pod-evicted"}
-    off = EvictionPolicy(local_storage_isolation=False)
-    assert planned([OVER[limit]], read(available_mib=900), policy=off).victim is None
-
-
-@pytest.mark.parametrize(
-    ("facts", "layout"),
-    [
-        pytest.param(pod(empty_dirs=(EmptyDirFacts("tmp", 10, 10),)), SINGLE, id="exactly at the limit"),
-        pytest.param(pod(empty_dirs=(EmptyDirFacts("tmp", 10, 0),)), SINGLE, id="a limit of 0 is unlimited"),
-        pytest.param(pod(empty_dirs=(EmptyDirFacts("tmp", None, 1),)), SINGLE, id="not read"),
-        pytest.param(pod(usage=PodUsage(ephemeral_bytes=10)), SINGLE, id="no limit"),
-        pytest.param(pod(usage=PodUsage(), ephemeral_limit_bytes=1), SINGLE, id="sum not read"),
-        pytest.param(OVER["container"], DEDICATED, id="writable layer elsewhere"),
-        pytest.param(pod(containers=(container("app", ephemeral_limit=1),)), SINGLE, id="container not read"),
-        pytest.param(replace(OVER["pod"], static=known(value=True)), SINGLE, id="static"),
-        pytest.param(replace(OVER["emptyDir"], priority=known(2_000_000_000)), SINGLE, id="critical"),
-        pytest.param(replace(OVER["emptyDir"], namespace="kube-system"), SINGLE, id="protected"),
-        pytest.param(replace(OVER["emptyDir"], priority=UNKNOWN), SINGLE, id="priority unknown"),
-    ],
-)
-def test_pod_within_its_limits_or_protected_is_not_evicted(facts: PodFacts, layout: FilesystemLayout) -> None:
-    assert planned([facts], read(available_mib=900), layout=layout).victim is None
-
-
-def test_storage_limits_precede_soft_pressure_with_one_pod_per_pass() -> None:
-    pods = [
-        pod("much", empty_dirs=(EmptyDirFacts("tmp", 90, 10),)),
-        pod("little", empty_dirs=(EmptyDirFacts("tmp", 11, 10),)),
-        pod("high", priority=5, empty_dirs=(EmptyDirFacts("tmp", 900, 10),)),
-        pod("hog", memory=900),
-    ]
-    start = evaluated(read(seconds=-90), limits=SOFT, seconds=-90).state
-    plan = planned(pods, limits=SOFT, state=start)
-    assert victim(plan) == "much"
-    assert set(reasons(plan).values()) == {"empty-dir-over-limit", "another-pod-evicted"}
-
-
-@pytest.mark.parametrize(
-    ("facts", "signal", "message"),
-    [
-        pytest.param(
-            pod(
-                containers=(
-                    container("app", memory=300, memory_request=100),
-                    container("small", memory=50, memory_request=100),
-                    container("free", memory=1.5, memory_request=0),
-                    container("odd", memory=1),
-                    container("unread", memory_request=1),
-                )
-            ),
-            "memory.available",
-            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. "
-            "Container app was using 300Mi, request is 100Mi, has larger consumption of memory. "
-            "Container free was using 1536Ki, request is 0, has larger consumption of memory. "
-            "Container odd was using 1Mi, request is unknown, has larger consumption of memory. ",
-            id="memory",
-        ),
-        pytest.param(
-            pod(containers=(container("app", writable=3, logs=2, ephemeral_request=4),)),
-            "nodefs.available",
-            "The node was low on resource: ephemeral-storage. Threshold quantity: 100Mi, available: 50Mi. "
-            "Container app was using 5Mi, request is 4Mi, has larger consumption of ephemeral-storage. ",
-            id="disk",
-        ),
-        pytest.param(
-            pod(containers=(container("app", memory=5),)),
-            "nodefs.inodesFree",
-            "The node was low on resource: inodes. Threshold quantity: 104857600, available: 52428800. ",
-            id="inodes",
-        ),
-    ],
-)
-def test_eviction_message_equals_that_of_the_kubelet(facts: PodFacts, signal: str, message: str) -> None:
-    plan = planned([facts], read(signal), limits=thresholds(f"{signal}<100Mi"), reclaimed=ALL_STEPS)
-    assert plan.victim is not None
-    assert plan.victim.message == message
-
-
 def test_pod_is_evicted_by_the_kernels_estimate_until_that_is_above_the_threshold() -> None:
     plan = planned([pod("hog")], read(available_mib=117, kernel_mib=8))
     assert victim(plan) == "hog"
@@ -523,28 +281,3 @@ def test_pod_is_evicted_by_the_kernels_estimate_until_that_is_above_the_threshol
         [pod("hog")], read(available_mib=117, kernel_mib=8), observations=(read(kernel_mib=300, available_mib=400),)
     )
     assert victim(kept) is None
-
-
-def test_message_marks_an_inferred_request() -> None:
-    inferred = replace(container("app", memory=300, memory_request=100), memory_request_inferred=True)
-    plan = planned([pod(containers=(inferred,))])
-    assert plan.victim is not None
-    assert "was using 300Mi, request is 100Mi (inferred), has larger" in plan.victim.message
-
-
-def test_message_of_a_stall_has_both_percentages() -> None:
-    plan = planned(
-        [pod()], read("memory.psi.full", available=55.2, capacity=100), limits=thresholds("memory.psi.full>40")
-    )
-    assert plan.victim is not None
-    assert plan.victim.message == (
-        "The node was low on resource: memory. Threshold: memory.psi.full above 40.00%, observed: 55.20%. "
-    )
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "shown"),
-    [(0, "0"), (1, "1"), (1023, "1023"), (1024, "1Ki"), (1536, "1536"), (3 * 2**30, "3Gi"), (2**70, "1024Ei")],
-)
-def test_quantity_is_formatted_without_rounding(size_bytes: int, shown: str) -> None:
-    assert format_quantity(size_bytes) == shown

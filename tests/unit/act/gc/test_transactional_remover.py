@@ -1,0 +1,126 @@
+"""Batches of image transactions, their leases and the candidates of a transaction, on a simulated containerd."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.act.gc import transactional_remover
+from nodeagent.act.gc.outcomes import Outcome
+from nodeagent.plan.decision import ReasonCode
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.runtime.containerd_facts import PINNED_LABEL
+from tests.unit.act.gc.transactions import CHANGES, outcomes, remove_all
+
+if TYPE_CHECKING:
+    from tests.unit.act.conftest import Opener
+
+
+async def test_image_pulled_again_since_the_plan_is_kept(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        made.node.advance(60)
+        old = made.node.store.names[victim.id]
+        made.node.set_name(replace(old, updated_at=made.node.now))
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert outcomes(report)[victim.id] is Outcome.CHANGED
+        assert made.server.faults.count("Images.Delete", victim.id) == 0
+
+
+async def test_names_are_deleted_during_the_collection_of_the_transaction_before(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional_remover, "PART", 1)
+    async with rig(bulk=True, undo_window=timedelta()) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        collected = asyncio.Event()
+        made.server.faults.delay("Leases.Delete", collected, times=None)
+        work = asyncio.ensure_future(made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1))
+        await made.server.faults.arrival("Images.Delete", preview.removals[-1].id)
+        collected.set()
+        assert set(outcomes(await work).values()) == {Outcome.DONE}
+        assert made.server.faults.count("Leases.Create") == len(preview.removals)
+        assert not made.node.store.leases
+
+
+async def test_stop_during_a_batch_begins_no_further_transaction(rig: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactional_remover, "PART", 1)
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        stop = asyncio.Event()
+        made.server.faults.before("Leases.Create", stop.set)
+        report = await made.collector.run(preview, trigger="test", stop=stop, max_rounds=1)
+        assert set(outcomes(report).values()) == {Outcome.NOT_ATTEMPTED}
+        assert made.server.faults.count("Leases.Create") == 1
+        assert not made.node.store.leases
+
+
+async def test_lease_that_cannot_be_completed_nor_deleted_removes_nothing(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        before = set(made.node.store.names)
+        made.server.faults.fail("Content.Write", times=None)
+        made.server.faults.fail("Leases.Delete", times=None)
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.FAILED}
+        assert set(made.node.store.names) == before
+
+
+@pytest.mark.parametrize("part", ["blob", "label", "resource"])
+async def test_lease_without_the_content_of_an_image_is_not_used(rig: Opener, part: str) -> None:
+    """As of a server that ignores the header of the lease, or labels of a write."""
+    async with rig(bulk=True) as made:
+
+        def lose() -> None:
+            (lease,) = made.node.store.leases.values()
+            ((digest, _),) = lease.resources
+            if part == "resource":
+                lease.resources.clear()
+            elif part == "blob":
+                made.node.store.remove_blob(digest)
+            else:
+                made.node.store.blobs[digest].labels.popitem()
+
+        made.server.faults.after("Content.Write", lose, times=1)
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.DONE}
+        calls = [call.method for call in made.server.calls]
+        assert "Images.Delete" not in calls
+        assert calls.count("RemoveImage") == len(report.results)
+        assert not made.node.store.leases
+
+
+@pytest.mark.parametrize("method", ["Leases.Create", "Content.Write"])
+async def test_lease_that_is_not_created_in_time_removes_nothing_without_protection(rig: Opener, method: str) -> None:
+    async with rig(bulk=True, deadlines={"leases.Create": 0.2, "content.Write": 0.2}) as made:
+        before = set(made.node.store.names)
+        made.server.faults.delay(method, times=None)
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.FAILED}
+        assert not made.server.faults.count("RemoveImage")
+        assert set(made.node.store.names) == before
+
+
+async def test_number_of_changes_depends_on_the_names_only(rig: Opener) -> None:
+    async with rig(bulk=True, undo_window=timedelta()) as made:
+        before = len(made.node.store.names)
+        await remove_all(made)
+        deleted = before - len(made.node.store.names)
+        changes = Counter(call.method for call in made.server.calls if call.method in CHANGES)
+        assert changes == {"Leases.Create": 1, "Content.Write": 1, "Images.Delete": deleted, "Leases.Delete": 1}
+
+
+async def test_image_pinned_by_the_label_of_any_name_is_kept(rig: Opener) -> None:
+    async with rig(profile="1.6") as made:
+        victim = (await made.collector.preview(Scope.IMAGES)).removals[0]
+        name = next(each for each in made.node.names_of(victim.id) if each != victim.id)
+        made.node.set_name(replace(made.node.store.names[name], labels={PINNED_LABEL: "pinned"}))
+        (plan,) = (await made.collector.preview(Scope.IMAGES)).plans
+        assert {each.id: each.reason.code for each in plan.decisions}[victim.id] is ReasonCode.PINNED
+        made.node.set_name(replace(made.node.store.names[name], labels={}))
+        assert victim.id in {each.id for each in (await made.collector.preview(Scope.IMAGES)).removals}

@@ -1,0 +1,91 @@
+"""Commands about evictions and thresholds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.clock import SystemClock
+from nodeagent.host.node import boot_id
+from nodeagent.model.pressure import Signal
+from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage
+from nodeagent.store.evictions import EvictionFile
+from tests.support.command import nodeagent
+from tests.unit.cli.served_process import served
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_eviction_preview_shows_thresholds_usage_and_sources(config: Path, tmp_path: Path) -> None:
+    with served(tmp_path):
+        quiet = nodeagent("evict", "--dry-run", "--config", str(config))
+        assert quiet.returncode == 0, quiet.stderr
+        assert "no pod would be evicted: no eviction threshold met" in quiet.stdout
+        low = nodeagent("evict", "--simulate", "memory.available=1Mi", "--config", str(config), "--output", "json")
+        shown = json.loads(low.stdout)
+        assert shown["schema"] == "nodeagent/evict/v1"
+        assert shown["plan"]["threshold"]["threshold"] == "memory.available<100Mi"
+        assert len(shown["plan"]["decisions"]) == len(shown["pods"]) > 0
+        assert all(fact["source"] for pod in shown["pods"].values() for fact in (pod["priority"], pod["qos"]))
+        full = nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config))
+        assert "first unused-images on nodefs" in full.stdout
+        assert "\x1b" not in full.stdout
+
+
+def test_outstanding_effect_is_shown_as_withheld_in_the_preview(config: Path, tmp_path: Path) -> None:
+    now_s = SystemClock().monotonic_s()
+    effect = OutstandingEffect(
+        "eviction of shop/web", Shortage.NODEFS, Signal.NODEFS_AVAILABLE, 0.0, 5 << 20, now_s, now_s + 3000
+    )
+    EvictionFile(config.parent / "state").write(boot_id(), [effect], [])
+    with served(tmp_path):
+        shown = json.loads(
+            nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config), "--output", "json").stdout
+        )
+        assert shown["plan"]["withheld"]["code"] == "effect-outstanding"
+        assert shown["plan"]["withheld"]["details"]["action"] == "eviction of shop/web"
+        assert (shown["plan"]["victim"], shown["reclaim_first"]) == (None, [])
+        table = nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config))
+        printed = " ".join(table.stdout.split())
+        assert "withheld: nodefs.available<10% met; waiting for the effect of eviction of shop/web" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "add --dry-run, or --simulate"),
+        (("-s", "memory.avail=1Mi"), "expected SIGNAL=AMOUNT"),
+        (("-s", "memory.available"), "expected SIGNAL=AMOUNT"),
+        (("-s", "memory.available=lots"), "'lots' is not a size"),
+        (("-s", "nodefs.available=0%"), "disable a threshold"),
+    ],
+)
+def test_invalid_simulated_signal_exits_with_2(arguments: tuple[str, ...], words: str, config: Path) -> None:
+    ended = nodeagent("evict", *arguments, "--config", str(config))
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_configured_threshold_is_shown_and_invalid_one_exits_with_2(config: Path, tmp_path: Path) -> None:
+    config.write_text(config.read_text() + '[eviction]\nhard = "memory.available<1Mi"\n')
+    with served(tmp_path):
+        shown = json.loads(nodeagent("pressure", "--config", str(config), "--output", "json").stdout)
+    (memory,) = [each for each in shown["signals"] if each["signal"] == "memory.available"]
+    assert [each["text"] for each in memory["thresholds"]] == ["memory.available<1Mi"]
+    assert memory["thresholds"][0]["distance"] > 0
+    config.write_text(config.read_text().replace("memory.available<1Mi", "memory.available<1Mo"))
+    ended = nodeagent("config", "check", "--config", str(config))
+    assert ended.returncode == 2
+    assert "'1Mo' is not a size" in ended.stderr
+
+
+def test_config_check_warns_of_eviction_enabled_beside_a_kubelet(config: Path) -> None:
+    config.write_text('role = "beside-kubelet"\n[eviction]\nenabled = "on"\n[shutdown]\nenabled = "auto"\n')
+    ended = nodeagent("config", "check", "--config", str(config))
+    assert ended.returncode == 0
+    assert 'eviction.enabled = "on" has no effect with role = "beside-kubelet"' in ended.stderr
+    assert "shutdown" not in ended.stderr

@@ -1,0 +1,234 @@
+"""A node with scripted readings and actions for tests of eviction passes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nodeagent.act.eviction.container_removal import CleanupResult
+from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
+from nodeagent.act.eviction.reclaimer import Reclaimed
+from nodeagent.config.eviction import EvictionSettings
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.eviction.loop import EvictionLoop
+from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
+from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
+from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
+from nodeagent.daemon.eviction.pod_monitor import PodMonitor
+from nodeagent.daemon.eviction.reporting import EvictionReporter
+from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
+from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.errors import NodeAgentError
+from nodeagent.host.signals import SignalPaths
+from nodeagent.model.pods import PodHandle, PodInventory
+from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, PodFacts
+from nodeagent.observe.eviction_signals import EvaluatedSignals, EvictionSignalReader, SignalLayout, SignalReadings
+from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.telemetry import logging as log
+from tests.unit.plan.eviction.cases import at, disk, pod, read, thresholds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from nodeagent.daemon.eviction.pass_result import EvictionRecord
+    from nodeagent.plan.eviction.effects import Victim
+    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.eviction.state import EvictionState
+    from nodeagent.store.evictions import EvictionFile
+
+
+NO_PRESSURE = read(available_mib=900)
+
+LOW = read(available_mib=50)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> datetime:
+        return at(self.seconds).at
+
+    def monotonic_s(self) -> float:
+        return at(self.seconds).monotonic_s
+
+
+@dataclass
+class Node:
+    """Fake readings and actions of the loop; each reading advances the clock."""
+
+    clock: Clock = field(default_factory=Clock)
+    readings: Callable[[], tuple[Observation, ...]] = lambda: (NO_PRESSURE,)
+    pods: tuple[PodFacts, ...] = ()
+    outcomes: dict[str, EvictionOutcome] = field(default_factory=dict)
+    evicted: list[str] = field(default_factory=list)
+    reclaimed: list[str] = field(default_factory=list)
+    reclaims: dict[str, Callable[[], Reclaimed]] = field(default_factory=dict)
+    reclaim_error: Exception | None = None
+    cleaned_up: list[str] = field(default_factory=list)
+    cleanup: Callable[[], CleanupResult] = lambda: CleanupResult(confirmed=True)
+    pods_error: Exception | None = None
+    hangs: bool = False
+    known: bool = True
+    begun: list[EvictionRecord] = field(default_factory=list)
+    records: list[EvictionRecord] = field(default_factory=list)
+    abandoned: list[tuple[str, str]] = field(default_factory=list)
+    limits: str = "memory.available<100Mi"
+    soft: dict[str, str] = field(default_factory=dict)
+    policy: EvictionPolicy = field(default_factory=EvictionPolicy)
+    layout: FilesystemLayout = FilesystemLayout.SINGLE
+    dry_run: bool = False
+    refusal: str = ""
+    file: EvictionFile | None = None
+    effects: OutstandingEffects = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stream = io.StringIO()
+        logger = log.configure("json", "info", self.stream)
+        self.context = DaemonContext(None, logger, self.clock, LoopStatuses(self.clock), PassLock(self.clock))  # type: ignore[arg-type]
+
+    async def read(self, layout: SignalLayout) -> SignalReadings:
+        del layout
+        self.clock.seconds += 0.1
+        moment = Moment(self.clock.now(), self.clock.monotonic_s())
+        return SignalReadings(tuple(replace(each, observed_at=moment) for each in self.readings()), (), moment)
+
+    def evaluate_readings(
+        self, layout: SignalLayout, readings: SignalReadings, state: EvictionState
+    ) -> EvaluatedSignals:
+        reader = EvictionSignalReader(
+            EvictionSettings(policy=self.policy), self.clock, pod_log_root=Path("/var/log/pods")
+        )
+        return reader.evaluate_readings(layout, readings, state)
+
+    def now(self) -> Moment:
+        return Moment(self.clock.now(), self.clock.monotonic_s())
+
+    async def read_layout(self) -> SignalLayout:
+        return SignalLayout(SignalPaths("/"), self.layout, thresholds(self.limits, **self.soft))
+
+    async def read_pods(self, with_disk: bool) -> PodInventory:
+        del with_disk
+        if self.pods_error is not None:
+            raise self.pods_error
+        if self.hangs:
+            await asyncio.Event().wait()
+        remaining = tuple(each for each in self.pods if each.uid not in {f"uid-{name}" for name in self.evicted})
+        return PodInventory(remaining, (), {each.uid: PodHandle(each.uid, ("s",)) for each in remaining}, self.now())
+
+    async def read_usage(self) -> PodInventory | None:
+        self.hangs, hanging = False, self.hangs
+        try:
+            return await self.read_pods(with_disk=False) if self.known else None
+        finally:
+            self.hangs = hanging
+
+    async def refused(self) -> str:
+        return self.refusal
+
+    async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
+        assert handle.uid == eviction.pod.uid
+        outcome = self.outcomes.get(eviction.pod.name, EvictionOutcome.EVICTED)
+        if outcome is EvictionOutcome.EVICTED:
+            if eviction.grace_s:
+                await asyncio.wait_for(hurry.wait(), 5)
+            self.evicted.append(eviction.pod.name)
+        return EvictionResult(outcome, "", 0.5, hurry.is_set())
+
+    async def run(self, step: ReclaimStep, stop: asyncio.Event) -> Reclaimed:
+        if self.reclaim_error is not None:
+            raise self.reclaim_error
+        if stop.is_set():
+            raise NodeAgentError("stopped")
+        self.reclaimed.append(step.text)
+        return self.reclaims.get(step.text, lambda: Reclaimed(step, None))()
+
+    async def clean_up(self, victim: Victim) -> CleanupResult:
+        self.cleaned_up.append(victim.name)
+        return self.cleanup()
+
+    async def begin(self, record: EvictionRecord) -> None:
+        assert record.eviction.pod.name not in self.evicted
+        self.begun.append(record)
+
+    async def finish(self, record: EvictionRecord) -> None:
+        self.records.append(record)
+
+    def abandon(self, record: EvictionRecord, cause: str) -> None:
+        self.abandoned.append((record.id, cause))
+
+    def loop(self) -> EvictionLoop:
+        reporter = EvictionReporter(self.context.logger)
+        settings = EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft))
+        self.effects = OutstandingEffects(
+            self.context, self, find_layers=lambda _: {}, file=self.file, logger=self.context.logger
+        )
+        return EvictionLoop(
+            self.context,
+            settings,
+            PassActions(
+                refused=self.refused,
+                evictor=self,
+                reclaimer=self,
+                effects=self.effects,
+                history=self,
+                dry_run=self.dry_run,
+                settle_step_s=0.0,
+            ),
+            Monitors(
+                SignalMonitor(self.context, self, self.read_layout, reporter, watch_s=0.001),
+                PodMonitor(
+                    self.read_pods,
+                    OomKillMonitor(self.context.logger),
+                    reporter,
+                    self.clock,
+                    read_usage=self.read_usage,
+                    listed_within_s=0.001 if self.hangs else 60.0,
+                ),
+                reporter,
+            ),
+            triggers=None,  # type: ignore[arg-type]
+        )
+
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
+        return [each for each in lines if not name or each["event"] == name]
+
+    def result(self) -> str:
+        return self.context.loop_statuses.all[0].result
+
+
+async def run_pass(node: Node, loop: EvictionLoop | None = None) -> float:
+    return await (loop or node.loop()).run_pass(asyncio.Event())
+
+
+# ---- outstanding effects
+
+DISK = "imagefs.available<100Mi"
+
+
+def disk_node(**fields: Any) -> Node:
+    """Return a node with a dedicated imagefs, one pod with 300 MiB and five pods with 1 MiB."""
+    values: dict[str, Any] = {
+        "limits": DISK,
+        "layout": FilesystemLayout.DEDICATED_IMAGEFS,
+        "pods": (pod("writer", writable=disk(300)), *(pod(f"quiet-{n}", writable=disk(1)) for n in range(5))),
+        "readings": lambda: (read("imagefs.available", 50),),
+    }
+    return Node(**(values | fields))
+
+
+async def run_passes(node: Node, loop: EvictionLoop, seconds: float) -> None:
+    """Run a pass each second for ``seconds``."""
+    ends_s = node.clock.seconds + seconds
+    while node.clock.seconds < ends_s:
+        await run_pass(node, loop)
+        await asyncio.sleep(0)  # lets the background removal of containers run
+        node.clock.seconds += 1.0

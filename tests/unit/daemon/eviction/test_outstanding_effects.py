@@ -1,0 +1,176 @@
+"""Effects of evictions and reclaim that are outstanding between passes: waits, bounds, further victims."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.act.eviction.container_removal import CleanupResult
+from nodeagent.act.eviction.evictor import EvictionOutcome
+from nodeagent.act.eviction.reclaimer import Reclaimed
+from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.model.pressure import FilesystemRole, Observation
+from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
+from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from tests.unit.daemon.eviction.eviction_node import DISK, LOW, NO_PRESSURE, Node, disk_node, run_pass, run_passes
+from tests.unit.plan.eviction.cases import at, disk, pod, read
+
+
+async def test_no_second_pod_is_evicted_before_the_bytes_of_the_first_are_freed() -> None:
+    node = disk_node(cleanup=lambda: CleanupResult(confirmed=False, detail="snapshot still on the disk"))
+    loop = node.loop()
+    await run_passes(node, loop, 25)
+    assert node.evicted == ["writer"]
+    assert len(node.cleaned_up) > 1
+    (withheld,) = node.events("eviction_withheld")
+    assert (withheld["reason"], withheld["action"]) == ("effect-outstanding", "eviction of shop/writer")
+    assert [each["detail"] for each in node.events("eviction_cleanup_failed")] == ["snapshot still on the disk"]
+    node.cleanup = lambda: CleanupResult(confirmed=True)
+    node.readings = lambda: (read("imagefs.available", 350),)
+    await run_passes(node, loop, 15)
+    assert node.evicted == ["writer"]
+    (measured,) = node.events("effect_measured")
+    assert measured["end"] == "measured"
+    assert node.context.eviction.outstanding == ()
+
+
+async def test_another_pod_is_evicted_after_a_verified_and_insufficient_effect() -> None:
+    node = disk_node()
+    loop = node.loop()
+    await run_pass(node, loop)
+    assert node.evicted == ["writer"]
+    await run_pass(node, loop)
+    assert node.evicted == ["writer", "quiet-0"]
+    assert node.events("effect_measured")[0]["end"] == "confirmed"
+
+
+async def test_eviction_without_effect_pauses_evictions_but_not_reclaim() -> None:
+    node = disk_node(cleanup=lambda: CleanupResult(confirmed=False, detail="busy"))
+    loop = node.loop()
+    await run_passes(node, loop, 29)
+    before = len(node.reclaimed)
+    await run_passes(node, loop, 25)
+    assert node.evicted == ["writer"]
+    assert len(node.reclaimed) > before
+    (ineffective,) = node.events("eviction_ineffective")
+    assert (ineffective["level"], ineffective["end"]) == ("error", "missing")
+    await run_passes(node, loop, 15)
+    assert node.evicted == ["writer", "quiet-0"]
+
+
+async def test_eviction_with_a_prediction_of_zero_pauses_evictions_but_not_reclaim() -> None:
+    node = disk_node(
+        limits="nodefs.available<100Mi",
+        pods=(pod("chatty", logs=disk(300), writable=disk(2)), pod("quiet", logs=disk(1))),
+        readings=lambda: (read("nodefs.available", 50),),
+    )
+    loop = node.loop()
+    await run_pass(node, loop)
+    before = len(node.reclaimed)
+    await run_passes(node, loop, 20)
+    assert node.evicted == ["chatty"]
+    assert len(node.reclaimed) > before
+    (event,) = node.events("eviction_ineffective")
+    assert (event["predicted_bytes"], event["logs_bytes"]) == (0, 300 << 20)
+
+
+async def test_reclaim_is_measured_before_the_next_step() -> None:
+    def reclaimed() -> Reclaimed:
+        return Reclaimed(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS), report(500 << 20))
+
+    node = disk_node(reclaims={"dead-containers on imagefs": reclaimed})
+    loop = node.loop()
+    await run_pass(node, loop)
+    node.reclaims.clear()
+    await run_passes(node, loop, 20)
+    assert (node.reclaimed, node.evicted) == (["dead-containers on imagefs"], [])
+    node.readings = lambda: (read("imagefs.available", 550),)
+    await run_passes(node, loop, 20)
+    assert (node.reclaimed, node.evicted) == (["dead-containers on imagefs"], [])
+
+
+async def test_next_reclaim_step_follows_a_missing_effect_at_its_bound() -> None:
+    def reclaimed() -> Reclaimed:
+        return Reclaimed(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS), report(500 << 20))
+
+    node = disk_node(reclaims={"dead-containers on imagefs": reclaimed})
+    loop = node.loop()
+    await run_pass(node, loop)
+    node.reclaims.clear()
+    await run_passes(node, loop, 35)
+    assert node.reclaimed[:3] == [
+        "dead-containers on imagefs",
+        "dead-containers on imagefs",
+        "unused-images on imagefs",
+    ]
+    assert node.evicted[:1] == ["writer"]
+    assert [each["action"] for each in node.events("effect_missing")] == ["dead-containers on imagefs"]
+
+
+async def test_pods_of_two_filesystems_are_evicted_while_one_effect_is_outstanding() -> None:
+    node = disk_node(
+        limits=f"nodefs.available<100Mi,{DISK}",
+        pods=(
+            pod("writer", writable=disk(300)),
+            pod("chatty", logs=disk(300), writable=disk(1)),
+            pod("quiet", writable=disk(1), logs=disk(1)),
+        ),
+        readings=lambda: (read("imagefs.available", 50), read("nodefs.available", 50)),
+        cleanup=lambda: CleanupResult(confirmed=False, detail="busy"),
+    )
+    await run_passes(node, node.loop(), 25)
+    assert sorted(node.evicted) == ["chatty"]  # the effect of its layer on imagefs is outstanding as well
+
+    node = disk_node(
+        limits=f"{DISK},pid.available<100",
+        pods=(pod("writer", writable=disk(300), pids=1), pod("forks", pids=500, writable=disk(0))),
+        readings=lambda: (read("imagefs.available", 50), read("pid.available", available=50, capacity=1000)),
+        cleanup=lambda: CleanupResult(confirmed=False, detail="busy"),
+    )
+    await run_passes(node, node.loop(), 20)
+    assert sorted(node.evicted) == ["forks", "writer"]
+
+
+@pytest.mark.parametrize("outcome", [EvictionOutcome.GONE, EvictionOutcome.CHANGED])
+async def test_eviction_not_carried_out_has_no_outstanding_effect(outcome: EvictionOutcome) -> None:
+    node = disk_node(pods=(pod("writer", writable=disk(300)),))
+    node.outcomes["writer"] = outcome
+    await run_pass(node)
+    assert (node.context.eviction.outstanding, node.context.eviction.victims) == ((), ())
+
+
+async def test_new_memory_pressure_after_an_eviction_is_acted_on_at_once() -> None:
+    node = Node(pods=(pod("one", memory=500), pod("two", memory=400)))
+    reads = 0
+
+    def readings() -> tuple[Observation, ...]:
+        nonlocal reads
+        reads += 1 if node.evicted == ["one"] else 0
+        return (NO_PRESSURE,) if reads == 1 else (LOW,)
+
+    node.readings = readings
+    loop = node.loop()
+    await run_pass(node, loop)
+    assert node.evicted == ["one"]
+    await run_pass(node, loop)
+    assert node.evicted == ["one", "two"]
+
+
+async def test_no_second_pod_is_evicted_for_a_stall_within_its_averaging_window() -> None:
+    node = Node(
+        pods=(pod("one", memory=500), pod("two", memory=400)),
+        limits="memory.psi.full>10%",
+        readings=lambda: (read("memory.psi.full", available=50, capacity=100), NO_PRESSURE),
+    )
+    loop = node.loop()
+    await run_passes(node, loop, 8)
+    assert node.evicted == ["one"]
+    await run_passes(node, loop, 5)
+    assert node.evicted == ["one", "two"]
+
+
+def report(frees_bytes: int | None) -> PassReport:
+    """Return the report of a pass that removed one container."""
+    reason = Reason(ReasonCode.OVER_TOTAL_LIMIT, {"total": 2, "limit": 1})
+    decision = Decision(ItemKind.CONTAINER, "c", "c", Verdict.REMOVE, reason, frees_bytes)
+    results = (Result(decision, Outcome.DONE),)
+    return PassReport("id", "containers", "eviction", at(0).at, 0.1, False, (), results, PassEnd.COMPLETE)

@@ -1,0 +1,116 @@
+"""A simulated node with cgroups in files and a runtime behind a real socket, for tests of the pod reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nodeagent.errors import ObservationError
+from nodeagent.model import Role
+from nodeagent.model.kubelet_access import KubeletAccess
+from nodeagent.observe.pods import PodReader, PodSettings
+from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.plan.eviction.protection import Protection
+from nodeagent.sim import workload
+from tests.support.kernel_tree import add_cgroup
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections import Counter
+    from datetime import datetime
+    from pathlib import Path
+
+    from nodeagent.model.kubelet_access import KubeletAccess
+    from nodeagent.model.pods import PodInventory, PodSpec
+    from nodeagent.model.pressure import PodFacts
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.sim.node import SimNode
+    from nodeagent.sim.server import SimServer
+    from nodeagent.sim.workload import SimSandbox
+
+
+@dataclass
+class Lister:
+    """A kubelet that lists pods, fails, or waits for ``gate``."""
+
+    pods: list[PodSpec] = field(default_factory=list)
+    error: str = ""
+    gate: asyncio.Event | None = None
+    reads: int = 0
+
+    async def read(self) -> tuple[PodSpec, ...]:
+        self.reads += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error:
+            raise ObservationError(self.error)
+        return tuple(self.pods)
+
+
+MIB = 1 << 20
+
+IMAGE = "registry.example/app:v1"
+
+BURSTABLE, GUARANTEED, BEST_EFFORT = (
+    workload.QosClass.BURSTABLE,
+    workload.QosClass.GUARANTEED,
+    workload.QosClass.BEST_EFFORT,
+)
+
+
+class Clock:
+    def __init__(self, node: SimNode) -> None:
+        self.node = node
+        self.at_s = 100.0
+
+    def now(self) -> datetime:
+        return self.node.now
+
+    def monotonic_s(self) -> float:
+        return self.at_s
+
+
+@dataclass
+class Node:
+    """A simulated node behind a socket."""
+
+    sim: SimNode
+    server: SimServer
+    cri: CriClient
+    root: Path
+    clock: Clock
+    calls: Counter[str]
+
+    def reader(
+        self,
+        *,
+        role: Role = Role.STANDALONE,
+        kubelet: Lister | None = None,
+        access: KubeletAccess | None = None,
+        **more: Any,
+    ) -> PodReader:
+        more["kubelet"] = access
+        settings = PodSettings(
+            role, node_name="node-1", pod_log_root=self.root / "logs", kubelet_root=self.root / "kubelet", **more
+        )
+        return PodReader(self.cri, settings=settings, clock=self.clock, kubelet=kubelet, root=self.root)
+
+    def pod(self, name: str, qos: workload.QosClass = BURSTABLE, *, containers: int = 1, **fields: Any) -> SimSandbox:
+        """Run a pod in its own cgroup: 300 MiB, 50 of them inactive, and 100 MiB in each container."""
+        sandbox = self.sim.add_pod(name, qos=qos, **fields)
+        path = sandbox.cgroup_parent
+        add_cgroup(self.root, path, memory_bytes=300 * MIB, inactive_bytes=50 * MIB, swap_bytes=MIB, pids=9)
+        for number in range(containers):
+            made = self.sim.add_container(sandbox, f"c{number}", IMAGE, memory_limit_bytes=64 * MIB)
+            add_cgroup(self.root, f"{path}/{made.id}", memory_bytes=100 * MIB, pids=4)
+        return sandbox
+
+
+def facts_of(inventory: PodInventory, name: str) -> PodFacts:
+    (found,) = (each for each in inventory.facts if each.name == name)
+    return found
+
+
+def kept(inventory: PodInventory, name: str) -> str | None:
+    reason = Protection(inventory.facts, EvictionPolicy()).keep_reason(facts_of(inventory, name))
+    return None if reason is None else reason.code.value

@@ -1,0 +1,122 @@
+"""Pod definitions by the kubelet and static manifests: age of the kubelet's list, failures, static pods."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nodeagent.model import Role
+from nodeagent.model.kubelet_access import KubeletAccess
+from nodeagent.model.pods import PodSpec
+from nodeagent.model.pressure import Fact, FactSource
+from tests.unit.observe.pod_node import Lister, Node, facts_of, kept
+
+if TYPE_CHECKING:
+    from nodeagent.sim.workload import SimSandbox
+
+
+# ---- the kubelet ----
+
+
+def listed(sandbox: SimSandbox, **fields: Any) -> PodSpec:
+    source = {"annotations": {"kubernetes.io/config.source": "api"}}
+    return PodSpec(sandbox.uid, sandbox.namespace, sandbox.name, **(source | fields))
+
+
+async def test_kubelet_list_is_read_again_after_its_maximum_age(node: Node) -> None:
+    lister = Lister([listed(node.pod("web"), priority=7)])
+    reader = node.reader(role=Role.BESIDE_KUBELET, kubelet=lister)
+    assert facts_of(await reader.read(), "web").priority == Fact(7, FactSource.KUBELET)
+    await reader.read()
+    assert lister.reads == 1
+    node.clock.at_s += 10
+    await reader.read()
+    assert lister.reads == 2
+
+
+async def test_kubelet_list_is_read_again_for_a_new_pod(node: Node) -> None:
+    lister = Lister([listed(node.pod("web"))])
+    reader = node.reader(role=Role.BESIDE_KUBELET, kubelet=lister)
+    await reader.read()
+    lister.pods.append(listed(node.pod("new"), priority=3))
+    assert kept(await reader.read(), "new") == "facts-contradictory"
+    node.clock.at_s += 2
+    inventory = await reader.read()
+    assert (lister.reads, facts_of(inventory, "new").priority.value, kept(inventory, "new")) == (2, 3, None)
+
+
+async def test_pods_missing_from_the_last_kubelet_list_are_kept_after_a_failure(node: Node) -> None:
+    lister = Lister([listed(node.pod("web"), priority=0)])
+    reader = node.reader(role=Role.STANDALONE, kubelet=lister)
+    await reader.read()
+    lister.error = "connection refused"
+    node.pod("new")
+    node.clock.at_s += 10
+    inventory = await reader.read()
+    assert (kept(inventory, "web"), kept(inventory, "new")) == (None, "facts-missing")
+    (warning,) = inventory.warnings
+    assert warning == "cannot list the kubelet's pods: connection refused; pods missing from its last list are kept"
+    lister.error = ""
+    node.clock.at_s += 10
+    assert (await reader.read()).warnings == ()
+
+
+async def test_all_pods_are_kept_before_the_first_kubelet_list(node: Node) -> None:
+    node.pod("web")
+    reader = node.reader(kubelet=Lister(error="connection refused"))
+    inventory = await reader.read()
+    assert kept(inventory, "web") == "facts-missing"
+    assert len(inventory.warnings) == 1
+
+
+async def test_slow_kubelet_delays_no_read_after_its_first_list(node: Node) -> None:
+    web = node.pod("web")
+    lister = Lister([listed(web, priority=1)])
+    reader = node.reader(role=Role.BESIDE_KUBELET, kubelet=lister)
+    await reader.read()
+    lister.gate = asyncio.Event()
+    lister.pods = [listed(web, priority=2)]
+    node.clock.at_s += 10
+    assert facts_of(await reader.read(), "web").priority.value == 1
+    await reader.read()
+    assert lister.reads == 2
+    lister.gate.set()
+    node.clock.at_s += 10
+    assert facts_of(await reader.read(), "web").priority.value == 2
+    await reader.close()
+
+
+async def test_close_cancels_a_pending_kubelet_request(node: Node) -> None:
+    lister = Lister([listed(node.pod("web"))])
+    reader = node.reader(kubelet=lister)
+    await reader.read()
+    lister.gate = asyncio.Event()
+    node.clock.at_s += 10
+    await reader.read()
+    await reader.close()
+    await reader.close()
+
+
+async def test_pod_of_a_manifest_is_static(node: Node) -> None:
+    manifests = node.root / "manifests"
+    manifests.mkdir()
+    (manifests / "etcd.yaml").write_text("kind: Pod\nmetadata: {name: etcd}\nspec: {priority: 5}\n")
+    (manifests / "bad.yaml").write_text("kind: [")
+    sandbox = node.pod("etcd-node-1")
+    node.sim.sandboxes[sandbox.id] = replace(sandbox, annotations={})
+    inventory = await node.reader(manifests=manifests).read()
+    assert facts_of(inventory, "etcd-node-1").static == Fact(value=True, source=FactSource.MANIFEST)
+    (warning,) = inventory.warnings
+    assert "bad.yaml" in warning
+
+
+async def test_kubelet_address_of_the_settings_is_used(node: Node) -> None:
+    node.pod("web")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        access = KubeletAccess(f"http://127.0.0.1:{unused.getsockname()[1]}", timeout_s=1)
+        inventory = await node.reader(access=access).read()
+    assert "connection refused" in inventory.warnings[0]
+    assert kept(inventory, "web") == "facts-missing"

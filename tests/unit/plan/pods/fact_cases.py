@@ -1,0 +1,25 @@
+"""Fact sources and checks for tests of pod facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeagent.model.pressure import FactSource, PodFacts
+from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.plan.eviction.protection import Protection
+
+K, M, C, I, A = (  # noqa: E741 - one letter for each source in tables
+    FactSource.KUBELET,
+    FactSource.MANIFEST,
+    FactSource.CRI,
+    FactSource.INFERRED,
+    FactSource.ASSUMED,
+)
+
+FILE = {"kubernetes.io/config.source": "file"}
+
+
+def kept(facts: PodFacts, **policy: Any) -> str | None:
+    """Return the code of the rule that keeps a pod."""
+    reason = Protection([facts], EvictionPolicy(**policy)).keep_reason(facts)
+    return None if reason is None else reason.code.value

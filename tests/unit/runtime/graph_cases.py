@@ -1,0 +1,17 @@
+"""Images and records of the storage graph for tests."""
+
+from __future__ import annotations
+
+from nodeagent.model import Image, ReferenceKind, StorageGraph
+
+A = Image("sha256:a", ("a:1",))
+
+B = Image("sha256:b", ("b:1",))
+
+
+def keys(graph: StorageGraph, image: Image) -> set[str]:
+    return {graph.pieces[index].key for index in graph.by_image[image.id]}
+
+
+def records_with_references(graph: StorageGraph) -> dict[str, tuple[ReferenceKind, ...]]:
+    return {piece.key: piece.references for piece in graph.pieces if piece.references}
