@@ -68,7 +68,7 @@ def with_valid_times(
     """Return a snapshot in which every time that contradicts the clock is replaced by the item's first observation.
 
     Only the times of items that are removed by age are considered: of containers that are not running, sandboxes that
-    are not ready, and logs.
+    are not ready, and completely read logs.
 
     Args:
         snapshot: the snapshot.
@@ -89,11 +89,13 @@ def with_valid_times(
         if not sandbox.ready and sandbox.created_at is not None:
             items[_SANDBOX, sandbox.id] = sandbox.created_at
     containers = {each.id for each in snapshot.containers}
-    listed = {_CREATED: containers, _FINISHED: containers, _SANDBOX: {each.id for each in snapshot.sandboxes}}
+    exited = {each.id for each in snapshot.containers if each.state is ContainerState.EXITED}
+    listed = {_CREATED: containers, _FINISHED: exited, _SANDBOX: {each.id for each in snapshot.sandboxes}}
     if logs:
-        trees = {each.name: each.tree for each in snapshot.pod_log_directories}
-        items |= {(_LOGS, name): tree.changed_at for name, tree in trees.items() if tree is not None}
-        states = {(_LOGS, name): _number(tree.digest) for name, tree in trees.items() if tree is not None}
+        read = [(each.name, each.tree) for each in snapshot.pod_log_directories]
+        trees = [(name, tree) for name, tree in read if tree is not None and not tree.problem]
+        items |= {(_LOGS, name): tree.changed_at for name, tree in trees}
+        states = {(_LOGS, name): _number(tree.digest) for name, tree in trees}
         items |= {(_LINK, each.name): each.modified_at for each in snapshot.dead_log_links}
         listed[_LOGS] = {each.name for each in snapshot.pod_log_directories}
         listed[_LINK] = {each.name for each in snapshot.dead_log_links}

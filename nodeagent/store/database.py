@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import ClockTrust, GapCause, ImageUsage, ImageUseRecord, ObservationGap
 from nodeagent.store.clock_record import BUILD_DATE, TOLERANCE_S, ClockReading, ClockRecord, advance, later, trust
 from nodeagent.store.image_usage import merge_usage
-from nodeagent.store.item_times import FirstSeen, ItemKey, update_first_seen
+from nodeagent.store.item_times import FirstSeen, ItemKey, ItemReadings, update_first_seen
 from nodeagent.store.observation import GapLimits, ObservationTracker
 from nodeagent.store.sqlite import BROKEN, micros
 from nodeagent.store.state_file import StateFile, StoreHealth
@@ -62,6 +62,7 @@ class Store:
         self._is_lost = False
         self._tracker = ObservationTracker(gaps)
         self._first_seen: dict[ItemKey, FirstSeen] = {}
+        self._items = ItemReadings()
         self._read_kinds: frozenset[tuple[str, str]] = frozenset()
         with self._lock:
             self._load()
@@ -105,7 +106,8 @@ class Store:
         """Return the items whose time contradicts the clock, with their first observation by the wall clock of ``at``.
 
         The time of an item from before the boot that the first reading of its kind finds is valid unless the clock
-        jumped since; then the item counts from the boot.
+        jumped since; then the item counts from the boot. A time before the previous reading of this process is
+        contradictory too if that reading lacks the item, or had it in another state, and remains so.
 
         Args:
             items: the time of each item.
@@ -117,23 +119,28 @@ class Store:
         with self._lock:
             record = self._advance(at)
             oldest = later(at.wall, record.valid_since_s - at.boottime_s)
+            hidden = self._items.add(items, listed, at, states)
+            before = self._first_seen
             contradictory = {
-                key: states.get(key, micros(stamp)) for key, stamp in items.items() if not oldest <= stamp <= at.wall
+                key: state
+                for key, stamp in items.items()
+                for state in (states.get(key, micros(stamp)),)
+                if not oldest <= stamp <= at.wall or key in hidden or (key in before and before[key][0] == state)
             }
             new_kinds = {kind for kind in listed if (at.boot_id, kind) not in self._read_kinds}
             self._read_kinds = self._read_kinds.union((at.boot_id, kind) for kind in listed)
             earlier = {key for key in contradictory if key[0] in new_kinds and BUILD_DATE <= items[key] < oldest}
-            before = self._first_seen
             since_boot = frozenset() if record.jumped_s is not None else frozenset(earlier)
             self._first_seen = update_first_seen(before, contradictory, listed, at, since_boot)
             if self._first_seen != before:
                 self._write()
             seen, jumped = self._first_seen, record.jumped_s is not None
-            return {
+            first = {
                 key: later(at.wall, min(0.0, seen[key][2] - at.boottime_s))
                 for key in contradictory
                 if jumped or seen[key][2] > 0 or not BUILD_DATE <= items[key] <= at.wall
             }
+            return {key: max(since, items[key]) if items[key] <= at.wall else since for key, since in first.items()}
 
     def observe(
         self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading

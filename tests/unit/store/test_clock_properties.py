@@ -2,10 +2,10 @@
 
 The node has a true time line. The agent reads only its boot clock, its wall clock, and times that others wrote by the
 wall clock. Excluded is what no reading can show: a jump before the first recorded reading of a boot that is shorter
-than the uptime, and such a jump back that is undone between two readings. An item of this boot that was written under a
-wrong clock before the first reading may count from the boot, and one that was written under a wrong clock in a boot
-without any reading may have any age. So may one of an earlier boot if the first recorded reading of all is by a wrong
-clock.
+than the uptime, and such a jump back that is undone between the last reading of one process and the first of the next.
+An item of this boot that was written under a wrong clock before the first reading may count from the boot, and one that
+was written under a wrong clock in a boot without any reading may have any age from the next boot on. So may one of an
+earlier boot if the first recorded reading of all is by a wrong clock.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -24,17 +24,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nodeagent.model import Container, ContainerState, LogTree, NodeSnapshot, PodLogDirectory, Sandbox
 from nodeagent.observe.clock_reading import with_valid_times
 from nodeagent.plan.decision import Decision, ItemKind, ReasonCode
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy, plan_all
-from nodeagent.store import ClockReading, GapLimits, Store
+from nodeagent.store import GapLimits, Store
 from nodeagent.store.clock_record import GRACE_S, TOLERANCE_S
-from tests.unit.builders import RUNTIME, image
+from tests.unit.store.clock_node import DAY_S, T0, Node, Pod
 
-T0: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
-DAY_S: Final = 86_400.0
 YEARS_S: Final = 3650 * DAY_S
 MAXIMUM_S: Final = 1800.0
 POD_GRACE_S: Final = 300.0
@@ -46,109 +43,11 @@ IMAGES: Final = ("a", "b")
 ERROR_S: Final = TOLERANCE_S + 0.1
 
 
-@dataclass
-class Written:
-    """A time that was written by the wall clock, with its true time."""
-
-    true_s: float
-    stamp: datetime
-
-
-@dataclass
-class Pod:
-    image: str
-    created: Written
-    finished: Written | None = None
-
-    @property
-    def last_s(self) -> float:
-        return self.finished.true_s if self.finished is not None else self.created.true_s
-
-
-@dataclass
-class Node:
-    """The true state of a node."""
-
-    true_s: float = 0.0
-    wall_off_s: float = 0.0
-    booted_s: float = -20 * DAY_S
-    boot: int = 0
-    pods: dict[str, Pod] = field(default_factory=dict)
-    images: dict[str, Written] = field(default_factory=dict)
-    logs: dict[str, Written] = field(default_factory=dict)
-    uses: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    names: int = 0
-
-    @property
-    def wall(self) -> datetime:
-        return T0 + timedelta(seconds=self.true_s + self.wall_off_s)
-
-    @property
-    def reading(self) -> ClockReading:
-        return ClockReading(f"boot {self.boot}", self.true_s - self.booted_s, self.wall)
-
-    def write(self) -> Written:
-        return Written(self.true_s, self.wall)
-
-    def name(self) -> str:
-        self.names += 1
-        return f"{self.names:04}"
-
-    def in_use(self) -> set[str]:
-        return {pod.image for pod in self.pods.values()}
-
-    def end(self, pod: Pod) -> None:
-        if pod.finished is None:
-            pod.finished = self.write()
-
-    def remove(self, name: str) -> None:
-        pod = self.pods.pop(name)
-        started_s = pod.created.true_s
-        self.uses.setdefault(pod.image, []).append((started_s, self.true_s))
-
-    def snapshot(self) -> NodeSnapshot:
-        def container(name: str, pod: Pod) -> Container:
-            return Container(
-                f"c-{name}",
-                "main",
-                f"s-{name}",
-                ContainerState.EXITED if pod.finished else ContainerState.RUNNING,
-                created_at=pod.created.stamp,
-                finished_at=pod.finished.stamp if pod.finished else None,
-                image_ref=pod.image,
-                labels={"io.kubernetes.pod.uid": f"uid-{name}", "io.kubernetes.container.name": "main"},
-            )
-
-        return NodeSnapshot(
-            self.wall,
-            RUNTIME,
-            images=tuple(image(name, f"r/{name}:1") for name in self.images),
-            containers=tuple(container(name, pod) for name, pod in self.pods.items()),
-            sandboxes=tuple(
-                Sandbox(
-                    f"s-{name}",
-                    name,
-                    "default",
-                    f"uid-{name}",
-                    pod.finished is None,
-                    created_at=pod.created.stamp,
-                    labels={"io.kubernetes.pod.uid": f"uid-{name}"},
-                )
-                for name, pod in self.pods.items()
-            ),
-            pod_log_directories=tuple(
-                PodLogDirectory(f"default_x_{name}", name, True, LogTree(each.stamp, f"{each.true_s!r}".encode().hex()))
-                for name, each in self.logs.items()
-            ),
-            booted_at=self.wall - timedelta(seconds=self.true_s - self.booted_s),
-        )
-
-
 SECONDS = st.sampled_from([0.5, 5.0, 59.0, 61.0, 299.0, 301.0, 601.0, 701.0, 1801.0, 4000.0, 20 * 3600.0])
 JUMPS = st.sampled_from([0.9, -0.9, 1.5, 30.0, -30.0, 600.0, -600.0, 7200.0, -7200.0, YEARS_S, -YEARS_S])
 
 
-class Clocks(RuleBasedStateMachine):  # 11 attributes: the expected state, which rules change and invariants compare
+class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which rules change and invariants compare
     """A node and its agent."""
 
     def __init__(self) -> None:
@@ -159,7 +58,8 @@ class Clocks(RuleBasedStateMachine):  # 11 attributes: the expected state, which
         self.read_in_boot = False
         self.jumped_in_boot = False
         self.unread_s = 0.0
-        self.unread_boots: list[tuple[float, float]] = []
+        self.unread: list[tuple[float, float]] = []
+        self.read_off_s = 0.0
         self.recorded = False
         self.detections: list[tuple[float, int, int]] = []
         self.process = 0
@@ -179,24 +79,24 @@ class Clocks(RuleBasedStateMachine):  # 11 attributes: the expected state, which
     @precondition(lambda self: self.read_in_boot)
     @rule(jump_s=JUMPS)
     def wall_clock_jumps(self, jump_s: float) -> None:
-        self.node.wall_off_s += jump_s
+        self.node.set_clock(self.node.wall_off_s + jump_s)
         self.jumped_in_boot = True
 
     @rule()
     def wall_clock_is_corrected(self) -> None:
-        self.node.wall_off_s = 0.0
+        self.node.set_clock(0.0)
 
     @precondition(lambda self: self.read_in_boot)
-    @rule(jump_s=st.sampled_from([7200.0, YEARS_S, -YEARS_S]), observed=st.booleans())
+    @rule(jump_s=st.sampled_from([7200.0, -600.0, -7200.0, YEARS_S, -YEARS_S]), observed=st.booleans())
     def wall_clock_jumps_for_a_moment(self, jump_s: float, *, observed: bool) -> None:
         self.jumped_in_boot = True
-        self.node.wall_off_s += jump_s
+        self.node.set_clock(self.node.wall_off_s + jump_s)
         self.pod_ends("a")
         self.log_is_written()
         if observed:
             self.make_pass()
         self.node.true_s += 1
-        self.node.wall_off_s -= jump_s
+        self.node.set_clock(self.node.wall_off_s - jump_s)
 
     @rule(off_s=st.sampled_from([60.0, 20 * 3600.0]), clock=st.sampled_from(["right", "1970", "stopped", "+5h", "-5h"]))
     def node_boots(self, off_s: float, clock: str) -> None:
@@ -204,7 +104,7 @@ class Clocks(RuleBasedStateMachine):  # 11 attributes: the expected state, which
         for pod in node.pods.values():
             node.end(pod)
         if not self.read_in_boot and self.jumped_in_boot:
-            self.unread_boots.append((node.booted_s, node.true_s))
+            self.unread.append((node.booted_s, node.true_s))
         node.true_s += off_s
         node.boot, node.booted_s = node.boot + 1, node.true_s
         if clock == "right":
@@ -282,6 +182,10 @@ class Clocks(RuleBasedStateMachine):  # 11 attributes: the expected state, which
         node.true_s += 0.001  # the order of events is that of their times
         if self.store is None:
             self.store, self.process = Store(self.directory, gaps=GAPS), self.process + 1
+            is_undone = abs(node.wall_off_s - self.read_off_s) <= 2 * TOLERANCE_S
+            if self.read_in_boot and is_undone and node.lowest_off_s < node.wall_off_s:
+                self.unread.append((self.detections[-1][0], node.true_s))
+        node.lowest_off_s = self.read_off_s = node.wall_off_s
         at = node.reading
         trust = self.store.read_clock(at)
         snapshot = replace(node.snapshot(), clock=trust)
@@ -289,7 +193,7 @@ class Clocks(RuleBasedStateMachine):  # 11 attributes: the expected state, which
         pulled = {name: each.stamp for name, each in node.images.items()}
         use = self.store.observe(pulled, node.in_use(), at)
         if not self.recorded and self.jumped_in_boot:
-            self.unread_boots.append((-math.inf, node.booted_s))
+            self.unread.append((-math.inf, node.booted_s))
         self.recorded = True
         if not self.read_in_boot:
             self.read_in_boot, self.unread_s = True, node.true_s - node.booted_s if self.jumped_in_boot else 0.0
@@ -320,21 +224,22 @@ class Clocks(RuleBasedStateMachine):  # 11 attributes: the expected state, which
             assert unused_s > MAXIMUM_S - ERROR_S, (decision, unused_s)
         elif decision.kind is ItemKind.POD_LOG_DIRECTORY:
             written_s = node.logs[decision.id.rpartition("_")[2]].true_s
-            age_s = node.true_s - written_s
-            assert self.is_unverifiable(written_s) or age_s >= LOG_S - ERROR_S - self.unread_s, (decision, age_s)
+            age_s = node.true_s - self.verifiable_s(written_s)
+            assert age_s >= LOG_S - ERROR_S - self.unread_s, (decision, age_s)
         else:
             assert decision.reason.code is ReasonCode.POD_DELETED
             pod = node.pods[decision.id[2:]]
             assert pod.finished is not None
-            if self.is_unverifiable(pod.created.true_s) or self.is_unverifiable(pod.finished.true_s):
-                return
-            inactive_s = node.true_s - max(pod.last_s, node.booted_s)
+            last_s = max(self.verifiable_s(each.true_s) for each in (pod.created, pod.finished))
+            inactive_s = node.true_s - max(last_s, node.booted_s)
             assert inactive_s >= POD_GRACE_S - ERROR_S - self.unread_s, (decision, inactive_s)
-            assert node.true_s - pod.created.true_s >= SANDBOX_S - ERROR_S - self.unread_s
+            created_s = self.verifiable_s(pod.created.true_s)
+            assert node.true_s - created_s >= SANDBOX_S - ERROR_S - self.unread_s
 
-    def is_unverifiable(self, written_s: float) -> bool:
-        """Return whether a time was written in a boot without a reading that can show its error."""
-        return any(start_s <= written_s <= end_s for start_s, end_s in self.unread_boots)
+    def verifiable_s(self, written_s: float) -> float:
+        """Return the true time of an item; the start of the boot if no reading can show the error of its time."""
+        is_unread = any(start_s <= written_s <= end_s for start_s, end_s in self.unread)
+        return self.node.booted_s if is_unread else written_s
 
     def last_use_s(self, name: str) -> float:
         """Return the true end of the last use that the agent could observe: polling misses one between two passes."""
@@ -387,3 +292,39 @@ def test_every_dead_item_and_unused_image_is_removed_once_it_was_watched_for_lon
     machine.teardown()
     assert {kind for kind, _ in machine.removed} == {"container", "sandbox", "pod-log-directory", "image"}
     assert machine.node.images == {}
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["new", "running-before"])
+def test_items_of_a_clock_set_back_between_two_passes_count_from_their_observation(*, watched: bool) -> None:
+    machine = Clocks()
+    if watched:
+        machine.pod_starts("a")
+        machine.log_is_written()
+    machine.make_pass()
+    machine.wall_clock_jumps(-600.0)
+    machine.pod_ends("a")
+    machine.log_is_written()
+    machine.wall_clock_is_corrected()
+    machine.passes_run(3, 20.0)
+    early = list(machine.removed)
+    machine.passes_run(2, 300.0)
+    machine.teardown()
+    assert early == []
+    assert {kind for kind, _ in machine.removed} == {"container", "sandbox", "pod-log-directory"}
+
+
+def test_incomplete_reading_of_an_unchanged_log_does_not_restart_its_age(tmp_path: Path) -> None:
+    node, store = Node(), Store(tmp_path)
+    name = "0" * 31 + "1"
+    node.logs[name] = node.write()
+    for problem in ("", "not read in time", ""):
+        node.true_s += 100
+        snapshot = node.snapshot()
+        (directory,) = snapshot.pod_log_directories
+        assert directory.tree is not None
+        tree = replace(directory.tree, problem=problem, digest="ff" if problem else directory.tree.digest)
+        snapshot = replace(snapshot, pod_log_directories=(replace(directory, tree=tree),))
+        snapshot = with_valid_times(snapshot, node.reading, store.first_seen, logs=True)
+    (directory,) = snapshot.pod_log_directories
+    assert directory.tree is not None
+    assert directory.tree.changed_at == node.logs[name].stamp

@@ -1,0 +1,117 @@
+"""A node with a true time line and a wall clock that differs from it, for tests of times that others wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from nodeagent.model import Container, ContainerState, LogTree, NodeSnapshot, PodLogDirectory, Sandbox
+from nodeagent.store import ClockReading
+from tests.unit.builders import RUNTIME, image
+
+T0: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
+DAY_S: Final = 86_400.0
+
+
+@dataclass
+class Written:
+    """A time that was written by the wall clock, with its true time."""
+
+    true_s: float
+    stamp: datetime
+
+
+@dataclass
+class Pod:
+    image: str
+    created: Written
+    finished: Written | None = None
+
+    @property
+    def last_s(self) -> float:
+        return self.finished.true_s if self.finished is not None else self.created.true_s
+
+
+@dataclass
+class Node:
+    """The true state of a node."""
+
+    true_s: float = 0.0
+    wall_off_s: float = 0.0
+    booted_s: float = -20 * DAY_S
+    boot: int = 0
+    pods: dict[str, Pod] = field(default_factory=dict)
+    images: dict[str, Written] = field(default_factory=dict)
+    logs: dict[str, Written] = field(default_factory=dict)
+    uses: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    names: int = 0
+    lowest_off_s: float = 0.0
+
+    @property
+    def wall(self) -> datetime:
+        return T0 + timedelta(seconds=self.true_s + self.wall_off_s)
+
+    @property
+    def reading(self) -> ClockReading:
+        return ClockReading(f"boot {self.boot}", self.true_s - self.booted_s, self.wall)
+
+    def write(self) -> Written:
+        return Written(self.true_s, self.wall)
+
+    def set_clock(self, off_s: float) -> None:
+        self.wall_off_s = off_s
+        self.lowest_off_s = min(self.lowest_off_s, off_s)
+
+    def name(self) -> str:
+        self.names += 1
+        return f"{self.names:04}"
+
+    def in_use(self) -> set[str]:
+        return {pod.image for pod in self.pods.values()}
+
+    def end(self, pod: Pod) -> None:
+        if pod.finished is None:
+            pod.finished = self.write()
+
+    def remove(self, name: str) -> None:
+        pod = self.pods.pop(name)
+        started_s = pod.created.true_s
+        self.uses.setdefault(pod.image, []).append((started_s, self.true_s))
+
+    def snapshot(self) -> NodeSnapshot:
+        def container(name: str, pod: Pod) -> Container:
+            return Container(
+                f"c-{name}",
+                "main",
+                f"s-{name}",
+                ContainerState.EXITED if pod.finished else ContainerState.RUNNING,
+                created_at=pod.created.stamp,
+                finished_at=pod.finished.stamp if pod.finished else None,
+                image_ref=pod.image,
+                labels={"io.kubernetes.pod.uid": f"uid-{name}", "io.kubernetes.container.name": "main"},
+            )
+
+        return NodeSnapshot(
+            self.wall,
+            RUNTIME,
+            images=tuple(image(name, f"r/{name}:1") for name in self.images),
+            containers=tuple(container(name, pod) for name, pod in self.pods.items()),
+            sandboxes=tuple(
+                Sandbox(
+                    f"s-{name}",
+                    name,
+                    "default",
+                    f"uid-{name}",
+                    pod.finished is None,
+                    created_at=pod.created.stamp,
+                    labels={"io.kubernetes.pod.uid": f"uid-{name}"},
+                )
+                for name, pod in self.pods.items()
+            ),
+            pod_log_directories=tuple(
+                PodLogDirectory(f"default_x_{name}", name, True, LogTree(each.stamp, f"{each.true_s!r}".encode().hex()))
+                for name, each in self.logs.items()
+            ),
+            booted_at=self.wall - timedelta(seconds=self.true_s - self.booted_s),
+        )
