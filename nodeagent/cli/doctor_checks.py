@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
@@ -18,6 +19,7 @@ from nodeagent.host.logind_config import read_delay
 from nodeagent.host.peer import group_number
 from nodeagent.host.probes import (
     has_journald,
+    hides,
     probe_directory,
     read_cgroup_controllers,
     read_clock_synchronised,
@@ -41,6 +43,7 @@ from nodeagent.plan.node_checks import (
     check_cgroups,
     check_control_group,
     check_delay,
+    check_image_filesystem,
     check_image_removal,
     check_lock,
     check_refused,
@@ -212,13 +215,9 @@ def _accounting_finding(agent: Agent, snapshot: NodeSnapshot) -> Finding:
 def _filesystem_finding(snapshot: NodeSnapshot) -> Finding:
     filesystem = snapshot.image_filesystem
     if filesystem is None:
-        return Finding(
-            "imagefs",
-            Verdict.PROBLEM,
-            "cannot read the image filesystem; no image is removed by threshold",
-            "set runtime.imagefs_path to a path on it",
-        )
-    return Finding("imagefs", Verdict.OK, f"{filesystem.path} is {filesystem.used_percent}% full")
+        return check_image_filesystem(None)
+    unit = _UNIT if hides(_UNIT, PurePath(filesystem.path)) else ""
+    return check_image_filesystem(str(filesystem.path), filesystem.used_percent, hidden_by=unit)
 
 
 def _split_finding(agent: Agent, snapshot: NodeSnapshot, info: ImageFsInfo) -> Finding:

@@ -12,6 +12,7 @@ import stat
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.processes import run
@@ -23,6 +24,8 @@ _STA_UNSYNC: Final = 0x0040  # Source: adjtimex(2)
 _TIMEX_BYTES: Final = 512
 _TIMEX_STATUS_OFFSET: Final = 40  # of struct timex on 64-bit Linux
 _SYSTEMD_ANALYZE_WITHIN_S: Final = 20
+_SYSTEMCTL_WITHIN_S: Final = 5
+_HOMES: Final = (PurePath("/home"), PurePath("/root"))
 _EXPOSURE: Final = re.compile(r"exposure level for \S+: ([0-9.]+)")
 
 
@@ -91,6 +94,30 @@ def probe_directory(directory: Path) -> DirectoryProbe:
 def has_journald(root: Path) -> bool:
     """Return whether journald listens for log entries."""
     return (root / "run/systemd/journal/socket").exists()
+
+
+def hides(unit: str, path: PurePath) -> bool:
+    """Return whether an installed unit hides a path below a home directory from its processes.
+
+    Source: systemd.exec(5), ``ProtectHome=`` and ``BindReadOnlyPaths=``.
+    """
+    if not any(path.is_relative_to(each) for each in _HOMES):
+        return False
+    completed = run(
+        *("systemctl", "show", unit, "--property=ProtectHome,BindPaths,BindReadOnlyPaths"),
+        within_s=_SYSTEMCTL_WITHIN_S,
+    )
+    return completed is not None and completed.returncode == 0 and is_hidden(path, completed.stdout)
+
+
+def is_hidden(path: PurePath, properties: str) -> bool:
+    """Return whether a unit with these properties, lines of ``systemctl show``, hides a path in a home directory."""
+    values = [line.partition("=") for line in properties.splitlines()]
+    if not any(key == "ProtectHome" and value in {"yes", "tmpfs"} for key, _, value in values):
+        return False
+    # SOURCE:DESTINATION:OPTIONS, with a dash before a source that may be missing.
+    shown = (value.removeprefix("-").split(":") for key, _, value in values if key.startswith("Bind") and value)
+    return not any(path.is_relative_to(parts[min(1, len(parts) - 1)]) for parts in shown)
 
 
 def read_unit_exposure(unit: str) -> float | None:

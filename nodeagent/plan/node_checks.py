@@ -174,6 +174,26 @@ def check_snapshotter(name: str | None) -> Finding:
     return Finding("snapshotter", Verdict.OK, name)
 
 
+def check_image_filesystem(path: str | None, used_percent: int = 0, *, hidden_by: str = "") -> Finding:
+    """Check the image filesystem; ``path`` is ``None`` if it cannot be read, ``hidden_by`` the unit that hides it."""
+    if path is None:
+        return Finding(
+            "imagefs",
+            Verdict.PROBLEM,
+            "cannot read the image filesystem; no image is removed by threshold",
+            "set runtime.imagefs_path to a path on it",
+        )
+    usage = f"{path} is {used_percent}% full"
+    if hidden_by:
+        return Finding(
+            "imagefs",
+            Verdict.PROBLEM,
+            f"{usage}; {hidden_by} hides home directories from the daemon",
+            f"systemctl edit {hidden_by}: BindReadOnlyPaths={path} in section [Service]",
+        )
+    return Finding("imagefs", Verdict.OK, usage)
+
+
 def check_split(places: Mapping[str, int | None], image_filesystems: int) -> Finding:
     """Check the node for shared filesystems.
 

@@ -58,7 +58,7 @@ def test_unit_is_valid_and_has_a_low_exposure(served: Node) -> None:
     shown = served.run("systemd-analyze security nodeagent --no-pager", timeout_s=120).stdout
     score = float(shown.rpartition("exposure level for nodeagent.service:")[2].split()[0])
     print(f"exposure {score}")
-    assert score <= 3.0, shown
+    assert score <= 1.8, shown
 
 
 def test_new_installation_is_a_dry_run_and_removes_nothing(served: Node) -> None:

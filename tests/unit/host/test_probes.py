@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING
+
+import pytest
 
 from nodeagent.host.probes import (
     has_journald,
+    is_hidden,
     probe_directory,
     read_cgroup_controllers,
     read_psi_resources,
@@ -49,3 +53,20 @@ def test_journald_is_found_by_its_socket(tmp_path: Path) -> None:
     assert not has_journald(tmp_path)
     write(tmp_path, "run/systemd/journal/socket")
     assert has_journald(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("properties", "hidden"),
+    [
+        ("ProtectHome=tmpfs\n", True),
+        ("ProtectHome=yes\nBindReadOnlyPaths=-/home/kubernetes:/home/kubernetes:rbind\n", True),
+        ("ProtectHome=tmpfs\nBindPaths=/srv/store:/home/store:rbind\n", False),
+        ("ProtectHome=tmpfs\nBindReadOnlyPaths=-/home/kubernetes\nBindReadOnlyPaths=/home/store\n", False),
+        ("ProtectHome=tmpfs\nBindReadOnlyPaths=\n", True),
+        ("ProtectHome=read-only\n", False),
+        ("ProtectHome=no\n", False),
+        ("", False),
+    ],
+)
+def test_store_in_a_home_directory_is_hidden_unless_the_unit_binds_it(properties: str, *, hidden: bool) -> None:
+    assert is_hidden(PurePath("/home/store/containerd"), properties) is hidden
