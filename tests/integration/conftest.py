@@ -15,14 +15,13 @@ import pytest
 
 from tests.support import reclaim
 from tests.support.containerd import VERSIONS, Containerd, LoopFs, Options, Version, live, unavailable
+from tests.support.required_part import RequiredPart
 from tests.support.worn_node import WornNode, wear
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
 
     from tests.support.pods import Pods
-
-_SKIPPED = pytest.StashKey[dict[str, str]]()
 
 
 class ContainerdFactory(Protocol):
@@ -38,10 +37,6 @@ def chosen_version() -> Version:
         if chosen == version:
             return version
     raise pytest.UsageError(f"NODEAGENT_TEST_CONTAINERD={chosen!r} is not one of {', '.join(VERSIONS)}")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_SKIPPED] = {}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -62,33 +57,18 @@ def _is_of_another_version(item: pytest.Item) -> bool:
     return version is not None and chosen_version() not in version.args
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("real") is None:
-        return
-    reason = unavailable(chosen_version())
-    if reason is None:
-        return
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"real containerd unavailable, required in CI: {reason}", pytrace=False)
-    item.config.stash[_SKIPPED][item.nodeid] = reason
-    pytest.skip(reason)
+def _unavailable() -> str | None:
+    return unavailable(chosen_version())
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.failed and item.get_closest_marker("real") is not None:
-        report.sections += [(f"containerd {one.version} in {one.base}", one.log_tail()) for one in live()]
-    return report
+def _logs() -> list[tuple[str, str]]:
+    return [(f"containerd {one.version} in {one.base}", one.log_tail()) for one in live()]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    skipped = config.stash.get(_SKIPPED, {})
-    if skipped:
-        terminalreporter.section("NOT TESTED AGAINST A REAL CONTAINERD", red=True, bold=True)
-        for reason in sorted(set(skipped.values())):
-            count = sum(1 for one in skipped.values() if one == reason)
-            terminalreporter.write_line(f"{count} tests skipped: {reason}")
+_required = RequiredPart("real containerd", "real", _unavailable, _logs)
+pytest_runtest_setup = _required.pytest_runtest_setup
+pytest_runtest_makereport = _required.pytest_runtest_makereport
+pytest_terminal_summary = _required.pytest_terminal_summary
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import cache
 from typing import TYPE_CHECKING
@@ -10,50 +9,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import images, reclaim, vm
+from tests.support.required_part import RequiredPart
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
 
-_SKIPPED = pytest.StashKey[dict[str, str]]()
 APP = "node.test/app:v1"
 
 
-@cache
-def _unavailable() -> str | None:
-    return vm.unavailable()
+def _logs() -> list[tuple[str, str]]:
+    return [(f"console of the node in {one.base}", one.console_tail()) for one in vm.live()]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_SKIPPED] = {}
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("node") is None:
-        return
-    reason = _unavailable()
-    if reason is None:
-        return
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"real node unavailable, required in CI: {reason}", pytrace=False)
-    item.config.stash[_SKIPPED][item.nodeid] = reason
-    pytest.skip(reason)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.failed and item.get_closest_marker("node") is not None:
-        report.sections += [(f"console of the node in {one.base}", one.console_tail()) for one in vm.live()]
-    return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    skipped = config.stash.get(_SKIPPED, {})
-    if skipped:
-        terminalreporter.section("NOT TESTED IN A REAL NODE", red=True, bold=True)
-        for reason in sorted(set(skipped.values())):
-            count = sum(1 for one in skipped.values() if one == reason)
-            terminalreporter.write_line(f"{count} tests skipped: {reason}")
+_required = RequiredPart("real node", "node", cache(vm.unavailable), _logs)
+pytest_runtest_setup = _required.pytest_runtest_setup
+pytest_runtest_makereport = _required.pytest_runtest_makereport
+pytest_terminal_summary = _required.pytest_terminal_summary
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,60 @@
+"""Tests that require a real part are skipped with the reason without it, and fail in CI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = """
+from tests.support.required_part import RequiredPart
+
+required = RequiredPart("real node", "node", lambda: {reason!r}, lambda: [("console", "kernel panic")])
+pytest_runtest_setup = required.pytest_runtest_setup
+pytest_runtest_makereport = required.pytest_runtest_makereport
+pytest_terminal_summary = required.pytest_terminal_summary
+"""
+TESTS = """
+import pytest
+
+@pytest.mark.node
+def test_marked():
+    assert False
+
+def test_unmarked():
+    pass
+"""
+
+
+def run(pytester: pytest.Pytester, reason: str | None) -> tuple[dict[str, int], str]:
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\nmarkers =\n    node: in a node\n")
+    pytester.makeconftest(CONFTEST.format(reason=reason))
+    pytester.makepyfile(TESTS)
+    result = pytester.runpytest("-p", "no:cacheprovider")
+    return result.parseoutcomes(), str(result.stdout)
+
+
+def test_test_is_skipped_without_its_part_and_the_reason_is_listed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    outcomes, printed = run(pytester, "not installed: qemu")
+    assert outcomes == {"passed": 1, "skipped": 1}
+    assert "NOT TESTED: real node unavailable" in printed
+    assert "1 tests skipped: not installed: qemu" in printed
+
+
+def test_test_fails_without_its_part_in_ci(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    outcomes, printed = run(pytester, "not installed: qemu")
+    assert (outcomes["passed"], "skipped" in outcomes) == (1, False)
+    assert "real node unavailable, required in CI: not installed: qemu" in printed
+
+
+def test_failed_test_is_reported_with_the_logs_of_its_part(pytester: pytest.Pytester) -> None:
+    outcomes, printed = run(pytester, None)
+    assert outcomes == {"failed": 1, "passed": 1}
+    assert "kernel panic" in printed
