@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from nodeagent.errors import ObservationError, RuntimeRequestError, RuntimeUnavailableError
+from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import LeasedResource, decode_encoded_image
 from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, references
@@ -179,12 +179,29 @@ class ImageLeases:
 
         The id is created first: CRI creates a missing id by itself at the event of another name, with labels of its
         own. A name that exists is never changed: a pull or a tag in the meantime wins.
+
+        Raises:
+            RuntimeUnavailableError: the runtime is unavailable.
+            NodeAgentError: a name could not be created; the names of all other images are restored.
         """
         by_image: dict[str, list[ImageName]] = {}
         for each in names:
             by_image.setdefault(each.image_id, []).append(each)
-        results = await run_bounded(self._restore_image, list(by_image.values()))
-        return dict(zip(by_image, results, strict=True))
+        restored: dict[str, Restored] = {}
+        errors: list[NodeAgentError] = []
+
+        async def restore_image(image_id: str) -> None:
+            try:
+                restored[image_id] = await self._restore_image(by_image[image_id])
+            except RuntimeUnavailableError:
+                raise
+            except NodeAgentError as error:
+                errors.append(error)
+
+        await run_bounded(restore_image, list(by_image))
+        if errors:
+            raise errors[0]
+        return restored
 
     async def _restore_image(self, names: Sequence[ImageName]) -> Restored:
         created, taken, lost = [], [], []

@@ -13,7 +13,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.act.gc.settling import Settled, settle
@@ -66,6 +66,16 @@ class Candidate:
     def stored(self) -> tuple[StoredImage, ...]:
         """The stored names."""
         return tuple(each.stored for each in self.names)
+
+
+class _Undo(NamedTuple):
+    """Undo of a removal: the end of its window, ``None`` without one, and the detail of its result."""
+
+    until: datetime | None
+    detail: str
+
+
+_NO_UNDO: Final = _Undo(None, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +178,14 @@ class ImageTransaction:
         undo = await self._keep_for_undo(removed)
         leases = self._services.records.leases
         try:
-            await leases.release(self._lease_id, sync=len(undo) < len(removed))
+            final = any(undo.get(each.image.id, _NO_UNDO).until is None for each in removed)
+            await leases.release(self._lease_id, sync=final)
         except RuntimeTimeoutError:
             if any(each.lease_id == self._lease_id for each in await leases.list_open()):
                 raise
         results = []
         for candidate in removed:
-            until = undo.get(candidate.image.id)
-            detail = f"undo possible until {format_time(until)}" if until is not None else ""
+            until, detail = undo.get(candidate.image.id, _NO_UNDO)
             results.append(Result(candidate.decision, Outcome.DONE, detail, undo_until=until))
         self.results |= {each.decision.id: each for each in results}
         return results
@@ -287,8 +297,8 @@ class ImageTransaction:
             if names.lost or decision.id not in self.results:
                 self.results[decision.id] = Result(decision, outcome, detail)
 
-    async def _keep_for_undo(self, removed: Sequence[Candidate]) -> Mapping[str, datetime]:
-        """Keep the content of removed images that have an undo window; return its end by image id.
+    async def _keep_for_undo(self, removed: Sequence[Candidate]) -> Mapping[str, _Undo]:
+        """Keep the content of removed images that have an undo window; return their undo by image id.
 
         An image without it is removed nevertheless: on a full disk no lease can be created.
         """
@@ -309,9 +319,10 @@ class ImageTransaction:
             )
         except RuntimeUnavailableError:
             raise
-        except NodeAgentError:
-            return {}
-        return {each.image.id: until for each in covered}
+        except NodeAgentError as error:
+            return dict.fromkeys((each.image.id for each in covered), _Undo(None, f"no undo possible: {error}"))
+        undo = _Undo(until, f"undo possible until {format_time(until)}")
+        return dict.fromkeys((each.image.id for each in covered), undo)
 
 
 def _identity(name: StoredImage) -> tuple[object, ...]:

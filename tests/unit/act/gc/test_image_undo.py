@@ -248,6 +248,7 @@ async def test_removal_is_final_if_no_lease_for_the_undo_can_be_created(rig: Ope
         report = await made.collector.run(preview, trigger="command", stop=asyncio.Event(), max_rounds=1)
         assert {each.outcome for each in report.results} == {Outcome.DONE}
         assert report.undo_until is None
+        assert all("no undo possible" in each.detail and "no space left" in each.detail for each in report.results)
         assert not made.node.store.leases
 
 

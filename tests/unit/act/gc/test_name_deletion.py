@@ -1,4 +1,4 @@
-"""Deletion of an image's names, of which some fail and others take effect late."""
+"""Deletion and restore of image names, of which some fail and others take effect late."""
 
 from __future__ import annotations
 
@@ -39,4 +39,21 @@ async def test_name_deleted_after_the_failed_deletion_of_another_one_is_restored
         made.node.collect_garbage()
         await made.recovery.run()
         assert set(made.node.names_of(first)) == {each for each in before if each in {first, failed, late}}
+        assert not made.node.store.leases
+
+
+async def test_name_that_cannot_be_restored_leaves_no_other_image_without_names(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        before = set(made.node.store.names)
+        preview = await made.collector.preview(Scope.IMAGES)
+        refused = preview.removals[0].id
+        missing = set(made.node.names_of(refused))
+        made.server.faults.fail("Snapshots.List", status="INTERNAL", times=None)  # the use of all images is unreadable
+        made.server.faults.fail("Images.Create", target=refused, status="INTERNAL", times=None)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert Outcome.DONE not in {each.outcome for each in report.results}
+        assert set(made.node.store.names) == before - missing
+        made.server.faults.clear()
+        await made.recovery.run()
+        assert set(made.node.store.names) == before
         assert not made.node.store.leases
