@@ -150,6 +150,8 @@ class ImageTransaction:
         self._deleted: dict[str, Candidate] = {}  # candidates whose names are deleted, by image id
         self._keep: dict[str, str] = {}  # image id to the reason of candidates whose deletion began and is undone
         self._uncertain = False  # whether a deletion timed out, so that it can still take effect
+        self._undo: dict[str, _Undo] = {}  # of the images that have an undo window, by image id
+        self._undo_lease_id = ""
 
     async def delete_names(self, stop: asyncio.Event) -> None:
         """Delete the names of all images; after ``stop`` is set, of no further image."""
@@ -174,37 +176,48 @@ class ImageTransaction:
         """
         if self._uncertain:
             return []
-        removed = [each for image_id, each in self._deleted.items() if image_id not in self._keep]
-        undo = await self._keep_for_undo(removed)
-        leases = self._services.records.leases
+        removed, leases = self._to_remove, self._services.records.leases
         try:
-            final = any(undo.get(each.image.id, _NO_UNDO).until is None for each in removed)
+            final = any(self._undo.get(image_id, _NO_UNDO).until is None for image_id in removed)
             await leases.release(self._lease_id, sync=final)
         except RuntimeTimeoutError:
             if any(each.lease_id == self._lease_id for each in await leases.list_open()):
                 raise
         results = []
-        for candidate in removed:
-            until, detail = undo.get(candidate.image.id, _NO_UNDO)
+        for image_id, candidate in removed.items():
+            until, detail = self._undo.get(image_id, _NO_UNDO)
             results.append(Result(candidate.decision, Outcome.DONE, detail, undo_until=until))
         self.results |= {each.decision.id: each for each in results}
         return results
 
+    @property
+    def _to_remove(self) -> dict[str, Candidate]:
+        return {image_id: each for image_id, each in self._deleted.items() if image_id not in self._keep}
+
     async def _check(self) -> None:
+        """Restore the images in use, until a reading finds no further one; the release follows that reading at once.
+
+        Restores and the creation of the undo lease take time, in which a creation can proceed.
+        """
         if self._uncertain:
             self._keep |= dict.fromkeys(self._deleted, "effect of a name deletion unknown")
-        elif self._deleted:
-            self._keep |= await self._used()
-        await self._restore()
+        await self._restore(list(self._keep))
+        if not self._to_remove:
+            return
+        settled, _ = await asyncio.gather(self._settle(), self._keep_for_undo())
+        while used := await self._used(settled):
+            self._keep |= used
+            await self._restore(used)
+            await self._keep_for_undo()
 
     async def _undone_if_cancelled(self, work: Coroutine[object, object, object]) -> None:
         try:
             await work
         except asyncio.CancelledError:
-            await self._undo()
+            await self._restore_all()
             raise
 
-    async def _undo(self) -> None:
+    async def _restore_all(self) -> None:
         """Restore all names, within a bounded time.
 
         The lease remains: a cancelled deletion can still take effect, and the next pass restores its name again.
@@ -245,33 +258,43 @@ class ImageTransaction:
     async def _delete_name(self, name: ImageName) -> None:
         await self._services.names.delete_image(name.stored.name, sync=False, target=name.stored.target)
 
-    async def _used(self) -> dict[str, str]:
-        """Return the reasons to keep deleted images after a wait for creations in progress; all if unreadable."""
+    async def _settle(self) -> Settled | NodeAgentError:
         try:
             with self._services.waits.waiting():
-                settled = await settle(self._services.records.creations, self._services.settle_s)
-            return await self._users_now(settled)
+                return await settle(self._services.records.creations, self._services.settle_s)
         except RuntimeUnavailableError:
             raise
         except NodeAgentError as error:
-            return dict.fromkeys(self._deleted, f"image use unreadable: {error}")
+            return error
 
-    async def _users_now(self, settled: Settled) -> dict[str, str]:
+    async def _used(self, settled: Settled | NodeAgentError) -> dict[str, str]:
+        """Return the reasons to keep further deleted images; all if unreadable."""
+        images = self._to_remove
+        if isinstance(settled, NodeAgentError):
+            return dict.fromkeys(images, f"image use unreadable: {settled}")
         if settled.unprepared:
-            return dict.fromkeys(self._deleted, "a container creation in progress has no snapshot yet")
-        tops = {image_id: self._extents[image_id].tops for image_id in self._deleted if image_id in self._extents}
+            return dict.fromkeys(images, "a container creation in progress has no snapshot yet")
+        try:
+            return await self._users_now(images, settled) if images else {}
+        except RuntimeUnavailableError:
+            raise
+        except NodeAgentError as error:
+            return dict.fromkeys(images, f"image use unreadable: {error}")
+
+    async def _users_now(self, images: Mapping[str, Candidate], settled: Settled) -> dict[str, str]:
+        tops = {image_id: self._extents[image_id].tops for image_id in images if image_id in self._extents}
         snapshotters = {node.kind.removeprefix(SNAPSHOTS) for each in tops.values() for node in each}
         # Snapshots before containers: a creation that proceeds meanwhile is then seen as one or the other.
         prepared = await self._services.records.creations.prepared(snapshotters)
         kept, named = await asyncio.gather(
             self._services.keep_reasons(
-                {image_id: each.image for image_id, each in self._deleted.items()},
-                [each.decision for each in self._deleted.values()],
+                {image_id: each.image for image_id, each in images.items()},
+                [each.decision for each in images.values()],
             ),
             self._services.records.leases.list_names(),
         )
         targets = {stored.target for stored, _ in named.values()}
-        for image_id, candidate in self._deleted.items():
+        for image_id, candidate in images.items():
             snapshot = next((prepared[node] for node in tops.get(image_id, ()) if node in prepared), None)
             if snapshot is not None:
                 kept.setdefault(image_id, f"container {snapshot[:12]} is being created from it")
@@ -281,13 +304,13 @@ class ImageTransaction:
                 kept.setdefault(image_id, "pulled or tagged during its removal")
         return kept
 
-    async def _restore(self) -> None:
+    async def _restore(self, image_ids: Iterable[str]) -> None:
         """Restore the names of kept images, before the lease is released.
 
         Raises:
             NodeAgentError: a name could not be restored; the lease remains, and the next pass restores from it.
         """
-        kept = [self._deleted[image_id] for image_id in self._keep]
+        kept = [self._deleted[image_id] for image_id in image_ids]
         restored = await self._services.records.leases.restore(name for each in kept for name in each.names)
         for candidate in kept:
             image_id, decision = candidate.image.id, candidate.decision
@@ -297,19 +320,25 @@ class ImageTransaction:
             if names.lost or decision.id not in self.results:
                 self.results[decision.id] = Result(decision, outcome, detail)
 
-    async def _keep_for_undo(self, removed: Sequence[Candidate]) -> Mapping[str, _Undo]:
-        """Keep the content of removed images that have an undo window; return their undo by image id.
+    async def _keep_for_undo(self) -> None:
+        """Keep the content of the images to be removed that have an undo window, in a lease of exactly these.
 
         An image without it is removed nevertheless: on a full disk no lease can be created.
         """
-        terms = self._services.undo_terms
-        covered = [each for each in removed if terms is not None and terms.covers(each.decision)]
+        terms, leases = self._services.undo_terms, self._services.records.leases
+        covered = [each for each in self._to_remove.values() if terms is not None and terms.covers(each.decision)]
+        ids = [each.image.id for each in covered]
+        if ids == list(self._undo):
+            return
+        superseded, self._undo_lease_id, self._undo = self._undo_lease_id, "", {}
+        if superseded:
+            await leases.release(superseded, sync=False)
         if terms is None or not covered:
-            return {}
+            return
         until = self._services.clock.now() + terms.window
         extents = [self._extents[each.image.id] for each in covered if each.image.id in self._extents]
         try:
-            await self._services.records.undo.keep(
+            self._undo_lease_id = await self._services.records.undo.keep(
                 [name for each in covered for name in each.names],
                 dict.fromkeys(piece for each in extents for piece in each.further),
                 pass_id=terms.pass_id,
@@ -320,9 +349,9 @@ class ImageTransaction:
         except RuntimeUnavailableError:
             raise
         except NodeAgentError as error:
-            return dict.fromkeys((each.image.id for each in covered), _Undo(None, f"no undo possible: {error}"))
-        undo = _Undo(until, f"undo possible until {format_time(until)}")
-        return dict.fromkeys((each.image.id for each in covered), undo)
+            self._undo = dict.fromkeys(ids, _Undo(None, f"no undo possible: {error}"))
+        else:
+            self._undo = dict.fromkeys(ids, _Undo(until, f"undo possible until {format_time(until)}"))
 
 
 def _identity(name: StoredImage) -> tuple[object, ...]:

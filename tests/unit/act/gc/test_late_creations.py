@@ -1,0 +1,64 @@
+"""Container creations that proceed while the transaction restores other images or creates its undo lease."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from nodeagent.act.gc.outcomes import Outcome
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.sim.store import Snapshot, SnapshotKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodeagent.act.gc.outcomes import PassReport
+    from tests.unit.act.conftest import Opener, Rig
+
+
+def creation(made: Rig, image_id: str, key: str) -> Callable[[], None]:
+    """Return an action that prepares the snapshot of a new container, whose record is not written yet."""
+    parent = made.node.images[image_id].chain_id
+
+    def prepare() -> None:
+        made.node.store.put_snapshot(Snapshot(key * 64, parent, SnapshotKind.ACTIVE, 1, 1, made.node.now))
+
+    return prepare
+
+
+def outcomes(report: PassReport) -> dict[str, Outcome]:
+    return {each.decision.id: each.outcome for each in report.results}
+
+
+async def test_image_whose_container_is_prepared_during_the_restore_of_another_one_is_kept(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        first, late = [each.id for each in preview.removals if made.node.images[each.id].chain_id][:2]
+        names = {*made.node.names_of(first), *made.node.names_of(late)}
+        made.server.faults.before("Snapshots.List", creation(made, first, "a"))
+        made.server.faults.before("Images.Create", creation(made, late, "b"), target=first)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert [outcomes(report)[each] for each in (first, late)] == [Outcome.CHANGED] * 2
+        assert list(outcomes(report).values()).count(Outcome.DONE) == len(preview.removals) - 2
+        assert names <= set(made.node.store.names)
+        assert not made.node.store.leases
+
+
+async def test_image_whose_container_is_prepared_during_the_creation_of_the_undo_lease_is_kept(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        late = next(each.id for each in preview.removals if made.node.images[each.id].chain_id)
+        names = set(made.node.names_of(late))
+
+        def leased() -> None:  # the first lease is that of the transaction
+            made.server.faults.before("Leases.Create", creation(made, late, "b"))
+
+        made.server.faults.after("Leases.Create", leased)
+        report = await made.collector.run(preview, trigger="command", stop=asyncio.Event(), max_rounds=1)
+        assert outcomes(report)[late] is Outcome.CHANGED
+        assert set(made.node.names_of(late)) == names
+        (undo,) = await made.undo.list_undoable()
+        assert set(undo.image_ids) == {each.id for each in preview.removals} - {late}
+        assert undo.size_bytes == sum(each.frees_bytes or 0 for each in preview.removals if each.id != late)
+        (lease,) = made.node.store.leases
+        assert lease == undo.lease_id
