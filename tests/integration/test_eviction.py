@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real
 
 RUNS = int(os.environ.get("NODEAGENT_TEST_RUNS", "1"))
+MANY = (pytest.param(20, marks=pytest.mark.long), pytest.param(50, marks=pytest.mark.long))
 WRITER_MIB = 160
 SHORT_MIB = 60
 
@@ -60,7 +61,7 @@ def wait_until_cleared(node: PressedNode, count: int = 1) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("bystanders", [5, 20])
+@pytest.mark.parametrize("bystanders", [5, 20, MANY[-1]])
 @pytest.mark.parametrize("run", range(RUNS))
 def test_only_the_writing_pod_is_evicted_under_disk_pressure(node: PressedNode, bystanders: int, run: int) -> None:
     del run
@@ -125,8 +126,14 @@ def test_pod_that_writes_at_full_speed_is_evicted_after_reclaim_and_no_other(nod
     assert node.running() == quiet
 
 
-def test_only_the_pod_with_many_files_is_evicted_under_inode_pressure(node: PressedNode) -> None:
-    quiet = run_quiet(node, 3)
+@pytest.mark.campaign
+@pytest.mark.parametrize("bystanders", [5, *MANY])
+@pytest.mark.parametrize("run", range(RUNS))
+def test_only_the_pod_with_many_files_is_evicted_under_inode_pressure(
+    node: PressedNode, bystanders: int, run: int
+) -> None:
+    del run
+    quiet = run_quiet(node, bystanders)
     node.run_pod(
         "hoarder", "mkdir /many; cd /many; for a in $(seq 40); do mkdir $a; (cd $a; seq 100 | xargs touch); done"
     )
@@ -200,11 +207,17 @@ def test_daemon_killed_during_an_eviction_completes_it_after_a_restart(node: Pre
     assert writer.container.id not in {each.id for each in node.pods.list_containers()}
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("_own_mounts")
-def test_logs_of_the_victim_are_reclaimed_for_nodefs_before_another_pod(node: PressedNode) -> None:
+@pytest.mark.parametrize("bystanders", [5, *MANY])
+@pytest.mark.parametrize("run", range(RUNS))
+def test_logs_of_the_victim_are_reclaimed_for_nodefs_before_another_pod(
+    node: PressedNode, bystanders: int, run: int
+) -> None:
+    del run
     logs = node.with_nodefs(LoopFs(400, "ext4"))
     node.container_gc = 'sandbox_minimum_age = "0s"'
-    quiet = run_quiet(node, 3)
+    quiet = run_quiet(node, bystanders)
     chatty = node.run_pod("chatty", "yes $(seq 60) | head -c 120000000")
     assert chatty.sandbox.log_directory is not None
     free = available_mib(logs)

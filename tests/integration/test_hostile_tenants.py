@@ -103,8 +103,10 @@ def test_hog_with_the_name_of_its_neighbour_among_throw_away_pods_is_evicted(nod
     neighbours = run_neighbours(node)
     for number in range(6):
         node.run_pod(f"throw-away-{number}", "dd if=/dev/zero of=/data bs=1M count=2", namespace="tenant")
+    write = f"dd if=/dev/zero of=/data bs=1M count={HOG_MIB}"
+    node.run_pod("neighbour-0", f"touch /done; while [ ! -e /go ]; do sleep 0.1; done; {write}", namespace="tenant")
     with node.daemon(f'hard = "imagefs.available<{node.available_bytes // MIB - HOG_MIB + SHORT_MIB}Mi"'):
-        node.run_pod("neighbour-0", f"dd if=/dev/zero of=/data bs=1M count={HOG_MIB}; sync", namespace="tenant")
+        node.touch("neighbour-0", "/go")
         node.wait_for("threshold_cleared", timeout_s=120)
         node.wait_passes(3)
     assert [f"{each['pod_namespace']}/{each['pod_name']}" for each in node.events("evicted")] == ["tenant/neighbour-0"]

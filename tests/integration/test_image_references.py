@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import images
+from tests.support.stacked import chain_ids
 from tests.support.worn_commands import nodeagent, tags
 from tests.support.worn_node import MIB, REGISTRY, USED_RUNNING
 
@@ -17,15 +18,25 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real
 
 NAMESPACES = ("moby", "buildkit", "default")
+LAZY = (
+    "containerd.io/snapshot/remote=stargz snapshot",
+    "containerd.io/snapshot/nydus-bootstrap=true",
+    "containerd.io/snapshot/remote/soci.index.digest=sha256:0",
+)
+"""Labels of snapshotters that fetch the content of layers when it is read."""
 
 
-def build(node: WornNode, name: str, *, pulled: bool = True) -> images.Built:
-    """Import an image of 3 MiB, with a base that all of them share; return its digests."""
-    layers = [images.blob("shared base", 2 * MIB), images.blob(name, MIB)]
-    archive = images.write_oci(
-        node.containerd.base / f"{name}.tar", images.image(f"{REGISTRY}/refs/{name}:v1", layers=layers)
-    )
-    node.containerd.import_images(archive, pulled=pulled)
+def build(node: WornNode, name: str, *, platforms: bool = False) -> images.Built:
+    """Import an image of 3 MiB, with a base that all of them share; return its digests.
+
+    With ``platforms`` it is an index over this machine's platform, another one, and one without content.
+    """
+    tag = f"{REGISTRY}/refs/{name}:v1"
+    own = images.image(tag, layers=[images.blob("shared base", 2 * MIB), images.blob(name, MIB)])
+    other = images.Image((), (images.blob(f"{name} elsewhere", MIB),), architecture="riscv64")
+    described = images.Index((tag,), (other, own), absent=("s390x",)) if platforms else own
+    archive = images.write_oci(node.containerd.base / f"{name}.tar", described)
+    node.containerd.import_images(archive, pulled=True)
     return archive.images[0]
 
 
@@ -50,7 +61,9 @@ def inventory(node: WornNode, namespace: str) -> tuple[str, ...]:
 
 
 def test_images_used_by_digest_or_under_a_moved_tag_stay_and_their_containers_restart(worn: WornNode) -> None:
-    by_id, by_digest, moved, unused = (build(worn, name) for name in ("by-id", "by-digest", "moved", "unused"))
+    by_id, by_digest, moved, unused = (
+        build(worn, name, platforms=name == "by-digest") for name in ("by-id", "by-digest", "moved", "unused")
+    )
     sandbox = worn.pods.run_sandbox("references", namespace="shop")
     for name, image in (
         ("by-id", by_id.config_digest),
@@ -70,7 +83,12 @@ def test_images_used_by_digest_or_under_a_moved_tag_stay_and_their_containers_re
 
 
 def test_content_of_other_namespaces_and_of_foreign_labels_stays_and_counts_as_not_freed(worn: WornNode) -> None:
-    shared, referenced = build(worn, "shared"), build(worn, "referenced")
+    shared, referenced, lazy = (
+        build(worn, name, platforms=name == "lazy") for name in ("shared", "referenced", "lazy")
+    )
+    top = chain_ids(lazy.diff_ids)[-1]
+    for label in LAZY:
+        worn.containerd.ctr("snapshots", "label", top, label)
     for namespace in NAMESPACES:
         worn.containerd.ctr("images", "import", str(worn.containerd.base / "shared.tar"), namespace=namespace)
     before = {namespace: inventory(worn, namespace) for namespace in NAMESPACES}
@@ -80,7 +98,8 @@ def test_content_of_other_namespaces_and_of_foreign_labels_stays_and_counts_as_n
     )
 
     report = remove_unused(worn)
-    assert not {shared.config_digest, referenced.config_digest} & ids(worn)
+    assert not {each.config_digest for each in (shared, referenced, lazy)} & ids(worn)
+    assert top not in worn.containerd.ctr("snapshots", "ls")
     assert report["freed_bytes"] == pytest.approx(report["predicted_bytes"], rel=0.02, abs=1 << 20)
     assert {namespace: inventory(worn, namespace) for namespace in NAMESPACES} == before
     blobs = worn.containerd.ctr("content", "ls", "--quiet").split()
