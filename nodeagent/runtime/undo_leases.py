@@ -57,8 +57,14 @@ class UndoableRemoval:
         return tuple(dict.fromkeys(each.image_id for each in self.names))
 
     def is_over(self, now: datetime) -> bool:
-        """Return whether the undo window has ended; containerd can delete the content from then on."""
-        return self.expires_at is None or self.expires_at <= now
+        """Return whether the undo window has ended; containerd can delete the content from then on.
+
+        After the wall clock was set back by more than the window, the removal is that much in the future: its window
+        has ended too, or the content would be kept until then.
+        """
+        if self.expires_at is None or self.expires_at <= now:
+            return True
+        return self.removed_at is not None and self.removed_at - now > self.expires_at - self.removed_at
 
 
 class UndoLeases:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
+from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.runtime.containerd_facts import is_pinned, unlisted_containers
 
@@ -120,12 +120,14 @@ class RuntimeReader:
             return False
         return True
 
-    async def has_writable_layer(self, container_id: str) -> bool:
-        """Return whether the writable layer of a container or sandbox exists; false if that cannot be read."""
+    async def has_writable_layer(self, container_id: str) -> bool | None:
+        """Return whether the writable layer of a container or sandbox exists; ``None`` if that cannot be read."""
         try:
             return await self._layers.has_writable_layer(container_id)
-        except RuntimeRequestError:
+        except RuntimeUnsupportedError:  # no containerd
             return False
+        except RuntimeRequestError:
+            return None
 
     async def container(self, container_id: str) -> Container | None:
         """Return one container with its details; ``None`` if it is removed."""

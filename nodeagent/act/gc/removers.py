@@ -56,8 +56,8 @@ class FreshReader(Protocol):
     async def sandbox_listed(self, sandbox_id: str) -> bool:
         """Return whether the runtime has a sandbox."""
 
-    async def has_writable_layer(self, container_id: str) -> bool:
-        """Return whether the writable layer of a container or sandbox exists; false if that cannot be read."""
+    async def has_writable_layer(self, container_id: str) -> bool | None:
+        """Return whether the writable layer of a container or sandbox exists; ``None`` if that cannot be read."""
 
 
 class RuntimeActions(Protocol):
@@ -281,6 +281,8 @@ class SandboxRemover:
 async def _leftover_layer(reader: FreshReader, container_id: str) -> str:
     """Return the text for a writable layer that remains after a removal; empty if it is removed."""
     remains = await reader.has_writable_layer(container_id)
+    if remains is None:
+        return f"cannot read whether snapshot {container_id[:12]} remains; see nodeagent gc leaks"
     return f"snapshot {container_id[:12]} remains; see nodeagent gc leaks" if remains else ""
 
 

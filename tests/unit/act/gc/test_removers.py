@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +22,14 @@ if TYPE_CHECKING:
 
 def result_of(report: PassReport, item_id: str) -> Result:
     return next(each for each in report.results if each.decision.id == item_id)
+
+
+def linked_elsewhere(log: Path, directory: Path) -> Path:
+    """Replace the directory of a log by a symlink to another directory; return the path of the log there."""
+    log.touch()
+    log.parent.rename(directory)
+    log.parent.symlink_to(directory)
+    return directory / log.name
 
 
 async def test_container_and_sandbox_that_remain_after_a_reported_removal_are_failed(rig: Opener) -> None:
@@ -51,6 +61,30 @@ async def test_snapshot_left_by_a_container_removal_is_reported(rig: Opener) -> 
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
         result = result_of(report, victim.id)
         assert (result.outcome, "snapshot" in result.detail) == (Outcome.DONE, True)
+
+
+async def test_snapshot_that_cannot_be_read_after_a_container_removal_is_reported(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.CONTAINERS)
+        victim = next(each for each in preview.removals if each.kind is ItemKind.CONTAINER)
+        unreadable = partial(made.server.faults.fail, "Snapshots.List", status="INTERNAL")
+        made.server.faults.after("RemoveContainer", unreadable, target=victim.id)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        result = result_of(report, victim.id)
+        assert result.outcome is Outcome.DONE
+        assert result.detail == f"cannot read whether snapshot {victim.id[:12]} remains; see nodeagent gc leaks"
+
+
+async def test_log_that_cannot_be_removed_with_its_container_is_reported(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.CONTAINERS)
+        victim = next(each for each in preview.removals if each.kind is ItemKind.CONTAINER)
+        log = linked_elsewhere(Path(made.node.log_path(made.node.containers[victim.id])), made.logs / "elsewhere")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        result = result_of(report, victim.id)
+        assert (result.outcome, result.detail.partition(":")[0]) == (Outcome.DONE, "log kept")
+        assert victim.id not in made.node.containers
+        assert log.exists()
 
 
 async def test_container_started_after_the_check_of_its_pod_is_kept(rig: Opener) -> None:
