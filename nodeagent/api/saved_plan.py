@@ -86,7 +86,7 @@ class ComparedPlan(Part, frozen=True, kw_only=True):
 
 
 class DifferingSetting(Part, frozen=True, kw_only=True):
-    """A different setting; of a list, ``before`` and ``after`` have the entries missing in the other."""
+    """A setting that differs; for a list, ``before`` and ``after`` have only the entries missing in the other one."""
 
     setting: str
     before: str

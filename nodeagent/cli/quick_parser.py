@@ -65,7 +65,7 @@ def match(words: Sequence[str], grammar: Mapping[str, Any]) -> tuple[str, dict[s
 
 
 def _value(parameter: Mapping[str, Any], text: str) -> object:
-    """Return the value of an option; ``None`` if the parser has to decide it."""
+    """Return the value of an option; ``None`` if only the full parser can read it."""
     if not text or text.startswith("-") or not text.isprintable():
         return None
     kind = parameter["kind"]

@@ -211,7 +211,7 @@ def _image_use(status: Status) -> list[Line]:
 
 
 def _or_none(part: T) -> T | None:
-    """Return a part of the status, which is ``None`` in that of an older daemon although its type excludes that."""
+    """Return a part of the status, ``None`` from an older daemon although its type excludes that."""
     return part
 
 

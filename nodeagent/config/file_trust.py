@@ -78,7 +78,7 @@ def _reversed_parts(path: str) -> list[str]:
 
 
 def _reopened(path: Path, descriptor: int, *, directory: bool) -> int:
-    """Return a readable descriptor of the same file; other kinds are not opened, since that can block or act."""
+    """Return a readable descriptor of the same file; other kinds are not opened: opening one can block."""
     mode = os.fstat(descriptor).st_mode
     if directory and not stat.S_ISDIR(mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))

@@ -60,7 +60,7 @@ def find_directories(
 ) -> tuple[dict[str, str], bool]:
     """Return the cgroup directories of containers by id, and whether the others have none.
 
-    A container with several directories is left out, and the others are then not known to have none.
+    A container with several directories is omitted, and the others are then not known to have none.
 
     Args:
         container_ids: ids listed by the runtime.

@@ -37,7 +37,7 @@ _ARCHITECTURES: Final = {
 def read_machine(
     root: Path = _ROOT, list_addresses: Callable[[], Mapping[str, Sequence[str]]] | None = None
 ) -> Machine:
-    """Return this machine; an unreadable value is left out and listed in ``unread``.
+    """Return this machine; an unreadable value is omitted and listed in ``unread``.
 
     Args:
         root: parent of ``etc``, ``proc`` and ``sys``.

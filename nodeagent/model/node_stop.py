@@ -100,7 +100,7 @@ class NodeStop:
 
     @property
     def id(self) -> str:
-        """Its key in the history."""
+        """The key of the stop in the history."""
         return f"{self.boot_id[:8]}-{self.started_at:%Y%m%dT%H%M%S}"
 
 
@@ -114,7 +114,7 @@ class LastActivity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BootRecord:
-    """Last record of a boot; a boot with ``WATCHING`` as its last activity ended unclean.
+    """Last record of a boot; a boot with ``WATCHING`` as its last activity ended without a shutdown.
 
     Attributes:
         recorded_at: time of the record.

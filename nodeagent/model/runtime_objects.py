@@ -93,7 +93,7 @@ class HostObjects:
     Attributes:
         objects: in a fixed order.
         directories: snapshotter to the numbers of its snapshots' directories, from its database; a snapshotter whose
-            database could not be read is missing, and its directories are not judged.
+            database could not be read is missing, and its directories are not compared.
         warnings: sources that could not be read.
     """
 

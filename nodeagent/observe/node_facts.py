@@ -27,7 +27,7 @@ _READ_WITHIN_S: Final = 2.0
 
 
 class NodeFactsReader:
-    """Reads the facts of a node status; a part that cannot be read is left out."""
+    """Reads the facts of a node status; unreadable parts are omitted."""
 
     def __init__(self, settings: Settings, clock: Clock, *, root: Path = Path("/")) -> None:
         """Create a reader.
@@ -103,7 +103,7 @@ async def _read_runtime(cri: CriClient | None) -> tuple[str, tuple[str, ...], tu
 
 
 def _not_ready(problem: str) -> str:
-    """Return the cause in the kubelet's words, of a problem such as ``NetworkReady: Reason: Message``."""
+    """Return the kubelet's message for a problem such as ``NetworkReady: Reason: Message``."""
     condition, _, rest = problem.partition(": ")
     reason, _, message = rest.partition(": ")
     part = "runtime network" if condition == "NetworkReady" else "runtime"

@@ -73,7 +73,7 @@ class PodCgroups:
             del self._directories[removed]
 
     async def find_resized(self, traits: Mapping[str, ContainerTraits]) -> frozenset[str]:
-        """Return the containers whose memory limit is not that of their traits any more, and read ``memory.min`` again.
+        """Return the containers whose memory limit differs from that of their traits, and read ``memory.min`` again.
 
         A container is resized in place, without a restart. After a timeout no container counts as resized.
 

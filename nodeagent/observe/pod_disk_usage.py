@@ -60,7 +60,7 @@ class _PodWalk:
 
 @dataclass(frozen=True, slots=True)
 class _SlowResult:
-    """Complete result of a walk longer than a reading waits."""
+    """Complete result of a walk that a reading did not wait for."""
 
     started_s: float
     disk: PodDisk
@@ -69,8 +69,8 @@ class _SlowResult:
 class PodDiskReader:
     """Measures the disk usage of pods.
 
-    The walks of all pods advance in turn. A walk that takes longer than a reading waits continues in the background;
-    its result counts in later readings while its start is at most ``FRESH_S`` ago and no growth was measured since.
+    The walks of all pods advance in turn. A walk longer than the wait of a reading continues in the background; its
+    result counts in later readings while its start is at most ``FRESH_S`` ago and no growth was measured since.
     Otherwise the pod's usage is a lower bound.
     """
 

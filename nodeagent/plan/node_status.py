@@ -88,7 +88,7 @@ def node_status(
     """Return the status of the node.
 
     Args:
-        facts: one observation; what it lacks is left out of the status, so that a patch keeps the former value.
+        facts: one observation; the status omits missing readings, so that a patch keeps their former value.
         policy: configuration.
         previous: conditions of the last status; they date the transitions.
         now: time of the heartbeat, aware UTC.

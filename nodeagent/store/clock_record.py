@@ -86,7 +86,10 @@ class ClockRecord:
 
     @property
     def valid_since_s(self) -> float:
-        """Boot time since which the times that others write are by the current wall clock."""
+        """Boot time of the last jump of the wall clock; 0 without one.
+
+        File times and times of the runtime from before it are by another wall clock than the current one.
+        """
         return max(0.0, self.jumped_s or 0.0)
 
     def is_current(self, reading: ClockReading) -> bool:
@@ -107,7 +110,7 @@ def find_jump(before: ClockReading | None, now: ClockReading) -> float | None:
 
 
 def advance(before: ClockRecord | None, reading: ClockReading, *, is_lost: bool = False) -> ClockRecord:
-    """Return the record after a reading. One that was taken before the last recorded one changes nothing.
+    """Return the record after a reading. A reading older than the last recorded one changes nothing.
 
     ``is_lost`` is whether there was a record that cannot be read: jumps before the first reading are then unknown,
     which counts as a jump.

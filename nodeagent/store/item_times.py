@@ -52,8 +52,8 @@ class ItemReadings:
     ) -> set[ItemKey]:
         """Return the items that appeared or changed since the previous reading with an earlier time than that.
 
-        The parameters are those of ``Store.first_seen``. A kind that is not listed is not compared, nor is a reading
-        with an earlier one than the previous reading of its kind.
+        The parameters are those of ``Store.first_seen``. Kinds that are not listed are not compared. A reading from
+        before the previous one of its kind is compared, but not stored.
         """
         before = {
             kind: last

@@ -236,7 +236,7 @@ class Counters:
         series[key].observe(value)
 
     def call(self, method: str, took_s: float, status: str) -> None:
-        """Count a runtime call; observer of the connection.
+        """Count a runtime call.
 
         Args:
             method: name of the RPC, such as ``ListPodSandbox``.

@@ -324,7 +324,7 @@ def journal(data: bytes) -> bool:
 
 
 def node_targets(directory: Path) -> dict[str, Target]:
-    """Return the targets by name; ``directory`` is theirs."""
+    """Return the targets by name; they write to ``directory``."""
     manifests = directory / "manifests"
     manifests.mkdir()
     pods = json.dumps({"kind": "PodList", "items": [_FULL_POD, _POD]}).encode()

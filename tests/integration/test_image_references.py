@@ -41,7 +41,7 @@ def build(node: WornNode, name: str, *, platforms: bool = False) -> images.Built
 
 
 def remove_unused(node: WornNode) -> dict[str, Any]:
-    """Remove every image that may go, whatever its age; return the report."""
+    """Remove every removable image regardless of its age; return the report."""
     options = ("--minimum-age", "0s", "--undo-window", "0s", "--high", "2", "--low", "1", "--output", "json")
     report: dict[str, Any] = json.loads(nodeagent(node, "gc", "images", "--yes", *options, code=3))
     return report
@@ -82,7 +82,7 @@ def test_images_used_by_digest_or_under_a_moved_tag_stay_and_their_containers_re
         assert worn.pods.wait_exited(again).exit_code == 0
 
 
-def test_content_of_other_namespaces_and_of_foreign_labels_stays_and_counts_as_not_freed(worn: WornNode) -> None:
+def test_content_of_other_namespaces_and_of_foreign_labels_is_kept_and_counts_as_not_freed(worn: WornNode) -> None:
     shared, referenced, lazy = (
         build(worn, name, platforms=name == "lazy") for name in ("shared", "referenced", "lazy")
     )

@@ -29,7 +29,7 @@ class Scenario(Protocol):
 
 
 class Churn:
-    """Pods that start, end and are deleted, images that are imported, and a runtime that restarts now and then."""
+    """Pods that start, end and are deleted, images that are imported, and a runtime that restarts occasionally."""
 
     def __init__(self, containerd: Containerd, directory: Path) -> None:
         self._containerd, self._directory = containerd, directory
@@ -38,7 +38,7 @@ class Churn:
         containerd.import_images(images.write_oci(directory / "kept.tar", images.image(self._kept)))
 
     def step(self, number: int, daemon_pid: int) -> None:
-        """Replace one pod and one image, and read every document; restart the runtime and reload now and then."""
+        """Replace one pod and one image, and read every document; restart the runtime and reload occasionally."""
         if number % RESTARTS_EVERY == RESTARTS_EVERY - 1:
             self._containerd.restart()
         if number % RESTARTS_EVERY == RESTARTS_EVERY // 2:
@@ -53,7 +53,7 @@ class Churn:
 
 
 class Away:
-    """A runtime that stops after the first round and stays away."""
+    """A runtime that stops after the first round and does not return."""
 
     def __init__(self, containerd: Containerd, directory: Path) -> None:
         self._containerd, self._directory = containerd, directory

@@ -101,7 +101,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An OCI artifact: a manifest whose config is no image config. It needs an archive that is not unpacked."""
+    """An OCI artifact: a manifest whose config is no image config. Its archive must be imported without unpacking."""
 
     tags: tuple[str, ...]
     files: tuple[File, ...]

@@ -18,7 +18,7 @@ def as_other_user(uid: int = UNPRIVILEGED_UID) -> Iterator[None]:
     """Run the block with this effective user; requires root.
 
     Daemons of earlier tests have locked this process into memory. Above its limit of locked memory an unprivileged
-    process can allocate no stack for a thread, and ``Thread.start()`` waits for ever, so the memory is unlocked first.
+    process can allocate no stack for a thread, and ``Thread.start()`` waits forever, so the memory is unlocked first.
     Source: mlockall(2), ``RLIMIT_MEMLOCK``.
     """
     ctypes.CDLL(None).munlockall()

@@ -1,4 +1,4 @@
-"""Tools of the system run by the harness, found in the directories of the system whatever ``PATH`` is set."""
+"""Tools of the system run by the harness, found in the directories of the system regardless of ``PATH``."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def run(pytester: pytest.Pytester, reason: str | None) -> tuple[dict[str, int], 
     return result.parseoutcomes(), str(result.stdout)
 
 
-def test_test_is_skipped_without_its_part_and_the_reason_is_listed(
+def test_missing_part_skips_its_tests_and_the_reason_is_listed(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
@@ -47,14 +47,14 @@ def test_test_is_skipped_without_its_part_and_the_reason_is_listed(
     assert "1 tests skipped: not installed: qemu" in printed
 
 
-def test_test_fails_without_its_part_in_ci(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_part_fails_its_tests_in_ci(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     outcomes, printed = run(pytester, "not installed: qemu")
     assert (outcomes["passed"], "skipped" in outcomes) == (1, False)
     assert "real node unavailable, required in CI: not installed: qemu" in printed
 
 
-def test_failed_test_is_reported_with_the_logs_of_its_part(pytester: pytest.Pytester) -> None:
+def test_report_of_a_failed_test_has_the_logs_of_its_part(pytester: pytest.Pytester) -> None:
     outcomes, printed = run(pytester, None)
     assert outcomes == {"failed": 1, "passed": 1}
     assert "kernel panic" in printed

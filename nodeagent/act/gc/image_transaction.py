@@ -154,7 +154,7 @@ class ImageTransaction:
         self._undo_lease_id = ""
 
     async def delete_names(self, stop: asyncio.Event) -> None:
-        """Delete the names of all images; after ``stop`` is set, of no further image."""
+        """Delete the names of the images; ``stop`` prevents the deletion for images that are not begun."""
         await self._undone_if_cancelled(
             run_bounded(lambda each: self._delete_image_names(each, stop), self._candidates)
         )

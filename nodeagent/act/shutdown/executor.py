@@ -2,7 +2,7 @@
 
 A phase ends when its pods have no processes left, at its deadline at the latest, whether the runtime has answered or
 not. Pods that still run at their deadline are killed, and the next phase starts without waiting for the kill. Exit
-codes and sandboxes follow after the last phase, so that the inhibitor lock is released as soon as the last pod is gone.
+codes and sandboxes follow after the last phase, so that the inhibitor lock is released at the end of the last pod.
 """
 
 from __future__ import annotations

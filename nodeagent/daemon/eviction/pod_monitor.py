@@ -57,7 +57,7 @@ class PodMonitor:
         self._limits_s: float | None = None
 
     async def read(self, *, with_disk: bool) -> PodInventory:
-        """Return the pods, read now.
+        """Read the pods and return them.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.

@@ -96,7 +96,7 @@ class MetricsTask:
             await self._wait(_POLL_S, listen, stop)
 
     async def _wait(self, seconds: float, listen: Listen | None, stop: asyncio.Event) -> None:
-        """Wait, at most as long as ``listen`` is in force."""
+        """Wait, until another address is in force at the latest."""
         if self._listen == listen:
             await wait_for_any(seconds, stop, self._context.renew)
         while self._context.renew.is_set() and self._listen == listen and not stop.is_set():

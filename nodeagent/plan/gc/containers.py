@@ -79,8 +79,8 @@ def plan_container_gc(
     container of unknown state is kept, since it may be running. A failed container counts as removed, so that no other
     is removed in its place.
 
-    Beside a kubelet the newest dead container of each unit is kept whatever the limits, unless its pod is deleted: the
-    kubelet serves ``kubectl logs`` and ``logs --previous`` from it, and derives back-off and restart count from it.
+    Beside a kubelet the newest dead container of each unit is kept regardless of the limits, unless its pod is deleted:
+    the kubelet serves ``kubectl logs`` and ``logs --previous`` from it, and derives back-off and restart count from it.
 
     Args:
         snapshot: the node.

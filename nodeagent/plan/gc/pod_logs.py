@@ -59,8 +59,8 @@ def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
     earliest, provided that a synced list of the API server lacks the pod or, unless the list decides, that no kubelet
     manages the node. In both cases its content must be removable, see ``keep_tree``. Entries that are not directories,
     or have no pod's name, are kept. A link without a target is removed if its container has exited; if the container is
-    unknown, at the minimum age, counted likewise (the kubelet waits in neither case). Directories precede links, each
-    by name; the id of a decision is the entry's name.
+    unknown, at the minimum age, which has the same start (the kubelet waits in neither case). Directories precede
+    links, each by name; the id of a decision is the entry's name.
 
     Args:
         snapshot: the node.

@@ -207,7 +207,7 @@ def _largest(members: Iterable[tuple[str, int]], count: int = 20) -> tuple[tuple
 
 
 def describe(breakdown: Breakdown) -> dict[str, int]:
-    """Return part to bytes, for a log line; empty parts are omitted."""
+    """Return the bytes by part, without empty parts, for a log line."""
     return {share.part.value: share.size_bytes for share in breakdown.shares if share.size_bytes}
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of pods in a shutdown, judged by their processes and exit codes, never by the answer to a stop request."""
+"""Outcomes of pods in a shutdown, by their processes and exit codes, never by the answer to a stop request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ContainerEnd:
 
     @property
     def known_code(self) -> int | None:
-        """The exit code; ``None`` also for the runtime's substitute of one that it missed, after a possible KILL."""
+        """The exit code; ``None`` also for code 255 after a possible KILL, the substitute of an unknown code."""
         substituted = self.exit_code == UNKNOWN_EXIT_CODE and self.killed is not False
         return None if substituted else self.exit_code
 

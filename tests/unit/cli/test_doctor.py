@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401 - imported on first use, when another user may be unable to read it
-import getpass  # noqa: F401 - likewise
+import getpass  # noqa: F401 - the same
 import os
 import socket
 import sqlite3

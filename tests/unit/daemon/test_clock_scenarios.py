@@ -54,7 +54,7 @@ class Clock(SimClock):
         self.set_wall_time(self.true_now)
 
     def reboot(self, *, off_s: float = 60.0, wall: datetime | None = None) -> None:
-        """Boot with a wall clock that the hardware clock starts, by default correctly."""
+        """Boot; the hardware clock sets the wall clock, by default correctly."""
         self.true_now += timedelta(seconds=off_s)
         self.boot = f"boot {int(self.boot[5:]) + 1}"
         self._monotonic_s = 5.0

@@ -39,7 +39,7 @@ class Node:
         self.start()
 
     def start(self) -> None:
-        """Start the daemon anew."""
+        """Start a new daemon on the same state directory."""
         settings = checked(Origin(None, (("state.directory", str(self.directory)),)))
         logger = log.configure("json", "info", io.StringIO())
         self.context = DaemonContext(settings, logger, self.clock, LoopStatuses(self.clock), PassLock(self.clock))
@@ -96,7 +96,7 @@ async def test_pause_is_not_cut_short_by_a_boot_with_a_wrong_clock_that_is_corre
 
 
 @WRONG_CLOCKS
-async def test_pause_ends_after_a_boot_with_a_clock_that_stays_wrong(node: Node, wrong_s: float) -> None:
+async def test_pause_ends_after_a_boot_with_a_clock_that_remains_wrong(node: Node, wrong_s: float) -> None:
     await node.pause()
     node.reboot(wrong_s=wrong_s)
     assert not await node.wait(PAUSE_S)

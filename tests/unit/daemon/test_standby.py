@@ -102,7 +102,7 @@ async def test_agent_starts_only_with_a_valid_configuration(
 
 
 @pytest.mark.parametrize("enabled", ["on", "off"])
-def test_failing_start_without_shutdown_duty_releases_the_stored_lock(
+def test_failing_start_without_inhibitor_task_releases_the_stored_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: str
 ) -> None:
     config = tmp_path / "config.toml"

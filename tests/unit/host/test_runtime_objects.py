@@ -57,7 +57,7 @@ def test_snapshots_are_read_from_the_database_of_the_snapshotter(tmp_path: Path)
 
 
 @pytest.mark.parametrize("damage", ["no database", "cut", "both metas", "root page"])
-def test_damaged_database_is_an_error_and_judges_no_directory(tmp_path: Path, damage: str) -> None:
+def test_damaged_database_is_an_error_and_no_directory_is_compared(tmp_path: Path, damage: str) -> None:
     path = database(tmp_path / "overlayfs" / "metadata.db")
     (tmp_path / "overlayfs" / "snapshots" / "9999").mkdir(parents=True)
     content = bytearray(path.read_bytes())

@@ -209,7 +209,7 @@ def test_removed_containers_are_not_checked_again_during_a_persistent_contradict
     assert not read(check).contradictions
 
 
-def test_missing_container_stays_a_contradiction_after_the_removal_of_thousands_of_others() -> None:
+def test_missing_container_remains_a_contradiction_after_the_removal_of_thousands_of_others() -> None:
     runtime = Runtime(3000)
     check = runtime.check()
     read(check)

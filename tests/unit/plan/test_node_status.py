@@ -89,7 +89,7 @@ def test_every_difference_from_the_recorded_object_is_a_row_of_the_document() ->
     assert sorted(differing | {"status.images"}) == sorted(rows)
 
 
-def test_images_of_equal_size_are_ordered_by_id_whatever_their_order_in_the_list() -> None:
+def test_images_of_equal_size_are_ordered_by_id_regardless_of_their_order_in_the_list() -> None:
     images = FACTS.images or ()
     first = node_status(FACTS, POLICY, (), now=NOW).images
     assert node_status(replace(FACTS, images=images[::-1]), POLICY, (), now=NOW).images == first

@@ -1,8 +1,9 @@
-"""Property: no item is removed by age that is younger than that, for all clocks, restarts and gaps.
+"""Property: no item younger than the limit is removed by age, for all clocks, restarts and gaps.
 
 The node has a true time line. The agent reads only its boot clock, its wall clock, and times that others wrote by the
-wall clock. Excluded is what no reading can show: a jump before the first recorded reading of a boot that is shorter
-than the uptime, and such a jump back that is undone between the last reading of one process and the first of the next.
+wall clock. Jumps that no reading can show are excluded: a jump before the first recorded reading of a boot that is
+shorter than the uptime, and such a jump back that is undone between the last reading of one process and the first of
+the next.
 An item of this boot that was written under a wrong clock before the first reading may count from the boot, and one that
 was written under a wrong clock in a boot without any reading may have any age from the next boot on. So may one of an
 earlier boot if the first recorded reading of all is by a wrong clock.

@@ -35,7 +35,7 @@ async def test_operation_of_a_shutdown_is_recorded(place: Place, announced: str,
     assert [each.operation for each in place.history.read_stops()] == [recorded]
 
 
-async def test_complete_shutdown_before_a_soft_reboot_stays_complete(place: Place) -> None:
+async def test_complete_shutdown_before_a_soft_reboot_remains_complete(place: Place) -> None:
     complete = NodeStop(BOOT, StopKind.SIGNAL, datetime(2026, 1, 10, tzinfo=UTC), 1.0, 1500, StopEnd.COMPLETE)
     place.files.write_stop(complete)
     place.boot_id = f"{BOOT}+1"

@@ -63,7 +63,7 @@ def test_record_of_another_namespace_or_snapshotter_does_not_count() -> None:
     assert leaks(replace(known(ObjectKind.INGEST), scope="moby")) == ["/ingest"]
 
 
-def test_directories_of_an_unreadable_snapshotter_are_not_judged() -> None:
+def test_directories_of_an_unreadable_snapshotter_are_not_compared() -> None:
     assert leaks(replace(known(ObjectKind.SNAPSHOT_DIRECTORY), key="9", scope="native")) == []
 
 

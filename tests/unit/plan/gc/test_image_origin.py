@@ -101,7 +101,7 @@ class TestLast:
         [
             pytest.param(200, [], id="enough"),
             pytest.param(50, ["a", "b"], id="too little"),
-            pytest.param(150, ["a"], id="b stays"),
+            pytest.param(150, ["a"], id="b is kept"),
         ],
     )
     def test_imported_images_are_kept_while_images_of_the_minimum_age_will_free_enough(
