@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nodeagent.model.shutdown import PodOutcome, PodProgress
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
 
@@ -37,6 +38,19 @@ class StopEnd(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SentTerm:
+    """A confirmed delivery of TERM to a container.
+
+    Attributes:
+        at_ms: time in milliseconds since the shutdown began.
+        direct: whether the agent signalled the process itself, so that no other TERM is needed.
+    """
+
+    at_ms: int
+    direct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StoppedPod:
     """One pod of a shutdown.
 
@@ -46,8 +60,9 @@ class StoppedPod:
         requested_at_ms: time of the stop request, in milliseconds since the shutdown began.
         took_ms: milliseconds from the stop request until it had no processes left; ``None`` until then.
         detail: reason for a failure or an unusual exit, empty otherwise.
-        container_ids: containers with a stop request, and ``signalled_at_ms`` the confirmed delivery of TERM to the
-            last of them. Only in the state file, for the process that resumes the shutdown, as the next two.
+        container_ids: containers with a stop request. Only in the state file, for the process that resumes the
+            shutdown, as the next three.
+        terms: confirmed deliveries of TERM by container id.
         observed: whether the processes of all its containers were seen, so that absent ones have ended.
         kill_sent: whether KILL was sent to one of its containers.
     """
@@ -62,7 +77,7 @@ class StoppedPod:
     took_ms: int | None = None
     detail: str = ""
     container_ids: tuple[str, ...] = field(default=(), compare=False)
-    signalled_at_ms: int | None = field(default=None, compare=False)
+    terms: Mapping[str, SentTerm] = field(default_factory=dict, compare=False)
     observed: bool = field(default=False, compare=False)
     kill_sent: bool = field(default=False, compare=False)
 

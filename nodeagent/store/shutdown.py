@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
-from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
 from nodeagent.parsing import parse_json
 from nodeagent.schemas import SchemaId
@@ -174,7 +174,7 @@ def _encode_pod(pod: StoppedPod) -> dict[str, object]:
         "took_ms": pod.took_ms,
         "detail": pod.detail,
         "containers": list(pod.container_ids),
-        "term_ms": pod.signalled_at_ms,
+        "terms": {container_id: {"ms": each.at_ms, "direct": each.direct} for container_id, each in pod.terms.items()},
         "observed": pod.observed,
         "kill_sent": pod.kill_sent,
     }
@@ -217,10 +217,19 @@ def _pod(row: Mapping[str, object]) -> StoppedPod:
         took_ms=None if row["took_ms"] is None else round(_number(row, "took_ms")),
         detail=_text(row, "detail"),
         container_ids=tuple(map(str, containers)) if isinstance(containers := row.get("containers"), list) else (),
-        signalled_at_ms=None if row.get("term_ms") is None else round(_number(row, "term_ms")),
+        terms=_terms(row.get("terms")),
         observed=row.get("observed") is True,
         kill_sent=row.get("kill_sent") is True,
     )
+
+
+def _terms(document: object) -> dict[str, SentTerm]:
+    terms = document if isinstance(document, dict) else {}
+    return {
+        str(container_id): SentTerm(round(_number(each, "ms")), each.get("direct") is True)
+        for container_id, each in terms.items()
+        if isinstance(each, dict)
+    }
 
 
 def _rows(document: Mapping[str, object]) -> list[Mapping[str, object]]:

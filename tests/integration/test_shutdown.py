@@ -174,7 +174,7 @@ class Shutdown:
     def has_signalled(self) -> bool:
         """Return whether the record has the delivery of a TERM."""
         stop = self._files.read_stop()
-        return stop is not None and any(each.signalled_at_ms is not None for each in stop.pods)
+        return stop is not None and any(each.terms for each in stop.pods)
 
     def started_s(self) -> float:
         stop = self._files.read_stop()

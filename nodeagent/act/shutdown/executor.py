@@ -68,7 +68,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         self._running: dict[str, RunningPod] = {}
         self._placed: dict[str, tuple[int, Placement]] = {}
         self._records: dict[str, PodRecord] = {}
-        self._delivery = Delivery(self.stopper, self.processes, self.elapsed_ms, self._changed)
+        self._delivery = Delivery(self.stopper, self.processes, self.elapsed_ms, self._progressed)
         self._lists: set[asyncio.Task[None]] = set()
         self._listed_ms: int | None = None
         self._awaits_list = False
@@ -314,6 +314,11 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
     def _changed(self) -> None:
         self._wake.set()
 
+    def _progressed(self) -> None:
+        """Record a change at once: a TERM that is not on disk is sent again after a crash of the agent."""
+        self._changed()
+        self.on_change()
+
     # ---- requests and ends
 
     def _request_due(self) -> None:
@@ -333,8 +338,9 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             for each in new:
                 stop = ContainerStop(each)
                 if known is not None and each in earlier:
-                    stop.signalled_at_ms, stop.observed = known.signalled_at_ms, known.observed
-                    stop.killed = known.kill_sent or None
+                    stop.observed, stop.killed = known.observed, known.kill_sent or None
+                    if (term := known.terms.get(each)) is not None:
+                        stop.signalled_at_ms, stop.direct = term.at_ms, term.direct
                 record.containers[each] = stop
                 if not self._delivery.observe(stop):
                     stops.append(stop)

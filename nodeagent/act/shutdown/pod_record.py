@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import StoppedPod
+from nodeagent.model.node_stop import SentTerm, StoppedPod
 from nodeagent.plan.shutdown.outcome import ContainerEnd, exit_note, judge
 
 if TYPE_CHECKING:
@@ -215,7 +215,11 @@ class PodRecord:
     def stopped(self) -> StoppedPod:
         """The pod in the form of the records."""
         pod = self.pod
-        signals = [each.signalled_at_ms for each in self.containers.values()]
+        terms = {
+            each.id: SentTerm(each.signalled_at_ms, each.direct)
+            for each in self.containers.values()
+            if each.signalled_at_ms is not None
+        }
         return StoppedPod(
             uid=pod.uid,
             namespace=pod.namespace,
@@ -227,7 +231,7 @@ class PodRecord:
             took_ms=self.took_ms,
             detail=self.detail,
             container_ids=tuple(self.containers),
-            signalled_at_ms=None if None in signals else max((each or 0 for each in signals), default=None),
+            terms=terms,
             observed=bool(self.containers) and all(each.observed for each in self.containers.values()),
             kill_sent=any(each.killed for each in self.containers.values()),
         )

@@ -221,8 +221,8 @@ def rehearse(budget: ShutdownBudget, pods: Sequence[RunningPod], logger: Filteri
 
 def _shifted(pod: StoppedPod, by_ms: int) -> StoppedPod:
     """Return the record of a pod on a time axis that begins later."""
-    signalled_at_ms = None if pod.signalled_at_ms is None else pod.signalled_at_ms - by_ms
-    return replace(pod, requested_at_ms=pod.requested_at_ms - by_ms, signalled_at_ms=signalled_at_ms)
+    terms = {container_id: replace(each, at_ms=each.at_ms - by_ms) for container_id, each in pod.terms.items()}
+    return replace(pod, requested_at_ms=pod.requested_at_ms - by_ms, terms=terms)
 
 
 def _pod_fields(pod: StoppedPod) -> dict[str, object]:

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.errors import StoreError
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
 from nodeagent.store.history import History, Retention
 from nodeagent.store.shutdown import BOOT_FILE, STOP_FILE, ShutdownFiles
 
@@ -112,11 +112,12 @@ def test_failed_write_of_the_history_is_reported_without_an_error(tmp_path: Path
 
 
 def test_containers_and_term_of_a_pod_are_read_by_the_process_that_resumes(tmp_path: Path) -> None:
-    known = StoppedPod("u1", "shop", "web", outcome=PodOutcome.STOPPING, container_ids=("c1", "c2"), signalled_at_ms=40)
+    terms = {"c1": SentTerm(40), "c2": SentTerm(50, direct=True)}
+    known = StoppedPod("u1", "shop", "web", outcome=PodOutcome.STOPPING, container_ids=("c1", "c2"), terms=terms)
     ShutdownFiles(tmp_path).write_stop(replace(STOP, pods=(known, *PODS)))
     read = ShutdownFiles(tmp_path).read_stop()
     assert read is not None
-    assert [(each.container_ids, each.signalled_at_ms) for each in read.pods[:2]] == [(("c1", "c2"), 40), ((), None)]
+    assert [(each.container_ids, each.terms) for each in read.pods[:2]] == [(("c1", "c2"), terms), ((), {})]
 
 
 def test_history_of_an_earlier_version_has_no_operations(tmp_path: Path) -> None:

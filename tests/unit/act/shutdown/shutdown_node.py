@@ -199,13 +199,22 @@ class Node:
 
 @dataclass
 class RunResult:
-    """The end of a run: ``ended_ms`` is the release of the lock, ``reported`` the pods with a final outcome."""
+    """The end of a run: ``ended_ms`` is the release of the lock, ``reported`` the pods with a final outcome.
+
+    Attributes:
+        records: time and pods of each record on disk.
+    """
 
     ended_ms: int
     pods: dict[str, StoppedPod]
     phases: list[tuple[int, str]]
     run: ShutdownRun
     reported: list[StoppedPod]
+    records: list[tuple[int, dict[str, StoppedPod]]]
+
+    def recorded(self, at_ms: int) -> list[StoppedPod]:
+        """Return the pods in the last record before a crash of the agent at a time."""
+        return list([pods for written_ms, pods in self.records if written_ms < at_ms][-1].values())
 
 
 def run_down(
@@ -220,6 +229,7 @@ def run_down(
     async def work() -> RunResult:
         phases: list[tuple[int, str]] = []
         reported: list[StoppedPod] = []
+        records: list[tuple[int, dict[str, StoppedPod]]] = []
         processes: Processes = node
         if node.located == ():
             processes = NoProcesses()
@@ -231,6 +241,7 @@ def run_down(
             processes=processes,
             on_phase=lambda name, _: phases.append((now_ms(), name)),
             on_pod=reported.append,
+            on_change=lambda: records.append((now_ms(), {each.name: each for each in run.pods})),
             before={each.uid: each for each in before},
             expects_pods=expects_pods,
         )
@@ -238,6 +249,6 @@ def run_down(
         ended_ms = now_ms()
         await run.settle(3.0)
         await run.stop_sandboxes(1.0)
-        return RunResult(ended_ms, {each.name: each for each in run.pods}, phases, run, reported)
+        return RunResult(ended_ms, {each.name: each for each in run.pods}, phases, run, reported, records)
 
     return play(work())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import StoppedPod
+from nodeagent.model.node_stop import SentTerm, StoppedPod
 from nodeagent.model.priority import CRITICAL_PRIORITY as CRITICAL
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.phases import by_priority
@@ -33,7 +33,7 @@ def stopping(name: str, phase: str, *, requested_at_ms: int = 0, signalled_at_ms
         outcome=PodOutcome.STOPPING,
         requested_at_ms=requested_at_ms,
         container_ids=(f"{name}-c",),
-        signalled_at_ms=signalled_at_ms,
+        terms={} if signalled_at_ms is None else {f"{name}-c": SentTerm(signalled_at_ms)},
     )
 
 
@@ -157,6 +157,34 @@ def test_resumed_run_uses_the_rest_of_the_time_without_a_second_term() -> None:
     assert node.received("dns-c", "TERM") == [2000]
     assert result.pods["done"] == before[0]
     assert (result.pods["slow"].outcome, result.pods["slow"].took_ms) == (PodOutcome.KILLED, 8000)
+
+
+def test_crash_after_term_sends_no_second_one_after_the_restart() -> None:
+    first = Node([pod("slow", 0, "a", "b")], {"a": 8.0, "b": 8.0}, located=None)
+    recorded = run_down(first).recorded(500)
+    second = Node(first.up, {"a": None, "b": None}, located=None)
+    result = run_down(second, before=recorded, elapsed_ms=500)
+    assert (first.received("a", "TERM"), first.received("b", "TERM")) == ([0], [0])
+    assert [each for at, each, name in second.signals if name == "TERM" and at < 8000] == []
+    assert result.pods["slow"].outcome is PodOutcome.KILLED
+
+
+def test_crash_between_two_terms_of_a_pod_repeats_only_the_missing_one() -> None:
+    first = Node([pod("slow", 0, "a", "b")], {"a": 8.0, "b": 8.0}, located=None, unresponsive={"b"})
+    recorded = run_down(first).recorded(500)
+    second = Node(first.up, {"a": None, "b": 2.0}, located=None)
+    second_run = run_down(second, before=recorded, elapsed_ms=500)
+    assert (len(first.received("a", "TERM")), second.received("b", "TERM")) == (1, [0])
+    assert [at for at in second.received("a", "TERM") if at < 8000] == []
+    assert second_run.pods["slow"].outcome is PodOutcome.KILLED
+
+
+def test_direct_term_before_a_crash_is_the_only_one() -> None:
+    first = Node([pod("frozen")], {"frozen-c": None}, stopped_shims={"frozen-c"}, located=None)
+    recorded = run_down(first).recorded(500)
+    second = Node(first.up, {"frozen-c": None}, stopped_shims={"frozen-c"}, located=None)
+    run_down(second, before=recorded, elapsed_ms=500)
+    assert (first.received("frozen-c", "TERM"), second.received("frozen-c", "TERM")) == ([0], [])
 
 
 def test_phases_after_an_absence_share_the_remaining_time_by_weight() -> None:
