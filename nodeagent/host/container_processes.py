@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import select
 import signal
 from pathlib import Path
@@ -43,12 +44,21 @@ class ContainerProcesses:
         on_change: called in the event loop when a located container may have ended.
     """
 
-    def __init__(self, clock: Clock, root: Path = Path("/")) -> None:
-        """Prepare without reading. ``root`` is the parent of ``proc`` and ``sys``."""
+    def __init__(self, clock: Clock, root: Path = Path("/"), *, max_watched: int | None = None) -> None:
+        """Prepare without reading.
+
+        Args:
+            clock: the time.
+            root: parent of ``proc`` and ``sys``.
+            max_watched: number of watched containers; by default half of the descriptors that the process may open. The
+                caller polls the others.
+        """
         self._clock = clock
+        self._max_watched = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if max_watched is None else max_watched
         self._root = root
         self._directories: dict[str, str] = {}
-        self._watched: dict[int, str] = {}
+        self._watched: dict[int, str] = {}  # container ids by descriptor, of cgroup.events or of a process
+        self._pidfds: set[int] = set()
         self._epoll: select.epoll | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.on_change: Callable[[], None] = lambda: None
@@ -71,8 +81,10 @@ class ContainerProcesses:
         """Call ``on_change`` from now on when one of the located containers has ended."""
         for container_id in container_ids:
             directory = self._directories.get(container_id)
-            if directory is not None and directory not in self._watched.values():
-                self._watch(directory)
+            if len(self._watched) >= self._max_watched:
+                return
+            if directory is not None and container_id not in self._watched.values():
+                self._watch(container_id, directory)
 
     def is_located(self, container_id: str) -> bool:
         """Return whether the cgroup of a container was found with processes, ended or not."""
@@ -120,6 +132,7 @@ class ContainerProcesses:
         for descriptor in self._watched:
             os.close(descriptor)
         self._watched.clear()
+        self._pidfds.clear()
         if self._epoll is not None:
             self._epoll.close()
         self._epoll = self._loop = None
@@ -128,34 +141,67 @@ class ContainerProcesses:
         found, complete = find_directories(container_ids, self._clock, self._root)
         return {container_id: path for container_id, path in found.items() if _is_populated(path)}, complete
 
-    def _watch(self, directory: str) -> None:
-        """Report changes of ``cgroup.events``; without that file, as in version 1, the caller polls."""
+    def _watch(self, container_id: str, directory: str) -> None:
+        """Report changes of ``cgroup.events``; without that file, as in version 1, the end of a process."""
         try:
             descriptor = os.open(f"{directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._watch_process(container_id)
+            return
         except OSError:
             return
+        try:
+            os.read(descriptor, _READ_BYTES)  # EPOLLPRI reports changes since this read
+        except OSError:  # removed meanwhile
+            os.close(descriptor)
+            return
+        self._register(descriptor, container_id, select.EPOLLPRI)
+
+    def _watch_process(self, container_id: str) -> None:
+        """Report the end of one process, by preference the main one; another one follows while any is left.
+
+        Source: pidfd_open(2), a descriptor is readable once its process has ended.
+        """
+        main = self._main_process(container_id)
+        for pid in self._processes(container_id) if main is None else (main.pid,):
+            try:
+                descriptor = os.pidfd_open(pid)
+            except OSError:
+                continue
+            if not self._belongs_to(container_id, pid):
+                os.close(descriptor)
+            elif self._register(descriptor, container_id, select.EPOLLIN):
+                self._pidfds.add(descriptor)
+                return
+
+    def _register(self, descriptor: int, container_id: str, events: int) -> bool:
+        """Report events of a descriptor, which is closed where the kernel refuses; return whether it is watched."""
         if self._epoll is None:
             self._epoll, self._loop = select.epoll(), asyncio.get_running_loop()
             self._loop.add_reader(self._epoll.fileno(), self._dispatch)
         try:
-            os.read(descriptor, _READ_BYTES)  # EPOLLPRI reports changes since this read
-            self._epoll.register(descriptor, select.EPOLLPRI)
-        except OSError:  # removed meanwhile, or not a file of the kernel
+            self._epoll.register(descriptor, events)
+        except OSError:  # not a file of the kernel
             os.close(descriptor)
-            return
-        self._watched[descriptor] = directory
+            return False
+        self._watched[descriptor] = container_id
+        return True
 
     def _dispatch(self) -> None:
         if self._epoll is None:
             return
         for descriptor, _ in self._epoll.poll(0):
+            of_process = descriptor in self._pidfds
             try:
-                ended = b"populated 1" not in os.pread(descriptor, _READ_BYTES, 0)
+                ended = of_process or b"populated 1" not in os.pread(descriptor, _READ_BYTES, 0)
             except OSError:  # the cgroup was removed
                 ended = True
             if ended:
-                del self._watched[descriptor]
+                container_id = self._watched.pop(descriptor)
+                self._pidfds.discard(descriptor)
                 os.close(descriptor)  # also removes it from the epoll
+                if of_process and self.is_populated(container_id):
+                    self._watch_process(container_id)
         self.on_change()
 
     def _processes(self, container_id: str) -> Iterator[int]:

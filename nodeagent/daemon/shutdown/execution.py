@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.shutdown.executor import ShutdownRun
@@ -44,6 +45,7 @@ class ShutdownInProgress:
         *,
         kind: StopKind,
         operation: str = "",
+        began_s: float | None = None,
         earlier: NodeStop | None = None,
         expects_pods: bool = False,
     ) -> None:
@@ -56,6 +58,7 @@ class ShutdownInProgress:
             pods: the pod cache.
             kind: cause of the shutdown.
             operation: requested operation; empty for that of ``earlier``.
+            began_s: monotonic seconds of the request, from which the limit counts; by default now.
             earlier: an interrupted shutdown of this boot. One that logind's signal began keeps its start, so only its
                 remaining time is used; at a stop of the unit the time restarts, since systemd waits for the unit then.
             expects_pods: whether pods are recorded as running, so that the list is awaited.
@@ -66,9 +69,13 @@ class ShutdownInProgress:
         self._pods = pods
         now_s = self._clock.monotonic_s()
         keeps_start = earlier is not None and kind is StopKind.SIGNAL
-        started_s = earlier.started_s if earlier is not None and keeps_start else now_s
-        started_at = earlier.started_at if earlier is not None and keeps_start else self._clock.now()
-        shift_ms = elapsed_since(earlier.started_s, now_s) if earlier is not None and not keeps_start else 0
+        started_s = now_s if began_s is None else min(began_s, now_s)
+        started_at = self._clock.now() - timedelta(seconds=now_s - started_s)
+        shift_ms = 0
+        if earlier is not None and keeps_start:
+            started_s, started_at = earlier.started_s, earlier.started_at
+        elif earlier is not None:
+            shift_ms = elapsed_since(earlier.started_s, started_s)
         before = {each.uid: _shifted(each, shift_ms) for each in (earlier.pods if earlier is not None else ())}
         operation = operation or (earlier.operation if earlier is not None else "")
         self._stop = NodeStop(recorder.boot_id, kind, started_at, started_s, budget.granted_ms, operation=operation)
@@ -78,7 +85,7 @@ class ShutdownInProgress:
         self._run = ShutdownRun(
             budget,
             stopper,
-            lambda: elapsed_since(started_s, self._clock.monotonic_s()),
+            self._elapsed_ms,
             pods.refresh_quickly,
             on_phase=lambda name, count: self._logger.info("shutdown_phase", phase=name, pods=count),
             on_pod=self._log_pod,
@@ -110,7 +117,7 @@ class ShutdownInProgress:
         finally:
             work.cancel()
             await asyncio.wait({work})
-        self._stop = replace(self._stop, end=StopEnd.COMPLETE, ended_at=self._clock.now())
+        self._end(StopEnd.COMPLETE)
 
     @property
     def outcomes(self) -> str:
@@ -124,7 +131,7 @@ class ShutdownInProgress:
             end: recorded end; by default the current one, complete after :meth:`carry_out`.
         """
         if end is not None:
-            self._stop = replace(self._stop, end=end, ended_at=self._clock.now())
+            self._end(end)
         self._writer.request()  # the node may be off before the exit codes are known
         await self._run.settle(_EXIT_CODES_S)
         stop = self.stop
@@ -141,6 +148,14 @@ class ShutdownInProgress:
         """Record the progress for a successor that resumes the shutdown."""
         await self._writer.finish()
         await asyncio.to_thread(self._recorder.write, self.stop)
+
+    def _elapsed_ms(self) -> int:
+        return elapsed_since(self._started_s, self._clock.monotonic_s())
+
+    def _end(self, end: StopEnd) -> None:
+        """Record the end at its distance from the start, since the wall time may have been changed meanwhile."""
+        ended_at = self._stop.started_at + timedelta(milliseconds=self._elapsed_ms())
+        self._stop = replace(self._stop, end=end, ended_at=ended_at)
 
     def _elapsed_at(self, at: datetime) -> int:
         """Return a wall time in milliseconds since the shutdown began; wrong by a change of the wall time since."""

@@ -45,7 +45,7 @@ _SLACK_S: Final = 60.0
 _FINISH_WITHIN_S: Final = 7.0
 
 
-class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in progress
+class InhibitorSession:  # 13 attributes: its collaborators, and the shutdown in progress
     """Keeps the lock and the pod cache, and stops the pods at logind's signal."""
 
     def __init__(  # noqa: PLR0913 - its collaborators
@@ -84,6 +84,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         self._work: asyncio.Task[None] | None = None
         self._in_progress: ShutdownInProgress | None = None
         self._earlier = earlier
+        self._signalled_s = 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the lock until stopped or disabled; the next session resumes a shutdown in progress."""
@@ -206,6 +207,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
                 self._context.pass_lock.end_pause(PausedBy.SHUTDOWN)  # a cancellation is not reported without the lock
                 self._host.store.forget()
             case CommandKind.START_SHUTDOWN:
+                self._signalled_s = self._context.clock.monotonic_s()
                 self._context.pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "the node is shutting down"))
                 self._work = asyncio.create_task(self._shut_down(self._work))
             case CommandKind.CANCEL_SHUTDOWN:
@@ -250,7 +252,8 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         budget, expects_pods = self._budget(), await asyncio.to_thread(self._recorder.has_running_pods)
         runtime = self._monitor.connected()
         if runtime is None and expects_pods:  # it is restarting
-            used_ms = 0 if earlier is None else elapsed_since(earlier.started_s, self._context.clock.monotonic_s())
+            began_s = self._signalled_s if earlier is None else earlier.started_s
+            used_ms = elapsed_since(began_s, self._context.clock.monotonic_s())
             runtime = await self._monitor.connected_within(max(0, budget.granted_ms - used_ms) / 1000)
         if runtime is None:
             logger.error("shutdown_runtime_unavailable", error=self._monitor.problem)
@@ -266,6 +269,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
             runtime.pods,
             kind=StopKind.SIGNAL,
             operation=self._inhibitor.operation,
+            began_s=self._signalled_s,
             earlier=earlier,
             expects_pods=expects_pods,
         )

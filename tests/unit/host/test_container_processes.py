@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -105,6 +106,46 @@ async def test_cgroup_of_version_1_is_populated_while_it_lists_processes(tmp_pat
     assert processes.is_populated(ID) is True
     (path / "cgroup.procs").write_text("")
     assert processes.is_populated(ID) is False
+
+
+async def test_end_of_the_last_process_is_reported_on_version_1(tmp_path: Path, child: Child) -> None:
+    second, changed = Child(), asyncio.Event()
+    path = tmp_path / "sys/fs/cgroup/pids/kubepods/pod1" / ID
+    path.mkdir(parents=True)
+    (path / "cgroup.procs").write_text(f"{child.pid}\n{second.pid}\n")
+    processes = ContainerProcesses(SystemClock(), tmp_path)
+    for pid in (child.pid, second.pid):
+        place = tmp_path / f"proc/{pid}"
+        place.mkdir(parents=True)
+        (place / "cgroup").write_text(f"4:pids:/kubepods/pod1/{ID}\n")
+    processes.on_change = changed.set
+    await processes.locate([ID])
+    processes.watch([ID])
+    for process, remaining in ((child, f"{second.pid}\n"), (second, "")):
+        assert processes.is_populated(ID)
+        changed.clear()
+        (path / "cgroup.procs").write_text(remaining)
+        process.process.kill()
+        async with asyncio.timeout(10):
+            await changed.wait()
+    assert processes.is_populated(ID) is False
+    second.process.wait()
+    processes.close()
+
+
+async def test_watched_containers_leave_descriptors_for_other_files(tmp_path: Path) -> None:
+    processes = ContainerProcesses(SystemClock(), tmp_path, max_watched=1)
+    for container_id in (ID, OTHER):
+        path = tmp_path / "sys/fs/cgroup/pids/kubepods/pod1" / container_id
+        path.mkdir(parents=True)
+        (path / "cgroup.procs").write_text(f"{os.getpid()}\n")
+        (tmp_path / f"proc/{os.getpid()}").mkdir(parents=True, exist_ok=True)
+    (tmp_path / f"proc/{os.getpid()}/cgroup").write_text(f"4:pids:/kubepods/pod1/{ID}\n5:cpu:/{OTHER}\n")
+    await processes.locate([ID, OTHER])
+    before = len(os.listdir("/proc/self/fd"))
+    processes.watch([ID, OTHER])
+    assert len(os.listdir("/proc/self/fd")) == before + 2, "the epoll and one process"
+    processes.close()
 
 
 async def test_monitor_of_a_container_is_not_its_process(tree: Tree) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.model.node_stop import NodeStop, StopEnd
     from nodeagent.sim.server import SimServer
@@ -145,10 +146,11 @@ class Daemon:
         adopted: int | None = None,
         kubelet: KubeletDouble | None = None,
         intervals: Intervals | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.stream = io.StringIO()
         logger = log.configure("json", "debug", self.stream)
-        clock = SystemClock()
+        clock = clock or SystemClock()
         self.context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
         if kubelet is not None:
             self.context.roles = RoleWatch(kubelet.clock, logger, reader=kubelet)
@@ -187,9 +189,12 @@ async def daemon_on(
     adopted: int | None = None,
     kubelet: KubeletDouble | None = None,
     intervals: Intervals | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Daemon]:
     """Run a daemon on the node."""
-    daemon = Daemon(place, settings or place.settings(), adopted=adopted, kubelet=kubelet, intervals=intervals)
+    daemon = Daemon(
+        place, settings or place.settings(), adopted=adopted, kubelet=kubelet, intervals=intervals, clock=clock
+    )
     try:
         yield daemon
     finally:

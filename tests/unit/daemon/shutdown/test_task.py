@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.clock import SystemClock
+from nodeagent.daemon.shutdown import session
+from nodeagent.daemon.shutdown.environment import Enablement, read_enablement
 from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
@@ -17,6 +23,9 @@ from tests.unit.daemon.shutdown.inhibitor_node import (
     other_lock,
     ready,
 )
+
+if TYPE_CHECKING:
+    from nodeagent.daemon.context import DaemonContext
 
 
 async def test_pods_are_stopped_in_order_and_the_lock_is_released(place: Place) -> None:
@@ -61,7 +70,60 @@ async def test_pod_that_ignores_the_signal_is_killed_at_the_end_of_its_phase(pla
     assert place.server.faults.count("StopContainer", dns) == 1
     (killed,) = [each for each in place.last().pods if each.name == "stubborn"]
     assert killed.took_ms is not None
-    assert killed.took_ms >= 1000
+    assert killed.requested_at_ms + killed.took_ms >= 1000
+
+
+async def test_shutdown_begins_at_the_signal_and_not_at_the_first_stop_request(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signalled, proceed = asyncio.Event(), asyncio.Event()
+
+    async def slow(context: DaemonContext, *, max_age_s: float = 0.0) -> Enablement:
+        if context.pass_lock.pause() is not None:
+            signalled.set()
+            await proceed.wait()
+        return await read_enablement(context, max_age_s=max_age_s)
+
+    monkeypatch.setattr(session, "read_enablement", slow)
+    place.pod("web")
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await signalled.wait()
+        at_s = daemon.context.clock.monotonic_s()
+        proceed.set()
+        await daemon.until("shutdown_finished")
+    assert place.last().started_s <= at_s, "logind counts from its signal"
+    assert place.outcomes() == {"web": "stopped"}
+
+
+class SteppedClock(SystemClock):
+    """Clocks of the machine with a step of the wall time."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta(0)
+
+    def now(self) -> datetime:
+        return super().now() + self.ahead
+
+
+@pytest.mark.parametrize("step", [timedelta(days=400), timedelta(days=-400)], ids=["forward", "backward"])
+async def test_step_of_the_wall_time_changes_neither_outcomes_nor_durations(place: Place, step: timedelta) -> None:
+    clock = SteppedClock()
+    web = place.pod("web")
+    place.pod("dns", 2000)
+    place.server.faults.delay("StopContainer", target=web)
+    async with daemon_on(place, clock=clock) as daemon:
+        await ready(daemon)
+        began_s = clock.monotonic_s()
+        place.login1.request_shutdown()
+        await place.server.faults.arrival("StopContainer")
+        clock.ahead = step
+        place.server.faults.clear()
+        await daemon.until("shutdown_finished")
+        (finished,) = daemon.events("shutdown_finished")
+    assert 0 <= finished["seconds"] <= clock.monotonic_s() - began_s
+    assert all(0 <= (each.took_ms or 0) <= finished["seconds"] * 1000 + 1 for each in place.last().pods)
 
 
 async def test_call_without_an_answer_does_not_delay_the_release(place: Place) -> None:
