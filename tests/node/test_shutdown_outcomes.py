@@ -160,7 +160,11 @@ def measure_slowdown(node: Node) -> float:
 def shut_down(node: Node, pods: list[RunningPod], command: str = "systemctl poweroff") -> Facts:
     slowdown = measure_slowdown(node)
     node.run(command)
-    node.wait_off(timeout_s=300)
+    if command == "systemctl halt":
+        reclaim.poll("the kernel has halted", lambda: "reboot: System halted" in node.console, timeout_s=300)
+        node.cut_power()
+    else:
+        node.wait_off(timeout_s=300)
     facts = Facts(node, pods, slowdown)
     facts.print_table()
     return facts
@@ -256,14 +260,33 @@ def test_last_settings_are_used_after_a_start_with_an_invalid_configuration(prep
     assert begun["phases"] == {f"priority-{band}": 14.875 for band in BANDS}
 
 
+_LOAD_KEXEC = """\
+import ctypes, os
+system = ctypes.CDLL(None, use_errno=True)
+kernel, words = os.open("/root/vmlinuz", os.O_RDONLY), b"console=ttyS0 panic=1"  # without a root: it panics and reboots
+if system.syscall(320, kernel, -1, ctypes.c_ulong(len(words) + 1), words, ctypes.c_ulong(4)):
+    raise OSError(ctypes.get_errno(), "kexec_file_load")
+"""
+
+
 @pytest.mark.parametrize(
-    ("command", "operation"), [("systemctl reboot", "reboot"), ("shutdown +1", "poweroff"), ("poweroff", "poweroff")]
+    ("command", "operation"),
+    [
+        ("systemctl reboot", "reboot"),
+        ("systemctl halt", "halt"),
+        ("systemctl kexec", "kexec"),
+        ("shutdown +10 && shutdown -c && shutdown +1", "poweroff"),
+    ],
 )
 def test_requested_operation_is_recorded(prepared: Node, command: str, operation: str) -> None:
-    pods = prepare(prepared, 4, (AT_ONCE,), 60, f"-{command.rsplit(maxsplit=1)[-1].strip('+')}")
+    pods = prepare(prepared, 4, (AT_ONCE,), 60, f"-{operation}")
+    if operation == "kexec":
+        prepared.put("/root/vmlinuz", prepared.source.kernel)
+        prepared.run(("python3", "-c", _LOAD_KEXEC))
     facts = shut_down(prepared, pods, command)
     facts.assert_true()
     assert (facts.record["operation"], facts.record["end"]) == (operation, "complete")
+    assert event_names(facts.log).count("shutdown_started") == 1, "none for a shutdown that was cancelled in time"
 
 
 def test_complete_shutdown_stays_complete_after_a_soft_reboot(prepared: Node) -> None:

@@ -11,13 +11,14 @@ KILL: a busy container uses CPU time also while its shim hangs.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import ContainerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from datetime import datetime
 
     from nodeagent.act.shutdown.pod_record import ContainerStop, PodRecord, Processes, Stopper
@@ -28,6 +29,7 @@ _PATIENCE_S: Final = 1.0
 _POLL_S: Final = 0.05
 _DIRECT_KILL_S: Final = 0.5  # for the end of processes after a direct KILL, before the runtime is asked
 _EXIT_READS: Final = 4
+_SANDBOXES_AT_ONCE: Final = 8
 NO_ANSWER: Final = "the runtime did not answer in time"
 
 
@@ -90,6 +92,22 @@ class Delivery:
     def read_exits(self, record: PodRecord, ended_ms: Callable[[datetime], int], then: Callable[[], None]) -> None:
         """Read the exit codes of a pod that has ended, then call ``then``; ``ended_ms`` converts a time of exit."""
         self._start(self._read_exits(record, ended_ms, then))
+
+    async def stop_sandboxes(self, sandbox_ids: Iterable[str], within_s: float) -> None:
+        """Stop sandboxes for up to ``within_s`` seconds.
+
+        A failure is ignored, since their containers have ended and the node goes down.
+        """
+        at_once = asyncio.Semaphore(_SANDBOXES_AT_ONCE)
+
+        async def stop(sandbox_id: str) -> None:
+            async with at_once:
+                with suppress(NodeAgentError):
+                    await self._stopper.stop_sandbox(sandbox_id)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*map(stop, sandbox_ids))
 
     async def close(self) -> None:
         """Cancel all pending requests."""

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _LIST_WITHIN_S: Final = 2.0
 _LIST_AGAIN_MS: Final = 5000
 _POLL_S: Final = 0.25  # for processes without a notification
-_SANDBOXES_AT_ONCE: Final = 8
 
 
 @dataclass
@@ -70,7 +69,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         self._records: dict[str, PodRecord] = {}
         self._delivery = Delivery(self.stopper, self.processes, self.elapsed_ms, self._progressed)
         self._lists: set[asyncio.Task[None]] = set()
-        self._listed_ms: int | None = None
+        self._listed_ms = self._phase_listed_ms = 0
         self._awaits_list = False
         self._wake = asyncio.Event()
         self._current = 0
@@ -148,16 +147,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             if record.outcome.ended and uid in self._running
             for sandbox_id in self._running[uid].sandbox_ids
         ]
-        at_once = asyncio.Semaphore(_SANDBOXES_AT_ONCE)
-
-        async def stop(sandbox_id: str) -> None:
-            async with at_once:
-                with suppress(NodeAgentError):  # its containers have ended, and the node's shutdown ends the rest
-                    await self.stopper.stop_sandbox(sandbox_id)
-
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await asyncio.gather(*map(stop, ids))
+        await self._delivery.stop_sandboxes(ids, within_s)
 
     # ---- pods
 
@@ -220,17 +210,16 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         self._phase_started_ms = now_ms = self.elapsed_ms()
         members = sum(phase == index for phase, _ in self._placed.values())
         self._request_due()
-        if index == 0 or (members and now_ms - (self._listed_ms or 0) >= _LIST_AGAIN_MS):
-            self._listed_ms = now_ms
-            task = asyncio.create_task(self._list_again())
-            self._lists.add(task)
-            task.add_done_callback(self._list_ended)
+        if index == 0 or (members and now_ms - self._phase_listed_ms >= _LIST_AGAIN_MS):
+            self._phase_listed_ms, task = now_ms, self._start_list()
             self._first_list = self._first_list or task
         self.on_phase(self.budget.phases[index].phase.name, members)
         while True:
             self._observe()
             end_ms = self._phase_end_ms()
             self._kill_due()
+            if self._unfinished(index) and not self._lists and self.elapsed_ms() - self._listed_ms >= _LIST_AGAIN_MS:
+                self._start_list()  # pods may have been created meanwhile
             listing = bool(self._lists) and (index == 0 or self._awaits_list)
             if self.elapsed_ms() >= end_ms or not (listing or self._unfinished(index)):
                 return
@@ -252,6 +241,13 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         for record in self._records.values():
             record.outcome = record.known_outcome  # final unless an exit code contradicts it
         self.on_change()
+
+    def _start_list(self) -> asyncio.Task[None]:
+        self._listed_ms = self.elapsed_ms()
+        task = asyncio.create_task(self._list_again())
+        self._lists.add(task)
+        task.add_done_callback(self._list_ended)
+        return task
 
     def _list_ended(self, task: asyncio.Task[None]) -> None:
         self._lists.discard(task)

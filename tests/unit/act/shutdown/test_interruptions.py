@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,14 @@ def test_stop_that_is_refused_after_a_later_call_was_answered_is_retried(located
     assert node.received("web-c", "TERM")[0] <= 600
     assert result.pods["web"].outcome is PodOutcome.STOPPED
     assert node.received("stubborn-c", "KILL")[0] in range(10_000, 10_300), "after its TERM"
+
+
+def test_pod_created_during_a_phase_is_stopped_in_it() -> None:
+    node = Node([pod("slow")], {"slow-c": 9.0}, located=None)
+    node.on_list = lambda: asyncio.get_running_loop().call_later(1, node.up.append, pod("late")) and None
+    result = run_down(node)
+    assert result.pods["late"].outcome is PodOutcome.STOPPED
+    assert node.received("late-c", "TERM")[0] < 6000
 
 
 def test_stop_is_retried_until_the_runtime_is_available() -> None:
