@@ -42,6 +42,7 @@ class ContainerProcesses:
 
     Attributes:
         on_change: called in the event loop when a located container may have ended.
+        stop_signals: numbers of signals other than TERM that stop a container, by its id.
     """
 
     def __init__(self, clock: Clock, root: Path = Path("/"), *, max_watched: int | None = None) -> None:
@@ -62,6 +63,7 @@ class ContainerProcesses:
         self._epoll: select.epoll | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.on_change: Callable[[], None] = lambda: None
+        self.stop_signals: dict[str, int] = {}
 
     async def locate(self, container_ids: Collection[str]) -> bool:
         """Find the cgroups of containers that have processes, in a thread; return whether the others have none."""
@@ -99,9 +101,10 @@ class ContainerProcesses:
         return None if directory is None else _is_populated(directory)
 
     def terminate(self, container_id: str) -> bool:
-        """Send TERM to the main process of a container; return whether it was signalled."""
+        """Send its stop signal to the main process of a container; return whether it was signalled."""
         main = self._main_process(container_id)
-        return main is not None and self._signal(container_id, main.pid, signal.SIGTERM)
+        number = self.stop_signals.get(container_id, signal.SIGTERM)
+        return main is not None and self._signal(container_id, main.pid, number)
 
     def kill(self, container_id: str) -> bool:
         """Send KILL to all processes of a container; return whether one was signalled."""
@@ -238,7 +241,7 @@ class ContainerProcesses:
             return None
         return _Process(pid, fields[0], int(fields[1]), int(fields[19]))
 
-    def _signal(self, container_id: str, pid: int, number: signal.Signals) -> bool:
+    def _signal(self, container_id: str, pid: int, number: int) -> bool:
         """Signal a process if it still belongs to the container."""
         return signal_member(pid, number, lambda each: self._belongs_to(container_id, each)) == ""
 

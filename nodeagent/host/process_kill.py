@@ -58,7 +58,7 @@ def kill_processes(directories: Iterable[str], proc: Path = Path("/proc")) -> st
     return error
 
 
-def signal_member(pid: int, number: signal.Signals, is_member: Callable[[int], bool]) -> str | None:
+def signal_member(pid: int, number: int, is_member: Callable[[int], bool]) -> str | None:
     """Signal a process if it is a member of a container after its descriptor was opened, so never a reused PID.
 
     Returns:

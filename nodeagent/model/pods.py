@@ -171,12 +171,14 @@ class ContainerHandle:
     Attributes:
         cgroup: directory of its cgroup; ``None`` if not found.
         pid: of its first process; ``None`` if not reported.
+        image_ref: reference of its image as listed.
     """
 
     id: str
     name: str
     cgroup: str | None = None
     pid: int | None = None
+    image_ref: str = ""
 
 
 @dataclass(frozen=True, slots=True)

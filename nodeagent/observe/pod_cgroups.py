@@ -113,7 +113,8 @@ class PodCgroups:
             cgroups_path = traits.cgroups_path if traits else ""
             find = partial(self._cgroups.find_container, cgroups_path, each.id, pod_cgroup)
             directory = self._directory(each.id, find)
-            containers.append(ContainerHandle(each.id, each.name, directory, traits.pid if traits else None))
+            pid = traits.pid if traits else None
+            containers.append(ContainerHandle(each.id, each.name, directory, pid, each.image_ref))
         return PodHandle(pod.uid, pod.sandbox_ids, tuple(containers), pod_cgroup)
 
     def _directory(self, key: str, find: Callable[[], str | None]) -> str | None:

@@ -19,6 +19,7 @@ from nodeagent.runtime.cri_messages import (
     decode_listed_sandbox,
     decode_sandbox_details,
     decode_status,
+    decode_stop_signal,
     merge_images,
 )
 from nodeagent.runtime.long_lists import DecodeCache, LongList
@@ -151,6 +152,15 @@ class CriClient:
         except RuntimeNotFoundError:
             return None
         return decode_image(got.image) if got.HasField("image") else None
+
+    async def stop_signal(self, reference: str) -> str:
+        """Return the stop signal in an image's configuration; empty if it has none or the runtime does not report it.
+
+        Source: OCI image configuration, ``StopSignal``; containerd and CRI-O report the configuration in the verbose
+        ``ImageStatus``.
+        """
+        request = api.ImageStatusRequest(image=api.ImageSpec(image=reference), verbose=True)
+        return decode_stop_signal(await self._connection.unary(_IMAGE_STATUS, request, target=reference))
 
     async def image_fs_info(self) -> ImageFsInfo:
         """Return the filesystems of images and writable layers."""

@@ -217,6 +217,11 @@ def decode_sandbox_details(message: api.PodSandboxStatusResponse) -> SandboxDeta
     )
 
 
+def decode_stop_signal(message: api.ImageStatusResponse) -> str:
+    """Return the stop signal in the verbose status of an image; empty without one."""
+    return _text(_parse_json(message.info.get("info", "")), "imageSpec", "config", "StopSignal")
+
+
 def decode_container(message: api.Container) -> Container:
     """Return a container without the fields of its status."""
     metadata = message.metadata

@@ -367,6 +367,7 @@ def _image_info(image: SimImage) -> dict[str, object]:
         "imageSpec": {
             "architecture": "amd64",
             "os": "linux",
+            "config": {"StopSignal": image.stop_signal} if image.stop_signal else {},
             "rootfs": {"type": "layers", "diff_ids": list(image.diff_ids)},
         },
     }

@@ -51,6 +51,7 @@ class SimImages(SimDisk):
         unpacked: bool = True,
         layer_blobs: bool = True,
         imported: bool = False,
+        stop_signal: str = "",
     ) -> SimImage:
         """Pull an image and return it; a tag of another image moves to this one.
 
@@ -66,6 +67,7 @@ class SimImages(SimDisk):
             unpacked: whether the layers have snapshots.
             layer_blobs: whether the compressed layers are kept (containerd's ``discard_unpacked_layers`` removes them).
             imported: whether the image is imported from an archive instead.
+            stop_signal: stop signal in the configuration.
         """
         at = self.now - timedelta(seconds=age_s)
         built = build_image(layers, variant=tags[0] if variant is None else variant, index=index, docker=docker)
@@ -87,7 +89,7 @@ class SimImages(SimDisk):
             config.size_bytes + built.manifest.descriptor.size_bytes + sum(layer.blob_bytes for layer in layers),
             tuple(layer.diff_id for layer in layers),
         )
-        image = replace(image, pinned=image.pinned or pinned)
+        image = replace(image, pinned=image.pinned or pinned, stop_signal=stop_signal)
         self.images[image.id] = self._image_of_target[target.digest] = image
         labels = {"io.cri-containerd.image": "managed"}
         if pinned:

@@ -30,6 +30,7 @@ class SimImage:
         target_digest: target of the names.
         chain_id: key of the topmost snapshot; empty for an image that is not unpacked.
         size_bytes: size in CRI: all compressed blobs, including shared ones.
+        stop_signal: in its configuration; empty for none.
     """
 
     id: str
@@ -40,6 +41,7 @@ class SimImage:
     repo_tags: tuple[str, ...] = ()
     repo_digests: tuple[str, ...] = ()
     pinned: bool = False
+    stop_signal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

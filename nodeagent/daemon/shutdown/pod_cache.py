@@ -10,6 +10,7 @@ from nodeagent.act.shutdown.pod_record import RunningPod
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.container_processes import ContainerProcesses
 from nodeagent.observe.pods import make_pod_reader
+from nodeagent.plan.shutdown.stop_signals import signal_number
 from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.cri import CriClient
 
@@ -35,10 +36,13 @@ class PodCache:
     """
 
     def __init__(self, cri: CriClient, settings: Settings, clock: Clock, role: Callable[[], Role]) -> None:
+        self._cri = cri
         self._reader = make_pod_reader(cri, settings, clock, role)
         self.pods: tuple[RunningPod, ...] = ()
         self.complete = False
         self._read_uids: frozenset[str] = frozenset()
+        self._images: dict[str, str] = {}
+        self._signals: dict[str, int | None] = {}
         self.processes = ContainerProcesses(clock)
 
     async def refresh(self) -> tuple[RunningPod, ...]:
@@ -52,6 +56,7 @@ class PodCache:
         ids = [each for running in pods for each in running.pod.container_ids]
         self.processes.forget_others(ids)
         await self.processes.locate(ids)
+        await self._read_stop_signals()
         return pods
 
     async def refresh_quickly(self) -> tuple[RunningPod, ...]:
@@ -75,6 +80,15 @@ class PodCache:
         self.processes.close()
         await self._reader.close()
 
+    async def _read_stop_signals(self) -> None:
+        """Read the stop signals of images not yet read; on an error the next refresh does."""
+        self._signals = {each: known for each, known in self._signals.items() if each in self._images.values()}
+        with suppress(NodeAgentError):
+            for reference in sorted(set(self._images.values()) - self._signals.keys()):
+                self._signals[reference] = signal_number(await self._cri.stop_signal(reference))
+        numbers = {each: self._signals.get(reference) for each, reference in self._images.items()}
+        self.processes.stop_signals = {each: number for each, number in numbers.items() if number is not None}
+
     async def _read(self) -> tuple[RunningPod, ...]:
         """Read every source."""
         pods = self._store(await self._reader.read(with_usage=False))
@@ -82,6 +96,8 @@ class PodCache:
         return pods
 
     def _store(self, inventory: PodInventory) -> tuple[RunningPod, ...]:
+        handles = inventory.handles.values()
+        self._images = {each.id: each.image_ref for handle in handles for each in handle.containers if each.image_ref}
         self.pods = tuple(RunningPod(each, inventory.handles[each.uid].sandbox_ids) for each in inventory.shutdown)
         return self.pods
 

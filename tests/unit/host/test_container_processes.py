@@ -181,6 +181,15 @@ async def test_main_process_receives_term_and_younger_ones_do_not(tree: Tree, ch
     executed.process.wait()
 
 
+async def test_main_process_receives_the_stop_signal_of_its_image(tree: Tree, child: Child) -> None:
+    tree.cgroup(ID, child.pid)
+    tree.process(child.pid, ID)
+    tree.processes.stop_signals = {ID: 37}
+    await tree.processes.locate([ID])
+    assert tree.processes.terminate(ID)
+    assert child.signalled() == 37
+
+
 async def test_every_process_of_a_container_is_killed(tree: Tree, child: Child) -> None:
     second = Child()
     tree.cgroup(ID, child.pid)

@@ -82,6 +82,23 @@ async def test_pods_known_before_require_only_the_lists_of_the_runtime(tmp_path:
         assert priorities(runtime) == {"web": 7}
 
 
+async def test_stop_signal_of_an_image_is_read_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (node, runtime, server):
+        node.sim.add_image("registry.test/nginx:v1", layers=[Layer("nginx", 1 << 20)], stop_signal="SIGQUIT")
+        ids = [
+            node.sim.add_container(node.sim.add_pod(f"nginx-{index}"), "app", "registry.test/nginx:v1").id
+            for index in range(2)
+        ]
+        node.start("web", 7)
+        server.faults.fail("ImageStatus")
+        await runtime.pods.refresh()
+        assert runtime.pods.processes.stop_signals == {}, "TERM until the image could be read"
+        await runtime.pods.refresh()
+        await runtime.pods.refresh()
+        assert runtime.pods.processes.stop_signals == dict.fromkeys(ids, 3)
+        assert server.faults.count("ImageStatus") == 3
+
+
 async def test_sources_that_hang_do_not_delay_a_new_pod_beyond_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
