@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,10 +17,13 @@ from nodeagent.host.container_processes import ContainerProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 ID, OTHER = "a" * 64, "b" * 64
 POD = "kubepods.slice/kubepods-pod1.slice"
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class Tree:
@@ -142,9 +146,9 @@ async def test_watched_containers_leave_descriptors_for_other_files(tmp_path: Pa
         (tmp_path / f"proc/{os.getpid()}").mkdir(parents=True, exist_ok=True)
     (tmp_path / f"proc/{os.getpid()}/cgroup").write_text(f"4:pids:/kubepods/pod1/{ID}\n5:cpu:/{OTHER}\n")
     await processes.locate([ID, OTHER])
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     processes.watch([ID, OTHER])
-    assert len(os.listdir("/proc/self/fd")) == before + 2, "the epoll and one process"
+    assert open_descriptors() == before + 2, "the epoll and one process"
     processes.close()
 
 

@@ -91,7 +91,11 @@ def test_stop_that_is_refused_after_a_later_call_was_answered_is_retried(located
 
 def test_pod_created_during_a_phase_is_stopped_in_it() -> None:
     node = Node([pod("slow")], {"slow-c": 9.0}, located=None)
-    node.on_list = lambda: asyncio.get_running_loop().call_later(1, node.up.append, pod("late")) and None
+
+    def create_later() -> None:
+        asyncio.get_running_loop().call_later(1, node.up.append, pod("late"))
+
+    node.on_list = create_later
     result = run_down(node)
     assert result.pods["late"].outcome is PodOutcome.STOPPED
     assert node.received("late-c", "TERM")[0] < 6000
