@@ -50,10 +50,14 @@ class Metric(NamedTuple):
     known: tuple[tuple[str, ...], ...] = ()
 
 
-_PASS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
-_CALL_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_PASS_S: Final = (10.0, 60.0, 600.0)
+_READING_S: Final = (0.1, 1.0, 5.0, 30.0)
+_READING: Final = re.compile(r"(^|_)(list|status|statuses|version|info|stats|usage|get|plugins)(_|$)")
+"""Words of the calls that wait for nothing but the runtime."""
 _EVICTION_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _THRESHOLD: Final = ("threshold", "signal", "kind")
+
+_CRI_ERRORS: Final = "kubelet_runtime_operations_errors_total"
 
 METRICS: Final[Mapping[str, Metric]] = {
     # garbage collection
@@ -96,8 +100,6 @@ METRICS: Final[Mapping[str, Metric]] = {
         Kind.COUNTER, "Node-level reclaim steps before an eviction, by threshold.", ("threshold",)
     ),
     "nodeagent_threshold_crossings_total": Metric(Kind.COUNTER, "Crossings of a threshold.", ("threshold",)),
-    "nodeagent_threshold_met": Metric(Kind.GAUGE, "1 while a threshold is met.", _THRESHOLD),
-    "nodeagent_threshold_limit": Metric(Kind.GAUGE, "Limit of a threshold on this node.", _THRESHOLD),
     "nodeagent_threshold_distance": Metric(
         Kind.GAUGE,
         "Distance of a signal from its threshold, in the signal's unit; negative once it is met.",
@@ -138,15 +140,19 @@ METRICS: Final[Mapping[str, Metric]] = {
         Kind.COUNTER, "Transitions of the container runtime from available to unavailable."
     ),
     "kubelet_runtime_operations_total": Metric(
-        Kind.COUNTER, "Runtime operations; the kubelet's metric name.", ("operation_type",)
+        Kind.COUNTER, "Calls of the CRI; the kubelet's metric name.", ("operation_type",)
     ),
-    "kubelet_runtime_operations_errors_total": Metric(
-        Kind.COUNTER, "Failed runtime operations; the kubelet's metric name.", ("operation_type",)
+    _CRI_ERRORS: Metric(Kind.COUNTER, "Failed calls of the CRI; the kubelet's metric name.", ("operation_type",)),
+    "nodeagent_containerd_calls_total": Metric(Kind.COUNTER, "Calls of the containerd API.", ("operation_type",)),
+    "nodeagent_containerd_call_errors_total": Metric(
+        Kind.COUNTER, "Failed calls of the containerd API.", ("operation_type",)
     ),
-    "kubelet_runtime_operations_duration_seconds": Metric(
-        Kind.HISTOGRAM, "Duration of runtime operations; the kubelet's metric name.", ("operation_type",), _CALL_S
+    "nodeagent_runtime_reading_duration_seconds": Metric(
+        Kind.HISTOGRAM, "Duration of the calls that list or read, by API: cri or containerd.", ("api",), _READING_S
     ),
-    "nodeagent_runtime_errors_total": Metric(Kind.COUNTER, "Failed runtime operations, by gRPC status.", ("status",)),
+    "nodeagent_runtime_errors_total": Metric(
+        Kind.COUNTER, "Failed calls of both APIs of the runtime, by gRPC status.", ("status",)
+    ),
     # pod list
     "nodeagent_pod_list_up": Metric(
         Kind.GAUGE, "1 if the last reading of a list of the pods bound to this node succeeded.", ("source",)
@@ -239,15 +245,19 @@ class Counters:
         """Count a runtime call.
 
         Args:
-            method: name of the RPC, such as ``ListPodSandbox``.
+            method: name of the RPC, such as ``ListPodSandbox`` of the CRI or ``leases.List`` of the containerd API.
             took_s: duration in seconds.
             status: gRPC status name. ``CANCELLED`` is a cancellation by the agent and no error.
         """
-        operation = _operation(method)
-        self.add("kubelet_runtime_operations_total", operation)
-        self.observe("kubelet_runtime_operations_duration_seconds", took_s, operation)
+        operation, of_containerd = _operation(method), "." in method
+        calls = "nodeagent_containerd_calls_total" if of_containerd else "kubelet_runtime_operations_total"
+        self.add(calls, operation)
+        if _READING.search(operation):
+            api = "containerd" if of_containerd else "cri"
+            self.observe("nodeagent_runtime_reading_duration_seconds", took_s, api)
         if status not in ("OK", "CANCELLED"):
-            self.add("kubelet_runtime_operations_errors_total", operation)
+            errors = "nodeagent_containerd_call_errors_total" if of_containerd else _CRI_ERRORS
+            self.add(errors, operation)
             self.add("nodeagent_runtime_errors_total", status)
 
     def count_event(self, event: Mapping[str, object]) -> None:

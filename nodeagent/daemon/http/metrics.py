@@ -208,13 +208,9 @@ class Exposition(Collector):
             if observation is None:
                 continue
             labels = (threshold.text, threshold.signal.value, "hard" if threshold.hard else "soft")
-            limit = threshold.limit(observation.capacity)
-            margin = observation.available - limit
-            gauges.set("nodeagent_threshold_limit", limit, *labels)
+            margin = observation.available - threshold.limit(observation.capacity)
             distance = margin if threshold.operator is Operator.LESS_THAN else -margin
-            met = threshold.met_by(observation.available, observation.capacity)
             gauges.set("nodeagent_threshold_distance", distance, *labels)
-            gauges.set("nodeagent_threshold_met", met, *labels)
 
 
 def _set_pod_list_gauges(gauges: Counters, state: PodListReading | None) -> None:

@@ -20,8 +20,6 @@ from tests.support.manual_clock import ManualClock
 T0 = datetime(2026, 1, 10, tzinfo=UTC)
 AT_S = T0.timestamp()
 FROM_STATE = {
-    "nodeagent_threshold_met",
-    "nodeagent_threshold_limit",
     "nodeagent_threshold_distance",
     "nodeagent_signal_available",
     "nodeagent_signal_capacity",
@@ -162,12 +160,14 @@ CASES: list[tuple[list[dict[str, object]], str, tuple[str, ...], float]] = [
 CALLS: list[tuple[list[tuple[str, float, str]], str, tuple[str, ...], float]] = [
     ([("ListPodSandbox", 0.1, "OK")] * 2, "kubelet_runtime_operations_total", ("list_podsandbox",), 2),
     ([("RemoveImage", 0.1, "UNKNOWN")], "kubelet_runtime_operations_errors_total", ("remove_image",), 1),
+    ([("leases.Delete", 0.1, "OK")] * 2, "nodeagent_containerd_calls_total", ("leases_delete",), 2),
+    ([("images.Get", 0.1, "UNKNOWN")], "nodeagent_containerd_call_errors_total", ("images_get",), 1),
     ([("RemoveImage", 0.1, "UNKNOWN")] * 3, "nodeagent_runtime_errors_total", ("UNKNOWN",), 3),
 ]
 HISTOGRAMS = {
     "nodeagent_pass_duration_seconds",
     "nodeagent_eviction_duration_seconds",
-    "kubelet_runtime_operations_duration_seconds",
+    "nodeagent_runtime_reading_duration_seconds",
 }
 
 
@@ -201,9 +201,10 @@ def test_counted_events_are_in_the_catalogue() -> None:
 @pytest.mark.parametrize(
     ("name", "labels", "counts", "total"),
     [
-        ("nodeagent_pass_duration_seconds", ("images",), {2.5: 1, 10.0: 1, float("inf"): 1}, 1010.0),
+        ("nodeagent_pass_duration_seconds", ("images",), {10.0: 2, float("inf"): 1}, 1010.0),
         ("nodeagent_eviction_duration_seconds", (), {0.25: 1, 0.5: 1}, 0.75),
-        ("kubelet_runtime_operations_duration_seconds", ("version",), {0.005: 1, 0.01: 1, 120.0: 1}, 120.011),
+        ("nodeagent_runtime_reading_duration_seconds", ("cri",), {0.1: 2, float("inf"): 1}, 120.011),
+        ("nodeagent_runtime_reading_duration_seconds", ("containerd",), {1.0: 1}, 0.5),
     ],
 )
 def test_durations_are_counted_in_buckets(
@@ -216,6 +217,8 @@ def test_durations_are_counted_in_buckets(
         counters.count_event(event("evicted", **EVICTION | {"took_s": took_s}))
     for took_s in (0.001, 0.01, 120.0):
         counters.call("Version", took_s, "OK")
+        counters.call("StopContainer", took_s, "OK")  # waits for the container
+    counters.call("snapshots.List", 0.5, "OK")
     histogram = counters.histograms[name][labels]
     assert histogram.total == pytest.approx(total)
     buckets = dict(zip((*histogram.bounds, float("inf")), histogram.counts, strict=True))
@@ -241,7 +244,6 @@ def test_call_cancelled_by_the_agent_is_not_an_error(status: str) -> None:
         ("ListContainerStats", "list_container_stats"),
         ("ImageFsInfo", "image_fs_info"),
         ("RuntimeConfig", "runtime_config"),
-        ("leases.Delete", "leases_delete"),
     ],
 )
 def test_calls_are_labelled_with_kubelet_operation_types(method: str, operation: str) -> None:
@@ -286,7 +288,7 @@ def test_label_values_above_the_limit_are_counted_as_other() -> None:
     kills = counters.values["nodeagent_oom_kills_total"]
     assert len(kills) == MAX_SERIES + 1
     assert kills[(OTHER,)] == MAX_SERIES * 2
-    assert len(counters.histograms["kubelet_runtime_operations_duration_seconds"]) == MAX_SERIES + 1
+    assert len(counters.values["kubelet_runtime_operations_total"]) == MAX_SERIES + 1
     counters.count_event(event("oom_kill", pod_namespace="n0", processes=1))
     assert kills[("n0",)] == 2
 
