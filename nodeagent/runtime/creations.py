@@ -13,9 +13,10 @@ import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from nodeagent.errors import RuntimeRequestError
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.image_leases import KIND_LABEL
-from nodeagent.runtime.metadata_graph import EXPIRE, SNAPSHOTS, Node
+from nodeagent.runtime.metadata_graph import EXPIRE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +30,7 @@ LONGEST_CREATION: Final = timedelta(minutes=2)
 
 _SANDBOX_LEASE: Final = re.compile(r"[0-9a-f]{64}")  # containerd 2 creates an empty lease per sandbox, under its id
 _UNPACKING: Final = "extract-"
+_NOT_LOADED: Final = "INVALID_ARGUMENT"
 
 
 class CreationLeases(NamedTuple):
@@ -68,18 +70,33 @@ class Creations:
             empty &= {each.id for each in await self._client.list_leases()}
         return CreationLeases(frozenset(each.id for each in recent), frozenset(empty))
 
-    async def prepared(self, snapshotters: Iterable[str]) -> dict[Node, str]:
-        """Return the layers below writable snapshots without a container record, each with the key of the snapshot."""
-        found: dict[Node, str] = {}
-        for name in snapshotters:
+    async def prepared(self, snapshotters: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
+        """Return the layers below writable snapshots without a container record, each with the key of the snapshot.
+
+        Layers are in the form of their snapshot's key, which is the same in every snapshotter: a container of another
+        runtime class can be created in another one than those that have the image.
+
+        Args:
+            snapshotters: snapshotters to read.
+            others: further ones; those that are not loaded are skipped.
+        """
+        required = frozenset(snapshotters)
+        found: dict[str, str] = {}
+        for name in sorted({*required, *others}):
+            try:
+                listed = await self._client.list_writable_snapshots(name)
+            except RuntimeRequestError as error:
+                if name not in required and error.status == _NOT_LOADED:
+                    continue
+                raise
             snapshots = [
                 each
-                for each in await self._client.list_writable_snapshots(name)
+                for each in listed
                 if each.parent and not each.key.startswith(_UNPACKING) and self._is_recent(each.created)
             ]
             # Read after the snapshots: a creation is then visible as one or the other.
             recorded = {each.snapshot_key for each in await self._client.list_containers()} if snapshots else set()
-            found |= {Node(SNAPSHOTS + name, each.parent): each.key for each in snapshots if each.key not in recorded}
+            found |= {each.parent: each.key for each in snapshots if each.key not in recorded}
         return found
 
     def _is_recent(self, created: Stamp) -> bool:

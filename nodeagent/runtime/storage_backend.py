@@ -51,12 +51,14 @@ class RemovalRecords:
         undo: keeps the content of removed images for an undo.
         creations: reads the container creations in progress.
         extents: returns the extent of images, by id and from their names, as of the last storage graph.
+        snapshotters: returns the snapshotters in that graph, or the default one.
     """
 
     leases: ImageLeases
     undo: UndoLeases
     creations: Creations
     extents: Callable[[Mapping[str, Sequence[StoredImage]]], dict[str, ImageExtent]]
+    snapshotters: Callable[[], tuple[str, ...]]
 
 
 class StorageBackend(Protocol):
@@ -249,7 +251,7 @@ class ContainerdStorage:
         self._cache: LayerCache | None = None
         leases = ImageLeases(client, clock)
         undo = UndoLeases(client, leases)
-        self._removals = RemovalRecords(leases, undo, Creations(client, clock), self._extents)
+        self._removals = RemovalRecords(leases, undo, Creations(client, clock), self._extents, self._snapshotters)
 
     async def build_graph(
         self,
@@ -331,9 +333,11 @@ class ContainerdStorage:
 
     async def has_writable_layer(self, container_id: str) -> bool:
         """Return whether a snapshotter has the snapshot of a container or sandbox."""
-        names = self._cache.snapshotters if self._cache is not None else (DEFAULT_SNAPSHOTTER,)
-        found = await asyncio.gather(*(self._client.has_snapshot(name, container_id) for name in names))
+        found = await asyncio.gather(*(self._client.has_snapshot(name, container_id) for name in self._snapshotters()))
         return any(found)
+
+    def _snapshotters(self) -> tuple[str, ...]:
+        return self._cache.snapshotters if self._cache is not None else (DEFAULT_SNAPSHOTTER,)
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Delete an image name with that target digest; return whether it existed."""

@@ -215,9 +215,9 @@ class ContainerdServices:
         self, request: snapshots_pb2.ListSnapshotsRequest, namespace: str
     ) -> Iterator[snapshots_pb2.ListSnapshotsResponse]:
         """List snapshots ordered by key."""
-        _check_snapshotter(request.snapshotter)
         matches = parse_filters(request.filters)
-        known = self._store.snapshots.values() if namespace == NAMESPACE else ()
+        listed = self._store.snapshots_in(request.snapshotter)
+        known = listed.values() if namespace == NAMESPACE else ()
         matching = [
             snapshot
             for snapshot in sorted(known, key=lambda snapshot: snapshot.key)

@@ -114,10 +114,11 @@ def on_disk(size_bytes: int) -> int:
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
-class MetadataStore:  # 12 attributes: one for each table of containerd's database, and their reference counts
+class MetadataStore:  # 13 attributes: one for each table of containerd's database, and their reference counts
     """Metadata of one namespace, on a blob store shared with other namespaces.
 
     Attributes:
+        other_snapshotters: snapshots by key of each further snapshotter; they are listed only.
         elsewhere: blobs by digest of each other namespace; they remain on disk after a removal in this namespace.
         collections: number of garbage collections.
     """
@@ -125,6 +126,7 @@ class MetadataStore:  # 12 attributes: one for each table of containerd's databa
     def __init__(self) -> None:
         self.blobs: dict[str, Blob] = {}
         self.snapshots: dict[str, Snapshot] = {}
+        self.other_snapshotters: dict[str, dict[str, Snapshot]] = {}
         self.names: dict[str, ImageName] = {}
         self.leases: dict[str, Lease] = {}
         self.ingests: dict[str, Ingest] = {}
@@ -134,6 +136,13 @@ class MetadataStore:  # 12 attributes: one for each table of containerd's databa
         self._children: Counter[str] = Counter()
         self._candidates: dict[PieceKey, None] = {}
         self._unswept_bytes = self._unswept_inodes = 0
+
+    def snapshots_in(self, snapshotter: str) -> dict[str, Snapshot]:
+        """Return the snapshots of a snapshotter by key; fail if it is not loaded."""
+        loaded = {SNAPSHOTTER: self.snapshots, **self.other_snapshotters}
+        if snapshotter not in loaded:
+            raise RefusedError("INVALID_ARGUMENT", f"snapshotter not loaded: {snapshotter}: invalid argument")
+        return loaded[snapshotter]
 
     @property
     def used_bytes(self) -> int:

@@ -285,17 +285,18 @@ class ImageTransaction:
         tops = {image_id: self._extents[image_id].tops for image_id in images if image_id in self._extents}
         snapshotters = {node.kind.removeprefix(SNAPSHOTS) for each in tops.values() for node in each}
         # Snapshots before containers: a creation that proceeds meanwhile is then seen as one or the other.
-        prepared = await self._services.records.creations.prepared(snapshotters)
+        records = self._services.records
+        prepared = await records.creations.prepared(snapshotters, records.snapshotters())
         kept, named = await asyncio.gather(
             self._services.keep_reasons(
                 {image_id: each.image for image_id, each in images.items()},
                 [each.decision for each in images.values()],
             ),
-            self._services.records.leases.list_names(),
+            records.leases.list_names(),
         )
         targets = {stored.target for stored, _ in named.values()}
         for image_id, candidate in images.items():
-            snapshot = next((prepared[node] for node in tops.get(image_id, ()) if node in prepared), None)
+            snapshot = next((prepared[node.id] for node in tops.get(image_id, ()) if node.id in prepared), None)
             if snapshot is not None:
                 kept.setdefault(image_id, f"container {snapshot[:12]} is being created from it")
             elif not tops.get(image_id) and settled.others:

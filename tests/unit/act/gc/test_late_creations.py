@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import pytest
 
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.plan.gc.scope import Scope
@@ -62,3 +65,26 @@ async def test_image_whose_container_is_prepared_during_the_creation_of_the_undo
         assert undo.size_bytes == sum(each.frees_bytes or 0 for each in preview.removals if each.id != late)
         (lease,) = made.node.store.leases
         assert lease == undo.lease_id
+
+
+@pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "not-loaded"])
+async def test_image_whose_container_is_prepared_in_another_snapshotter_is_kept(rig: Opener, *, loaded: bool) -> None:
+    async with rig(bulk=True) as made:
+        victims = (await made.collector.preview(Scope.IMAGES)).removals
+        late, other = [each.id for each in victims if made.node.images[each.id].chain_id][:2]
+        config = made.node.store.blobs[other]
+        made.node.store.blobs[other] = replace(
+            config, labels={**config.labels, "containerd.io/gc.ref.snapshot.native": "sha256:0"}
+        )
+        if loaded:
+            made.node.store.other_snapshotters["native"] = {}
+        preview = await made.collector.preview(Scope.IMAGES)
+
+        def prepare() -> None:
+            parent = made.node.images[late].chain_id
+            snapshot = Snapshot("c" * 64, parent, SnapshotKind.ACTIVE, 1, 1, made.node.now)
+            made.node.store.other_snapshotters = {"native": {snapshot.key: snapshot}} if loaded else {}
+
+        made.server.faults.before("Images.Delete", prepare, target=late)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert outcomes(report)[late] is (Outcome.CHANGED if loaded else Outcome.DONE)
