@@ -16,8 +16,7 @@ from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.lock import process_lock
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.sim.store import RefusedError
-from tests.unit.act.gc.transactions import CHANGES, outcomes, remove_all
+from tests.unit.act.gc.transactions import CHANGES, crash, outcomes, remove_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,9 +41,6 @@ def whole(made: Rig, names: dict[str, set[str]]) -> tuple[set[str], set[str]]:
         chain_id = made.node.images[image_id].chain_id
         assert not chain_id or chain_id in made.node.store.snapshots
     return present, names.keys() - present
-
-
-STEPS = (*CHANGES, "ListContainers", "Snapshots.List", "Leases.List", "Images.List", "Images.Get")
 
 
 async def test_interrupted_removal_of_this_moment_is_left_to_the_pass_that_holds_the_lock(
@@ -145,22 +141,6 @@ async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_leas
         assert not made.node.store.leases
         assert in_use in present or not in_use
         assert not undecided & removed
-
-
-def crash(made: Rig, at: tuple[str, int, bool]) -> None:
-    """End the runtime's responses at the n-th call of a method, before or after its effect, for all later calls."""
-    method, number, after = at
-    seen = iter(range(1 << 30))
-
-    def count() -> None:
-        if next(seen) == number:
-            for each in STEPS:
-                made.server.faults.fail(each, times=None, status="UNAVAILABLE", detail="crashed")
-            if after:
-                raise RefusedError("UNAVAILABLE", "crashed")
-
-    hook = made.server.faults.after if after else made.server.faults.before
-    hook(method, count, times=None)
 
 
 async def test_open_removal_is_listed_with_its_expiry(rig: Opener) -> None:

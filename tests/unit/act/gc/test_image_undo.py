@@ -23,7 +23,8 @@ from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.storage_backend import CriOnlyStorage
-from nodeagent.sim.store import BLOCK_BYTES, RefusedError
+from nodeagent.sim.store import BLOCK_BYTES
+from tests.unit.act.gc.transactions import CHANGES, crash
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,16 +35,6 @@ if TYPE_CHECKING:
 WINDOW_S = 600.0
 HOLDER_BYTES = BLOCK_BYTES
 """Disk usage of the blob that references the images of a lease."""
-CHANGES = ("Leases.Create", "Content.Write", "Images.Delete", "Images.Create", "Leases.Delete")
-STEPS = (
-    *CHANGES,
-    "ListContainers",
-    "Snapshots.List",
-    "Leases.List",
-    "Images.List",
-    "Images.Get",
-    "Leases.ListResources",
-)
 
 
 async def remove_all(made: Rig, trigger: str = "command", rounds: int = 1) -> PassReport:
@@ -259,22 +250,6 @@ async def test_open_window_is_listed_as_a_lease_of_the_agent(rig: Opener) -> Non
         assert report.id in text
         assert "for an undo until" in text
         assert await made.observer.find_unreferenced() == ()
-
-
-def crash(made: Rig, at: tuple[str, int, bool]) -> None:
-    """End the runtime's responses at the n-th call of a method, before or after its effect, for all later calls."""
-    method, number, after = at
-    seen = iter(range(1 << 30))
-
-    def count() -> None:
-        if next(seen) == number:
-            for each in STEPS:
-                made.server.faults.fail(each, times=None, status="UNAVAILABLE", detail="crashed")
-            if after:
-                raise RefusedError("UNAVAILABLE", "crashed")
-
-    hook = made.server.faults.after if after else made.server.faults.before
-    hook(method, count, times=None)
 
 
 CRASHES = st.none() | st.tuples(st.sampled_from(CHANGES), st.integers(0, 40), st.booleans())
