@@ -203,7 +203,7 @@ class Agent:
             ObservationError: the runtime has no records of references.
         """
         preview = await self.collector.preview(Scope.IMAGES)
-        found = await self.observer.find_unreferenced()
+        found = await self.observer.images.find_unreferenced()
         at = self.read_clocks()
         trust = await asyncio.to_thread(self.store.read_clock, at)
         plan = await asyncio.to_thread(

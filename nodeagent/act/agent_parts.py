@@ -116,7 +116,7 @@ class AgentParts:
             HostLogs(settings.pod_log_root, settings.container_log_root, self.clock),
             self.clock,
             HoldFile(settings.state_directory).read,
-            observer.find_unreferenced,
+            observer.images.find_unreferenced,
             bulk=settings.bulk_removal,
             settle_s=settings.settle_s,
             read_pod_images=self.read_pod_images,

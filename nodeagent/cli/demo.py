@@ -103,7 +103,9 @@ async def _simulated() -> AsyncIterator[Collector]:
                 find_running=lambda _known: (frozenset(), False),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root, node.clock)
-            removers = RemoverFactory(cri, storage, logs, node.clock, tuple, observer.find_unreferenced, bulk=True)
+            removers = RemoverFactory(
+                cri, storage, logs, node.clock, tuple, observer.images.find_unreferenced, bulk=True
+            )
             yield Collector(
                 observer,
                 removers,

@@ -118,7 +118,7 @@ class StatusReader:
         """Return the image filesystems besides the first; those known last if the runtime does not answer."""
         with suppress(NodeAgentError, TimeoutError):
             async with asyncio.timeout(_RUNTIME_WITHIN_S):
-                self._others = (await self._agent.observer.find_image_filesystems())[1:]
+                self._others = (await self._agent.observer.images.find_filesystems())[1:]
         return self._others
 
     async def _read_layout(self) -> tuple[SignalLayout, str]:

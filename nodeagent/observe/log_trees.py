@@ -1,4 +1,4 @@
-"""Readings of pod log directories, compared with the earlier readings of this process."""
+"""Readings of pod logs: directories, compared with the earlier readings of this process, and links without target."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.errors import ObservationError
+from nodeagent.host import podlogs
 from nodeagent.host.log_trees import MAX_TREE_S, read_log_tree
 from nodeagent.host.podlogs import FAR_FUTURE
 from nodeagent.model import LogTree
@@ -15,19 +17,33 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.clock import Clock
-    from nodeagent.model import PodLogDirectory, Sandbox
+    from nodeagent.model import ContainerLogLink, PodLogDirectory, Sandbox
 
 MAX_TREES_S: Final = 30.0
 """Time limit for all log trees of one observation; unread trees count as incomplete."""
 
 
-class LogTreeReadings:
-    """Reads the removable log directories, and records the time since which each is unchanged."""
+class PodLogReader:
+    """Lists pod logs, reads the removable directories, and records the time since which each is unchanged."""
 
-    def __init__(self, root: Path, clock: Clock) -> None:
+    def __init__(self, root: Path, link_root: Path, clock: Clock) -> None:
+        """Create a reader of pod log directories in ``root`` and of links to container logs in ``link_root``."""
         self._root = root
+        self._link_root = link_root
         self._clock = clock
         self._first_equal: Mapping[str, tuple[str, float]] = {}
+
+    def list_entries(self, warnings: list[str]) -> tuple[tuple[PodLogDirectory, ...], tuple[ContainerLogLink, ...]]:
+        """Return the pod log directories and the links without target; none, with a warning, if unreadable. Blocks."""
+        directories: tuple[PodLogDirectory, ...] = ()
+        links: tuple[ContainerLogLink, ...] = ()
+        try:
+            directories = podlogs.list_pod_log_directories(self._root)
+            if self._root.is_dir():  # without this directory the target of every link is missing
+                links = podlogs.list_dead_log_links(self._link_root)
+        except ObservationError as error:
+            warnings.append(f"pod logs are kept: {error}")
+        return directories, links
 
     async def read(
         self, directories: Sequence[PodLogDirectory], sandboxes: Iterable[Sandbox]

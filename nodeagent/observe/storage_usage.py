@@ -55,7 +55,7 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
         raise ObservationError(snapshot.image_filesystem_error or "no reading of the image filesystem")
     unreferenced: tuple[UnreferencedPiece, ...] = ()
     with suppress(NodeAgentError):
-        unreferenced = await observer.find_unreferenced()
+        unreferenced = await observer.images.find_unreferenced()
     writable = dict(snapshot.writable_bytes)
     if snapshot.storage is not None:
         with suppress(RuntimeRequestError):

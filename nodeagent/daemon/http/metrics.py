@@ -168,7 +168,7 @@ class Exposition(Collector):
             gauges.set("nodeagent_memory_persistent", not agent.history_writer.problem, "history")
             gauges.set("nodeagent_history_records_dropped_total", agent.history.dropped)
             _set_pod_list_gauges(gauges, agent.bound_pods.state)
-            for each in agent.observer.image_filesystems or ():
+            for each in agent.observer.images.filesystems or ():
                 if each.observed is not None:
                     labels = (",".join(sorted(each.stores - {""})), each.path)
                     available_bytes = each.observed.available_bytes

@@ -121,7 +121,7 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
         HostLogs(settings.pod_log_root, settings.container_log_root, clock),
         clock,
         options.read_holds,
-        observer.find_unreferenced,
+        observer.images.find_unreferenced,
         bulk=options.bulk,
         settle_s=options.settle_s,
         read_pod_images=options.read_pod_images,

@@ -16,7 +16,7 @@ from nodeagent.host import log_trees
 from nodeagent.host.open_files import find_openers
 from nodeagent.host.podlogs import list_pod_log_directories
 from nodeagent.model import LogOpeners
-from nodeagent.observe.log_trees import LogTreeReadings
+from nodeagent.observe.log_trees import PodLogReader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.scope import Scope
@@ -171,7 +171,7 @@ async def test_unreached_trees_are_incomplete(tmp_path: Path) -> None:
 
     for name in ("a_b_" + NAME[-36:], NAME):
         (tmp_path / name).mkdir()
-    read = await LogTreeReadings(tmp_path, Slow()).read(list_pod_log_directories(tmp_path), ())
+    read = await PodLogReader(tmp_path, tmp_path, Slow()).read(list_pod_log_directories(tmp_path), ())
     assert [each.tree.problem[:11] for each in read if each.tree] == ["not read in", "not reached"]
 
 

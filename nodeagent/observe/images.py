@@ -1,0 +1,174 @@
+"""Observation of images: storage graph, recorded use, holds, images named by pods, and image filesystems."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError, StoreError
+from nodeagent.model import ImageUseRecord, StorageGraph
+from nodeagent.plan.gc.holds import holds_in_force
+from nodeagent.plan.gc.image_users import images_in_use
+from nodeagent.runtime.containerd_facts import with_pins
+from nodeagent.runtime.storage_backend import CriOnlyStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from nodeagent.model import Hold, Image, ImageFilesystem, NodeSnapshot, UnreferencedPiece
+    from nodeagent.observe.image_filesystems import ImageFilesystemReader
+    from nodeagent.observe.snapshot_sources import HoldReader, NodeMemory, PodImageSource
+    from nodeagent.runtime.containerd_records import StoredContainer
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.cri_messages import RuntimeStatus
+    from nodeagent.runtime.storage_backend import StorageBackend
+    from nodeagent.store import ClockReading
+
+_NOT_OBSERVED: Final = ImageUseRecord({}, None)
+
+
+class ImageObserver:
+    """Observes images, and completes snapshots with them.
+
+    Attributes:
+        filesystems: the several image filesystems of the last observation; empty on a node with one, ``None`` before
+            the first.
+    """
+
+    def __init__(  # noqa: PLR0913 - one argument per source
+        self,
+        cri: CriClient,
+        storage: StorageBackend,
+        *,
+        filesystems: ImageFilesystemReader,
+        memory: NodeMemory,
+        read_holds: HoldReader,
+        read_pod_images: PodImageSource,
+    ) -> None:
+        self._cri = cri
+        self._storage = storage
+        self._filesystem_reader = filesystems
+        self._memory = memory
+        self._read_holds = read_holds
+        self._read_pod_images = read_pod_images
+        self._sources: dict[str, frozenset[str]] = {}
+        self.filesystems: tuple[ImageFilesystem, ...] | None = None
+
+    async def find_unreferenced(self) -> tuple[UnreferencedPiece, ...]:
+        """Return the unreferenced blobs and snapshots.
+
+        Raises:
+            ObservationError: the runtime has no records of references, or they are disabled.
+        """
+        status = await self._cri.status()
+        paths, _ = await self._filesystem_reader.reported_paths()
+        return await self._storage.find_unreferenced(snapshotter=status.snapshotter, path=next(iter(paths), "/"))
+
+    async def find_filesystems(self) -> tuple[ImageFilesystem, ...]:
+        """Return the several image filesystems of the node; none on a node with one.
+
+        They are those of the last observation; before the first, those of the runtime's report and of its handlers.
+
+        Raises:
+            NodeAgentError: the runtime does not answer.
+        """
+        if self.filesystems is not None:
+            return self.filesystems
+        (paths, error), status = await asyncio.gather(self._filesystem_reader.reported_paths(), self._cri.status())
+        known = StorageGraph(store_paths=await self._storage.read_store_paths())
+        return (await self._filesystem_reader.read(paths, error, known, status.snapshotters)).several
+
+    async def list_stored(self) -> tuple[StoredContainer, ...] | None:
+        """Return containerd's own records of containers; ``None`` on other runtimes."""
+        if isinstance(self._storage, CriOnlyStorage):
+            return None
+        try:
+            return await self._storage.list_containers()
+        except RuntimeUnsupportedError:  # not containerd
+            self._storage = CriOnlyStorage()
+            return None
+
+    async def complete(
+        self,
+        snapshot: NodeSnapshot,
+        stored: tuple[StoredContainer, ...] | None,
+        status: RuntimeStatus,
+        warnings: list[str],
+        at: ClockReading,
+    ) -> NodeSnapshot:
+        """Return the snapshot with the storage graph, the usage of images, the holds and the image filesystem.
+
+        Args:
+            snapshot: the snapshot, with the images that CRI lists.
+            stored: containerd's own records of containers; ``None`` on other runtimes.
+            status: the status of the runtime.
+            warnings: receives a sentence for each unreadable part.
+            at: the reading of the clocks at the observation.
+        """
+        paths, error = await self._filesystem_reader.reported_paths()
+        storage = await self._build_graph(snapshot.images, stored, status, next(iter(paths), "/"), warnings)
+        filesystems = await self._filesystem_reader.read(paths, error, storage, status.snapshotters)
+        self.filesystems = filesystems.several
+        if storage is not None:
+            snapshot = replace(snapshot, images=with_pins(snapshot.images, storage))
+        pulled = {image.id: _pulled_at(storage, image.id) for image in snapshot.images}
+        in_use = images_in_use(snapshot)
+        use = _NOT_OBSERVED  # contradictory lists would record used images as unused, and unlisted ones as removed
+        if not snapshot.contradictions:
+            use = await asyncio.to_thread(self._memory.observe, pulled, in_use, at)
+        holds: tuple[Hold, ...] = ()
+        holds_error = ""
+        try:
+            read = await asyncio.to_thread(self._read_holds)
+            holds = holds_in_force(read, snapshot.clock, snapshot.observed_at)
+        except StoreError as unreadable:
+            holds_error = str(unreadable)
+        pods = await self._read_pod_images()  # read last, since pods may have been bound during the observation
+        warnings += pods.warnings
+        return replace(
+            snapshot,
+            holds=holds,
+            pod_images=pods,
+            image_sources=self._image_sources(storage),
+            holds_error=holds_error,
+            storage=storage,
+            image_usage=use.usage,
+            image_use_observed_since=use.observed_since,
+            image_filesystem=filesystems.first,
+            image_filesystem_error=filesystems.error,
+            image_filesystems=filesystems.several,
+        )
+
+    async def _build_graph(
+        self,
+        images: Sequence[Image],
+        stored: tuple[StoredContainer, ...] | None,
+        status: RuntimeStatus,
+        path: str,
+        warnings: list[str],
+    ) -> StorageGraph | None:
+        try:
+            return await self._storage.build_graph(images, snapshotter=status.snapshotter, path=path, containers=stored)
+        except NodeAgentError as error:
+            warnings.append(f"sizes are upper bounds: containerd's own services failed: {error}")
+            return None
+
+    def _image_sources(self, storage: StorageGraph | None) -> Mapping[str, frozenset[str]] | None:
+        """Return the sources of images; those of the last storage graph if there is none now, ``None`` with CRI alone.
+
+        The content of an image id never changes, and a later pull only adds sources.
+        """
+        if storage is not None:
+            self._sources = {
+                image_id: record.sources for image_id, record in storage.records.items() if record.sources is not None
+            }
+        elif isinstance(self._storage, CriOnlyStorage):
+            return None
+        return self._sources
+
+
+def _pulled_at(storage: StorageGraph | None, image_id: str) -> datetime | None:
+    record = storage.records.get(image_id) if storage is not None else None
+    return record.pulled_at if record is not None else None

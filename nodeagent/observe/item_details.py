@@ -1,0 +1,123 @@
+"""Details of containers and sandboxes that the lists of CRI lack, read for the items on which a decision depends."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from nodeagent.errors import ObservationError, RuntimeNotFoundError, RuntimeRequestError
+from nodeagent.model import ContainerState
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.runtime.features import mounts_images
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from nodeagent.model import Container, RuntimeInfo, Sandbox
+    from nodeagent.runtime.containerd_records import StoredContainer
+    from nodeagent.runtime.cri import CriClient
+
+T = TypeVar("T")
+
+_CONCURRENCY: Final = 16
+
+
+class ItemDetails:
+    """Reads and caches immutable details by id: those of exited containers, and the images of sandboxes."""
+
+    def __init__(self, cri: CriClient) -> None:
+        self._cri = cri
+        self._containers: dict[str, Container] = {}
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._completed: dict[str, tuple[Sandbox, Sandbox]] = {}
+        self._slots = asyncio.Semaphore(_CONCURRENCY)
+
+    async def with_images(
+        self, sandboxes: Sequence[Sandbox], stored: Sequence[StoredContainer], scope: Scope
+    ) -> tuple[tuple[Sandbox, ...], frozenset[str]]:
+        """Return the sandboxes with their own images, and the ids of sandboxes whose image could not be read."""
+        if scope is Scope.CONTAINERS:
+            return tuple(sandboxes), frozenset()
+        listed = {sandbox.id for sandbox in sandboxes}
+        known = self._sandboxes = _only(self._sandboxes, listed)
+        if listed - known.keys():
+            # one list instead of a status per sandbox; source: containerd ``containers.v1.Container.image``
+            images = {each.id: each.image for each in stored}
+            known.update(
+                {each.id: replace(each, image=images[each.id]) for each in sandboxes if images.get(each.id, "")}
+            )
+        unread: set[str] = set()
+
+        async def read(sandbox_id: str) -> None:
+            async with self._slots:
+                try:
+                    known[sandbox_id] = await self._cri.sandbox_status(sandbox_id)
+                except RuntimeNotFoundError:
+                    return
+                except RuntimeRequestError:
+                    unread.add(sandbox_id)
+
+        await asyncio.gather(*(read(sandbox_id) for sandbox_id in sorted(listed - known.keys())))
+        before, filled = self._completed, {}
+        for sandbox in sandboxes:
+            details = known.get(sandbox.id)
+            earlier = before.get(sandbox.id)
+            if earlier is not None and earlier[0] is sandbox:  # unchanged since the previous listing
+                filled[sandbox.id] = earlier
+            elif details is not None:
+                complete = replace(sandbox, image=details.image, log_directory=details.log_directory)
+                filled[sandbox.id] = sandbox, complete
+        self._completed = filled
+        return tuple(filled.get(each.id, (each, each))[1] for each in sandboxes), frozenset(unread)
+
+    async def with_details(
+        self, containers: Sequence[Container], sandboxes: Sequence[Sandbox], info: RuntimeInfo, scope: Scope
+    ) -> tuple[Container, ...]:
+        """Return the containers, with finish time and mounted images where a decision depends on them.
+
+        Finish times are read only for pods without a ready sandbox, mounted images only on runtimes with image volumes.
+        """
+        known = self._containers = _only(self._containers, {each.id for each in containers}) if self._containers else {}
+        ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
+        mounting = scope is not Scope.CONTAINERS and mounts_images(info)
+        ending = scope is not Scope.IMAGES
+
+        def must_read(container: Container) -> bool:
+            cached = known.get(container.id)
+            if cached is not None and (cached.state is ContainerState.EXITED or not ending):
+                return False
+            ended = container.state is ContainerState.EXITED and container.pod_uid not in ready
+            return (mounting and cached is None) or (ending and ended)
+
+        async def read(container_id: str) -> None:
+            async with self._slots:
+                try:
+                    known[container_id] = await self._cri.container_status(container_id)
+                except RuntimeNotFoundError:
+                    return
+                except RuntimeRequestError as error:
+                    if mounting:
+                        raise ObservationError(f"cannot read the image volumes of containers: {error}") from error
+
+        await asyncio.gather(*(read(container.id) for container in containers if must_read(container)))
+        if not known:
+            return tuple(containers)
+        return tuple([_merged(each, known[each.id]) if each.id in known else each for each in containers])
+
+
+def _only(known: Mapping[str, T], listed: Collection[str]) -> dict[str, T]:
+    """Return the cached entries of listed ids in a new dictionary, since a concurrent observation may use the other."""
+    return {each: value for each, value in known.items() if each in listed}
+
+
+def _merged(container: Container, detail: Container) -> Container:
+    """Return a listed container with the fields of its status; a finish time only if it is listed as exited."""
+    ended = container.state is ContainerState.EXITED and detail.state is ContainerState.EXITED
+    return replace(
+        container,
+        finished_at=detail.finished_at if ended else None,
+        exit_code=detail.exit_code if ended else None,
+        log_path=detail.log_path,
+        volume_images=detail.volume_images,
+    )
