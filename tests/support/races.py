@@ -117,22 +117,27 @@ class RaceField:
         return path
 
     def run_round(self, removal: Removal, *, uses: int = 40, clients: int = 4) -> None:
-        """Run one round: ``uses`` random uses of the images during ``removal``, which returns the images removed."""
+        """Run one round: up to ``uses`` random uses of the images during ``removal``, which returns the images removed.
+
+        Uses that a busy machine delays beyond the end of the removal are omitted.
+        """
         with self._containerd.pods() as pods:
             self.import_missing()
             sandbox = pods.run_sandbox(f"raced-{next(self._numbers)}")
-            started, threads = threading.Event(), list[Future[None]]()
+            started, ended, threads = threading.Event(), threading.Event(), list[Future[None]]()
             with ThreadPoolExecutor(clients) as pool:
                 instants = sorted(self._random.uniform(-0.05, self._span_s * 1.1) for _ in range(uses))
                 plans = [(at, self._random.random(), self._random.choice(self.archive.images)) for at in instants]
                 threads += [
-                    pool.submit(self._use, pods, sandbox, started, plans[part::clients]) for part in range(clients)
+                    pool.submit(self._use, pods, sandbox, started, ended, plans[part::clients])
+                    for part in range(clients)
                 ]
                 started.set()
                 time.sleep(0.05)  # the first uses start before the removal
                 began = time.perf_counter()
                 removed = removal(pods, self.archive.images)
                 self._span_s = time.perf_counter() - began
+                ended.set()
                 for each in threads:
                     each.result()
             self.counts.removed += removed
@@ -181,19 +186,25 @@ class RaceField:
         return found
 
     def _use(
-        self, pods: Pods, sandbox: Sandbox, started: threading.Event, plans: list[tuple[float, float, Built]]
+        self,
+        pods: Pods,
+        sandbox: Sandbox,
+        started: threading.Event,
+        ended: threading.Event,
+        plans: list[tuple[float, float, Built]],
     ) -> None:
-        """Use images at their instants, in seconds from the start of the removal."""
+        """Use images at their instants, in seconds from the start of the removal, until the removal ends."""
         started.wait()
         began = time.perf_counter() + 0.05
         for at, kind, built in plans:
-            time.sleep(max(0.0, began + at - time.perf_counter()))
+            if ended.wait(max(0.0, began + at - time.perf_counter())):
+                return
             if kind < 0.1 and self._registry is not None:
                 if self._pull(pods, built):
                     self._create(pods, sandbox, built, start=kind < 0.02)
-            elif kind < 0.8:
-                self._create(pods, sandbox, built, start=kind > 0.7)
             elif kind < 0.9:
+                self._create(pods, sandbox, built, start=kind > 0.8)
+            elif kind < 0.95:
                 self._import(built)
             else:
                 self._tag(built)
