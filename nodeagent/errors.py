@@ -69,6 +69,30 @@ class RuntimeUnsupportedError(RuntimeRequestError):
     """The runtime does not implement the call (gRPC UNIMPLEMENTED): an older or different runtime."""
 
 
+class ApiServerError(NodeAgentError):
+    """A request to the Kubernetes API server failed; local functions are not affected."""
+
+
+class ApiServerUnavailableError(ApiServerError):
+    """No connection, no trusted certificate, no usable credentials, or no complete answer in time."""
+
+
+class ApiServerRefusedError(ApiServerError):
+    """The API server refused a request.
+
+    Attributes:
+        status: HTTP status, such as 409.
+        reason: reason of the ``Status`` object, such as ``Conflict``; empty without one.
+        retry_after_s: seconds after which the server accepts another attempt; ``None`` if it did not state any.
+    """
+
+    def __init__(self, text: str, status: int, reason: str = "", retry_after_s: float | None = None) -> None:
+        self.status = status
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        super().__init__(text)
+
+
 class InhibitorError(NodeAgentError):
     """logind is unavailable or refused the inhibitor lock; graceful shutdown is not protected."""
 

@@ -1,0 +1,220 @@
+"""Server, CA and credentials of the Kubernetes API, from a kubeconfig or from files, read again when a file changes.
+
+Secrets are kept out of every error, log line and ``repr``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from nodeagent.config.file_trust import open_trusted
+from nodeagent.errors import ApiServerUnavailableError, ConfigError
+from nodeagent.model.api_access import check_server_url
+from nodeagent.parsing import parse_yaml
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.model.api_access import ApiAccess
+
+_MAX_FILE_BYTES: Final = 1 << 20
+_REFUSED: Final = {
+    "exec": "a credential plug-in runs a program as root",
+    "auth-provider": "removed from Kubernetes",
+    "username": "basic authentication was removed from Kubernetes",
+    "password": "basic authentication was removed from Kubernetes",
+    "as": "impersonation hides the identity of the agent",
+    "as-groups": "impersonation hides the identity of the agent",
+    "as-uid": "impersonation hides the identity of the agent",
+}
+"""Fields of a user that are refused, with the reason."""
+_HOW: Final = "use client-certificate, client-key, tokenFile or token"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiIdentity:
+    """Server and credentials in force.
+
+    Attributes:
+        url: ``https://HOST:PORT[/PATH]``.
+        server_name: name in the server's certificate; empty for the host of the URL.
+        ca: CA certificates in PEM form; empty for those of the system.
+        token: bearer token; empty without one.
+        certificate: client certificates in PEM form, which may contain the key; empty without one.
+        key: key of the client certificate in PEM form; empty if the certificate contains it.
+    """
+
+    url: str
+    server_name: str = ""
+    ca: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    certificate: bytes = field(default=b"", repr=False)
+    key: bytes = field(default=b"", repr=False)
+
+
+class ApiCredentials:
+    """The identity of an access; files are read again when one of them has changed."""
+
+    def __init__(self, access: ApiAccess) -> None:
+        """Create a source; nothing is read yet."""
+        self._access = access
+        self._identity: ApiIdentity | None = None
+        self._stamps: dict[Path, tuple[int, int, int]] = {}
+
+    def read(self) -> ApiIdentity:
+        """Return the identity in force; blocking.
+
+        Raises:
+            ApiServerUnavailableError: a file is unreadable, not trusted or malformed.
+        """
+        if self._identity is not None and all(_stamp(path) == stamp for path, stamp in self._stamps.items()):
+            return self._identity
+        files = _Files()
+        access = self._access
+        try:
+            if access.kubeconfig is not None:
+                self._identity = _from_kubeconfig(access.kubeconfig, files)
+            else:
+                self._identity = ApiIdentity(
+                    url=access.url,
+                    ca="" if access.ca_file is None else files.text(access.ca_file),
+                    token="" if access.token_file is None else _token(files.text(access.token_file), access.token_file),
+                    certificate=b"" if access.certificate_file is None else files.read(access.certificate_file),
+                    key=b"" if access.key_file is None else files.read(access.key_file),
+                )
+        except ConfigError as error:
+            self._identity = None
+            raise ApiServerUnavailableError(str(error)) from error
+        self._stamps = files.stamps
+        return self._identity
+
+    def discard(self) -> None:
+        """Read all files at the next call, such as after a refusal of the credentials."""
+        self._identity = None
+
+
+class _Files:
+    """Reads trusted files and remembers their stamps, taken before the content."""
+
+    def __init__(self) -> None:
+        self.stamps: dict[Path, tuple[int, int, int]] = {}
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            ConfigError: it cannot be read, is not trusted or too large.
+        """
+        self.stamps[path] = _stamp(path)
+        try:
+            with open(open_trusted(path), "rb") as file:  # noqa: PTH123 - a descriptor
+                content = file.read(_MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+        if len(content) > _MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: more than {_MAX_FILE_BYTES} bytes")
+        return content
+
+    def text(self, path: Path) -> str:
+        """Return the text of a file.
+
+        Raises:
+            ConfigError: as :meth:`read`, or it is not ASCII text.
+        """
+        try:
+            return self.read(path).decode("ascii")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not ASCII text (byte {error.start})") from None
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Return inode, size and time of change of a file; links are followed, as a renewed Secret replaces its link."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - one call
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _token(text: str, path: Path | str) -> str:
+    token = text.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(f"{path}: contains no token")
+    return token
+
+
+def _from_kubeconfig(path: Path, files: _Files) -> ApiIdentity:
+    """Return the identity of the current context. Source: client-go, ``clientcmd`` v1 ``Config``."""
+    try:
+        document = next(iter(parse_yaml(files.read(path))), None)
+    except ValueError:  # without the text of the file, which may contain a key
+        raise ConfigError(f"{path}: not a kubeconfig: invalid YAML") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: not a kubeconfig")
+    chosen = _entry(document, "context", document.get("current-context"), path)
+    cluster = _entry(document, "cluster", chosen.get("cluster"), path)
+    user = _entry(document, "user", chosen.get("user"), path)
+    if cluster.get("insecure-skip-tls-verify"):
+        raise ConfigError(f"{path}: insecure-skip-tls-verify is refused: set certificate-authority")
+    if cluster.get("proxy-url"):
+        raise ConfigError(f"{path}: proxy-url is not supported")
+    for name, reason in _REFUSED.items():
+        if user.get(name):
+            raise ConfigError(f"{path}: {name} is refused: {reason}; {_HOW}")
+    url = _string(cluster, "server", path)
+    check_server_url(url)
+    token_file = _string(user, "tokenFile", path)
+    where = path.parent / token_file if token_file else path
+    token = files.text(where) if token_file else _string(user, "token", path)
+    certificate = _content(user, "client-certificate", path, files)
+    if not token and not certificate:
+        raise ConfigError(f"{path}: no credentials: {_HOW}")
+    try:
+        authority = _content(cluster, "certificate-authority", path, files).decode("ascii")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: certificate-authority is not in PEM form") from None
+    return ApiIdentity(
+        url=url,
+        server_name=_string(cluster, "tls-server-name", path),
+        ca=authority,
+        token=_token(token, where) if token else "",
+        certificate=certificate,
+        key=_content(user, "client-key", path, files),
+    )
+
+
+def _entry(document: dict[Any, Any], kind: str, name: object, path: Path) -> dict[Any, Any]:
+    """Return a context, cluster or user by its name."""
+    entries = document.get(f"{kind}s")
+    if not isinstance(name, str) or not isinstance(entries, list):
+        raise ConfigError(f"{path}: no {kind} in use: set current-context to a context with cluster and user")
+    for each in entries:
+        if isinstance(each, dict) and each.get("name") == name and isinstance(each.get(kind), dict):
+            found: dict[Any, Any] = each[kind]
+            return found
+    raise ConfigError(f"{path}: {kind} {name[:80]!r} is not in {kind}s")
+
+
+def _string(table: dict[Any, Any], name: str, path: Path) -> str:
+    value = table.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ConfigError(f"{path}: {name} is not a text")
+    return value
+
+
+def _content(table: dict[Any, Any], name: str, path: Path, files: _Files) -> bytes:
+    """Return the bytes in ``NAME-data``, or of the file ``NAME``, relative to the kubeconfig; empty without either."""
+    data = _string(table, f"{name}-data", path)
+    if data:
+        try:
+            return base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            raise ConfigError(f"{path}: {name}-data is not base64") from None
+    file = _string(table, name, path)
+    return files.read(path.parent / file) if file else b""

@@ -1,0 +1,280 @@
+"""A double of the Kubernetes API server: exactly the endpoints that the agent uses, over HTTPS on loopback.
+
+Objects have uids and resource versions; a write with an outdated version or another uid is a conflict. Refusals have
+the texts recorded from kube-apiserver 1.36 with NodeRestriction. Faults are scripted.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterator
+
+NODES = "/api/v1/nodes"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+TOKEN = "token-of-the-agent"
+_KINDS = {NODES: "nodes", LEASES: "leases", EVENTS: "events"}
+_LABELS = ("kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os")
+
+
+@dataclass
+class Fault:
+    """An answer in place of the next one, or a behaviour of the connection.
+
+    Attributes:
+        status: HTTP status.
+        body: body of the answer.
+        headers: additional headers.
+        behaviour: ``close`` closes before an answer, ``close-after`` carries out the request and then closes, ``hang``
+            sends nothing until the server stops, ``slow`` sends half a body and then nothing.
+    """
+
+    status: int = 500
+    body: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    behaviour: str = ""
+
+
+@dataclass
+class Received:
+    """One request."""
+
+    method: str
+    path: str
+    query: str
+    body: Any
+    token: str
+    subject: str
+    content_type: str
+
+
+class ApiServer:
+    """State of the double; set its attributes and read ``requests`` from a test.
+
+    Attributes:
+        node_identity: whether the client is a node certificate under NodeRestriction, not a service account.
+        token: accepted bearer token; a client certificate is accepted too.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, dict[str, Any]]] = {NODES: {}, LEASES: {}, EVENTS: {}}
+        self.requests: list[Received] = []
+        self.faults: list[Fault] = []
+        self.denied: set[tuple[str, str]] = set()
+        self.node_identity = False
+        self.token = TOKEN
+        self.stopped = threading.Event()
+        self.received = threading.Event()
+        self.lock = threading.Lock()
+        self.connections = 0
+        self._version = 100
+
+    def put(self, collection: str, name: str, value: dict[str, Any]) -> dict[str, Any]:
+        """Store an object with a new version; return it."""
+        self._version += 1
+        old = self.objects[collection].get(name, {})
+        uid = old.get("metadata", {}).get("uid") or value.get("metadata", {}).get("uid") or f"uid-{self._version}"
+        metadata = {**value.get("metadata", {}), "name": name, "uid": uid, "resourceVersion": str(self._version)}
+        self.objects[collection][name] = {**value, "metadata": metadata}
+        return self.objects[collection][name]
+
+    @property
+    def node(self) -> dict[str, Any]:
+        return self.objects[NODES]["node-1"]
+
+    @property
+    def lease(self) -> dict[str, Any]:
+        return self.objects[LEASES]["node-1"]
+
+    def seen(self, method: str, suffix: str = "") -> list[Received]:
+        """Return the requests of a method whose path has this end."""
+        return [each for each in self.requests if each.method == method and each.path.endswith(suffix)]
+
+    def answer(self, request: Received) -> tuple[int, dict[str, Any]]:
+        """Carry out a request; return status and object."""
+        collection = next((each for each in _KINDS if request.path.startswith(each)), "")
+        name, _, sub = unquote(request.path[len(collection) :]).strip("/").partition("/")
+        refused = self._authorise(request, collection, name, sub)
+        if refused is not None:
+            return refused
+        if request.method == "POST":
+            return self._create(collection, request.body)
+        stored = self.objects[collection].get(name)
+        if stored is None:
+            return _status(404, "NotFound", f'{_KINDS[collection]} "{name}" not found')
+        return (200, stored) if request.method == "GET" else self._change(request, collection, name, sub, stored)
+
+    def _authorise(self, request: Received, collection: str, name: str, sub: str) -> tuple[int, dict[str, Any]] | None:
+        """Return the refusal of a request by its identity; ``None`` if it is allowed."""
+        if not collection:
+            return _status(404, "NotFound", "the server could not find the requested resource")
+        if request.token != self.token and not request.subject:
+            return _status(401, "Unauthorized", "Unauthorized")
+        resource = _KINDS[collection] + (f"/{sub}" if sub else "")
+        if (request.method, resource) not in self.denied:
+            return None
+        verb = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update"}[request.method]
+        about = f'User "agent" cannot {verb} resource "{resource}"'
+        return _status(403, "Forbidden", f'{_KINDS[collection]} "{name}" is forbidden: {about}')
+
+    def _create(self, collection: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        name = body["metadata"]["name"]
+        if name in self.objects[collection]:
+            return _status(409, "AlreadyExists", f'{_KINDS[collection]} "{name}" already exists')
+        return self._restriction(collection, name, {}, body) or (201, self.put(collection, name, body))
+
+    def _change(
+        self, request: Received, collection: str, name: str, sub: str, stored: dict[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
+        given = request.body.get("metadata", {})
+        for key in ("resourceVersion", "uid"):
+            if given.get(key, stored["metadata"][key]) != stored["metadata"][key]:
+                return _status(409, "Conflict", "the object has been modified; please apply your changes to the latest")
+        if request.method == "PUT":
+            value = request.body
+        else:
+            part = {"status": request.body.get("status", {})} if sub else request.body
+            value = merge(stored, {key: each for key, each in part.items() if sub or key != "status"})
+        return self._restriction(collection, name, stored, value) or (200, self.put(collection, name, value))
+
+    def _restriction(
+        self, collection: str, name: str, before: dict[str, Any], after: dict[str, Any]
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Return the refusal of NodeRestriction; its texts are those of kube-apiserver."""
+        if not self.node_identity:
+            return None
+        if collection == LEASES and name != "node-1":
+            about = "can only access node lease with the same name as the requesting node"
+            return _status(403, "Forbidden", f'leases.coordination.k8s.io "{name}" is forbidden: {about}')
+        if collection == NODES:
+            if before and before.get("spec", {}).get("taints") != after.get("spec", {}).get("taints"):
+                about = 'node "node-1" is not allowed to modify taints'
+                return _status(403, "Forbidden", f'nodes "{name}" is forbidden: {about}')
+            old, new = (each.get("metadata", {}).get("labels") or {} for each in (before, after))
+            changed = sorted(each for each in old.keys() | new.keys() if old.get(each) != new.get(each))
+            foreign = [each for each in changed if ".kubernetes.io/" in each and each not in _LABELS]
+            if foreign:
+                about = f"is not allowed to modify labels: {', '.join(foreign)}"
+                return _status(403, "Forbidden", f'nodes "{name}" is forbidden: {about}')
+        return None
+
+
+def merge(old: Any, patch: Any, key: str = "") -> Any:
+    """Return a strategic merge: maps by key, conditions and addresses by type, other lists replaced, null deletes."""
+    if isinstance(patch, dict):
+        base = dict(old) if isinstance(old, dict) else {}
+        for name, value in patch.items():
+            if value is None:
+                base.pop(name, None)
+            else:
+                base[name] = merge(base.get(name), value, name)
+        return base
+    if isinstance(patch, list) and key in ("conditions", "addresses"):
+        if {"$patch": "replace"} in patch:
+            return [each for each in patch if each != {"$patch": "replace"}]
+        found = {each["type"]: each for each in old or []}
+        for each in patch:
+            found[each["type"]] = merge(found.get(each["type"]), each)
+        return list(found.values())
+    return patch
+
+
+def _status(code: int, reason: str, message: str) -> tuple[int, dict[str, Any]]:
+    return code, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": message}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection; ``double`` is set by a subclass."""
+
+    double: ApiServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        self.request.do_handshake()
+        self.double.connections += 1
+        super().setup()
+
+    def handle_request(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = urlsplit(self.path)
+        names = dict(each[0] for each in (self.request.getpeercert() or {}).get("subject", ()))
+        request = Received(
+            self.command,
+            parts.path,
+            parts.query,
+            json.loads(body) if body else None,
+            (self.headers.get("Authorization") or "").removeprefix("Bearer "),
+            names.get("commonName", ""),
+            self.headers.get("Content-Type") or "",
+        )
+        with self.double.lock:
+            self.double.requests.append(request)
+            self.double.received.set()
+            fault = self.double.faults.pop(0) if self.double.faults else None
+            done = (0, {}) if fault and fault.behaviour != "close-after" else self.double.answer(request)
+        if fault is None:
+            self._send(done[0], json.dumps(done[1]), {})
+        else:
+            self._send_fault(fault)
+
+    def _send_fault(self, fault: Fault) -> None:
+        if not fault.behaviour:
+            self._send(fault.status, fault.body, fault.headers)
+            return
+        if fault.behaviour == "slow":
+            self._send(200, '{"kind": "No', {"Content-Length": "100"})
+        if fault.behaviour in ("hang", "slow"):
+            self.double.stopped.wait(30)
+        self.close_connection = True
+
+    do_GET = do_POST = do_PUT = do_PATCH = handle_request  # noqa: N815 - names of http.server
+
+    def _send(self, status: int, text: str, headers: dict[str, str]) -> None:
+        body = text.encode()
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            **headers,
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextmanager
+def serving_api(server: ApiServer, context: Callable[[], ssl.SSLContext]) -> Iterator[str]:
+    """Serve on a loopback port; yield the URL. The TLS context is made for each connection."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def get_request(self) -> tuple[ssl.SSLSocket, Any]:
+            sock, address = super().get_request()
+            return context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False), address
+
+        def handle_error(self, *_: Any) -> None: ...
+
+    handler = type("Handler", (_Handler,), {"double": server})
+    with Server(("127.0.0.1", 0), handler) as http:
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{http.server_address[1]}"
+        finally:
+            server.stopped.set()
+            http.shutdown()
+            thread.join()
