@@ -16,9 +16,10 @@ from nodeagent.errors import NodeAgentError
 from nodeagent.model import Role
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.observe.node_facts import NodeFactsReader
+from nodeagent.observe.node_policy import status_policy
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.node_object import node_object
-from nodeagent.plan.node_status import READY, NodeStatusPolicy
+from nodeagent.plan.node_status import READY
 from nodeagent.text import Cut, escape
 from nodeagent.units import format_bytes
 
@@ -74,12 +75,6 @@ async def _read_with(
     facts = await NodeFactsReader(settings, clock).read(cri, await _pressure(settings, cri))
     policy = status_policy(settings)
     return node_object(facts, policy, now=clock.now()), (*warnings, *facts.unread)
-
-
-def status_policy(settings: Settings) -> NodeStatusPolicy:
-    """Return the configured part of the node status."""
-    chosen = settings.kubernetes
-    return NodeStatusPolicy(chosen.reservation, chosen.max_pods, chosen.node_ips, settings.eviction.thresholds)
 
 
 async def _pressure(settings: Settings, cri: CriClient | None) -> frozenset[NodeCondition] | None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _SIMILARITY: Final = 0.8
 _NO_CGROUP_SETUP: Final = "the agent reads cgroups and does not configure them"
-_NO_NODE_STATUS: Final = "the agent does not report node status to the API server"
+_NO_NODE_STATUS: Final = "intervals of the agent's own heartbeats are fixed, see kubernetes.register_node"
 _NO_LOG_ROTATION: Final = "the agent removes logs of deleted pods; log rotation is a function of the kubelet"
 _REASONS: Final[Mapping[str, str]] = {
     "kernelMemcgNotification": "replaced by PSI triggers: eviction.memory_stall",

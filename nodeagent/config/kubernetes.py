@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from nodeagent.model import Role
+from nodeagent.plan.kubernetes.registration import RegistrationPolicy
 from nodeagent.plan.node_status import NO_RESERVATION, Reservation
+
+if TYPE_CHECKING:
+    from nodeagent.model.api_access import ApiAccess
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +21,30 @@ class KubernetesSettings:
         node_ips: IP addresses of the node; empty to detect them.
         reservation: resources that pods cannot use.
         max_pods: number of pods that the scheduler may place on the node.
+        register: whether the node is registered where no kubelet does it.
+        access: access to the API server; ``None`` without one.
+        registration: configured part of the Node object.
     """
 
     node_ips: tuple[str, ...] = ()
     reservation: Reservation = NO_RESERVATION
     max_pods: int = 0
+    register: bool = False
+    access: ApiAccess | None = None
+    registration: RegistrationPolicy = field(default_factory=RegistrationPolicy)
+
+    def off_because(self, role: Role, evidence: str = "") -> str:
+        """Return the reason that the node is not registered, for display; empty if it is.
+
+        Beside a kubelet registration is refused even if configured: two processes would report one Node object.
+
+        Args:
+            role: role of the agent on this node.
+            evidence: evidence for the role, quoted in the reason.
+        """
+        if not self.register or self.access is None:
+            return "not enabled"
+        if role is Role.BESIDE_KUBELET:
+            shown = f" ({evidence})" if evidence else ""
+            return f"kubernetes.register_node = true is refused: a kubelet manages this node{shown} and registers it"
+        return ""

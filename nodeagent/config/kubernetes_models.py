@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Final
+import re
+from pathlib import Path
+from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from nodeagent.config.fields import Count, Section
+from nodeagent.config.fields import Count, OptionalPath, Section, Switch
 from nodeagent.config.kubernetes import KubernetesSettings
+from nodeagent.errors import ConfigError
+from nodeagent.model.api_access import ApiAccess
+from nodeagent.plan.kubernetes.registration import RegistrationPolicy
 from nodeagent.plan.node_status import Reservation
 from nodeagent.units import parse_bytes, parse_quantity
 
 _RESERVED_FORM: Final = 'list of RESOURCE=QUANTITY, such as "cpu=200m,memory=512Mi,ephemeral-storage=1Gi"'
+_LABELS_FORM: Final = 'list of NAME=VALUE, such as "example.com/pool=edge,zone=a"'
+_LABEL_PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_LABEL_PREFIX: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+_MAX_PROVIDER_ID: Final = 512
 _MAX_CPU_MILLIS: Final = 10**9
 
 
@@ -52,6 +61,27 @@ def parse_reserved(text: str) -> Reservation:
     return Reservation(values.get("cpu", 0), values.get("memory", 0), values.get("ephemeral-storage", 0))
 
 
+def parse_labels(text: str) -> dict[str, str]:
+    """Return the labels in a list.
+
+    Raises:
+        ValueError: an invalid name or value, or a name given twice.
+
+    Source: Kubernetes, labels and selectors, syntax and character set.
+    """
+    labels: dict[str, str] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, equals, value = part.partition("=")
+        prefix, slash, rest = name.rpartition("/")
+        valid = _LABEL_PART.fullmatch(rest) and (not slash or _LABEL_PREFIX.fullmatch(prefix))
+        if not equals or not valid or (value and not _LABEL_PART.fullmatch(value)):
+            raise ValueError(f"{part!r}: write a {_LABELS_FORM}")
+        if name in labels:
+            raise ValueError(f"{name} is given twice")
+        labels[name] = value
+    return labels
+
+
 def _cpu_millis(text: str) -> int:
     millis = int(parse_quantity(text) * 1000)
     if millis > _MAX_CPU_MILLIS:
@@ -69,9 +99,61 @@ def _checked_reserved(text: str) -> str:
     return text
 
 
+def _checked_labels(text: str) -> str:
+    parse_labels(text)
+    return text
+
+
+def _checked_provider_id(text: str) -> str:
+    if len(text) > _MAX_PROVIDER_ID or not text.isprintable() or (text and "://" not in text):
+        raise ValueError("must be PROVIDER://ID, such as example://machine-7")
+    return text
+
+
 class KubernetesSection(Section):
     """The node in a Kubernetes cluster."""
 
+    register_node: Switch = Field(
+        False,
+        description="Whether the daemon registers this node and sends its heartbeats. Refused beside a kubelet, and "
+        "suspended in a dry run. The API server must be allowed in the unit (IPAddressAllow).",
+    )
+    kubeconfig: OptionalPath = Field(
+        "",
+        description="kubeconfig with server, CA and credentials of its current context. Excludes the five settings "
+        "below. TLS is always verified; plug-ins that run a program are refused.",
+    )
+    server: str = Field(
+        "",
+        json_schema_extra={"form": "https://HOST:PORT"},
+        description="URL of the API server; in a pod https://kubernetes.default.svc.",
+    )
+    ca_file: OptionalPath = Field(
+        "", description="File with the CA certificates of the API server. Empty: those of the system."
+    )
+    token_file: OptionalPath = Field(
+        "", description="File with a bearer token, such as that of a service account; read again when it changes."
+    )
+    certificate_file: OptionalPath = Field(
+        "",
+        description="File with a client certificate, PEM, optionally with its key; read again when it changes.",
+    )
+    key_file: OptionalPath = Field(
+        "", description="File with the key of the client certificate. Empty: in certificate_file."
+    )
+    labels: Annotated[str, AfterValidator(_checked_labels), Field(json_schema_extra={"form": _LABELS_FORM})] = Field(
+        "", description="Labels of a new Node object, and missing ones of an adopted object."
+    )
+    provider_id: Annotated[
+        str, AfterValidator(_checked_provider_id), Field(json_schema_extra={"form": "PROVIDER://ID, or empty"})
+    ] = Field("", description="Id of the machine at its provider (spec.providerID); an existing one is kept.")
+    unschedulable: Switch = Field(
+        True, description="Register the node cordoned, since without a kubelet nothing starts pods of the API server."
+    )
+    no_kubelet_taint: Switch = Field(
+        True,
+        description="Register the node with the taint nodeagent.dev/no-kubelet (NoSchedule and NoExecute).",
+    )
     node_ip: Annotated[
         str,
         AfterValidator(_checked_node_ips),
@@ -94,10 +176,50 @@ class KubernetesSection(Section):
         "places here: then not even a pod that tolerates every taint is bound to this node.",
     )
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        try:
+            api_access(self)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+def api_access(section: KubernetesSection) -> ApiAccess | None:
+    """Return the access to the API server; ``None`` without kubeconfig and server.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    files = (section.ca_file, section.token_file, section.certificate_file, section.key_file)
+    if not section.kubeconfig and not section.server:
+        if any(files):
+            raise ConfigError("credentials without server: set server, or kubeconfig alone")
+        if section.register_node:
+            raise ConfigError("register_node = true requires kubeconfig or server")
+        return None
+    ca_file, token_file, certificate_file, key_file = (Path(each) if each else None for each in files)
+    return ApiAccess(
+        kubeconfig=Path(section.kubeconfig) if section.kubeconfig else None,
+        url=section.server,
+        ca_file=ca_file,
+        token_file=token_file,
+        certificate_file=certificate_file,
+        key_file=key_file,
+    )
+
 
 def kubernetes_settings(section: KubernetesSection) -> KubernetesSettings:
     """Return the settings of a valid section."""
     return KubernetesSettings(
+        register=section.register_node,
+        access=api_access(section),
+        registration=RegistrationPolicy(
+            labels=parse_labels(section.labels),
+            provider_id=section.provider_id,
+            unschedulable=section.unschedulable,
+            taint=section.no_kubelet_taint,
+        ),
         node_ips=parse_node_ips(section.node_ip),
         reservation=parse_reserved(section.reserved),
         max_pods=section.max_pods,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import re
 import shlex
 import socket
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.host.node import boot_id
+from nodeagent.host.node import boot_id, node_name
 from nodeagent.model.machine import Machine
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ _ROOT: Final = Path("/")
 _KIB: Final = 1024
 _MAX_TEXT: Final = 256
 _UP, _REJECT = 0x1, 0x200
+_NOT_LASTING: Final = 0x01 | 0x20 | 0x40
+_SIOCGIFADDR: Final = 0x8915
 _HUGEPAGES: Final = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
 _CPU_RANGE: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 _ARCHITECTURES: Final = {
@@ -46,9 +50,9 @@ def read_machine(
     unread: list[str] = []
     memory = _meminfo(root, unread)
     names = os.uname()
-    interfaces = (list_addresses or interface_addresses)()
+    interfaces = interface_addresses(root) if list_addresses is None else list_addresses()
     return Machine(
-        name=socket.gethostname().lower(),
+        name=node_name(),
         addresses=choose_addresses(interfaces, default_interfaces(root)),
         cpus=_cpus(root, unread),
         memory_bytes=memory.get("MemTotal"),
@@ -64,15 +68,34 @@ def read_machine(
     )
 
 
-def interface_addresses() -> dict[str, list[str]]:
-    """Return the IP addresses of this machine by network interface, in the kernel's order."""
-    import psutil  # noqa: PLC0415 - not needed where addresses are configured
+def interface_addresses(root: Path = _ROOT) -> dict[str, list[str]]:
+    """Return the IP addresses of this machine by network interface: the first IPv4 address, then those of IPv6.
 
-    families = (socket.AF_INET, socket.AF_INET6)
-    return {
-        name: [each.address for each in found if each.family in families]
-        for name, found in psutil.net_if_addrs().items()
-    }
+    Without netlink, which the unit's RestrictAddressFamilies= denies. Temporary, deprecated and tentative addresses are
+    left out.
+
+    Source: netdevice(7), ``SIOCGIFADDR``; kernel ``if_inet6``: address, index, prefix, scope, flags, interface.
+    """
+    found: dict[str, list[str]] = {}
+    for line in _lines(root / "proc/net/dev")[2:]:
+        name = line.partition(":")[0].strip()
+        address = _ipv4_address(name)
+        found[name] = [address] if address else []
+    for line in _lines(root / "proc/net/if_inet6"):
+        words = line.split()
+        if len(words) == 6 and len(words[0]) == 32 and not _hex(words[4]) & _NOT_LASTING:
+            found.setdefault(words[5], []).append(str(ipaddress.IPv6Address(_hex(words[0]))))
+    return found
+
+
+def _ipv4_address(interface: str) -> str:
+    """Return the first IPv4 address of an interface; empty without one."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", os.fsencode(interface)[:15]))
+    except OSError:
+        return ""
+    return socket.inet_ntoa(answer[20:24])
 
 
 def default_interfaces(root: Path = _ROOT) -> tuple[str, str]:

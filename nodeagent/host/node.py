@@ -53,3 +53,11 @@ def node_identity(root: Path = _ROOT) -> str:
     except OSError:
         machine = ""
     return f"{name}/{hashlib.sha256(f'nodeagent {machine}'.encode()).hexdigest()[:12]}" if machine else name
+
+
+def node_name(configured: str = "") -> str:
+    """Return the name of the Node object: the configured name, else the host name, in lower case.
+
+    Source: kubelet ``GetHostname``.
+    """
+    return (configured or socket.gethostname()).strip().lower()

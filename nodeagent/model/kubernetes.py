@@ -59,6 +59,7 @@ class Taint(ApiObject, frozen=True):
     key: str
     effect: str
     value: str = ""
+    time_added: str = ""
 
 
 class NodeSpec(ApiObject, frozen=True):

@@ -10,6 +10,7 @@ from nodeagent import __version__
 from nodeagent.errors import NodeAgentError, ObservationError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.machine import read_machine
+from nodeagent.host.node import node_name
 from nodeagent.model.machine import NodeFacts
 from nodeagent.observe.eviction_signals import nodefs_path
 
@@ -59,7 +60,7 @@ class NodeFactsReader:
         machine = await asyncio.to_thread(read_machine, self._root)
         version, problems, images, error = await _read_runtime(cri)
         return NodeFacts(
-            name=(self._settings.kubelet.node_name or machine.name).lower(),
+            name=node_name(self._settings.kubelet.node_name),
             machine=machine,
             observed_at=self._clock.now(),
             ephemeral_bytes=await self._read_nodefs(),

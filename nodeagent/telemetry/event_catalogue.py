@@ -207,6 +207,15 @@ EVENTS: Final[Mapping[str, Event]] = {
         "0a4980c808cc4e8facce2fde790bfd85", "{error}; saved plans are signed with a temporary key"
     ),
     "metrics_listening": Event("900106af6fe5462b904f484479d5b733", "metrics and health listening on {listen}"),
+    "node_registered": Event("bfed3ddfee934c9e912e2e2132b02786", "node {node} registered ({verdict}): {because}"),
+    "node_not_registered": Event(
+        "cbaf754fe9704f3ebd3dd8f556a9f931", "node {node} not registered ({verdict}): {because}"
+    ),
+    "node_heartbeat_ended": Event("de0cb46a9198483f99b46056f7731982", "no more heartbeats of this node: {because}"),
+    "api_request_failed": Event("f3f3601a0bb74b75ad3c039e356b9319", "{error}"),
+    "api_request_recovered": Event(
+        "4c9971fc99434ffa927f8714f7812d28", "requests to the API server succeed again ({part})"
+    ),
     "metrics_unavailable": Event(
         "abe6ef61748d4e48a2a8385dacaa2e70", "metrics and health unavailable on {listen}: {error}"
     ),

@@ -57,7 +57,7 @@ class Received:
     content_type: str
 
 
-class ApiServer:
+class ApiServer:  # 11 attributes: state, faults and requests of one server
     """State of the double; set its attributes and read ``requests`` from a test.
 
     Attributes:

@@ -14,6 +14,7 @@ from nodeagent.cli import help as help_text
 ROOT = Path(__file__).parents[3]
 FOR_TABLES = {"rich.console", "yaml"}  # the daemon blocks the import of rich, which counts as an import
 FOR_FILES = {"pydantic", "nodeagent.config.models"}
+FOR_CLUSTERS = {"nodeagent.kube.api_client", "nodeagent.daemon.kubernetes.session", "nodeagent.host.machine"}
 FOR_NODES = {"grpc", "google.protobuf", "psutil", "sqlite3", "structlog", "dbus_fast"}
 DAEMON = "import nodeagent.cli.run, nodeagent.telemetry.logging, nodeagent.act.agent, nodeagent.daemon.supervisor"
 
@@ -61,7 +62,7 @@ def test_help_of_a_command_does_not_import_its_libraries(words: str) -> None:
 def test_daemon_does_not_import_command_line_and_configuration_models() -> None:
     modules = imported("-c", DAEMON)
     assert "nodeagent.daemon.supervisor" in modules
-    assert modules & ({"typer", "prometheus_client"} | FOR_TABLES | FOR_FILES) == set()
+    assert modules & ({"typer", "prometheus_client"} | FOR_TABLES | FOR_FILES | FOR_CLUSTERS) == set()
 
 
 def test_plain_status_does_not_import_the_parser() -> None:

@@ -98,5 +98,11 @@ def test_addresses_of_the_node(
     assert choose_addresses(interfaces, defaults) == expected
 
 
-def test_addresses_of_this_machine_include_loopback() -> None:
-    assert "127.0.0.1" in interface_addresses()["lo"]
+def test_addresses_of_this_machine_are_read_without_netlink(tmp_path: Path) -> None:
+    lasting, temporary = "20010db8000000000000000000000010", "20010db8000000000000000000000099"
+    files: dict[str, str | None] = {
+        "proc/net/dev": "Inter-|\n face |\n    lo: 1 2\n  eth9: 0\n",
+        "proc/net/if_inet6": f"{temporary} 02 40 00 01     eth9\n{lasting} 02 40 00 80     eth9\nmalformed\n",
+    }
+    found = interface_addresses(tree(tmp_path, files))
+    assert found == {"lo": ["127.0.0.1"], "eth9": ["2001:db8::10"]}

@@ -1,0 +1,9 @@
+"""Registration and heartbeats of a node without a kubelet.
+
+Three loops of one session: registration until it succeeds, then the Lease and the status beside each other, each with a
+connection of its own, so that a slow status report does not delay the Lease. Local loops do not wait for any of them.
+"""
+
+from typing import Final
+
+NAME: Final = "kubernetes"

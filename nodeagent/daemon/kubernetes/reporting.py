@@ -1,0 +1,73 @@
+"""Log entries and loop status of the node's registration; each cause is logged once until a request succeeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.daemon.kubernetes import NAME
+from nodeagent.errors import ApiServerRefusedError
+from nodeagent.plan.kubernetes.heartbeat import retry_delay_s
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.daemon.loop_status import LoopStatuses
+    from nodeagent.errors import ApiServerError
+    from nodeagent.plan.kubernetes.registration import RegistrationPlan
+
+_LASTING: Final = frozenset({401, 403, 422})
+"""Refusals that another attempt alone does not change."""
+_LASTING_RETRY_S: Final = 60.0
+_SLACK_S: Final = 60.0
+
+
+class RegistrationReporter:
+    """Reports failures, recoveries and refusals; counts the failures in a row for the back-off."""
+
+    def __init__(self, logger: FilteringBoundLogger, statuses: LoopStatuses) -> None:
+        self._logger = logger
+        self._statuses = statuses
+        self._failures: dict[str, int] = {}
+        self._logged: dict[str, str] = {}
+
+    def failed(self, part: str, error: ApiServerError) -> float:
+        """Record a failed request of a part such as ``lease``; return the seconds until the next attempt."""
+        failures = self._failures[part] = self._failures.get(part, 0) + 1
+        text = str(error)
+        if self._logged.get(part) != text:
+            self._logged[part] = text
+            self._logger.warning("api_request_failed", part=part, error=text, hint="nodeagent doctor")
+        self._statuses.ended(NAME, "failed", detail=text, failed=True)
+        if not isinstance(error, ApiServerRefusedError):
+            return retry_delay_s(failures)
+        delay_s = retry_delay_s(failures, error.retry_after_s)
+        return max(delay_s, _LASTING_RETRY_S) if error.status in _LASTING else delay_s
+
+    def succeeded(self, part: str) -> None:
+        """Record a successful request."""
+        self._failures.pop(part, None)
+        self._statuses.ended(NAME, "succeeded")
+        if self._logged.pop(part, None) is not None:
+            self._logger.info("api_request_recovered", part=part)
+
+    def registered(self, plan: RegistrationPlan, name: str) -> None:
+        """Log a registration."""
+        self._logged.pop("refused", None)
+        self._logger.info(
+            "node_registered", node=name, verdict=plan.verdict.value, because=plan.reason, kept=list(plan.kept)
+        )
+
+    def refused(self, plan: RegistrationPlan, name: str) -> None:
+        """Log that the Node object is not taken, once per reason."""
+        if self._logged.get("refused") != plan.reason:
+            self._logged["refused"] = plan.reason
+            self._logger.warning("node_not_registered", node=name, verdict=plan.verdict.value, because=plan.reason)
+        self._statuses.ended(NAME, plan.verdict.value, detail=plan.reason, failed=True)
+
+    def ended(self, because: str) -> None:
+        """Log the end of the heartbeats."""
+        self._logger.warning("node_heartbeat_ended", because=because)
+
+    def waiting(self, wait_s: float) -> None:
+        """Record the time of the next request."""
+        self._statuses.waiting(NAME, wait_s, _SLACK_S)

@@ -1,0 +1,259 @@
+"""One session of registration and heartbeats, until the node may no longer be reported by this agent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from nodeagent.daemon.loops import wait_for_any
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.plan.kubernetes.heartbeat import (
+    LEASE_DURATION_S,
+    LEASE_INTERVAL_S,
+    STATUS_POLL_S,
+    ReportMemory,
+    ReportReason,
+    complete_status,
+    is_lease_free,
+    remember_report,
+    renewed_lease,
+    report_reason,
+    sight_lease,
+    status_patch,
+)
+from nodeagent.plan.kubernetes.registration import RegistrationVerdict, plan_registration
+from nodeagent.plan.node_object import node_object
+from nodeagent.plan.node_status import node_status
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from nodeagent.clock import Clock
+    from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
+    from nodeagent.model.kubernetes import Lease, Node
+    from nodeagent.model.machine import NodeFacts
+    from nodeagent.plan.kubernetes.heartbeat import LeaseSighting
+    from nodeagent.plan.kubernetes.registration import RegistrationPlan, RegistrationPolicy
+    from nodeagent.plan.node_status import NodeStatusPolicy
+
+_CHANGE_POLL_S: Final = 0.5
+_REMEMBERED: Final = 16
+
+
+class NodeRequests(Protocol):
+    """Requests about one node; each raises ``ApiServerError``."""
+
+    async def get_node(self) -> Node | None:
+        """Return the Node object; ``None`` if there is none."""
+
+    async def create_node(self, node: Node) -> Node:
+        """Create the Node object; return it as stored."""
+
+    async def patch_node(self, patch: Mapping[str, Any]) -> Node:
+        """Change metadata or spec; return the object as stored."""
+
+    async def patch_status(self, patch: Mapping[str, Any]) -> Node:
+        """Change the status; return the object as stored."""
+
+    async def get_lease(self) -> Lease | None:
+        """Return the Lease; ``None`` if there is none."""
+
+    async def write_lease(self, lease: Lease) -> Lease:
+        """Create or replace the Lease; return it as stored."""
+
+
+class SessionEnd(StrEnum):
+    """Reason for the end of a session."""
+
+    STOPPED = "stopped"
+    REFUSED = "refused"
+    DELETED = "deleted"
+    REPLACED = "replaced"
+    CONTESTED = "contested"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParts:
+    """Collaborators of a session.
+
+    Attributes:
+        lease_requests: requests of the Lease loop.
+        status_requests: requests of the registration and the status loop, over another connection.
+        read_facts: observes the node.
+        refusal: returns the reason that this agent may not report the node now; empty if it may.
+        is_shutting_down: whether a graceful shutdown is in progress; without I/O.
+        jitter: returns a number from 0 to 1.
+    """
+
+    lease_requests: NodeRequests
+    status_requests: NodeRequests
+    read_facts: Callable[[], Awaitable[NodeFacts]]
+    refusal: Callable[[], Awaitable[str]]
+    is_shutting_down: Callable[[], bool]
+    jitter: Callable[[], float]
+
+
+class NodeSession:
+    """Registers the node, then keeps its Lease and its status current."""
+
+    def __init__(
+        self,
+        parts: SessionParts,
+        policies: tuple[RegistrationPolicy, NodeStatusPolicy],
+        clock: Clock,
+        reporter: RegistrationReporter,
+        *,
+        contested: bool = False,
+    ) -> None:
+        """Prepare a session.
+
+        Args:
+            parts: collaborators.
+            policies: configured part of the registration and of the status.
+            clock: wall time of heartbeats, monotonic time of intervals.
+            reporter: logs and counts failures.
+            contested: whether another process renewed the Lease during the previous session.
+        """
+        self._parts = parts
+        self._registration, self._status = policies
+        self._clock = clock
+        self._reporter = reporter
+        self._contested = contested
+        self._end = SessionEnd.STOPPED
+        self._ended = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> SessionEnd:
+        """Run until ``stop`` is set or the session ends by itself; return the reason."""
+        watch = asyncio.create_task(self._end_with(stop))
+        try:
+            node = await self._register()
+            if node is not None:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._keep_lease(node))
+                    tasks.create_task(self._keep_status(node))
+        finally:
+            watch.cancel()
+        return self._end
+
+    async def _end_with(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._ended.set()
+
+    def _finish(self, end: SessionEnd, because: str) -> None:
+        if not self._ended.is_set():
+            self._end = end
+            self._ended.set()
+            self._reporter.ended(because)
+
+    async def _is_refused(self) -> bool:
+        because = await self._parts.refusal()
+        if because:
+            self._finish(SessionEnd.REFUSED, because)
+        return bool(because)
+
+    async def _wait(self, seconds: float) -> None:
+        self._reporter.waiting(seconds)
+        await wait_for_any(seconds, self._ended)
+
+    # ---- registration
+
+    async def _register(self) -> Node | None:
+        """Return the Node object once it is registered; ``None`` if the session ends before."""
+        sighting: LeaseSighting | None = None
+        while not self._ended.is_set() and not await self._is_refused():
+            try:
+                facts = await self._parts.read_facts()
+                requests = self._parts.status_requests
+                own = node_object(facts, self._status, now=self._clock.now())
+                found = await requests.get_node()
+                lease = None if found is None else await requests.get_lease()
+                now_s = self._clock.monotonic_s()
+                sighting = sight_lease(sighting, lease, now_s)
+                lease_free = is_lease_free(sighting, now_s)
+                plan = plan_registration(
+                    found, own, self._registration, lease_free=lease_free, contested=self._contested
+                )
+                node = await self._apply(plan, found)
+            except ApiServerError as error:
+                await self._wait(self._reporter.failed("registration", error))
+                continue
+            self._reporter.succeeded("registration")
+            if node is not None:
+                self._reporter.registered(plan, own.metadata.name)
+                return node
+            self._reporter.refused(plan, own.metadata.name)
+            await self._wait(STATUS_POLL_S)
+        return None
+
+    async def _apply(self, plan: RegistrationPlan, found: Node | None) -> Node | None:
+        """Carry out a plan; return the registered object, ``None`` for a refusal."""
+        if plan.node is not None:
+            return await self._parts.status_requests.create_node(plan.node)
+        if plan.patch is not None:
+            return await self._parts.status_requests.patch_node(plan.patch)
+        return found if plan.verdict is RegistrationVerdict.KEEP else None
+
+    # ---- Lease
+
+    async def _keep_lease(self, node: Node) -> None:
+        lease: Lease | None = None
+        written: deque[str] = deque(maxlen=_REMEMBERED)
+        while not self._ended.is_set() and not await self._is_refused():
+            started_s = self._clock.monotonic_s()
+            try:
+                if lease is None:
+                    lease = await self._parts.lease_requests.get_lease()
+                    if lease is not None and written and lease.spec.renew_time not in written:
+                        because = (
+                            f"another process renews the Lease; retried {LEASE_DURATION_S} s after its last renewal"
+                        )
+                        self._finish(SessionEnd.CONTESTED, because)
+                        return
+                renewed = renewed_lease(lease, node, self._clock.now())
+                written.append(renewed.spec.renew_time)
+                lease = await self._parts.lease_requests.write_lease(renewed)
+            except ApiServerError as error:
+                lease = None  # the effect of the write is unknown, or it was refused as outdated
+                await self._wait(self._reporter.failed("lease", error))
+                continue
+            self._reporter.succeeded("lease")
+            await self._wait(max(0.0, LEASE_INTERVAL_S - (self._clock.monotonic_s() - started_s)))
+
+    # ---- status
+
+    async def _keep_status(self, node: Node) -> None:
+        memory, conditions = ReportMemory(), node.status.conditions
+        while not self._ended.is_set() and not await self._is_refused():
+            shutting_down = self._parts.is_shutting_down()
+            facts = await self._parts.read_facts()
+            status = complete_status(node_status(facts, self._status, conditions, now=self._clock.now()), memory)
+            conditions = status.conditions
+            if report_reason(memory, status, self._clock.monotonic_s()) is ReportReason.UNCHANGED:
+                await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
+                continue
+            try:
+                stored = await self._parts.status_requests.patch_status(status_patch(status))
+            except ApiServerError as error:
+                if isinstance(error, ApiServerRefusedError) and error.status == 404:
+                    self._finish(SessionEnd.DELETED, "the Node object was deleted; a restart or reload registers again")
+                    return
+                delay_s = self._reporter.failed("status", error)
+                await self._wait_for_change(delay_s, shutting_down=shutting_down)
+                continue
+            self._reporter.succeeded("status")
+            if stored.metadata.uid != node.metadata.uid:
+                self._finish(SessionEnd.REPLACED, "the Node object was deleted and created again")
+                return
+            memory = remember_report(status, self._clock.monotonic_s(), self._parts.jitter())
+            await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
+
+    async def _wait_for_change(self, seconds: float, *, shutting_down: bool) -> None:
+        """Wait, at most until a graceful shutdown starts or is cancelled: logind's delay is a few seconds."""
+        until_s = self._clock.monotonic_s() + seconds
+        while (left_s := until_s - self._clock.monotonic_s()) > 0 and not self._ended.is_set():
+            if self._parts.is_shutting_down() is not shutting_down:
+                return
+            await wait_for_any(min(left_s, _CHANGE_POLL_S), self._ended)

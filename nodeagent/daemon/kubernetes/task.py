@@ -1,0 +1,166 @@
+"""The task that registers a node without a kubelet, over reloads."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.daemon.kubernetes import NAME
+from nodeagent.daemon.loops import wait_for_any
+from nodeagent.daemon.pass_lock import PausedBy
+from nodeagent.model import Role
+from nodeagent.observe.node_role import ROLE_POLL_S
+from nodeagent.plan.node_status import SHUTTING_DOWN
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable
+
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.model.machine import NodeFacts
+    from nodeagent.model.pressure import NodeCondition
+    from nodeagent.runtime.cri import CriClient
+
+    ReadFacts = Callable[[CriClient | None, frozenset[NodeCondition] | None], Awaitable[NodeFacts]]
+
+RUNTIME_LOST_S: Final = 30.0
+"""Time without an answer of the runtime until the node is not ready. Source: kubelet ``runtimeState`` threshold."""
+
+
+class RegistrationTask:
+    """Runs sessions while registration is enabled, active and not refused."""
+
+    def __init__(self, context: DaemonContext) -> None:
+        """Take the daemon context; :meth:`run` imports the client of the API server if it is needed."""
+        self._context = context
+        self._logger = context.logger.bind(task=NAME)
+        self._contested = False
+        self._ran = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until stopped."""
+        logged = ""
+        while not stop.is_set():
+            settings = self._context.settings
+            if because := await self._refusal(settings):
+                if settings.kubernetes.register or logged or self._ran:
+                    self._disable(because, logged)
+                    logged = because
+                await wait_for_any(ROLE_POLL_S, stop)
+                continue
+            logged, self._ran = "", True
+            try:
+                await self._run_session(settings, stop)
+            except Exception:  # an unexpected error must not end the daemon's other tasks
+                self._logger.exception("pass_crashed", loop=NAME)
+                await wait_for_any(ROLE_POLL_S, stop)
+
+    def _disable(self, because: str, logged: str) -> None:
+        """Report the task as disabled; a node where it never was enabled has no row and no log entry of it."""
+        self._context.loop_statuses.disabled(NAME, because)
+        if because != logged:
+            refused = self._context.settings.kubernetes.register
+            (self._logger.warning if refused else self._logger.info)("loop_disabled", loop=NAME, because=because)
+
+    async def _refusal(self, settings: Settings) -> str:
+        """Return the reason that this agent does not report the node now; empty if it does."""
+        off = settings.kubernetes.off_because(Role.STANDALONE)
+        if off:
+            return off
+        if self._context.settings.invalid_because:
+            return "the configuration is invalid"
+        if self._context.settings.kubernetes != settings.kubernetes:
+            return "the settings have changed"
+        if self._context.dry_run:
+            return "dry run: the API server is not written to"
+        role = await self._context.roles.evaluate(settings.role)
+        return settings.kubernetes.off_because(role.role, role.reason)
+
+    async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
+        # import h11, ssl and the objects of the API, which a daemon without registration does not load
+        from nodeagent.daemon.kubernetes.reporting import RegistrationReporter  # noqa: PLC0415
+        from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts  # noqa: PLC0415
+        from nodeagent.host.node import node_name  # noqa: PLC0415
+        from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
+        from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
+        from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
+        from nodeagent.observe.node_facts import NodeFactsReader  # noqa: PLC0415
+        from nodeagent.observe.node_policy import status_policy  # noqa: PLC0415
+
+        access = settings.kubernetes.access
+        if access is None:
+            return
+        credentials = ApiCredentials(access)
+        name = node_name(settings.kubelet.node_name)
+        lease, status = (NodeApi(ApiClient(access, credentials), name) for _ in range(2))
+        reader = NodeFactsReader(settings, self._context.clock)
+        facts = FactsSource(self._context, settings, reader.read)
+        parts = SessionParts(
+            lease_requests=lease,
+            status_requests=status,
+            read_facts=facts.read,
+            refusal=lambda: self._refusal(settings),
+            is_shutting_down=facts.is_shutting_down,
+            jitter=random.random,
+        )
+        reporter = RegistrationReporter(self._logger, self._context.loop_statuses)
+        session = NodeSession(
+            parts,
+            (settings.kubernetes.registration, status_policy(settings)),
+            self._context.clock,
+            reporter,
+            contested=self._contested,
+        )
+        try:
+            end = await session.run(stop)
+        finally:
+            lease.close()
+            status.close()
+        self._contested = end is SessionEnd.CONTESTED
+        if end is SessionEnd.DELETED:
+            await self._wait_for_other_settings(settings, stop)
+
+    async def _wait_for_other_settings(self, settings: Settings, stop: asyncio.Event) -> None:
+        """Wait for a reload: an operator who deletes a Node object does not expect it to be created again."""
+        while not stop.is_set() and self._context.settings is settings:
+            self._context.loop_statuses.disabled(NAME, "the Node object was deleted")
+            await wait_for_any(ROLE_POLL_S, stop)
+
+
+class FactsSource:
+    """Observations of the node for its status; a short absence of the runtime is not reported."""
+
+    def __init__(self, context: DaemonContext, settings: Settings, read: ReadFacts) -> None:
+        """Create a source.
+
+        Args:
+            context: has the agent with the runtime, the eviction state and the pauses.
+            settings: in force during the session.
+            read: reads the facts with a runtime, or without.
+        """
+        self._context = context
+        self._settings = settings
+        self._read = read
+        self._last: NodeFacts | None = None
+        self._last_s = 0.0
+
+    def is_shutting_down(self) -> bool:
+        """Whether a graceful shutdown is in progress."""
+        return self._context.pass_lock.pause_of(PausedBy.SHUTDOWN) is not None
+
+    async def read(self) -> NodeFacts:
+        """Return the facts now; of a runtime that was lost less than 30 s ago, the last ones."""
+        agent = self._context.agent
+        enabled = not self._settings.eviction.off_because(Role.STANDALONE)
+        pressure = self._context.eviction.reported if enabled else None
+        facts = await self._read(None if agent is None else agent.cri, pressure)
+        now_s = self._context.clock.monotonic_s()
+        if facts.runtime_version:
+            self._last, self._last_s = facts, now_s
+        elif self._last is not None and now_s - self._last_s < RUNTIME_LOST_S:
+            facts = replace(self._last, observed_at=facts.observed_at, pressure=pressure)
+        if self.is_shutting_down():
+            facts = replace(facts, not_ready=(*facts.not_ready, SHUTTING_DOWN))
+        return facts

@@ -1,0 +1,75 @@
+"""The endpoints of the API server that a node needs: its Node object, its status, its Lease."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from nodeagent.errors import ApiServerRefusedError
+from nodeagent.kube.api_client import STRATEGIC_PATCH, ApiRequest
+from nodeagent.model.kubernetes import Lease, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from nodeagent.kube.api_client import ApiClient
+
+K = TypeVar("K", Node, Lease)
+NODES: Final = "/api/v1/nodes"
+LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_MANAGER: Final = "fieldManager=nodeagent"
+
+
+class NodeApi:
+    """Requests about one node. Every method raises the errors of :meth:`ApiClient.send`."""
+
+    def __init__(self, client: ApiClient, name: str) -> None:
+        """Take the client, and the name of the node."""
+        self._client = client
+        self._name = quote(name, safe="")
+
+    async def get_node(self) -> Node | None:
+        """Return the Node object; ``None`` if there is none."""
+        return await self._get(f"{NODES}/{self._name}", Node)
+
+    async def create_node(self, node: Node) -> Node:
+        """Create the Node object; return it as stored."""
+        return await self._client.send(ApiRequest("POST", f"{NODES}?{_MANAGER}", msgspec.json.encode(node)), Node)
+
+    async def patch_node(self, patch: Mapping[str, Any]) -> Node:
+        """Change metadata or spec; return the object as stored."""
+        return await self._patch(f"{NODES}/{self._name}?{_MANAGER}", patch)
+
+    async def patch_status(self, patch: Mapping[str, Any]) -> Node:
+        """Change the status; return the object as stored."""
+        return await self._patch(f"{NODES}/{self._name}/status?{_MANAGER}", patch)
+
+    async def get_lease(self) -> Lease | None:
+        """Return the Lease; ``None`` if there is none."""
+        return await self._get(f"{LEASES}/{self._name}", Lease)
+
+    async def write_lease(self, lease: Lease) -> Lease:
+        """Create a Lease without resource version, replace one with it; return it as stored."""
+        body = msgspec.json.encode(lease)
+        if lease.metadata.resource_version:
+            return await self._client.send(ApiRequest("PUT", f"{LEASES}/{self._name}?{_MANAGER}", body), Lease)
+        return await self._client.send(ApiRequest("POST", f"{LEASES}?{_MANAGER}", body), Lease)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    async def _patch(self, target: str, patch: Mapping[str, Any]) -> Node:
+        body = msgspec.json.encode(patch)
+        return await self._client.send(ApiRequest("PATCH", target, body, STRATEGIC_PATCH), Node)
+
+    async def _get(self, target: str, kind: type[K]) -> K | None:
+        try:
+            return await self._client.send(ApiRequest("GET", target), kind)
+        except ApiServerRefusedError as error:
+            if error.status == 404:
+                return None
+            raise

@@ -1,0 +1,1 @@
+"""Decisions of a node in a Kubernetes cluster: registration, heartbeats, back-off."""

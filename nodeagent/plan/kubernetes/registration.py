@@ -1,0 +1,172 @@
+"""Registration of a node without a kubelet: create its Node object, adopt an existing one, or refuse to.
+
+An object of another machine, or one with a heartbeat of another process, is never changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, NodeSpec, Taint
+from nodeagent.plan.kubernetes.heartbeat import LEASE_DURATION_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.model.kubernetes import Node
+
+CORDONED_ANNOTATION: Final = "nodeagent.dev/cordoned"
+"""Set where the agent made the node unschedulable."""
+_TAINTS: Final = tuple(Taint(key=NO_KUBELET_TAINT, effect=effect) for effect in ("NoSchedule", "NoExecute"))
+
+
+class RegistrationVerdict(StrEnum):
+    """Decision on the Node object. The values are part of the log."""
+
+    CREATE = "create"
+    ADOPT = "adopt"
+    KEEP = "registered"
+    OTHER_MACHINE = "other-machine"
+    UNKNOWN_MACHINE = "unknown-machine"
+    OTHER_HEARTBEAT = "other-heartbeat"
+    DELETING = "being-deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationPolicy:
+    """Configured part of a registration.
+
+    Attributes:
+        labels: labels beside those of host name, architecture and system.
+        provider_id: id of the machine at its provider; empty for none.
+        unschedulable: whether the node is registered cordoned.
+        taint: whether the node is registered with the taint ``nodeagent.dev/no-kubelet``.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    provider_id: str = ""
+    unschedulable: bool = True
+    taint: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationPlan:
+    """Decision with its reason.
+
+    Attributes:
+        node: object to create; ``None`` for other verdicts.
+        patch: changes of an existing object, if any; it fails with a conflict if the object has changed.
+        kept: values of the object that differ from the configuration, and are kept.
+    """
+
+    verdict: RegistrationVerdict
+    reason: str
+    node: Node | None = None
+    patch: Mapping[str, Any] | None = None
+    kept: tuple[str, ...] = ()
+
+
+def plan_registration(
+    found: Node | None, own: Node, policy: RegistrationPolicy, *, lease_free: bool, contested: bool = False
+) -> RegistrationPlan:
+    """Decide on the Node object of this machine.
+
+    Args:
+        found: the object in the cluster; ``None`` if there is none.
+        own: complete object of this machine.
+        policy: configured part.
+        lease_free: whether no other process renews the Lease of the object.
+        contested: whether another process was seen to renew the Lease of an object that the agent had registered.
+    """
+    if found is None:
+        return RegistrationPlan(RegistrationVerdict.CREATE, "no Node object", node=_new_node(own, policy))
+    if found.metadata.deletion_timestamp is not None:
+        return RegistrationPlan(RegistrationVerdict.DELETING, "the Node object is being deleted")
+    refusal = _foreign(found, own)
+    if refusal is not None:
+        return refusal
+    registered = REGISTERED_ANNOTATION in found.metadata.annotations
+    if (contested or not registered) and not lease_free:
+        because = f"its Lease was renewed by another process within {LEASE_DURATION_S} s"
+        return RegistrationPlan(RegistrationVerdict.OTHER_HEARTBEAT, because)
+    if registered:
+        # A kubelet that ran meanwhile may have led to the removal of the taints.
+        taints = _with_own_taints(found, policy)
+        metadata = {"resourceVersion": found.metadata.resource_version}
+        patch = {"metadata": metadata, "spec": {"taints": taints}} if taints else None
+        return RegistrationPlan(RegistrationVerdict.KEEP, "registered by an earlier run of the agent", patch=patch)
+    adoption, kept = _adoption(found, own, policy)
+    return RegistrationPlan(
+        RegistrationVerdict.ADOPT, "the Node object of this machine has no heartbeat", patch=adoption, kept=kept
+    )
+
+
+def _foreign(found: Node, own: Node) -> RegistrationPlan | None:
+    """Return the refusal of an object of another or an unknown machine.
+
+    An object that no machine has reported to, such as one made by a cloud provider, has no ids.
+    """
+    theirs, ours = found.status.node_info, own.status.node_info
+    if theirs is None or ours is None:
+        return None
+    for name, their_id, our_id in (
+        ("machine id", theirs.machine_id, ours.machine_id),
+        ("system UUID", theirs.system_uuid, ours.system_uuid),
+    ):
+        if their_id and not our_id:
+            because = f"the {name} of this machine is unknown, and the Node object has one"
+            return RegistrationPlan(RegistrationVerdict.UNKNOWN_MACHINE, because)
+        if their_id and their_id.lower() != our_id.lower():
+            because = f"the Node object is of another machine: its {name} is {their_id}, here it is {our_id}"
+            return RegistrationPlan(RegistrationVerdict.OTHER_MACHINE, because)
+    return None
+
+
+def _new_node(own: Node, policy: RegistrationPolicy) -> Node:
+    annotations = {REGISTERED_ANNOTATION: "created"}
+    if policy.unschedulable:
+        annotations[CORDONED_ANNOTATION] = "no-kubelet"
+    metadata = msgspec.structs.replace(
+        own.metadata, labels={**policy.labels, **own.metadata.labels}, annotations=annotations
+    )
+    spec = NodeSpec(
+        provider_id=policy.provider_id,
+        unschedulable=policy.unschedulable,
+        taints=_TAINTS if policy.taint else (),
+    )
+    return msgspec.structs.replace(own, metadata=metadata, spec=spec)
+
+
+def _adoption(found: Node, own: Node, policy: RegistrationPolicy) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the patch of an adoption, and the values that are kept: it adds, and replaces nothing."""
+    wanted = {**policy.labels, **own.metadata.labels}
+    present = found.metadata.labels
+    added = {name: value for name, value in wanted.items() if name not in present}
+    kept = [f"label {name}={present[name]}" for name in wanted if present.get(name, wanted[name]) != wanted[name]]
+    annotations = {REGISTERED_ANNOTATION: "adopted"}
+    spec: dict[str, Any] = {}
+    if policy.unschedulable and not found.spec.unschedulable:
+        spec["unschedulable"] = True
+        annotations[CORDONED_ANNOTATION] = "no-kubelet"
+    if policy.provider_id and not found.spec.provider_id:
+        spec["providerID"] = policy.provider_id
+    elif policy.provider_id and found.spec.provider_id != policy.provider_id:
+        kept.append(f"providerID {found.spec.provider_id}")
+    taints = _with_own_taints(found, policy)
+    if taints:
+        spec["taints"] = taints
+    metadata: dict[str, Any] = {"resourceVersion": found.metadata.resource_version, "annotations": annotations}
+    if added:
+        metadata["labels"] = added
+    return {"metadata": metadata, **({"spec": spec} if spec else {})}, tuple(kept)
+
+
+def _with_own_taints(found: Node, policy: RegistrationPolicy) -> list[Any]:
+    """Return all taints of the object and the missing own ones, since a patch replaces the list; empty if complete."""
+    held = {(each.key, each.effect) for each in found.spec.taints}
+    missing = tuple(each for each in _TAINTS if policy.taint and (each.key, each.effect) not in held)
+    return [msgspec.to_builtins(each) for each in (*found.spec.taints, *missing)] if missing else []

@@ -1,0 +1,355 @@
+"""Registration and heartbeats against the double of the API server, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
+from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts
+from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.model.machine import Machine, NodeFacts
+from nodeagent.model.pressure import NodeCondition
+from nodeagent.plan.kubernetes.registration import RegistrationPolicy
+from nodeagent.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
+from nodeagent.telemetry import logging as log
+from tests.support.api_server import LEASES, NODES, ApiServer, Fault
+from tests.support.virtual_time import play
+from tests.unit.daemon.kubernetes.direct_api import DirectApi
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+START = datetime(2026, 11, 21, 12, tzinfo=UTC)
+FACTS = NodeFacts(
+    name="node-1",
+    machine=Machine("node-1", ("192.0.2.10",), 2, 4 << 30, machine_id="m", system_uuid="u", architecture="amd64"),
+    observed_at=START,
+    ephemeral_bytes=10 << 30,
+    runtime_version="containerd://1.6.20",
+    images=(),
+    pressure=frozenset(),
+    agent_version="1",
+)
+KUBELET_NODE = {
+    "metadata": {"labels": {"kubernetes.io/os": "linux"}},
+    "status": {
+        "nodeInfo": {"machineID": "m", "systemUUID": "u"},
+        "conditions": [{"type": "NetworkUnavailable", "status": "False"}],
+    },
+}
+
+
+class LoopClock:
+    """Clock of the virtual loop."""
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.monotonic_s())
+
+    def monotonic_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+@dataclass
+class Cluster:
+    """The double, and one session of the agent."""
+
+    server: ApiServer = field(default_factory=ApiServer)
+    facts: NodeFacts = FACTS
+    refusal: str = ""
+    shutting_down: bool = False
+    policy: RegistrationPolicy = field(default_factory=RegistrationPolicy)
+    contested: bool = False
+    log: io.StringIO = field(default_factory=io.StringIO)
+
+    def __post_init__(self) -> None:
+        self.lease_api, self.status_api = DirectApi(self.server), DirectApi(self.server)
+
+    async def read_facts(self) -> NodeFacts:
+        return replace(self.facts, not_ready=(SHUTTING_DOWN,)) if self.shutting_down else self.facts
+
+    async def refused(self) -> str:
+        return self.refusal
+
+    def session(self) -> NodeSession:
+        logger = log.configure("json", "info", self.log)
+        parts = SessionParts(
+            self.lease_api, self.status_api, self.read_facts, self.refused, lambda: self.shutting_down, lambda: 0.0
+        )
+        clock = LoopClock()
+        reporter = RegistrationReporter(logger, LoopStatuses(clock))
+        return NodeSession(parts, (self.policy, NodeStatusPolicy()), clock, reporter, contested=self.contested)
+
+    def run(self, seconds: float, script: Callable[[], Awaitable[None]] | None = None) -> SessionEnd:
+        """Run a session for a time, beside a script; return its end."""
+
+        async def work() -> SessionEnd:
+            stop = asyncio.Event()
+            running = asyncio.create_task(self.session().run(stop))
+            acting = asyncio.create_task(_nothing() if script is None else _awaited(script))
+            await asyncio.wait({running}, timeout=seconds)
+            stop.set()
+            await acting
+            return await running
+
+        return play(work())
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in self.log.getvalue().splitlines()]
+        return [each for each in found if each["event"] == event]
+
+    def ready(self) -> dict[str, Any]:
+        conditions: list[dict[str, Any]] = self.server.node["status"]["conditions"]
+        return next(each for each in conditions if each["type"] == "Ready")
+
+
+async def _nothing() -> None: ...
+
+
+async def _awaited(script: Callable[[], Awaitable[None]]) -> None:
+    await script()
+
+
+def test_new_node_is_registered_cordoned_tainted_and_ready_with_a_lease() -> None:
+    cluster = Cluster()
+    assert cluster.run(5) is SessionEnd.STOPPED
+    node, lease = cluster.server.node, cluster.server.lease
+    assert node["spec"]["unschedulable"]
+    assert {each["effect"] for each in node["spec"]["taints"]} == {"NoSchedule", "NoExecute"}
+    assert cluster.ready()["status"] == "True"
+    assert lease["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]
+    assert lease["spec"]["leaseDurationSeconds"] == 40
+    assert [each["verdict"] for each in cluster.logged("node_registered")] == ["create"]
+
+
+def test_lease_is_renewed_every_10_s_and_an_unchanged_status_every_5_minutes() -> None:
+    cluster = Cluster()
+    cluster.run(3000)
+    renewals = cluster.lease_api.times("PUT")
+    gaps = [round(later - earlier, 3) for earlier, later in pairwise(renewals)]
+    assert set(gaps) == {10.0}
+    reports = cluster.status_api.times("/status")
+    gaps = [round(later - earlier, 3) for earlier, later in pairwise(reports)]
+    assert set(gaps) == {300.0}
+    # At most one request in 10 s, apart from the registration and the status report every 5 minutes.
+    assert len(cluster.lease_api.sent) <= 302
+
+
+def test_changed_status_is_reported_at_the_next_poll() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(95)
+        cluster.facts = replace(FACTS, pressure=frozenset({NodeCondition.DISK_PRESSURE}))
+
+    cluster.run(120, script)
+    assert len(cluster.status_api.times("/status")) == 2
+    assert 95 < cluster.status_api.times("/status")[1] <= 105
+
+
+def test_start_and_cancellation_of_a_shutdown_are_reported_within_a_second() -> None:
+    cluster = Cluster()
+    seen = []
+
+    async def script() -> None:
+        await asyncio.sleep(33)
+        for shutting_down in (True, False):
+            cluster.shutting_down = shutting_down
+            await asyncio.sleep(1)
+            seen.append((cluster.ready()["status"], cluster.ready()["message"]))
+
+    cluster.run(40, script)
+    assert seen == [("False", "node is shutting down"), ("True", "kubelet is posting ready status")]
+
+
+def test_lease_is_retried_by_the_back_off_table_while_the_server_is_away() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        cluster.lease_api.down = cluster.status_api.down = True
+        await asyncio.sleep(600)
+        cluster.lease_api.down = cluster.status_api.down = False
+
+    cluster.run(640, script)
+    failed = [at_s for at_s in cluster.lease_api.times("leases") if 15 < at_s < 615]
+    gaps = [round(later - earlier, 3) for earlier, later in pairwise(failed)]
+    assert gaps[:8] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 7.0, 7.0]
+    renewals = cluster.lease_api.times("PUT")
+    assert renewals[-1] > 615
+    assert [each["part"] for each in cluster.logged("api_request_failed")].count("lease") == 1
+    assert [each["part"] for each in cluster.logged("api_request_recovered")].count("lease") == 1
+
+
+def test_unchanged_status_of_a_short_outage_is_sent_once_after_it() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        cluster.status_api.down = True
+        cluster.facts = replace(FACTS, pressure=frozenset({NodeCondition.MEMORY_PRESSURE}))
+        await asyncio.sleep(100)
+        cluster.status_api.down = False
+
+    cluster.run(200, script)
+    reports = [each for each in cluster.server.requests if each.path.endswith("/status")]
+    assert len(reports) == 2
+    assert {each["type"]: each["status"] for each in cluster.server.node["status"]["conditions"]}[
+        "MemoryPressure"
+    ] == "True"
+
+
+def test_lost_answer_of_a_renewal_is_not_mistaken_for_another_process() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        cluster.lease_api.lost = 3
+
+    assert cluster.run(100, script) is SessionEnd.STOPPED
+    assert cluster.lease_api.times("PUT")[-1] > 80
+
+
+def test_time_stated_with_too_many_requests_is_waited_for() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        cluster.server.faults = [Fault(429)]
+
+    cluster.run(40, script)
+    times = [at_s for at_s in cluster.lease_api.times("leases") if at_s > 15]
+    assert times[1] - times[0] == pytest.approx(7.0)
+
+
+def test_lease_renewed_by_another_process_ends_the_session_without_a_further_write() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        spec = {**cluster.server.lease["spec"], "renewTime": "2026-11-21T12:00:16.000001Z"}
+        cluster.server.put(LEASES, "node-1", {**cluster.server.lease, "spec": spec})
+
+    assert cluster.run(100, script) is SessionEnd.CONTESTED
+    assert cluster.server.lease["spec"]["renewTime"] == "2026-11-21T12:00:16.000001Z"
+    assert len(cluster.logged("node_heartbeat_ended")) == 1
+
+
+def test_contested_lease_is_taken_again_only_after_40_s_without_renewal() -> None:
+    cluster = Cluster()
+    cluster.run(5)
+    before = cluster.server.lease["spec"]["renewTime"]
+    cluster.contested = True
+    assert cluster.run(39) is SessionEnd.STOPPED
+    assert cluster.server.lease["spec"]["renewTime"] == before
+    cluster.run(60)
+    assert cluster.server.lease["spec"]["renewTime"] != before
+
+
+def test_object_with_a_heartbeat_of_a_kubelet_is_not_changed() -> None:
+    cluster = Cluster()
+    cluster.server.put(NODES, "node-1", KUBELET_NODE)
+
+    async def script() -> None:
+        for second in range(100):
+            cluster.server.put(LEASES, "node-1", {"spec": {"renewTime": f"2026-11-21T12:00:00.{second:06}Z"}})
+            await asyncio.sleep(1)
+
+    cluster.run(99, script)
+    assert {each.method for each in cluster.server.requests} == {"GET"}
+    assert len(cluster.logged("node_not_registered")) == 1
+
+
+def test_object_without_heartbeat_is_adopted_after_40_s_and_keeps_the_values_of_others() -> None:
+    cluster = Cluster(policy=RegistrationPolicy(labels={"kubernetes.io/os": "x", "pool": "edge"}))
+    cluster.server.put(NODES, "node-1", KUBELET_NODE)
+    cluster.server.put(LEASES, "node-1", {"spec": {"renewTime": "2026-11-21T11:00:00.000000Z"}})
+    cluster.run(60)
+    assert cluster.status_api.times("PATCH")[0] == pytest.approx(40.0)
+    node = cluster.server.node
+    assert node["metadata"]["labels"]["kubernetes.io/os"] == "linux"
+    assert node["metadata"]["labels"]["pool"] == "edge"
+    assert {"type": "NetworkUnavailable", "status": "False"} in node["status"]["conditions"]
+    assert node["spec"]["taints"]
+    assert cluster.ready()["status"] == "True"
+
+
+def test_restart_of_the_agent_continues_its_heartbeats_at_once() -> None:
+    cluster = Cluster()
+    cluster.run(5)
+    cluster.run(5)
+    assert [each["verdict"] for each in cluster.logged("node_registered")] == ["create", "registered"]
+    assert cluster.lease_api.times("PUT")[-1] < 1
+
+
+def test_deleted_object_is_not_created_again() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        del cluster.server.objects[NODES]["node-1"]
+        cluster.facts = replace(FACTS, not_ready=("x",))
+
+    assert cluster.run(100, script) is SessionEnd.DELETED
+    assert cluster.server.objects[NODES] == {}
+
+
+def test_object_created_again_by_another_owner_ends_the_session() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        del cluster.server.objects[NODES]["node-1"]
+        cluster.server.put(NODES, "node-1", KUBELET_NODE)
+        cluster.facts = replace(FACTS, not_ready=("x",))
+
+    assert cluster.run(100, script) is SessionEnd.REPLACED
+
+
+def test_kubelet_that_starts_ends_all_requests() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        cluster.refusal = "a kubelet manages this node"
+
+    assert cluster.run(100, script) is SessionEnd.REFUSED
+    assert max(at_s for at_s, _ in (*cluster.lease_api.sent, *cluster.status_api.sent)) <= 20
+
+
+def test_refusal_to_taint_an_adopted_object_prevents_ready_and_is_logged_once() -> None:
+    cluster = Cluster()
+    cluster.server.node_identity = True
+    cluster.server.put(NODES, "node-1", KUBELET_NODE)
+    cluster.run(600)
+    assert "not allowed to modify taints" in cluster.logged("api_request_failed")[0]["error"]
+    assert len(cluster.logged("api_request_failed")) == 1
+    assert len(cluster.status_api.times("PATCH")) <= 11
+    assert not cluster.status_api.times("/status")
+    assert cluster.server.objects[LEASES] == {}
+
+
+def test_node_certificate_registers_a_new_node_with_its_taint() -> None:
+    cluster = Cluster()
+    cluster.server.node_identity = True
+    cluster.run(20)
+    assert cluster.ready()["status"] == "True"
+    assert cluster.server.node["spec"]["taints"]
+
+
+def test_missing_rule_on_status_does_not_stop_the_lease() -> None:
+    cluster = Cluster()
+    cluster.server.denied = {("PATCH", "nodes/status")}
+    cluster.run(300)
+    assert len(cluster.lease_api.times("PUT")) >= 29
+    failures = cluster.logged("api_request_failed")
+    assert len(failures) == 1
+    assert 'cannot patch resource "nodes/status"' in failures[0]["error"]
+    assert len(cluster.status_api.times("/status")) <= 6

@@ -1,0 +1,184 @@
+"""The registration task over TLS: enablement, dry run, role, reload, and an API server that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.clock import SystemClock
+from nodeagent.config.models import Config
+from nodeagent.config.policies import settings as settings_of
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.kubernetes import NAME
+from nodeagent.daemon.kubernetes.task import RUNTIME_LOST_S, FactsSource, RegistrationTask
+from nodeagent.daemon.loop_status import Activity, LoopStatuses
+from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
+from nodeagent.model.machine import Machine, NodeFacts
+from nodeagent.observe.node_role import RoleWatch
+from nodeagent.plan.node_status import SHUTTING_DOWN
+from nodeagent.telemetry import logging as log
+from tests.support.api_server import LEASES, NODES, ApiServer, serving_api
+from tests.support.certificates import Authority
+from tests.support.manual_clock import MIDNIGHT, ManualClock
+from tests.unit.kubelet_double import KUBELET, KubeletDouble
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+
+WITHIN_S = 20
+
+
+class Stream(io.StringIO):
+    """Stream that sets an event at each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        self.written.set()
+        return super().write(text)
+
+
+@dataclass
+class Running:
+    """A running task and its log."""
+
+    context: DaemonContext
+    stream: Stream
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        return [each for each in map(json.loads, self.stream.getvalue().splitlines()) if each["event"] == event]
+
+    async def until(self, event: str) -> dict[str, Any]:
+        """Wait for an event in the log; return it."""
+        async with asyncio.timeout(WITHIN_S):
+            while not self.logged(event):
+                self.stream.written.clear()
+                await self.stream.written.wait()
+        return self.logged(event)[0]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    found = Authority(tmp_path_factory.mktemp("authority"))
+    found.issue("server")
+    return found
+
+
+def registering(authority: Authority, url: str, directory: Path, **changes: Any) -> Settings:
+    token = directory / "token"
+    token.write_text("token-of-the-agent")
+    section = {"register_node": True, "server": url, "ca_file": str(authority.ca_file), "token_file": str(token)}
+    document = {"kubernetes": section, "kubelet": {"node_name": "node-1"}, "role": "standalone", **changes}
+    return settings_of(Config.model_validate(document))
+
+
+@asynccontextmanager
+async def running(settings: Settings, double: KubeletDouble | None = None) -> AsyncIterator[Running]:
+    stream = Stream()
+    clock = SystemClock()
+    logger = log.configure("json", "info", stream)
+    context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
+    if double is not None:
+        context.roles = RoleWatch(double.clock, logger, reader=double)
+    stop = asyncio.Event()
+    task = asyncio.create_task(RegistrationTask(context).run(stop))
+    try:
+        yield Running(context, stream)
+    finally:
+        stop.set()
+        async with asyncio.timeout(WITHIN_S):
+            await task
+
+
+async def test_node_is_registered_over_tls(authority: Authority, tmp_path: Path) -> None:
+    server = ApiServer()
+    with serving_api(server, partial(authority.server_context, "server")) as url:
+        async with running(registering(authority, url, tmp_path), KubeletDouble()) as made:
+            await made.until("node_registered")
+            async with asyncio.timeout(WITHIN_S):
+                while not server.objects[LEASES] or not server.seen("PATCH", "/status"):
+                    await asyncio.to_thread(server.received.wait, 1)
+                    server.received.clear()
+    node = server.node
+    assert node["spec"]["unschedulable"]
+    # Without a runtime the node is not ready.
+    assert [each["status"] for each in node["status"]["conditions"] if each["type"] == "Ready"] == ["False"]
+    assert {each.content_type for each in server.seen("PATCH")} == {"application/strategic-merge-patch+json"}
+    assert "token-of-the-agent" not in made.stream.getvalue()
+
+
+async def test_nothing_is_sent_in_a_dry_run(authority: Authority, tmp_path: Path) -> None:
+    server = ApiServer()
+    with serving_api(server, partial(authority.server_context, "server")) as url:
+        async with running(registering(authority, url, tmp_path, dry_run=True), KubeletDouble()) as made:
+            assert "dry run" in (await made.until("loop_disabled"))["because"]
+            status = next(each for each in made.context.loop_statuses.all if each.name == NAME)
+            assert status.activity is Activity.DISABLED
+    assert server.requests == []
+
+
+async def test_default_configuration_has_no_registration_in_status_and_log() -> None:
+    async with running(settings_of(Config()), KubeletDouble()) as made:
+        await asyncio.sleep(0)
+        assert made.context.loop_statuses.all == ()
+    assert made.stream.getvalue() == ""
+
+
+async def test_registration_is_refused_beside_a_kubelet(authority: Authority, tmp_path: Path) -> None:
+    server = ApiServer()
+    with serving_api(server, partial(authority.server_context, "server")) as url:
+        settings = registering(authority, url, tmp_path, role="auto")
+        async with running(settings, KubeletDouble(KUBELET)) as made:
+            found = await made.until("loop_disabled")
+            assert found["level"] == "warning"
+            assert "register_node = true is refused: a kubelet manages this node" in found["because"]
+    assert server.requests == []
+    assert server.objects[NODES] == {}
+
+
+async def test_server_that_is_away_is_logged_with_its_cause_and_does_not_end_the_task(
+    authority: Authority, tmp_path: Path
+) -> None:
+    settings = registering(authority, "https://127.0.0.1:1", tmp_path)
+    async with running(settings, KubeletDouble()) as made:
+        found = await made.until("api_request_failed")
+        assert "connection refused" in found["error"]
+        assert not made.context.loop_statuses.stuck()
+
+
+READ = NodeFacts("node-1", Machine("node-1"), MIDNIGHT, runtime_version="containerd://1", images=())
+LOST = replace(READ, runtime_version="", images=None, not_ready=("container runtime is down",))
+
+
+async def test_short_absence_of_the_runtime_is_not_reported_and_a_shutdown_is() -> None:
+    clock = ManualClock()
+    settings = settings_of(Config())
+    context = DaemonContext(
+        settings, log.configure("json", "info", io.StringIO()), clock, LoopStatuses(clock), PassLock(clock)
+    )
+    answers = [READ, LOST, LOST, READ]
+
+    async def read(*_: object) -> NodeFacts:
+        return answers.pop(0)
+
+    source = FactsSource(context, settings, read)
+    assert (await source.read()).not_ready == ()
+    clock.at_s = RUNTIME_LOST_S - 1
+    assert (await source.read()).not_ready == ()
+    clock.at_s = RUNTIME_LOST_S
+    assert (await source.read()).not_ready == ("container runtime is down",)
+    context.pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "the node is shutting down"))
+    assert (await source.read()).not_ready == (SHUTTING_DOWN,)
+    assert source.is_shutting_down()
