@@ -3,7 +3,7 @@
 Readers take a root directory where tests need one. Log files are deleted only in ``log_removal``, through directory
 descriptors, so that no symbolic link is followed and no mount is crossed.
 
-logind is called with plain messages on the system bus (``dbus``, ``login1``, ``logind``). Proxies generated from
-introspection were rejected for three calls and two signals. The configuration files of logind are read as well
-(``logind_config``), since a running logind reports its limit but not the file that set it.
+logind is called with plain messages on the system bus (``dbus``, ``login1``, ``logind``, ``delay_lock``). Proxies
+generated from introspection were rejected for three calls and two signals. The configuration files of logind are read
+as well (``logind_config``), since a running logind reports its limit but not the file that set it.
 """

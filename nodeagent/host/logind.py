@@ -8,18 +8,17 @@ released.
 from __future__ import annotations
 
 import asyncio
-import select
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.errors import InhibitorError
-from nodeagent.host.dbus import BUS_NAME, Bus, BusCallError, Descriptor
+from nodeagent.host.dbus import BUS_NAME, Bus, BusCallError
+from nodeagent.host.delay_lock import DelayLock
 from nodeagent.host.login1 import (
     IN_PROGRESS,
     LOGIND_NAME,
     LOGIND_PATH,
     MANAGER,
-    acquire_lock,
     list_inhibitors,
     owner_of_logind,
     read_limit_us,
@@ -94,7 +93,7 @@ class Timings:
     confirm_every_s: float = 30.0
 
 
-class ShutdownInhibitor:  # 13 attributes: the lock's identity, its connection and its state
+class ShutdownInhibitor:
     """Acquires the lock and keeps it for as long as :meth:`run` runs, and reports commands for the inhibitor task.
 
     Commands are delivered by a callback on the event loop, the start of a shutdown directly from the arriving message.
@@ -128,13 +127,10 @@ class ShutdownInhibitor:  # 13 attributes: the lock's identity, its connection a
         """
         self._on_command = on_command
         self._address = address
-        self._who = who
-        self._why = why
         self._timings = timings or Timings()
         self._sleep = sleep
-        self._lock = _adopt(adopted)
-        self._machine = InhibitorState(has_lock=self._lock is not None, has_earlier=has_earlier)
-        self._acquired_here = False
+        self._lock = DelayLock(who, why, adopted)
+        self._machine = InhibitorState(has_lock=self._lock.number is not None, has_earlier=has_earlier)
         self._owner = ""
         self._signals = 0
         self._operation = ""
@@ -161,7 +157,7 @@ class ShutdownInhibitor:  # 13 attributes: the lock's identity, its connection a
     @property
     def descriptor(self) -> int | None:
         """The lock's descriptor, to be copied for a successor but not closed; ``None`` without a lock."""
-        return None if self._lock is None else self._lock.number
+        return self._lock.number
 
     def apply(self, event: Event) -> tuple[Command, ...]:
         """Apply an event to the state machine; return its commands, with the lock acquired or released already.
@@ -173,7 +169,7 @@ class ShutdownInhibitor:  # 13 attributes: the lock's identity, its connection a
             if command.kind is CommandKind.ACQUIRE:
                 self._again.set()
             elif command.kind is CommandKind.RELEASE:
-                self._drop()
+                self._lock.release()
         return commands
 
     async def run(self) -> None:
@@ -230,7 +226,7 @@ class ShutdownInhibitor:  # 13 attributes: the lock's identity, its connection a
                     return
                 if done:
                     raise InhibitorError("the connection to the system bus was lost")
-                if self._lock is None and self._machine.needs_lock:
+                if self._lock.number is None and self._machine.needs_lock:
                     return
                 await self._read_properties(bus)
                 await self._confirm(bus)
@@ -244,15 +240,13 @@ class ShutdownInhibitor:  # 13 attributes: the lock's identity, its connection a
             self._again.clear()  # the request is served below
         if self._machine.needs_lock:
             try:
-                new = await acquire_lock(bus, self._who, self._why)
+                await self._lock.acquire(bus)
             except BusCallError as error:
                 if error.name != IN_PROGRESS or not self.state.preparing:
                     raise
-                if self._lock is None:
+                if self._lock.number is None:
                     self._report(LockRefused())
             else:
-                self._drop()
-                self._lock, self._acquired_here = new, True
                 self._report(LockAcquired())
         await self._confirm(bus)
 
@@ -269,24 +263,12 @@ class ShutdownInhibitor:  # 13 attributes: the lock's identity, its connection a
         Raises:
             InhibitorError: logind does not list it, or does not read its other end.
         """
-        if self._lock is None:
+        if self._lock.number is None:
             return
         entries, pid = await list_inhibitors(bus), await bus.own_pid()
-        number = self.descriptor
-        if number is None or not self._owner:  # released meanwhile, or logind disconnected from the bus
+        if self.descriptor is None or not self._owner:  # released meanwhile, or logind disconnected from the bus
             return
-        # An adopted lock is listed with the process that acquired it, or with none.
-        own_entries = [
-            entry
-            for entry in entries
-            if "shutdown" in entry.what.split(":")
-            and (entry.who, entry.why, entry.mode) == (self._who, self._why, "delay")
-            and (entry.pid == pid or not self._acquired_here)
-        ]
-        if not own_entries:
-            raise InhibitorError("logind does not list the agent's lock")
-        if _has_no_reader(number):
-            raise InhibitorError("logind no longer reads the agent's lock")
+        self._lock.check(entries, pid)
         self._report(LockListed())
 
     def _signal(self, message: Message) -> None:
@@ -311,29 +293,7 @@ class ShutdownInhibitor:  # 13 attributes: the lock's identity, its connection a
             if command.kind not in (CommandKind.ACQUIRE, CommandKind.RELEASE):
                 self._on_command(ReportedCommand(command, self.state))
 
-    def _drop(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.close()
-
 
 def _operation(metadata: Mapping[str, Variant]) -> str:
     value = metadata.get("type")
     return value.value if value is not None and value.value in _OPERATIONS else ""
-
-
-def _adopt(number: int | None) -> Descriptor | None:
-    """Take over a descriptor; ``None`` if there is none or it is not open."""
-    if number is None:
-        return None
-    try:
-        return Descriptor(number)
-    except OSError:
-        return None
-
-
-def _has_no_reader(number: int) -> bool:
-    """Return whether the other end of the lock has no reader. Source: poll(2), ``POLLERR`` of a pipe."""
-    poll = select.poll()
-    poll.register(number, 0)
-    return any(events & (select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))
