@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.errors import StoreError
 from nodeagent.store.sqlite import BUSY_TIMEOUT_S, check, connect, identity, is_corrupt, quarantine
-from nodeagent.store.usage_file import ADDITIONS, MIGRATIONS, StoredUsage, read_usage, write_usage
+from nodeagent.store.usage_file import ADDITIONS, MIGRATIONS, StoredUsage, last_write, read_usage, write_usage
 from nodeagent.store.write_interval import is_due
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class StateFile:
         self._read_only = read_only
         self._on_lost = on_lost
         self._identity: tuple[int, int] | None = None
+        self._last_write = ""
         self._notices: list[str] = []
         self.written: StoredUsage | None = None
         self.loaded = False
@@ -74,6 +76,7 @@ class StateFile:
             with closing(self.open_for_reading()) as connection:
                 check(connection)
                 stored = read_usage(connection)
+                self._last_write = last_write(connection)
         except sqlite3.DatabaseError as error:
             self._handle_error(error)
             return None
@@ -93,16 +96,19 @@ class StateFile:
             if only_if_due and not is_due(now, self.written) and identity(self._path) == self._identity:
                 return
             with closing(self.open_for_writing()) as connection:
+                if self.written is not None and last_write(connection) != self._last_write:
+                    self._forget_written("overwritten")
                 if self.written is None:
                     check(connection)
-                write_usage(connection, now, self.written)
+                write_id = secrets.token_hex(8)
+                write_usage(connection, now, self.written, write_id)
         except sqlite3.DatabaseError as error:
             self._handle_error(error)
             return
         except (OSError, StoreError) as error:
             self._fail(str(error))
             return
-        self.written = now
+        self.written, self._last_write = now, write_id
         self.health = StoreHealth()
 
     def open_for_reading(self) -> sqlite3.Connection:
@@ -115,13 +121,17 @@ class StateFile:
         """Return a connection for writing; after a removal or replacement of the file, the next write is complete."""
         file = identity(self._path)
         if self.written is not None and file != self._identity:
-            self.written = None
-            self._notices.append(
-                f"state database {self._path} was removed or replaced; writing the complete usage of images from memory"
-            )
+            self._forget_written("removed or replaced")
         connection = connect(self._path, MIGRATIONS, ADDITIONS)
         self._identity = file or identity(self._path)
         return connection
+
+    def _forget_written(self, change: str) -> None:
+        """Make the next write complete, since something else changed the file, such as the restoring of a backup."""
+        self.written = None
+        self._notices.append(
+            f"state database {self._path} was {change}; writing the complete usage of images from memory"
+        )
 
     def _handle_error(self, error: sqlite3.DatabaseError) -> None:
         """Quarantine a corrupt file; otherwise report it as inaccessible."""

@@ -55,6 +55,7 @@ have detected the image again since."""
 
 _ADDED_TABLES: Final = frozenset({"image_times", "observation_gaps", "item_times"})
 _CLOCK: Final = "clock"
+_LAST_WRITE: Final = "last_write"
 _FORMER_CLOCK_KEYS: Final = ("boot_id", "boottime_s", "wall_us")
 _OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_last_s", "observed_last_us")
 
@@ -93,8 +94,18 @@ def read_usage(connection: sqlite3.Connection) -> StoredUsage:
         raise sqlite3.DatabaseError(f"malformed: {error}") from error
 
 
-def write_usage(connection: sqlite3.Connection, now: StoredUsage, written: StoredUsage | None) -> None:
-    """Write the differences to ``written``; everything if that is ``None``."""
+def last_write(connection: sqlite3.Connection) -> str:
+    """Return the id of the last write to the file; empty without one, as in files of 0.1."""
+    if check_version(connection, len(MIGRATIONS)) == 0:
+        return ""
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (_LAST_WRITE,)).fetchone()
+    return "" if row is None else str(row[0])
+
+
+def write_usage(
+    connection: sqlite3.Connection, now: StoredUsage, written: StoredUsage | None, write_id: str = ""
+) -> None:
+    """Write the differences to ``written``, everything if that is ``None``, and the id of this write."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         if written is None:
@@ -113,7 +124,7 @@ def write_usage(connection: sqlite3.Connection, now: StoredUsage, written: Store
         connection.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in outdated])
         connection.executemany(
             "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-            _encoded(now.clock, now.observation).items(),
+            (_encoded(now.clock, now.observation) | {_LAST_WRITE: write_id}).items(),
         )
         connection.execute("COMMIT")
     except BaseException:

@@ -208,6 +208,20 @@ def test_usage_is_written_completely_after_the_file_was_replaced(
     assert (store.take_notices(), store.health.persistent) == ((), True)
 
 
+def test_usage_is_written_completely_after_a_backup_was_copied_over_the_file(tmp_path: Path) -> None:
+    path, store = tmp_path / "nodeagent.db", Store(tmp_path)
+    remember(store, {"a": None, "b": None}, (), T0)
+    backup = path.read_bytes()
+    remember(store, {"a": None, "b": None}, {"a"}, T0 + HOUR)
+    path.write_bytes(backup)
+    remember(store, {"a": None, "b": None}, (), T0 + 2 * HOUR)
+    assert Store(tmp_path).usage()["a"] == ImageUsage(T0, T0 + HOUR)
+    (notice,) = store.take_notices()
+    assert "was overwritten" in notice
+    remember(store, {"a": None, "b": None}, (), T0 + 3 * HOUR)
+    assert (store.take_notices(), store.health.persistent) == ((), True)
+
+
 def test_usage_is_kept_while_the_file_is_locked(tmp_path: Path) -> None:
     remember(Store(tmp_path), {"a": None}, (), T0)
     holder = sqlite3.connect(tmp_path / "nodeagent.db", isolation_level=None)
