@@ -238,6 +238,29 @@ def test_pass_is_recorded_completely_after_a_loss_of_the_file(
     assert outcomes(reader(tmp_path).read()[-1]) == expected
 
 
+@pytest.mark.parametrize("late", ["update", "add"])
+def test_backup_copied_over_the_file_during_a_pass_is_quarantined_and_the_pass_is_recorded(
+    tmp_path: Path, late: str
+) -> None:
+    path, history = tmp_path / "state" / FILE_NAME, open_history(tmp_path / "state")
+    backup = open_history(tmp_path)
+    for number in range(20):
+        backup.add(finished(begun(f"old {number}", at=T0 + timedelta(minutes=number))), KEEP)
+        history.add(finished(begun(f"{number}", at=T0 + timedelta(minutes=number))), KEEP)
+    history.begin(begun(at=T0 + timedelta(hours=1)))
+    path.write_bytes((tmp_path / FILE_NAME).read_bytes()[: 6 * 4096])
+    if late == "update":
+        history.update("one", {0: action("a", "done")}, 1.0)
+        found, *_ = reader(path.parent).read()
+        assert outcomes(found)[0] == ("a", "done")
+    history.add(finished(begun(at=T0 + timedelta(hours=1))), KEEP)
+    found, *_ = reader(path.parent).read()
+    assert found == finished(begun(at=T0 + timedelta(hours=1)))
+    assert history.problem == ""
+    (notice,) = history.take_notices()
+    assert "quarantined" in notice
+
+
 def test_unwritable_file_is_reported_and_the_pass_is_recorded_once_it_is_writable(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("a file in place of the directory")
