@@ -58,6 +58,22 @@ class Container:
     exit_code: int | None = None
     log_path: str | None = None
     volume_images: tuple[str, ...] = ()
+    _display_name: str = field(default="", init=False, repr=False, compare=False)
+
+    @property
+    def display_name(self) -> str:
+        """``namespace/pod/container``; without kubelet labels its own name, else its id.
+
+        Computed once, as most containers are unchanged between two listings.
+        """
+        return self._display_name or self._named()
+
+    def _named(self) -> str:
+        labels, name = self.labels, self.name or self.id
+        if LABEL_POD_NAME in labels:
+            name = f"{labels.get(LABEL_POD_NAMESPACE, '')}/{labels[LABEL_POD_NAME]}/{self.name}"
+        object.__setattr__(self, "_display_name", name)
+        return name
 
     @property
     def pod_uid(self) -> str:

@@ -38,7 +38,8 @@ class DeadLayers:
 
         Source: CRI ``ContainerStats.writable_layer``.
         """
-        dead = {each.id: each.state for each in containers if each.state is not ContainerState.RUNNING}
+        running = ContainerState.RUNNING
+        dead = {each.id: each.state for each in containers if each.state is not running}
         settled = {key: size_bytes for key, size_bytes in self._settled.items() if dead.get(key[0]) is key[1]}
         sizes = {
             container_id: size_bytes for (container_id, _), size_bytes in settled.items() if size_bytes is not None

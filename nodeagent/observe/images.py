@@ -10,12 +10,11 @@ from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError, StoreError
 from nodeagent.model import ImageUseRecord, StorageGraph
 from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.image_users import images_in_use
-from nodeagent.runtime.containerd_facts import with_pins
+from nodeagent.runtime.containerd_facts import pull_times, with_pins
 from nodeagent.runtime.storage_backend import CriOnlyStorage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
     from nodeagent.model import Hold, Image, ImageFilesystem, NodeSnapshot, UnreferencedPiece
     from nodeagent.observe.image_filesystems import ImageFilesystemReader
@@ -113,7 +112,7 @@ class ImageObserver:
         self.filesystems = filesystems.several
         if storage is not None:
             snapshot = replace(snapshot, images=with_pins(snapshot.images, storage))
-        pulled = {image.id: _pulled_at(storage, image.id) for image in snapshot.images}
+        pulled = pull_times(snapshot.images, storage)
         in_use = images_in_use(snapshot)
         use = _NOT_OBSERVED  # contradictory lists would record used images as unused, and unlisted ones as removed
         if not snapshot.contradictions:
@@ -167,8 +166,3 @@ class ImageObserver:
         elif isinstance(self._storage, CriOnlyStorage):
             return None
         return self._sources
-
-
-def _pulled_at(storage: StorageGraph | None, image_id: str) -> datetime | None:
-    record = storage.records.get(image_id) if storage is not None else None
-    return record.pulled_at if record is not None else None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri import CriClient
 
+_EXITED: Final = ContainerState.EXITED  # a module constant, since a lookup in the class takes ten times as long
 T = TypeVar("T")
 
 _CONCURRENCY: Final = 16
@@ -85,9 +86,9 @@ class ItemDetails:
 
         def must_read(container: Container) -> bool:
             cached = known.get(container.id)
-            if cached is not None and (cached.state is ContainerState.EXITED or not ending):
+            if cached is not None and (cached.state is _EXITED or not ending):
                 return False
-            ended = container.state is ContainerState.EXITED and container.pod_uid not in ready
+            ended = container.state is _EXITED and container.pod_uid not in ready
             return (mounting and cached is None) or (ending and ended)
 
         async def read(container_id: str) -> None:
@@ -100,7 +101,8 @@ class ItemDetails:
                     if mounting:
                         raise ObservationError(f"cannot read the image volumes of containers: {error}") from error
 
-        await asyncio.gather(*(read(container.id) for container in containers if must_read(container)))
+        may_need = containers if mounting else [each for each in containers if each.state is _EXITED]
+        await asyncio.gather(*(read(container.id) for container in may_need if must_read(container)))
         if not known:
             return tuple(containers)
         return tuple([_merged(each, known[each.id]) if each.id in known else each for each in containers])
@@ -113,7 +115,7 @@ def _only(known: Mapping[str, T], listed: Collection[str]) -> dict[str, T]:
 
 def _merged(container: Container, detail: Container) -> Container:
     """Return a listed container with the fields of its status; a finish time only if it is listed as exited."""
-    ended = container.state is ContainerState.EXITED and detail.state is ContainerState.EXITED
+    ended = container.state is _EXITED and detail.state is _EXITED
     return replace(
         container,
         finished_at=detail.finished_at if ended else None,

@@ -112,6 +112,7 @@ class RuntimeConnection:
         self._channel: grpc.aio.Channel | None = None
         self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[Message, Message]] = {}
         self._stream: dict[str, grpc.aio.UnaryStreamMultiCallable[Message, Message]] = {}
+        self._answer_bytes: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,7 +158,7 @@ class RuntimeConnection:
         rpc = self._unary.get(method.path)
         if rpc is None:
             rpc = self._unary[method.path] = self._open().unary_unary(
-                method.path, method.request.SerializeToString, method.response.FromString
+                method.path, method.request.SerializeToString, self._decoder(method)
             )
         with self._watched(method, target):
             response: Message = await rpc(
@@ -190,6 +191,20 @@ class RuntimeConnection:
                     yield response  # type: ignore[misc]  # the deserialiser is this method's own
             finally:
                 call.cancel()
+
+    def answer_bytes(self, method: Method[Request, Response]) -> int:
+        """Return the size of the last answer of a method with a single response; 0 before the first.
+
+        ``Message.ByteSize`` takes as long as the decoding of a large answer.
+        """
+        return self._answer_bytes.get(method.path, 0)
+
+    def _decoder(self, method: Method[Request, Response]) -> Callable[[bytes], Message]:
+        def decode(answer: bytes) -> Message:
+            self._answer_bytes[method.path] = len(answer)
+            return method.response.FromString(answer)
+
+        return decode
 
     def _open(self) -> grpc.aio.Channel:
         if self._channel is None:

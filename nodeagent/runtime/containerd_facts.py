@@ -13,6 +13,7 @@ from nodeagent.model import Container, ContainerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from datetime import datetime
 
     from nodeagent.model import Image, Sandbox, StorageGraph
     from nodeagent.runtime.containerd_records import StoredContainer, StoredImage
@@ -21,9 +22,11 @@ PINNED_LABEL = "io.cri-containerd.pinned"
 
 
 def unlisted_containers(
-    stored: Iterable[StoredContainer], containers: Iterable[Container], sandboxes: Iterable[Sandbox]
+    stored: Sequence[StoredContainer], containers: Iterable[Container], sandboxes: Iterable[Sandbox]
 ) -> tuple[Container, ...]:
     """Return the stored containers not listed by CRI, in unknown state and without creation time."""
+    if not stored:
+        return ()
     listed = {each.id for each in containers} | {each.id for each in sandboxes}
     return tuple(
         Container(
@@ -48,3 +51,11 @@ def with_pins(images: Sequence[Image], storage: StorageGraph) -> tuple[Image, ..
     """Return the images with pins from containerd's labels added; a pin on any of an image's names counts."""
     pinned = {image_id for image_id, record in storage.records.items() if record.pinned}
     return tuple(replace(image, pinned=True) if image.id in pinned and not image.pinned else image for image in images)
+
+
+def pull_times(images: Iterable[Image], storage: StorageGraph | None) -> dict[str, datetime | None]:
+    """Return the time of the last pull by image id; ``None`` if the runtime does not report it."""
+    if storage is None:
+        return dict.fromkeys([image.id for image in images])
+    records = [(image.id, storage.records.get(image.id)) for image in images]
+    return {image_id: record.pulled_at if record is not None else None for image_id, record in records}

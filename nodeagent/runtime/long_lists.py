@@ -73,7 +73,7 @@ class LongList(Generic[Request, Response]):
                 raise
             too_large = error
         else:
-            self._is_large = self._offers_stream and answer.ByteSize() >= STREAM_FROM_BYTES
+            self._is_large = self._offers_stream and self._connection.answer_bytes(self._single) >= STREAM_FROM_BYTES
             yield answer
             return
         self._is_large = True

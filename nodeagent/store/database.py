@@ -300,13 +300,22 @@ def _is_new(record: ClockRecord, written: ClockRecord | None) -> bool:
 
 
 def _moved(usage: ImageUsage, by: timedelta) -> ImageUsage:
-    by_s = by.total_seconds()
-    return replace(
-        usage,
-        first_detected=later(usage.first_detected, by_s),
-        last_used=None if usage.last_used is None else later(usage.last_used, by_s),
-        present_since=None if usage.present_since is None else later(usage.present_since, by_s),
-    )
+    used, present = usage.last_used, usage.present_since
+    try:
+        return ImageUsage(
+            usage.first_detected + by,
+            None if used is None else used + by,
+            usage.pulled_at,
+            None if present is None else present + by,
+        )
+    except OverflowError:  # at the limits of the calendar
+        by_s = by.total_seconds()
+        return replace(
+            usage,
+            first_detected=later(usage.first_detected, by_s),
+            last_used=None if used is None else later(used, by_s),
+            present_since=None if present is None else later(present, by_s),
+        )
 
 
 def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
@@ -44,11 +45,21 @@ class RuntimeReader:
         self._layers = layers
         self._storage = storage
         self._mounts_images = mounts_images
-        self._sandbox_images = {each.id: each.image for each in snapshot.sandboxes if each.image}
-        self._volume_images = {each.id: each.volume_images for each in snapshot.containers}
-        records = snapshot.storage.records if snapshot.storage is not None else {}
-        self._names = {image_id: record.names for image_id, record in records.items()}
+        self._snapshot = snapshot
         self._slots = asyncio.Semaphore(_CONCURRENCY)
+
+    @cached_property
+    def _sandbox_images(self) -> dict[str, str]:
+        return {each.id: each.image for each in self._snapshot.sandboxes if each.image}
+
+    @cached_property
+    def _volume_images(self) -> dict[str, tuple[str, ...]]:
+        return {each.id: each.volume_images for each in self._snapshot.containers}
+
+    @cached_property
+    def _names(self) -> dict[str, tuple[str, ...]]:
+        records = self._snapshot.storage.records if self._snapshot.storage is not None else {}
+        return {image_id: record.names for image_id, record in records.items()}
 
     async def image(self, image_id: str) -> Image | None:
         """Return the current image; ``None`` if it is removed."""

@@ -127,5 +127,5 @@ def _used_by_containers(containers: Sequence[Container]) -> Reason:
     others = sorted([each for each in containers if each.state is not _RUNNING], key=_BY_ID)
     dead = not running and all(each.state in _DEAD for each in others)
     note = "; none is running: removable once they are removed" if dead else ""
-    names = tuple([container_name(each) + _MARKS[each.state] for each in (*running, *others)])
+    names = tuple(map(container_name, running)) + tuple(container_name(each) + _MARKS[each.state] for each in others)
     return Reason(ReasonCode.IN_USE_BY_CONTAINER, {"count": len(names), "containers": names, "note": note})
