@@ -73,6 +73,7 @@ class Delivery:
         """Send TERM directly, once, to a container whose TERM was confirmed by the arrival of the request only."""
         if not (container.direct or container.answered):
             container.direct = self._processes.terminate(container.id)
+            self._on_change()
 
     def kill(self, container: ContainerStop) -> None:
         """Send KILL to a container that has processes, until it has none."""

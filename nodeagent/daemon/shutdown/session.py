@@ -33,6 +33,8 @@ from nodeagent.plan.shutdown.inhibitor import (
 from nodeagent.plan.shutdown.planner import elapsed_since
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine
+
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.shutdown.environment import HostServices, Intervals
     from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
@@ -45,7 +47,7 @@ _SLACK_S: Final = 60.0
 _FINISH_WITHIN_S: Final = 7.0
 
 
-class InhibitorSession:  # 13 attributes: its collaborators, and the shutdown in progress
+class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in progress
     """Keeps the lock and the pod cache, and stops the pods at logind's signal."""
 
     def __init__(  # noqa: PLR0913 - its collaborators
@@ -81,7 +83,8 @@ class InhibitorSession:  # 13 attributes: its collaborators, and the shutdown in
         )
         self._monitor = PodMonitor(context, recorder)
         self._status = _LockStatus(context, recorder, self._inhibitor.state.because)
-        self._work: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[None] | None = None  # the newest of the unfinished tasks
+        self._unfinished: set[asyncio.Task[None]] = set()
         self._in_progress: ShutdownInProgress | None = None
         self._earlier = earlier
         self._signalled_s = 0.0
@@ -209,23 +212,29 @@ class InhibitorSession:  # 13 attributes: its collaborators, and the shutdown in
             case CommandKind.START_SHUTDOWN:
                 self._signalled_s = self._context.clock.monotonic_s()
                 self._context.pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "the node is shutting down"))
-                self._work = asyncio.create_task(self._shut_down(self._work))
+                self._start_work(self._shut_down)
             case CommandKind.CANCEL_SHUTDOWN:
                 self._context.pass_lock.end_pause(PausedBy.SHUTDOWN)
                 logger.warning("shutdown_cancelled")
                 if self._work is not None:
                     self._work.cancel()
-                self._work = asyncio.create_task(self._close_cancelled(self._work))
+                self._start_work(self._close_cancelled)
             case CommandKind.CLOSE_EARLIER:
-                self._work = asyncio.create_task(self._close_cancelled(self._work))
+                self._start_work(self._close_cancelled)
 
     # ---- shutdown
 
-    async def _shut_down(self, previous: asyncio.Task[None] | None) -> None:
+    def _start_work(self, work: Callable[[Collection[asyncio.Task[None]]], Coroutine[object, object, None]]) -> None:
+        """Start a task that first waits for all earlier ones: a cancelled one may still wait for others itself."""
+        self._work = task = asyncio.create_task(work(tuple(self._unfinished)))
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+
+    async def _shut_down(self, previous: Collection[asyncio.Task[None]]) -> None:
         """Stop the pods and release the lock, even on errors; a stop of the agent or a cancellation ends it early."""
         try:
-            if previous is not None and not previous.done():
-                await asyncio.wait({previous})
+            if previous:
+                await asyncio.wait(previous)
             enablement = await read_enablement(self._context)  # a kubelet may have started since the last poll
             commands = self._apply(ShutdownChecked(enablement.disabled_because, self._budget()))
             if enablement.disabled_because:
@@ -279,10 +288,10 @@ class InhibitorSession:  # 13 attributes: its collaborators, and the shutdown in
         stop = await self._in_progress.close()
         self._context.loop_statuses.ended(NAME, stop.end.value)
 
-    async def _close_cancelled(self, previous: asyncio.Task[None] | None) -> None:
+    async def _close_cancelled(self, previous: Collection[asyncio.Task[None]]) -> None:
         """Record the cancellation of a shutdown, including a shutdown recorded by an earlier run of the agent."""
-        if previous is not None and not previous.done():
-            await asyncio.wait({previous})
+        if previous:
+            await asyncio.wait(previous)
         in_progress, self._in_progress = self._in_progress, None
         earlier, self._earlier = self._earlier, None
         self._monitor.record_again()
@@ -303,7 +312,7 @@ class InhibitorSession:  # 13 attributes: its collaborators, and the shutdown in
         is_stopping_pods = self._inhibitor.machine.is_stopping_pods
         if is_stopping_pods:
             self._work.cancel()
-        _, late = await asyncio.wait({self._work}, timeout=_FINISH_WITHIN_S)
+        _, late = await asyncio.wait({self._work, *self._unfinished}, timeout=_FINISH_WITHIN_S)
         for task in late:
             task.cancel()
         if self._in_progress is not None and is_stopping_pods:

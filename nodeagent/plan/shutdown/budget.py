@@ -211,6 +211,6 @@ def _notes(shares: Sequence[PhaseBudget], requested_ms: int, granted_ms: int, li
 
 
 def _format_ms(milliseconds: int) -> str:
-    if milliseconds % 1000 and milliseconds < 60_000:
+    if milliseconds % 1000:  # a rounded time would be that of the limit
         return f"{milliseconds / 1000:.3f}".rstrip("0") + "s"
     return format_duration(milliseconds / 1000)

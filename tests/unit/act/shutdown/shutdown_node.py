@@ -47,6 +47,7 @@ class Node:
         stopped_shims: containers whose shim is stopped.
         busy_containers: containers that always use CPU time, so that it confirms nothing.
         exit_codes: of containers that end by themselves.
+        uninterruptible: containers with a process in state D, which no signal ends.
     """
 
     up: list[RunningPod] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Node:
     stopped_shims: set[str] = field(default_factory=set)
     busy_containers: set[str] = field(default_factory=set)
     exit_codes: dict[str, int] = field(default_factory=dict)
+    uninterruptible: set[str] = field(default_factory=set)
     ended: dict[str, int] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
     signals: list[tuple[int, str, str]] = field(default_factory=list)
@@ -89,7 +91,8 @@ class Node:
         """Deliver KILL."""
         if container_id not in self.ended:
             self.signals.append((now_ms(), container_id, "KILL"))
-            self.end(container_id, 137)
+            if container_id not in self.uninterruptible:
+                self.end(container_id, 137)
 
     def end(self, container_id: str, code: int | None) -> None:
         if container_id not in self.ended:

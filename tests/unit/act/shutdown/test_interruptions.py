@@ -64,6 +64,23 @@ def test_pod_with_a_stopped_shim_is_signalled_directly_and_delays_nothing() -> N
     assert result.ended_ms == 2000
 
 
+def test_pod_with_an_uninterruptible_process_is_recorded_as_running_and_delays_no_other() -> None:
+    node = Node(
+        [pod("stuck"), pod("web"), pod("dns", CRITICAL)],
+        {"stuck-c": None, "dns-c": 1.0},
+        located=None,
+        uninterruptible={"stuck-c"},
+    )
+    budget = four_bands(30)
+    result = run_down(node, budget)
+    assert (result.pods["stuck"].outcome, result.pods["stuck"].took_ms) == (PodOutcome.FAILED, None)
+    assert "still running" in result.pods["stuck"].detail
+    assert node.received("dns-c", "TERM")[0] <= budget.phases[0].deadline_ms + 10
+    assert {result.pods[each].outcome for each in ("web", "dns")} == {PodOutcome.STOPPED}
+    assert result.ended_ms <= 30_000
+    assert "stuck-s" not in node.sandboxes
+
+
 def test_runtime_that_is_busy_for_a_whole_phase_delays_no_term() -> None:
     up = [pod(f"p{band}", priority) for band, priority in enumerate(PRIORITIES)]
     node = Node(up, {f"p{band}-c": 1.0 for band in range(4)}, busy=((0, 20_000),), located=None)

@@ -254,6 +254,47 @@ async def test_cancelled_shutdown_is_recorded_and_the_next_one_stops_the_pods(pl
         assert place.outcomes() == {"web": "stopped", "dns": "stopped"}
 
 
+async def test_last_of_several_announcements_in_a_row_decides(place: Place) -> None:
+    web = place.pod("web")
+    place.pod("dns", 2000)
+    place.server.faults.delay("StopContainer", target=web)
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await place.server.faults.arrival("StopContainer")
+        place.server.faults.clear()
+        for _ in range(3):
+            place.login1.cancel_shutdown()
+            place.login1.request_shutdown()
+        await place.login1.until(lambda: place.login1.executed == 1)
+        await daemon.until(lambda: place.recorded_end() is StopEnd.COMPLETE)
+    assert place.outcomes() == {"web": "stopped", "dns": "stopped"}
+    assert place.running() == set()
+
+
+@pytest.mark.parametrize("lost", ["bus", "logind"])
+async def test_loss_of_the_bus_or_logind_during_a_shutdown_interrupts_no_phase(place: Place, lost: str) -> None:
+    web = place.pod("web")
+    place.pod("dns", 2000)
+    place.server.faults.delay("StopContainer", target=web)
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await place.server.faults.arrival("StopContainer")
+        if lost == "bus":
+            place.bus.stop()
+        else:
+            await place.login1.stop()
+        await daemon.until("inhibitor_lock_lost")
+        place.server.faults.clear()
+        await daemon.until("shutdown_finished")
+        assert place.last().end is StopEnd.COMPLETE
+        if lost == "bus":
+            place.bus.start()
+    assert place.outcomes()["dns"] == "stopped"
+    assert place.running() == set()
+
+
 async def test_complete_shutdown_is_recorded_as_cancelled_after_a_cancellation(place: Place) -> None:
     place.pod("web")
     async with daemon_on(place) as daemon:

@@ -126,6 +126,10 @@ def test_reserve_is_subtracted_from_the_limit() -> None:
     assert budget(two_bands(20, 10), 1_000_000, reserve_ms=600).granted_ms == 900
 
 
+def test_note_on_scaling_does_not_round_the_granted_time_up_to_the_limit() -> None:
+    assert budget(two_bands(90, 10), 90_000_000, reserve_ms=500).notes[0].endswith("they are scaled to 89.5s")
+
+
 def test_unread_limit_is_noted() -> None:
     fitted = budget(limit_us=None)
     assert not fitted.scaled
