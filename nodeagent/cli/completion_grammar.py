@@ -17,6 +17,7 @@ from typer.core import TyperGroup, TyperOption
 
 from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
 from nodeagent.cli.main import app
+from nodeagent.cli.topics import topics
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import settings_of
 
@@ -37,6 +38,7 @@ _VALUES: Final[Mapping[tuple[str, str], Any]] = {
     ("config show", "key"): "setting",
     ("config reference", "key"): "setting",
     ("completion", "shell"): ["bash", "zsh", "fish"],
+    ("help", "words"): list(topics()),
 }
 """Values by command and parameter, other than choices and files."""
 _VIEWS: Final[Mapping[str, ListView[Any]]] = {

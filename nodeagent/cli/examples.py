@@ -164,6 +164,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Print the OpenAPI document", "nodeagent api"),
         ("List the paths of the API", "nodeagent api | jq -r '.paths | keys[]'"),
     ),
+    "help": (
+        ("List the topics", "nodeagent help"),
+        ("Read about eviction", "nodeagent help eviction | less"),
+        ("Show the help of a command", "nodeagent help gc images"),
+    ),
     "demo": (
         ("Run a collection on a simulated node", "nodeagent demo"),
         ("List the kept items too", "nodeagent demo --kept"),

@@ -83,6 +83,7 @@ app.command(epilog=EPILOG, rich_help_panel="Evict and shut down")(termination.ev
 app.command(epilog=inspection.DOCTOR_EPILOG, rich_help_panel="Operate")(inspection.doctor)
 for _command in _OPERATE:
     app.command(epilog=EPILOG, rich_help_panel="Operate")(_command)
+app.command("help", epilog=EPILOG, rich_help_panel="Operate")(operations.help_)
 app.command(rich_help_panel="Operate")(operations.demo)
 for _name, _group, _panel in (
     ("node", cluster.node_app, "Inspect"),
@@ -107,11 +108,11 @@ def main() -> None:
 def part_for(words: Sequence[str]) -> typer.Typer:
     """Return the command tree, or the part of it that a command line needs: most of its cost is per command.
 
-    The whole tree is needed for anything but a known command: its errors and completions name all commands, and
-    ``install`` writes a manual page for each.
+    The whole tree is needed for anything but a known command: its errors and completions name all commands,
+    ``install`` writes a manual page for each, and ``help`` shows the help of any.
     """
     name = words[0] if words else ""
-    if name == "install" or "_NODEAGENT_COMPLETE" in os.environ:
+    if name in {"help", "install"} or "_NODEAGENT_COMPLETE" in os.environ:
         return app
     part = copy(app)
     part.registered_commands = [each for each in app.registered_commands if _name_of(each) == name]

@@ -6,7 +6,7 @@ terminal. ``Text`` and ``SafeConsole`` replace the classes of rich, which no oth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.segment import Segment
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, HighlighterType, JustifyMethod, OverflowMethod, RenderableType
     from rich.style import Style
+
+_DOCUMENT_COLUMNS: Final = 100
 
 
 class Text(RichText):
@@ -71,3 +73,12 @@ class SafeConsole(Console):
                 yield segment
             else:
                 yield Segment(shown, segment.style)
+
+
+def print_markdown(text: str) -> None:
+    """Print a Markdown document with styles, as wide as the terminal and at most 100 columns."""
+    from rich.markdown import Markdown  # noqa: PLC0415 - only for documents
+
+    console = SafeConsole()
+    console.width = min(console.width, _DOCUMENT_COLUMNS)
+    console.print(Markdown(text, hyperlinks=False))

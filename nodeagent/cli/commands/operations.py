@@ -61,6 +61,19 @@ def api() -> None:
     sys.stdout.write(encode(openapi()))
 
 
+def help_(
+    context: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Topic or command")] = None,
+) -> None:
+    """Print a document or the help of a command.
+
+    Without a topic, list the topics.
+    """
+    from nodeagent.cli.topics import show_help  # noqa: PLC0415
+
+    show_help(context.find_root().command, words or ())
+
+
 class Shell(StrEnum):
     """The shells with completion."""
 
