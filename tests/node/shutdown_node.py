@@ -33,14 +33,14 @@ by_priority = [
 """
 UPGRADES = "/etc/systemd/logind.conf.d/30-unattended-upgrades.conf"
 OWN = "/etc/systemd/logind.conf.d/zz-nodeagent.conf"
-START_S = 120.0
+START_S = 300.0
 
 
 def install(node: Node, phase_s: float) -> None:
     for name in ("nodeagent.service", "kubepods.slice.d/50-nodeagent.conf", "kubepods-.slice.d/50-nodeagent.conf"):
         node.put(f"/etc/systemd/system/{name}", SYSTEMD / name)
     node.put("/etc/nodeagent/config.toml", CONFIG.format(phase_s))
-    node.run("systemctl daemon-reload && systemctl enable nodeagent", timeout_s=60)
+    node.run("systemctl daemon-reload && systemctl enable nodeagent", timeout_s=START_S)
 
 
 def set_limit(node: Node, path: str, seconds: float) -> None:

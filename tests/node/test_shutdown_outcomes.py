@@ -17,6 +17,7 @@ from tests.node.conftest import APP
 from tests.node.shutdown_node import (
     BANDS,
     OWN,
+    START_S,
     event_names,
     install,
     lock_entry,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.node, pytest.mark.long]
 
+OFF_S = 600.0
 RELEASE_S = 0.1  # on a node
 _LOOP_S = 0.03  # duration of _LOOP on a node
 _LOOP = """\
@@ -163,10 +165,10 @@ def shut_down(node: Node, pods: list[RunningPod], command: str = "systemctl powe
     slowdown = measure_slowdown(node)
     node.run(command)
     if command == "systemctl halt":
-        reclaim.poll("the kernel has halted", lambda: "reboot: System halted" in node.console, timeout_s=300)
+        reclaim.poll("the kernel has halted", lambda: "reboot: System halted" in node.console, timeout_s=OFF_S)
         node.cut_power()
     else:
-        node.wait_off(timeout_s=300)
+        node.wait_off(timeout_s=OFF_S)
     facts = Facts(node, pods, slowdown)
     facts.print_table()
     return facts
@@ -221,7 +223,7 @@ def _band_terminates(node: Node, pods: list[RunningPod], band: int) -> None:
     reclaim.poll(
         f"band {band} received TERM",
         lambda: any(b" term " in node.get(each) for each in logs),
-        timeout_s=120,
+        timeout_s=START_S,
         interval_s=0.2,
     )
 
@@ -240,7 +242,7 @@ def test_crash_in_each_phase_kills_no_pod_unheard(prepared: Node, first: str) ->
             assert lock_entry(prepared), "the lock is kept"
         else:
             prepared.run("systemctl kill --signal KILL containerd")
-    prepared.wait_off(timeout_s=300)
+    prepared.wait_off(timeout_s=OFF_S)
     facts = Facts(prepared, pods, slowdown)
     facts.print_table()
     facts.assert_true()
@@ -254,7 +256,7 @@ def test_crash_in_each_phase_kills_no_pod_unheard(prepared: Node, first: str) ->
 def test_last_settings_are_used_after_a_start_with_an_invalid_configuration(prepared: Node) -> None:
     pods = prepare(prepared, 8, (AT_ONCE, TWO_SECONDS), 60, "-config")
     prepared.put("/etc/nodeagent/config.toml", "[shutdown]\ngrace_period = 7 parsecs\n")
-    prepared.run("systemctl restart nodeagent", timeout_s=120)
+    prepared.run("systemctl restart nodeagent", timeout_s=START_S)
     wait_for_lock(prepared)
     assert "graceful shutdown only" in prepared.run("systemctl status nodeagent", check=False).stdout
     facts = shut_down(prepared, pods)

@@ -71,8 +71,8 @@ class Delivery:
 
     def terminate_finally(self, container: ContainerStop) -> None:
         """Send TERM directly, once, to a container whose TERM was confirmed by the arrival of the request only."""
-        if not (container.direct or container.answered):
-            container.direct = self._processes.terminate(container.id)
+        if not (container.direct or container.answered) and self._processes.terminate(container.id):
+            container.direct = True
             self._on_change()
 
     def kill(self, container: ContainerStop) -> None:
