@@ -18,6 +18,7 @@ import msgspec
 
 from nodeagent import __version__
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
+from nodeagent.kube.tls_stream import TlsStream
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ T = TypeVar("T")
 JSON: Final = "application/json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
-_CHUNK_BYTES: Final = 1 << 16
 _MAX_SHOWN: Final = 300
 _MAX_RETRY_AFTER_S: Final = 60.0
 _HINTS: Final = {
@@ -138,12 +138,9 @@ class _ClosedBeforeAnswerError(Exception):
 class _Connection:
     """One TLS connection."""
 
-    def __init__(
-        self, identity: ApiIdentity, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: str
-    ) -> None:
+    def __init__(self, identity: ApiIdentity, stream: TlsStream, where: str) -> None:
         self.identity = identity
-        self._reader = reader
-        self._writer = writer
+        self._stream = stream
         self._where = where
         self._http = h11.Connection(h11.CLIENT)
 
@@ -158,17 +155,24 @@ class _Connection:
         host = parts.hostname or ""
         context = await asyncio.to_thread(tls_context, identity)
         try:
-            reader, writer = await asyncio.open_connection(
-                host, parts.port or 443, ssl=context, server_hostname=identity.server_name or host
-            )
-        except (OSError, ssl.SSLError, UnicodeError) as error:
+            reader, writer = await asyncio.open_connection(host, parts.port or 443)
+        except (OSError, UnicodeError) as error:
             raise ApiServerUnavailableError(f"{where}: {_cause(error)}") from error
-        return cls(identity, reader, writer, where)
+        try:
+            stream = TlsStream(reader, writer, context, identity.server_name or host)
+            await stream.handshake()
+        except (OSError, ValueError) as error:
+            writer.transport.abort()
+            raise ApiServerUnavailableError(f"{where}: {_cause(error)}") from error
+        except BaseException:  # a deadline or a cancellation
+            writer.transport.abort()
+            raise
+        return cls(identity, stream, where)
 
     @property
     def reusable(self) -> bool:
         """Whether another request can be sent."""
-        return self._http.our_state is h11.IDLE and not self._reader.at_eof() and not self._writer.is_closing()
+        return self._http.our_state is h11.IDLE and not self._stream.closed
 
     async def exchange(self, request: ApiRequest, max_bytes: int) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body of the answer.
@@ -180,8 +184,7 @@ class _Connection:
         self._where = f"API server: {request.method} {request.target.partition('?')[0]}"
         answered = False
         try:
-            self._writer.write(self._encoded(request))
-            await self._writer.drain()
+            await self._stream.write(self._encoded(request))
             status, headers, body = 0, dict[str, str](), bytearray()
             while True:
                 event = await self._next_event()
@@ -195,7 +198,7 @@ class _Connection:
                         raise ApiServerUnavailableError(f"{self._where}: answer has more than {max_bytes} bytes")
                 elif isinstance(event, h11.EndOfMessage):
                     break
-        except (OSError, ssl.SSLError, h11.ProtocolError, EOFError) as error:
+        except (OSError, h11.ProtocolError, EOFError) as error:
             if not answered and not isinstance(error, h11.ProtocolError):
                 raise _ClosedBeforeAnswerError from error
             raise ApiServerUnavailableError(f"{self._where}: incomplete answer: {_cause(error)}") from error
@@ -225,14 +228,14 @@ class _Connection:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
                 return event
-            data = await self._reader.read(_CHUNK_BYTES)
+            data = await self._stream.read()
             if not data and self._http.their_state is h11.SEND_RESPONSE:
                 raise EOFError("connection closed")
             self._http.receive_data(data)
 
     def close(self) -> None:
         """Drop the connection without waiting for the server."""
-        self._writer.transport.abort()
+        self._stream.abort()
 
 
 def tls_context(identity: ApiIdentity) -> ssl.SSLContext:

@@ -29,7 +29,7 @@ def node_object(
     """
     labels = {
         ARCH_LABEL: facts.machine.architecture,
-        HOSTNAME_LABEL: facts.machine.name,
+        HOSTNAME_LABEL: facts.name,
         OS_LABEL: "linux",
     }
     return Node(

@@ -128,7 +128,7 @@ def _addresses(facts: NodeFacts, policy: NodeStatusPolicy) -> tuple[NodeAddress,
     internal = policy.addresses or facts.machine.addresses
     return (
         *(NodeAddress(type="InternalIP", address=each) for each in internal),
-        NodeAddress(type="Hostname", address=facts.machine.name),
+        NodeAddress(type="Hostname", address=facts.name),
     )
 
 

@@ -176,6 +176,12 @@ def test_soft_thresholds_do_not_reduce_the_allocatable_resources() -> None:
     assert status.allocatable == status.capacity
 
 
+def test_configured_node_name_is_host_name_in_label_and_address() -> None:
+    node = node_object(replace(FACTS, name="other"), POLICY, now=NOW)
+    assert node.metadata.labels["kubernetes.io/hostname"] == "other"
+    assert node.status.addresses[-1].address == "other"
+
+
 def test_both_families_are_internal_addresses_and_configured_ones_replace_them() -> None:
     facts = replace(FACTS, machine=replace(MACHINE, addresses=("192.0.2.1", "2001:db8::1")))
     for policy, expected in (
