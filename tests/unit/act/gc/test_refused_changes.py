@@ -1,0 +1,78 @@
+"""Image transactions in which containerd refuses changes for a while, as on a full disk, and remains available."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nodeagent.act.gc import measurement, transactional_remover
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.sim.store import RefusedError
+from tests.unit.act.gc.test_image_transaction_interruptions import whole
+from tests.unit.act.gc.transactions import CHANGES
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.unit.act.conftest import Opener, Rig
+
+
+def refuse(made: Rig, first: int, number: int, *, after: bool) -> None:
+    """Refuse changes from the n-th on, of any kind; ``after`` their effect, as by a failed answer."""
+    seen = iter(range(1 << 30))
+
+    def count() -> None:
+        if first <= next(seen) < first + number:
+            raise RefusedError("UNKNOWN", "no space left on device")
+
+    for method in CHANGES:
+        (made.server.faults.after if after else made.server.faults.before)(method, count, times=None)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(
+    first=st.integers(0, 60),
+    number=st.sampled_from([1, 2, 3, 8, 1000]),
+    after=st.booleans(),
+    used=st.none() | st.integers(0, 20),
+    undoable=st.booleans(),
+    part=st.sampled_from([2, transactional_remover.PART]),
+)
+async def test_refused_changes_leave_every_image_whole_or_removed(  # noqa: PLR0917
+    rig: Opener,
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    number: int,
+    after: bool,
+    used: int | None,
+    undoable: bool,
+    part: int,
+) -> None:
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(transactional_remover, "PART", part)
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}
+        in_use = preview.removals[used % len(preview.removals)].id if used is not None else ""
+        if in_use:
+            start = partial(made.node.start_container, in_use)
+            made.server.faults.before("Images.Delete", start, target=in_use, times=1)
+        refuse(made, first, number, after=after)
+        trigger = "command" if undoable else "test"
+        await made.collector.run(preview, trigger=trigger, stop=asyncio.Event(), max_rounds=1)
+        await made.recovery.run()
+        made.server.faults.clear()
+        await made.recovery.run()
+        made.node.collect_garbage()
+        present, removed = whole(made, names)
+        used_now = {each.image_id for each in made.node.containers.values()}
+        assert in_use in present or in_use not in used_now  # without lease, the names are not deleted one by one
+        undo = {image_id for each in await made.undo.list_undoable() for image_id in each.image_ids}
+        assert undo <= removed
+        assert len(made.node.store.leases) == len(await made.undo.list_undoable())
