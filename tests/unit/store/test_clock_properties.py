@@ -4,7 +4,8 @@ The node has a true time line. The agent reads only its boot clock, its wall clo
 wall clock. Jumps that no reading can show are excluded: a jump before the first recorded reading of a boot that is
 shorter than the uptime, and such a jump back that is undone between the last reading of one process and the first of
 the next.
-An item of this boot that was written under a wrong clock before the first reading may count from the boot, and one that
+One that is undone between two readings of a process makes an item as old as the first of these readings, at most. An
+item of this boot that was written under a wrong clock before the first reading may count from the boot, and one that
 was written under a wrong clock in a boot without any reading may have any age from the next boot on. So may one of an
 earlier boot if the first recorded reading of all is by a wrong clock.
 """
@@ -59,7 +60,7 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which
         self.read_in_boot = False
         self.jumped_in_boot = False
         self.unread_s = 0.0
-        self.unread: list[tuple[float, float]] = []
+        self.unread: list[tuple[float, float, float]] = []
         self.read_off_s = 0.0
         self.recorded = False
         self.detections: list[tuple[float, int, int]] = []
@@ -105,7 +106,7 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which
         for pod in node.pods.values():
             node.end(pod)
         if not self.read_in_boot and self.jumped_in_boot:
-            self.unread.append((node.booted_s, node.true_s))
+            self.unread.append((node.booted_s, node.true_s, -math.inf))
         node.true_s += off_s
         node.boot, node.booted_s = node.boot + 1, node.true_s
         if clock == "right":
@@ -183,9 +184,9 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which
         node.true_s += 0.001  # the order of events is that of their times
         if self.store is None:
             self.store, self.process = Store(self.directory, gaps=GAPS), self.process + 1
-            is_undone = abs(node.wall_off_s - self.read_off_s) <= 2 * TOLERANCE_S
-            if self.read_in_boot and is_undone and node.lowest_off_s < node.wall_off_s:
-                self.unread.append((self.detections[-1][0], node.true_s))
+            self.note_undone_jump(node.booted_s)
+        elif self.detections:
+            self.note_undone_jump(self.detections[-1][0])
         node.lowest_off_s = self.read_off_s = node.wall_off_s
         at = node.reading
         trust = self.store.read_clock(at)
@@ -194,7 +195,7 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which
         pulled = {name: each.stamp for name, each in node.images.items()}
         use = self.store.observe(pulled, node.in_use(), at)
         if not self.recorded and self.jumped_in_boot:
-            self.unread.append((-math.inf, node.booted_s))
+            self.unread.append((-math.inf, node.booted_s, -math.inf))
         self.recorded = True
         if not self.read_in_boot:
             self.read_in_boot, self.unread_s = True, node.true_s - node.booted_s if self.jumped_in_boot else 0.0
@@ -237,10 +238,20 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which
             created_s = self.verifiable_s(pod.created.true_s)
             assert node.true_s - created_s >= SANDBOX_S - ERROR_S - self.unread_s
 
+    def note_undone_jump(self, oldest_s: float) -> None:
+        """Record that items since the last reading may count from ``oldest_s``, if the clock was set back meanwhile."""
+        node = self.node
+        is_undone = abs(node.wall_off_s - self.read_off_s) <= 2 * TOLERANCE_S
+        if self.read_in_boot and is_undone and node.lowest_off_s < node.wall_off_s:
+            self.unread.append((self.detections[-1][0], node.true_s, oldest_s))
+
     def verifiable_s(self, written_s: float) -> float:
-        """Return the true time of an item; the start of the boot if no reading can show the error of its time."""
-        is_unread = any(start_s <= written_s <= end_s for start_s, end_s in self.unread)
-        return self.node.booted_s if is_unread else written_s
+        """Return the true time of an item; the earliest possible one if no reading can show the error of its time.
+
+        An item counts from the boot at the earliest.
+        """
+        oldest = [oldest_s for start_s, end_s, oldest_s in self.unread if start_s <= written_s <= end_s]
+        return max(self.node.booted_s, min(oldest)) if oldest else written_s
 
     def last_use_s(self, name: str) -> float:
         """Return the true end of the last use that the agent could observe: polling misses one between two passes."""
