@@ -18,12 +18,13 @@ USEC_INFINITY: Final = 2**64 - 1
 _QUANTITY: Final = re.compile(
     r"\+?(?P<number>\d+(?:\.\d*)?|\.\d+)(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<power>[+-]?\d{1,9}))?", re.ASCII
 )
+_BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _SUFFIXES: Final = {
     "n": Decimal("1e-9"),
     "u": Decimal("1e-6"),
     "m": Decimal("1e-3"),
     **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("", "k", "M", "G", "T", "P", "E"))},
-    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
+    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(_BINARY_SUFFIXES)},
 }
 _NANO: Final = Decimal("1e-9")
 _MAX_QUANTITY_CHARACTERS: Final = 64
@@ -109,6 +110,18 @@ def parse_duration_s(text: str) -> float:
     if position == 0:
         raise ValueError(f"an empty text is not a duration: write {DURATION_FORM}")
     return float(total)
+
+
+def format_quantity(size_bytes: int) -> str:
+    """Return exact bytes as a quantity in its canonical binary form, such as ``24684084Ki`` or ``100Mi``.
+
+    Source: Kubernetes ``resource.Quantity``, format ``BinarySI``: the largest suffix without a fraction.
+    """
+    power = 0
+    while size_bytes and size_bytes % 1024 == 0 and power < len(_BINARY_SUFFIXES) - 1:
+        size_bytes //= 1024
+        power += 1
+    return f"{size_bytes}{_BINARY_SUFFIXES[power]}"
 
 
 def format_bytes(size_bytes: int) -> str:

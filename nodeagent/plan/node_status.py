@@ -19,6 +19,7 @@ from nodeagent.model.kubernetes import (
     StatusCondition,
 )
 from nodeagent.model.pressure import NodeCondition, Signal
+from nodeagent.units import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,18 +104,6 @@ def node_status(
         node_info=_node_info(facts),
         images=_images(facts.images or ()),
     )
-
-
-def format_quantity(size_bytes: int) -> str:
-    """Return a number of bytes as a quantity in its canonical binary form, such as ``24684084Ki``.
-
-    Source: Kubernetes ``resource.Quantity``, format ``BinarySI``: the largest suffix without a fraction.
-    """
-    suffixes = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-    power = 0
-    while size_bytes and size_bytes % 1024 == 0 and power < len(suffixes) - 1:
-        size_bytes, power = size_bytes // 1024, power + 1
-    return f"{size_bytes}{suffixes[power]}"
 
 
 def _amount(name: str, value: int) -> str:

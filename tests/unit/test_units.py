@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.units import format_bytes, format_duration, parse_bytes, parse_duration_s, parse_quantity
+from nodeagent.units import (
+    format_bytes,
+    format_duration,
+    format_quantity,
+    parse_bytes,
+    parse_duration_s,
+    parse_quantity,
+)
 
 
 @pytest.mark.parametrize(
@@ -182,3 +189,19 @@ def test_formatted_duration_parses_to_its_two_largest_units(seconds: int) -> Non
 @given(st.floats(0, 10**12, allow_nan=False))
 def test_every_duration_is_formatted(seconds: float) -> None:
     assert format_duration(seconds)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"),
+    [(0, "0"), (1, "1"), (1023, "1023"), (1024, "1Ki"), (1536, "1536"), (3 * 2**30, "3Gi"), (2**70, "1024Ei")],
+)
+def test_quantity_is_formatted_without_rounding(size_bytes: int, shown: str) -> None:
+    assert format_quantity(size_bytes) == shown
+
+
+@given(st.integers(0, 2**63))
+def test_formatted_quantity_is_the_same_number_and_canonical(size_bytes: int) -> None:
+    text = format_quantity(size_bytes)
+    assert parse_bytes(text) == size_bytes
+    number = int(text.rstrip("KMGTPEi"))
+    assert number % 1024 or not number or text.endswith("Ei")

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from nodeagent.model.pressure import Resource
 from nodeagent.plan.eviction.local_storage import StorageLimit
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
+from nodeagent.units import format_quantity
 
 if TYPE_CHECKING:
     from nodeagent.model.pressure import ContainerFacts, Observation, PodFacts
     from nodeagent.plan.eviction.local_storage import Violation
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
-
-_SUFFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 
 class Offender(NamedTuple):
@@ -104,15 +103,3 @@ def format_reading(status: ThresholdStatus, number: float) -> str:
 def estimate_note(reading: Observation) -> str:
     """Return the source of a reading counted by the kernel's estimate, as the end of a phrase; empty otherwise."""
     return " (MemAvailable)" if reading.kernel_available == reading.available else ""
-
-
-def format_quantity(size_bytes: int) -> str:
-    """Return exact bytes in the largest binary unit with a whole number, such as ``100Mi``.
-
-    Source: Kubernetes ``resource.Quantity`` in its binary form.
-    """
-    power = 0
-    while size_bytes and size_bytes % 1024 == 0 and power < len(_SUFFIXES) - 1:
-        size_bytes //= 1024
-        power += 1
-    return f"{size_bytes}{_SUFFIXES[power]}"

@@ -21,8 +21,7 @@ from nodeagent.model.machine import Machine, NodeFacts
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.node_object import node_object
-from nodeagent.plan.node_status import MAX_IMAGES, NodeStatusPolicy, format_quantity, node_status
-from nodeagent.units import parse_bytes
+from nodeagent.plan.node_status import MAX_IMAGES, NodeStatusPolicy, node_status
 
 ROOT = Path(__file__).parents[3]
 RECORDED = json.loads((ROOT / "tests/data/kubernetes/node-object.json").read_text())
@@ -191,14 +190,6 @@ def test_both_families_are_internal_addresses_and_configured_ones_replace_them()
         found = node_status(facts, policy, (), now=NOW).addresses
         assert [each.address for each in found] == expected
         assert [each.type for each in found] == ["InternalIP"] * (len(expected) - 1) + ["Hostname"]
-
-
-@given(st.integers(0, 2**63))
-def test_formatted_quantity_is_the_same_number_and_canonical(size_bytes: int) -> None:
-    text = format_quantity(size_bytes)
-    assert parse_bytes(text) == size_bytes
-    number = int(text.rstrip("KMGTPEi"))
-    assert number % 1024 or not number or text.endswith("Ei")
 
 
 @given(

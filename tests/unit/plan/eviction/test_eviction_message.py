@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.plan.eviction.message import format_quantity
 from tests.unit.plan.eviction.cases import container, planned, pod, read, thresholds
 from tests.unit.plan.eviction.planner_cases import ALL_STEPS
 
@@ -71,11 +70,3 @@ def test_message_of_a_stall_has_both_percentages() -> None:
     assert plan.victim.message == (
         "The node was low on resource: memory. Threshold: memory.psi.full above 40.00%, observed: 55.20%. "
     )
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "shown"),
-    [(0, "0"), (1, "1"), (1023, "1023"), (1024, "1Ki"), (1536, "1536"), (3 * 2**30, "3Gi"), (2**70, "1024Ei")],
-)
-def test_quantity_is_formatted_without_rounding(size_bytes: int, shown: str) -> None:
-    assert format_quantity(size_bytes) == shown
