@@ -1,4 +1,4 @@
-"""README and documents: links and commands."""
+"""README, documents and the description of the package: links, commands and files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+
+import nodeagent
 
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENTS: Final = (ROOT / "README.md", *sorted((ROOT / "nodeagent/docs").glob("*.md")))
@@ -73,3 +75,14 @@ def test_commands_in_documents_exist_with_their_options(document: Path) -> None:
 )
 def test_unknown_commands_and_options_are_found(line: str, unknown: str) -> None:
     assert unknown_part(line.split()) == unknown
+
+
+def test_files_of_the_typical_changes_exist_and_are_at_most_five_per_change() -> None:
+    changes = re.findall(
+        r"^\S.*\n(?:    .*\n)+", str(nodeagent.__doc__).partition("Three typical changes")[2], re.MULTILINE
+    )
+    assert len(changes) == 3
+    for change in changes:
+        files = [each for each in re.findall(r"``([^`]+)``", change) if each.endswith((".py", ".json"))]
+        assert [each for each in files if not any((root / each).is_file() for root in (ROOT, ROOT / "nodeagent"))] == []
+        assert 3 <= len(files) <= 5
