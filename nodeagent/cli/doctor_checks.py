@@ -10,6 +10,7 @@ from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
 from nodeagent.api.node.shutdown import delay_limit, lock_held, off_because, query_logind
 from nodeagent.api.status import Status
 from nodeagent.cli.control_client import connect
+from nodeagent.cli.doctor_cluster import cluster_findings
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError
@@ -103,6 +104,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Fin
         "history": lambda: [_history_finding(settings)],
         "journal": lambda: [_journal_finding(root)],
         "unit": lambda: [_unit_finding()],
+        "kubernetes": lambda: cluster_findings(settings),
         "agent": lambda: agent_findings(settings),
     }
     for name, check in checks.items():

@@ -32,6 +32,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Show conditions, capacity and versions of this node", "nodeagent node describe"),
         ("Print the Node object that a cluster would receive", "nodeagent node describe -o yaml"),
     ),
+    "manifest rbac": (
+        ("Grant the agent its rules in a cluster", "nodeagent manifest rbac | kubectl apply -f -"),
+        ("Limit the rules to one node", "nodeagent manifest rbac --node edge-7"),
+    ),
     "explain": (
         ("Explain why an image is kept or removed", "nodeagent explain docker.io/library/nginx:1.25"),
         ("Explain the containers, sandboxes and logs of a pod", "nodeagent explain shop/redis-0"),

@@ -91,6 +91,7 @@ for _name, _group, _panel in (
     ("plan", collection.plan_app, "Collect"),
     ("hold", collection.hold_app, "Collect"),
     ("shutdown", termination.shutdown_app, "Evict and shut down"),
+    ("manifest", cluster.manifest_app, "Operate"),
     ("config", operations.config_app, "Operate"),
 ):
     app.add_typer(_group, name=_name, rich_help_panel=_panel)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 TOKEN = "token-of-the-agent"
 _KINDS = {NODES: "nodes", LEASES: "leases", EVENTS: "events"}
 _LABELS = ("kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os")
@@ -101,6 +102,8 @@ class ApiServer:  # 11 attributes: state, faults and requests of one server
 
     def answer(self, request: Received) -> tuple[int, dict[str, Any]]:
         """Carry out a request; return status and object."""
+        if request.path == REVIEWS:
+            return self._review(request)
         collection = next((each for each in _KINDS if request.path.startswith(each)), "")
         name, _, sub = unquote(request.path[len(collection) :]).strip("/").partition("/")
         refused = self._authorise(request, collection, name, sub)
@@ -125,6 +128,15 @@ class ApiServer:  # 11 attributes: state, faults and requests of one server
         verb = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update"}[request.method]
         about = f'User "agent" cannot {verb} resource "{resource}"'
         return _status(403, "Forbidden", f'{_KINDS[collection]} "{name}" is forbidden: {about}')
+
+    def _review(self, request: Received) -> tuple[int, dict[str, Any]]:
+        """Return whether the identity has a rule."""
+        if request.token != self.token and not request.subject:
+            return _status(401, "Unauthorized", "Unauthorized")
+        asked = request.body["spec"]["resourceAttributes"]
+        resource = asked["resource"] + (f"/{asked['subresource']}" if asked["subresource"] else "")
+        method = {"get": "GET", "create": "POST", "patch": "PATCH", "update": "PUT"}[asked["verb"]]
+        return 201, {**request.body, "status": {"allowed": (method, resource) not in self.denied}}
 
     def _create(self, collection: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         name = body["metadata"]["name"]

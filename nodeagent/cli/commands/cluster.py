@@ -29,3 +29,27 @@ def node_describe(
     from nodeagent.cli.node_description import describe  # noqa: PLC0415
 
     describe(config, at_endpoint(endpoint), output.value, images=show_images)
+
+
+manifest_app = typer.Typer(
+    cls=CommandGroup,
+    help="Print objects for a Kubernetes cluster.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@manifest_app.command("rbac", epilog=EPILOG)
+def manifest_rbac(
+    node: Annotated[
+        list[str] | None, typer.Option("--node", metavar="NAME", help="Limit the rules to this node; repeatable")
+    ] = None,
+) -> None:
+    """Print service account, roles and bindings of the agent.
+
+    The roles have the rules that the agent uses and no others; a comment states the purpose of each. Pipe the output to
+    kubectl apply -f -.
+    """
+    from nodeagent.cli.manifests import print_rbac  # noqa: PLC0415
+
+    print_rbac(node or [])

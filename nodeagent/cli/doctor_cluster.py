@@ -1,0 +1,29 @@
+"""The check of ``nodeagent doctor`` on the API server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.cli.session import run_async
+from nodeagent.clock import SystemClock
+from nodeagent.host.node import node_name
+from nodeagent.plan.kubernetes.access_check import check_api_access
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodeagent.config.settings import Settings
+    from nodeagent.plan.node_checks import Finding
+
+
+def cluster_findings(settings: Settings) -> Iterator[Finding]:
+    """Yield the finding on trust, credentials and rules; none where no API server is configured."""
+    access = settings.kubernetes.access
+    if access is None:
+        return
+    from nodeagent.observe.api_access_check import read_api_access  # noqa: PLC0415 - imports OpenSSL
+
+    facts = run_async(read_api_access(access, node_name(settings.kubelet.node_name)))
+    yield check_api_access(
+        facts.error, facts.missing, facts.expires_at, is_registered=facts.is_registered, now=SystemClock().now()
+    )

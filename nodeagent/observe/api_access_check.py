@@ -1,0 +1,70 @@
+"""Reading of the API server for ``nodeagent doctor``: trust, credentials and rules. It changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from nodeagent.errors import ApiServerError
+from nodeagent.kube.api_client import ApiClient, ApiRequest
+from nodeagent.kube.api_credentials import ApiCredentials
+from nodeagent.kube.certificate_dates import expiry
+from nodeagent.kube.node_api import NodeApi
+from nodeagent.plan.kubernetes.rules import access_reviews
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.model.api_access import ApiAccess
+
+REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class _ReviewStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+
+
+class _Review(msgspec.Struct, frozen=True):
+    status: _ReviewStatus = _ReviewStatus()
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAccessFacts:
+    """Result of a reading.
+
+    Attributes:
+        error: cause of a failed request; empty otherwise.
+        expires_at: end of validity of the client certificate; ``None`` without one.
+        is_registered: whether the Node object exists.
+        missing: rules that the identity lacks, for display.
+    """
+
+    error: str = ""
+    expires_at: datetime | None = None
+    is_registered: bool = False
+    missing: tuple[str, ...] = ()
+
+
+async def read_api_access(access: ApiAccess, node: str) -> ApiAccessFacts:
+    """Return whether the API server is trusted, accepts the credentials, and grants every rule.
+
+    Source: Kubernetes ``SelfSubjectAccessReview``, allowed to every identity by ``system:basic-user``.
+    """
+    credentials = ApiCredentials(access)
+    client = ApiClient(access, credentials)
+    expires_at = None
+    try:
+        expires_at = expiry(credentials.read().certificate)
+        missing = []
+        for rule, verb, body in access_reviews(node):
+            review = await client.send(ApiRequest("POST", REVIEWS, msgspec.json.encode(body)), _Review)
+            if not review.status.allowed:
+                missing.append(rule.text(verb))
+        found = None if "get nodes" in missing else await NodeApi(client, node).get_node()
+    except ApiServerError as error:
+        return ApiAccessFacts(str(error), expires_at)
+    finally:
+        client.close()
+    return ApiAccessFacts("", expires_at, found is not None, tuple(missing))

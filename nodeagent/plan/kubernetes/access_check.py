@@ -1,0 +1,50 @@
+"""Verdict on the access to the API server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.plan.node_checks import Finding, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+CHECK: Final = "kubernetes"
+_SOON_S: Final = 7 * 86_400.0
+_RENEW: Final = "renew the certificate; the agent reads the new file without a restart"
+
+
+def check_api_access(
+    error: str, missing: Sequence[str], expires_at: datetime | None, *, is_registered: bool, now: datetime
+) -> Finding:
+    """Return the finding.
+
+    Args:
+        error: cause of a failed request; empty if all succeeded.
+        missing: rules that the identity lacks.
+        expires_at: end of validity of the client certificate; ``None`` without one.
+        is_registered: whether the Node object exists.
+        now: aware UTC.
+    """
+    left_s = None if expires_at is None else (expires_at - now).total_seconds()
+    until = "" if expires_at is None else f"{expires_at:%Y-%m-%d %H:%M} UTC"
+    if left_s is not None and left_s <= 0:
+        return Finding(CHECK, Verdict.PROBLEM, f"the client certificate expired at {until}", _RENEW)
+    if error:
+        return Finding(CHECK, Verdict.PROBLEM, error, _fix(error))
+    if missing:
+        lacking = f"the identity of the agent lacks: {', '.join(missing)}"
+        return Finding(CHECK, Verdict.PROBLEM, lacking, "nodeagent manifest rbac | kubectl apply -f -")
+    if left_s is not None and left_s < _SOON_S:
+        return Finding(CHECK, Verdict.WARNING, f"the client certificate expires at {until}", _RENEW)
+    state = "the node is registered" if is_registered else "the node is not registered yet"
+    return Finding(CHECK, Verdict.OK, f"the API server answers and grants every rule; {state}")
+
+
+def _fix(error: str) -> str:
+    if "not trusted" in error and "server certificate" in error:
+        return "set kubernetes.ca_file, or certificate-authority of the kubeconfig, to the CA of the API server"
+    if "HTTP 401" in error:
+        return "renew the token or certificate of the agent"
+    return "check kubernetes.server or kubeconfig, and IPAddressAllow= of the unit"

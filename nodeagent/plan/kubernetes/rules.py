@@ -1,0 +1,103 @@
+"""Rules (RBAC) that the agent needs from the API server, each with its purpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from nodeagent.plan.kubernetes.heartbeat import LEASE_NAMESPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAME: Final = "nodeagent"
+NAMESPACE: Final = "kube-system"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One allowed use of a resource.
+
+    Attributes:
+        resource: with its subresource, such as ``nodes/status``.
+        verbs: verbs on objects with the node's name; ``create`` cannot be limited to a name.
+        purpose: for display.
+        group: API group; empty for the core group.
+        namespace: empty for resources of the cluster.
+    """
+
+    resource: str
+    verbs: tuple[str, ...]
+    purpose: str
+    group: str = ""
+    namespace: str = ""
+
+    def text(self, verb: str) -> str:
+        """Return one verb of the rule, for display."""
+        return f"{verb} {self.resource}" + (f" in {self.namespace}" if self.namespace else "")
+
+
+RULES: Final = (
+    Rule("nodes", ("get",), "find the Node object of this machine"),
+    Rule("nodes", ("create",), "register the node"),
+    Rule("nodes", ("patch",), "adopt an existing Node object: labels, taints, cordon"),
+    Rule("nodes/status", ("patch",), "report the node status"),
+    Rule("leases", ("get", "update"), "renew the heartbeat", "coordination.k8s.io", LEASE_NAMESPACE),
+    Rule("leases", ("create",), "create the heartbeat", "coordination.k8s.io", LEASE_NAMESPACE),
+)
+
+
+def access_reviews(node: str) -> tuple[tuple[Rule, str, dict[str, Any]], ...]:
+    """Return rule, verb and the body of a ``SelfSubjectAccessReview`` for every verb of every rule."""
+    found = []
+    for rule in RULES:
+        resource, _, subresource = rule.resource.partition("/")
+        for verb in rule.verbs:
+            attributes = {"group": rule.group, "resource": resource, "subresource": subresource, "verb": verb}
+            if rule.namespace:
+                attributes["namespace"] = rule.namespace
+            if verb != "create":
+                attributes["name"] = node
+            body = {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": attributes},
+            }
+            found.append((rule, verb, body))
+    return tuple(found)
+
+
+def role_documents(nodes: Sequence[str] = ()) -> tuple[dict[str, Any], ...]:
+    """Return service account, roles and bindings with the rules, as objects of the API.
+
+    Args:
+        nodes: names of the nodes to which the rules are limited, except those of ``create``; none for all nodes.
+    """
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
+    documents: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME, "namespace": NAMESPACE}}
+    ]
+    for namespace in dict.fromkeys(rule.namespace for rule in RULES):
+        kind, metadata = "Role" if namespace else "ClusterRole", {"name": NAME}
+        if namespace:
+            metadata["namespace"] = namespace
+        rules = [_policy_rule(rule, nodes) for rule in RULES if rule.namespace == namespace]
+        api = "rbac.authorization.k8s.io"
+        documents += [
+            {"apiVersion": f"{api}/v1", "kind": kind, "metadata": metadata, "rules": rules},
+            {
+                "apiVersion": f"{api}/v1",
+                "kind": f"{kind}Binding",
+                "metadata": metadata,
+                "roleRef": {"apiGroup": api, "kind": kind, "name": NAME},
+                "subjects": [subject],
+            },
+        ]
+    return tuple(documents)
+
+
+def _policy_rule(rule: Rule, nodes: Sequence[str]) -> dict[str, Any]:
+    made: dict[str, Any] = {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
+    if nodes and "create" not in rule.verbs:
+        made["resourceNames"] = list(nodes)
+    return made

@@ -1,0 +1,151 @@
+"""Check of the access to the API server: wrong CA, expired certificate, missing rules, and no change."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.kube.certificate_dates import expiry
+from nodeagent.model.api_access import ApiAccess
+from nodeagent.observe.api_access_check import read_api_access
+from nodeagent.plan.kubernetes.access_check import check_api_access
+from nodeagent.plan.kubernetes.rules import RULES, role_documents
+from nodeagent.plan.node_checks import Finding, Verdict
+from tests.support.api_server import NODES, ApiServer, serving_api
+from tests.support.certificates import Authority
+from tests.support.command import nodeagent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    found = Authority(tmp_path_factory.mktemp("authority"))
+    found.issue("server")
+    found.issue("client", "/CN=system:node:node-1")
+    found.issue("old", "/CN=system:node:node-1", days=-1)
+    return found
+
+
+async def finding(
+    authority: Authority, tmp_path: Path, prepare: Callable[[ApiServer], None], ca: Path | None = None, client: str = ""
+) -> tuple[Finding, ApiServer]:
+    server = ApiServer()
+    prepare(server)
+    (tmp_path / "token").write_text("token-of-the-agent")
+    own = authority.directory
+    with serving_api(server, partial(authority.server_context, "server", clients=True)) as url:
+        access = ApiAccess(
+            url=url,
+            ca_file=ca or authority.ca_file,
+            token_file=None if client else tmp_path / "token",
+            certificate_file=own / f"{client}.crt" if client else None,
+            key_file=own / f"{client}.key" if client else None,
+        )
+        facts = await read_api_access(access, "node-1")
+    found = check_api_access(
+        facts.error, facts.missing, facts.expires_at, is_registered=facts.is_registered, now=NOW + timedelta(minutes=5)
+    )
+    return found, server
+
+
+async def test_complete_access_is_ok_and_nothing_is_changed(authority: Authority, tmp_path: Path) -> None:
+    def register(server: ApiServer) -> None:
+        server.put(NODES, "node-1", {})
+
+    found, server = await finding(authority, tmp_path, register)
+    assert found.verdict is Verdict.OK
+    assert "is registered" in found.evidence
+    assert {each.path.rpartition("/")[2] for each in server.requests if each.method != "GET"} == {
+        "selfsubjectaccessreviews"
+    }
+
+
+async def test_wrong_ca_is_named(authority: Authority, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other").ca_file
+    found, _ = await finding(authority, tmp_path, lambda _: None, other)
+    assert found.verdict is Verdict.PROBLEM
+    assert "server certificate not trusted" in found.evidence
+    assert "ca_file" in found.fix
+
+
+async def test_missing_rules_are_named(authority: Authority, tmp_path: Path) -> None:
+    def deny(server: ApiServer) -> None:
+        server.denied = {("PATCH", "nodes/status"), ("PUT", "leases"), ("GET", "nodes")}
+
+    found, _ = await finding(authority, tmp_path, deny)
+    assert found.verdict is Verdict.PROBLEM
+    for rule in ("get nodes", "patch nodes/status", "update leases in kube-node-lease"):
+        assert rule in found.evidence
+    assert "patch nodes," not in found.evidence
+
+
+async def test_refused_token_is_named(authority: Authority, tmp_path: Path) -> None:
+    def renew(server: ApiServer) -> None:
+        server.token = "other"
+
+    found, _ = await finding(authority, tmp_path, renew)
+    assert "HTTP 401" in found.evidence
+    assert found.fix == "renew the token or certificate of the agent"
+
+
+async def test_expired_client_certificate_is_named_with_its_date(authority: Authority, tmp_path: Path) -> None:
+    found, _ = await finding(authority, tmp_path, lambda _: None, client="old")
+    assert found.verdict is Verdict.PROBLEM
+    assert found.evidence.startswith("the client certificate expired at 20")
+    soon, _ = await finding(authority, tmp_path, lambda _: None, client="client")
+    assert soon.verdict is Verdict.WARNING
+    assert soon.evidence.startswith("the client certificate expires at 20")
+
+
+def test_end_of_validity_is_read(authority: Authority) -> None:
+    found = expiry((authority.directory / "client.crt").read_bytes())
+    assert found is not None
+    assert timedelta(days=1) < found - NOW < timedelta(days=2, minutes=1)
+
+
+@given(st.binary(max_size=200))
+def test_malformed_certificate_has_no_date(data: bytes) -> None:
+    import base64  # noqa: PLC0415 - only here
+
+    pem = b"-----BEGIN CERTIFICATE-----\n" + base64.b64encode(data) + b"\n-----END CERTIFICATE-----\n"
+    assert expiry(data) is None
+    assert expiry(pem) is None
+
+
+def test_manifest_grants_exactly_the_rules_and_names_a_purpose_for_each() -> None:
+    printed = nodeagent("manifest", "rbac", "--node", "node-1").stdout
+    documents = list(yaml.safe_load_all(printed))
+    assert documents == list(role_documents(["node-1"]))
+    granted = {
+        (resource, verb, document["metadata"].get("namespace", ""), tuple(rule.get("resourceNames", ())))
+        for document in documents
+        for rule in document.get("rules", ())
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {
+        (rule.resource, verb, rule.namespace, () if verb == "create" else ("node-1",))
+        for rule in RULES
+        for verb in rule.verbs
+    }
+    assert all(f": {rule.purpose}\n" in printed for rule in RULES)
+
+
+def test_document_lists_every_rule_with_its_purpose() -> None:
+    text = (Path(__file__).parents[3] / "nodeagent/docs/kubernetes.md").read_text()
+    rows = re.findall(r"^\| ((?:get|create|patch|update)[^|]*) \| ([^|]+) \|$", text, re.MULTILINE)
+    assert [(each.replace("`", ""), purpose) for each, purpose in rows] == [
+        (rule.text(", ".join(rule.verbs)), rule.purpose) for rule in RULES
+    ]
