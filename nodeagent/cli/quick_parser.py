@@ -1,7 +1,7 @@
 """Matching of common command lines without the parser.
 
 The parser of command lines is Typer; its import alone takes longer than a request to the daemon. This module matches
-the command lines that need no judgement: a known command, options in full, each at most once, values of their type. It
+the command lines of a simple form: a known command, options in full, each at most once, values of their type. It
 refuses every other one, so that the parser decides it: errors, help, abbreviations, repeated options, ``--``.
 
 ``grammar.json`` has the options of each command. It is derived from the declarations for the parser; ``make docs``

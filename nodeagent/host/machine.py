@@ -72,7 +72,7 @@ def interface_addresses(root: Path = _ROOT) -> dict[str, list[str]]:
     """Return the IP addresses of this machine by network interface: the first IPv4 address, then those of IPv6.
 
     Without netlink, which the unit's RestrictAddressFamilies= denies. Temporary, deprecated and tentative addresses are
-    left out.
+    omitted.
 
     Source: netdevice(7), ``SIOCGIFADDR``; kernel ``if_inet6``: address, index, prefix, scope, flags, interface.
     """

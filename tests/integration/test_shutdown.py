@@ -235,10 +235,10 @@ def check(shutdown: Shutdown, running: dict[str, Container], pods: Pods) -> None
     recorded, heard, start_s = shutdown.pods(), {name: words(each) for name, each in running.items()}, 0.0
     start_s = shutdown.started_s()
     codes = {name: pods.status(each.id).exit_code for name, each in running.items()}
-    for name, said in sorted(heard.items()):
-        each, times = recorded[name], {word: round(at - start_s, 2) for word, at in said.items() if word != "up"}
+    for name, logged in sorted(heard.items()):
+        each, times = recorded[name], {word: round(at - start_s, 2) for word, at in logged.items() if word != "up"}
         print(f"{name:10} {each.outcome} asked={each.requested_at_ms} took={each.took_ms} exit={codes[name]} {times}")
-    ends_s = [said["exit"] for said in heard.values() if "exit" in said]
+    ends_s = [logged["exit"] for logged in heard.values() if "exit" in logged]
     ends_s += [
         start_s + (each.requested_at_ms + each.took_ms) / 1000
         for name, each in recorded.items()
@@ -250,16 +250,16 @@ def check(shutdown: Shutdown, running: dict[str, Container], pods: Pods) -> None
         f"{shutdown.events('shutdown_finished')[0]['outcomes']}; released after {total_s:.2f} s, {delay_s:.3f} s late"
     )
     assert {name: each.outcome.value for name, each in recorded.items() if each.outcome} == {
-        name: "stopped" if "exit" in said else "killed" for name, said in heard.items()
+        name: "stopped" if "exit" in logged else "killed" for name, logged in heard.items()
     }
-    expected = {name: (0,) if "exit" in said else (137, 255) for name, said in heard.items()}
+    expected = {name: (0,) if "exit" in logged else (137, 255) for name, logged in heard.items()}
     assert all(codes[name] in expected[name] for name in heard), "255 replaces one that containerd missed"
-    assert all("term" in said and said["term"] <= released_s for said in heard.values())
+    assert all("term" in logged and logged["term"] <= released_s for logged in heard.values())
     repeated = [name for name, each in running.items() if times_of(each, "term") > 1 and "exit" in heard[name]]
     assert repeated == [], "a second TERM, which may cost a pod its cleanup"
     for band in range(1, len(BANDS)):
-        first_s = min(said["term"] for name, said in heard.items() if name.startswith(f"b{band}-"))
-        earlier = [said["term"] for name, said in heard.items() if name.startswith(f"b{band - 1}-")]
+        first_s = min(logged["term"] for name, logged in heard.items() if name.startswith(f"b{band}-"))
+        earlier = [logged["term"] for name, logged in heard.items() if name.startswith(f"b{band - 1}-")]
         assert max(earlier) <= first_s
     assert total_s <= shutdown.limit_s
 

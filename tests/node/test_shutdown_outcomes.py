@@ -105,26 +105,26 @@ class Facts:
         )
         for name, words in sorted(self.words.items()):
             known = self.pods[name]
-            said = " ".join(f"{word}={at:.2f}" for word, at in words.items() if word != "up")
+            logged = " ".join(f"{word}={at:.2f}" for word, at in words.items() if word != "up")
             times = f"asked={known['asked_ms']} took={known['took_ms']}"
-            print(f"{name:16} {known['outcome']:8} {times} said {said}, TERM {self.terms[name]} times")
+            print(f"{name:16} {known['outcome']:8} {times} logged {logged}, TERM {self.terms[name]} times")
         for each in self.log:
             if each["event"].startswith(("shutdown_", "inhibitor_lock")):
                 print({key: value for key, value in each.items() if key not in ("timestamp", "level", "boot_id")})
 
     def assert_outcomes(self) -> None:
-        """Assert that every outcome is what the pod itself wrote."""
+        """Assert that every outcome is that of the pod's own log."""
         assert set(self.pods) == set(self.words)
         wrong = {}
         for name, words in self.words.items():
             outcome = self.pods[name]["outcome"]
-            said = "stopped" if "exit-0" in words else "killed"
-            if outcome != said and not (outcome == "failed" and said == "killed"):
+            logged = "stopped" if "exit-0" in words else "killed"
+            if outcome != logged and not (outcome == "failed" and logged == "killed"):
                 wrong[name] = (outcome, words)
         assert wrong == {}
 
     def assert_true(self) -> None:
-        """Assert that every outcome is what the pod itself wrote, and that the order and the signals are right."""
+        """Assert that every outcome is that of the pod's own log, and that the order and the signals are right."""
         self.assert_outcomes()
         unheard = [name for name, words in self.words.items() if "term" not in words]
         assert unheard == [], "every pod received TERM"
@@ -295,7 +295,7 @@ def test_requested_operation_is_recorded(prepared: Node, command: str, operation
     assert event_names(facts.log).count("shutdown_started") == 1, "none for a shutdown that was cancelled in time"
 
 
-def test_complete_shutdown_stays_complete_after_a_soft_reboot(prepared: Node) -> None:
+def test_complete_shutdown_remains_complete_after_a_soft_reboot(prepared: Node) -> None:
     prepare(prepared, 4, (AT_ONCE,), 60, "-soft")
     prepared.run("systemctl soft-reboot --no-block")
     reclaim.poll("the pods are stopped", lambda: read_record(prepared).get("end") == "complete", timeout_s=120)

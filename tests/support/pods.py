@@ -60,7 +60,6 @@ class SandboxInfo:
     uid: str
     attempt: int
     state: str
-    created_at_ns: int
     labels: dict[str, str]
     annotations: dict[str, str]
 
@@ -76,20 +75,17 @@ class ContainerInfo:
     image: str
     image_ref: str
     state: str
-    created_at_ns: int
     labels: dict[str, str]
     annotations: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerExit:
-    """Exit of a container; times are 0 until it exits."""
+    """Exit of a container."""
 
     state: str
     exit_code: int
     reason: str
-    started_at_ns: int
-    finished_at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +285,6 @@ class Pods:
             CONTAINER_STATES[got["state"]],
             got["exit_code"],
             got["reason"],
-            int(got["started_at"]),
-            int(got["finished_at"]),
         )
 
     def stop_sandbox(self, sandbox: Sandbox) -> None:
@@ -340,7 +334,6 @@ class Pods:
                 one["metadata"]["uid"],
                 one["metadata"]["attempt"],
                 SANDBOX_STATES[one["state"]],
-                int(one["created_at"]),
                 one["labels"],
                 one["annotations"],
             )
@@ -357,7 +350,6 @@ class Pods:
                 one["image"]["image"],
                 one["image_ref"],
                 CONTAINER_STATES[one["state"]],
-                int(one["created_at"]),
                 one["labels"],
                 one["annotations"],
             )

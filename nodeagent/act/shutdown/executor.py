@@ -136,7 +136,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
                     await self._wake.wait()
         await self._delivery.close()
         for record in self._records.values():
-            if not record.judged:
+            if not record.is_final:
                 self._conclude(record)
 
     async def stop_sandboxes(self, within_s: float) -> None:
@@ -258,7 +258,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         return [
             each
             for each in self._records.values()
-            if each.took_ms is None and phase in (None, each.phase) and not each.judged
+            if each.took_ms is None and phase in (None, each.phase) and not each.is_final
         ]
 
     def _phase_end_ms(self) -> int:
@@ -327,10 +327,10 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             known = self.before.get(uid)
             earlier = known.container_ids if known is not None and known.progress is not None else ()
             listed = self._running[uid].pod.container_ids
-            wanted = listed if record.judged else dict.fromkeys((*listed, *earlier))  # those that ended unobserved too
+            wanted = listed if record.is_final else dict.fromkeys((*listed, *earlier))  # earlier ones ended unobserved
             new = [each for each in wanted if each not in record.containers]
             if new:
-                record.judged, record.took_ms, record.outcome = False, None, PodOutcome.STOPPING
+                record.is_final, record.took_ms, record.outcome = False, None, PodOutcome.STOPPING
             for each in new:
                 stop = ContainerStop(each)
                 if known is not None and each in earlier:
@@ -361,7 +361,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             None if grace_s is None else round(grace_s * 1000),
         )
         if known is not None and ended and not running.pod.container_ids:  # only its sandbox is left
-            record.outcome, record.judged = known.outcome or PodOutcome.STOPPED, True
+            record.outcome, record.is_final = known.outcome or PodOutcome.STOPPED, True
             record.took_ms, record.detail = known.took_ms, known.detail
         self._records[uid] = record
         return record
@@ -369,7 +369,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
     def _observe(self) -> None:
         """Record the pods whose processes have ended, and start to read their exit codes."""
         for record in self._records.values():
-            if record.judged or record.took_ms is not None:
+            if record.is_final or record.took_ms is not None:
                 continue
             for each in record.containers.values():
                 self._delivery.observe(each)
@@ -387,7 +387,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         self._wake.set()
 
     def _conclude(self, record: PodRecord) -> None:
-        if record.judged:
+        if record.is_final:
             return
         if not record.running:
             record.end(self.elapsed_ms())

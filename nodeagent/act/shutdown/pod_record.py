@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import SentTerm, StoppedPod
-from nodeagent.plan.shutdown.outcome import ContainerEnd, exit_note, judge
+from nodeagent.plan.shutdown.outcome import ContainerEnd, exit_note, pod_outcome
 
 if TYPE_CHECKING:
     import asyncio
@@ -149,7 +149,7 @@ class ContainerStop:
 
     @property
     def end(self) -> ContainerEnd:
-        """Its end in the form for the judgement."""
+        """Its end, as input of the outcome."""
         return ContainerEnd(self.ended_at_ms is not None, self.killed, self.exit_code)
 
 
@@ -161,7 +161,7 @@ class PodRecord:
         own_grace_ms: its termination grace period; ``None`` where not known.
         phase: position of its phase.
         readings: number of pending readings of exit codes.
-        judged: whether its outcome is final.
+        is_final: whether ``outcome`` is final.
     """
 
     pod: ShutdownPod
@@ -174,7 +174,7 @@ class PodRecord:
     outcome: PodOutcome = PodOutcome.STOPPING
     took_ms: int | None = None
     readings: int = 0
-    judged: bool = False
+    is_final: bool = False
     detail: str = ""
 
     @property
@@ -191,10 +191,10 @@ class PodRecord:
 
     @property
     def known_outcome(self) -> PodOutcome:
-        """Its outcome, before its exit codes are known as if they were usual ones."""
-        if self.judged or self.took_ms is None:
+        """Its outcome; before its exit codes are known, that of the usual ones."""
+        if self.is_final or self.took_ms is None:
             return self.outcome
-        return judge([each.end for each in self.containers.values()])
+        return pod_outcome([each.end for each in self.containers.values()])
 
     def end(self, now_ms: int) -> None:
         """Record the end of its processes."""
@@ -204,7 +204,7 @@ class PodRecord:
     def conclude(self) -> None:
         """Set the final outcome from the ends of its containers."""
         ends = [each.end for each in self.containers.values()]
-        self.outcome, self.judged = judge(ends), True
+        self.outcome, self.is_final = pod_outcome(ends), True
         self.detail = exit_note(ends)
         if self.outcome is PodOutcome.FAILED:
             self.took_ms = None

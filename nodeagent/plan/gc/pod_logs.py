@@ -26,7 +26,7 @@ READERS_S: Final = 86400.0
 
 _NOT_READ: Final = Reason(ReasonCode.LOG_NOT_READ, {"detail": "its pod had a ready sandbox during the observation"})
 
-_Judgement = tuple[bool, Reason]
+_Removable = tuple[bool, Reason]
 """Whether the entry is removed, and the reason."""
 
 
@@ -106,7 +106,7 @@ class _DirectoryChecker:
         self._statuses = statuses
         self._remaining = _count_remaining(snapshot, removed) if snapshot.pod_log_directories else Counter()
 
-    def check(self, directory: PodLogDirectory) -> _Judgement:
+    def check(self, directory: PodLogDirectory) -> _Removable:
         """Return whether a directory is removed, and the reason."""
         if not directory.is_directory or not directory.uid:
             wrong_name = "name is neither NAMESPACE_NAME_UID nor a UID"
@@ -124,7 +124,7 @@ class _DirectoryChecker:
         )
         return kept is None, kept or Reason(ReasonCode.POD_DELETED, {"how": status.how})
 
-    def _check_unlisted(self, directory: PodLogDirectory) -> _Judgement:
+    def _check_unlisted(self, directory: PodLogDirectory) -> _Removable:
         """Check a directory of a pod without containers and sandboxes in the runtime."""
         pods = self._snapshot.pod_list
         exists = is_in_pod_list(directory.uid, (), pods)
@@ -189,7 +189,7 @@ def _count_remaining(snapshot: NodeSnapshot, removed: frozenset[str]) -> Counter
 
 def _check_link(
     link: ContainerLogLink, containers: _ContainersById, snapshot: NodeSnapshot, policy: PodLogPolicy
-) -> _Judgement:
+) -> _Removable:
     """Check a link without a target; during a rotation the target is missing for a moment.
 
     Source: kubelet ``evictPodLogsDirectories``.
@@ -249,18 +249,18 @@ def _booted_recently(snapshot: NodeSnapshot, policy: PodLogPolicy) -> Reason | N
     return Reason(ReasonCode.BOOTED_RECENTLY, {"age_s": uptime_s, "minimum_s": policy.minimum_age_s})
 
 
-def _not_a_pod_log(detail: str) -> _Judgement:
+def _not_a_pod_log(detail: str) -> _Removable:
     return False, Reason(ReasonCode.NOT_A_POD_LOG_DIRECTORY, {"detail": detail})
 
 
-def _present(how: str) -> _Judgement:
+def _present(how: str) -> _Removable:
     return False, Reason(ReasonCode.POD_PRESENT, {"note": f" ({how})"})
 
 
 def _decision(
-    kind: ItemKind, entry: PodLogDirectory | ContainerLogLink, judgement: _Judgement, failed: str | None
+    kind: ItemKind, entry: PodLogDirectory | ContainerLogLink, checked: _Removable, failed: str | None
 ) -> Decision:
-    is_removed, reason = judgement
+    is_removed, reason = checked
     verdict = Verdict.REMOVE if is_removed else Verdict.KEEP
     if is_removed and failed is not None:
         verdict, reason = Verdict.FAILED, Reason(ReasonCode.FAILED_EARLIER, {"detail": failed})

@@ -48,7 +48,7 @@ class ContainerEnd:
         return None if substituted else self.exit_code
 
 
-def judge(containers: Iterable[ContainerEnd]) -> PodOutcome:
+def pod_outcome(containers: Iterable[ContainerEnd]) -> PodOutcome:
     """Return the outcome of a pod; stopped for a pod without containers.
 
     The exit code decides between stopped and killed, since a pod may end by itself just before a KILL. Without one a

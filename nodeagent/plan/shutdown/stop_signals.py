@@ -6,7 +6,7 @@ import re
 import signal
 from typing import Final
 
-_REAL_TIME_FIRST: Final = 34  # as in the runtimes, whatever the C library of the agent
+_REAL_TIME_FIRST: Final = 34  # as in the runtimes, regardless of the agent's C library
 _LAST: Final = 64
 _REAL_TIME: Final = re.compile(r"RT(MIN|MAX)(?:([+-])(\d{1,2}))?")
 _NAMES: Final = {each.name: int(each) for each in signal.Signals if each < _REAL_TIME_FIRST}

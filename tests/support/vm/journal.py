@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 class Entry:
     """One journal entry; ``fields`` contains all journald fields."""
 
-    realtime_us: int
     boot_id: str
     unit: str
     identifier: str
@@ -31,7 +30,6 @@ def parse_entries(lines: str) -> list[Entry]:
 def _entry(parsed: dict[str, Any]) -> Entry:
     fields = {name: _field(value) for name, value in parsed.items()}
     return Entry(
-        int(fields["__REALTIME_TIMESTAMP"]),
         fields.get("_BOOT_ID", ""),
         fields.get("_SYSTEMD_UNIT", ""),
         fields.get("SYSLOG_IDENTIFIER", ""),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import PodOutcome
-from nodeagent.plan.shutdown.outcome import ContainerEnd, exit_note, judge, outcome_summary
+from nodeagent.plan.shutdown.outcome import ContainerEnd, exit_note, outcome_summary, pod_outcome
 
 ENDED, KILLED = ContainerEnd(ended=True, exit_code=0), ContainerEnd(ended=True, killed=True, exit_code=137)
 
@@ -40,7 +40,7 @@ ENDED, KILLED = ContainerEnd(ended=True, exit_code=0), ContainerEnd(ended=True, 
     ],
 )
 def test_outcome_of_a_pod(containers: list[ContainerEnd], outcome: PodOutcome) -> None:
-    assert judge(containers) is outcome
+    assert pod_outcome(containers) is outcome
 
 
 ENDS = st.lists(
@@ -52,14 +52,14 @@ ENDS = st.lists(
 
 @given(ENDS)
 def test_pod_has_failed_exactly_while_a_container_runs(containers: list[ContainerEnd]) -> None:
-    outcome = judge(containers)
+    outcome = pod_outcome(containers)
     assert outcome is not PodOutcome.STOPPING
     assert (outcome is PodOutcome.FAILED) == any(not each.ended for each in containers)
 
 
 @given(ENDS)
 def test_order_of_containers_does_not_change_the_outcome(containers: list[ContainerEnd]) -> None:
-    assert judge(containers) is judge(containers[::-1])
+    assert pod_outcome(containers) is pod_outcome(containers[::-1])
     assert exit_note(containers) == exit_note(containers[::-1])
 
 
