@@ -1,4 +1,4 @@
-"""Two image filesystems on a real containerd: overlayfs and native, each collected for itself."""
+"""Two image filesystems on a real containerd: overlayfs and native, each collected separately."""
 
 from __future__ import annotations
 

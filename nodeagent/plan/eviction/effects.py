@@ -261,7 +261,7 @@ def withholding(
 def confirm(
     effects: Iterable[OutstandingEffect], uid: str, shortages: Iterable[Shortage], now: Moment
 ) -> tuple[OutstandingEffect, ...]:
-    """Return the effects, those of one pod on these shortages marked as confirmed, with a shorter bound."""
+    """Return the effects; those of one pod on these shortages are marked as confirmed and have a shorter bound."""
     confirmed = frozenset(shortages)
     return tuple(
         replace(each, confirmed=True, until_s=min(each.until_s, now.monotonic_s + _visible_within_s(each)))
@@ -272,7 +272,7 @@ def confirm(
 
 
 def restarted(effects: Iterable[OutstandingEffect], uid: str, now: Moment) -> tuple[OutstandingEffect, ...]:
-    """Return the effects, those of one pod with a bound that restarts now, at the end of its processes."""
+    """Return the effects; the bound of those of one pod restarts now, at the end of its processes."""
     return tuple(
         replace(each, until_s=now.monotonic_s + (each.until_s - each.since_s)) if uid and each.uid == uid else each
         for each in effects

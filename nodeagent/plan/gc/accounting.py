@@ -40,7 +40,7 @@ class Ledger(Protocol):
     def frees_any(self, image: Image, number: int) -> bool:
         """Return whether the removals so far free a piece of ``image`` on one filesystem."""
 
-    def able(self, removable: Collection[Image], number: int) -> frozenset[str]:
+    def able_to_free(self, removable: Collection[Image], number: int) -> frozenset[str]:
         """Return the ids of the images whose removal frees space on one filesystem.
 
         They have a piece there that only images of ``removable`` reference; several that share it count all.
@@ -83,7 +83,7 @@ class SizeLedger:
         """Return false."""
         return False
 
-    def able(self, removable: Collection[Image], number: int) -> frozenset[str]:  # noqa: ARG002 - as above
+    def able_to_free(self, removable: Collection[Image], number: int) -> frozenset[str]:  # noqa: ARG002 - as above
         """Return an empty set."""
         return frozenset()
 
@@ -134,7 +134,7 @@ class LayerLedger:
         return sum(self._sizes[index] for index in indexes if counts[index] == 1 and numbers[index] == number)
 
     def gains(self, image: Image) -> tuple[tuple[str, int], ...]:
-        """Return the bytes that it frees next on each of several filesystems, without those where it frees none."""
+        """Return the bytes that the removal of an image frees on each of several filesystems, without those with 0."""
         found = ((path, self.gain_on(image, number)) for number, path in enumerate(self._paths))
         return tuple((path, size) for path, size in found if size)
 
@@ -150,7 +150,7 @@ class LayerLedger:
             for index in self._by_image.get(image.id, ())
         )
 
-    def able(self, removable: Collection[Image], number: int) -> frozenset[str]:
+    def able_to_free(self, removable: Collection[Image], number: int) -> frozenset[str]:
         """Return the ids of the images with a piece on one filesystem that only ``removable`` references."""
         remaining = list(self._image_counts)
         for image in removable:

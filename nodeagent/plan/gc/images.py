@@ -179,7 +179,7 @@ class _ImagePlanner:
                 self._selection.remove_in_groups(candidates, target)
                 return targets
             remaining = self._remaining(candidates)
-            able = self._selection.ledger.able([candidate.image for candidate in remaining], each.number)
+            able = self._selection.ledger.able_to_free([candidate.image for candidate in remaining], each.number)
             own = [candidate for candidate in remaining if candidate.id in able]
             if target.kept is None:
                 self._selection.remove_in_groups(own, target)
