@@ -257,8 +257,9 @@ def tls_context(identity: ApiIdentity) -> ssl.SSLContext:
 
 def _load_certificate(context: ssl.SSLContext, identity: ApiIdentity) -> None:
     """Load the client certificate from memory: OpenSSL reads files only, and a key is not written to a disk."""
-    descriptor = os.memfd_create("nodeagent-client", os.MFD_CLOEXEC)
+    descriptor = -1
     try:
+        descriptor = os.memfd_create("nodeagent-client", os.MFD_CLOEXEC)
         with open(descriptor, "wb", closefd=False) as file:
             file.write(identity.certificate.rstrip() + b"\n" + identity.key)
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=_no_password)
@@ -267,7 +268,8 @@ def _load_certificate(context: ssl.SSLContext, identity: ApiIdentity) -> None:
             f"API server: cannot load the client certificate and its key: {_openssl(error)}"
         ) from error
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _no_password() -> str:

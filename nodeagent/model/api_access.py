@@ -68,4 +68,5 @@ def check_server_url(url: str) -> None:
     except ValueError:
         known = False
     if not known or parts.query or parts.fragment or parts.username is not None or not url.isprintable() or " " in url:
-        raise ConfigError(f"server = {url!r}: {_FORM}")
+        shown = "(with credentials)" if "@" in url else repr(url)
+        raise ConfigError(f"server = {shown}: {_FORM}")

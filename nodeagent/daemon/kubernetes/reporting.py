@@ -64,9 +64,9 @@ class RegistrationReporter:
             self._logger.warning("node_not_registered", node=name, verdict=plan.verdict.value, because=plan.reason)
         self._statuses.ended(NAME, plan.verdict.value, detail=plan.reason, failed=True)
 
-    def ended(self, because: str) -> None:
-        """Log the end of the heartbeats."""
-        self._logger.warning("node_heartbeat_ended", because=because)
+    def ended(self, because: str, *, expected: bool) -> None:
+        """Log the end of the heartbeats; ``expected`` after a reload or a change of the role, which is logged too."""
+        (self._logger.info if expected else self._logger.warning)("node_heartbeat_ended", because=because)
 
     def waiting(self, wait_s: float) -> None:
         """Record the time of the next request."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.node_status import NodeStatusPolicy
 
 _CHANGE_POLL_S: Final = 0.5
+_STOP_WITHIN_S: Final = 1.0
 _REMEMBERED: Final = 16
 
 
@@ -126,27 +127,35 @@ class NodeSession:
         self._ended = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> SessionEnd:
-        """Run until ``stop`` is set or the session ends by itself; return the reason."""
-        watch = asyncio.create_task(self._end_with(stop))
+        """Run until ``stop`` is set or the session ends by itself; return the reason.
+
+        A request without an answer delays the stop by a second at most.
+        """
+        work, stopped = asyncio.create_task(self._work()), asyncio.create_task(stop.wait())
         try:
-            node = await self._register()
-            if node is not None:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._keep_lease(node))
-                    tasks.create_task(self._keep_status(node))
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            self._ended.set()
+            done, _ = await asyncio.wait({work}, timeout=_STOP_WITHIN_S)
+            if done:
+                work.result()
         finally:
-            watch.cancel()
+            stopped.cancel()
+            work.cancel()
+            await asyncio.wait({work})
         return self._end
 
-    async def _end_with(self, stop: asyncio.Event) -> None:
-        await stop.wait()
-        self._ended.set()
+    async def _work(self) -> None:
+        node = await self._register()
+        if node is not None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_lease(node))
+                tasks.create_task(self._keep_status(node))
 
     def _finish(self, end: SessionEnd, because: str) -> None:
         if not self._ended.is_set():
             self._end = end
             self._ended.set()
-            self._reporter.ended(because)
+            self._reporter.ended(because, expected=end is SessionEnd.REFUSED)
 
     async def _is_refused(self) -> bool:
         because = await self._parts.refusal()

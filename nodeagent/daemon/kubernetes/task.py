@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.kubernetes import NAME
@@ -38,6 +38,7 @@ class RegistrationTask:
         self._logger = context.logger.bind(task=NAME)
         self._contested = False
         self._ran = False
+        self._last = LastFacts()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until stopped."""
@@ -71,8 +72,8 @@ class RegistrationTask:
             return off
         if self._context.settings.invalid_because:
             return "the configuration is invalid"
-        if self._context.settings.kubernetes != settings.kubernetes:
-            return "the settings have changed"
+        if self._context.settings is not settings:
+            return "the configuration was reloaded"
         if self._context.dry_run:
             return "dry run: the API server is not written to"
         role = await self._context.roles.evaluate(settings.role)
@@ -96,7 +97,7 @@ class RegistrationTask:
         name = node_name(settings.kubelet.node_name)
         lease, status = (NodeApi(ApiClient(access, credentials), name) for _ in range(2))
         reader = NodeFactsReader(settings, self._context.clock)
-        facts = FactsSource(self._context, settings, reader.read)
+        facts = FactsSource(self._context, settings, reader.read, self._last)
         parts = SessionParts(
             lease_requests=lease,
             status_requests=status,
@@ -129,22 +130,35 @@ class RegistrationTask:
             await wait_for_any(ROLE_POLL_S, stop)
 
 
+@dataclass
+class LastFacts:
+    """The last observation with a runtime; it outlives sessions, as a reload interrupts the runtime's client.
+
+    Attributes:
+        facts: ``None`` before the first one.
+        at_s: its time in monotonic seconds.
+    """
+
+    facts: NodeFacts | None = None
+    at_s: float = 0.0
+
+
 class FactsSource:
     """Observations of the node for its status; a short absence of the runtime is not reported."""
 
-    def __init__(self, context: DaemonContext, settings: Settings, read: ReadFacts) -> None:
+    def __init__(self, context: DaemonContext, settings: Settings, read: ReadFacts, last: LastFacts) -> None:
         """Create a source.
 
         Args:
             context: has the agent with the runtime, the eviction state and the pauses.
             settings: in force during the session.
             read: reads the facts with a runtime, or without.
+            last: the last facts, replaced by each observation with a runtime.
         """
         self._context = context
         self._settings = settings
         self._read = read
-        self._last: NodeFacts | None = None
-        self._last_s = 0.0
+        self._last = last
 
     def is_shutting_down(self) -> bool:
         """Whether a graceful shutdown is in progress."""
@@ -158,9 +172,9 @@ class FactsSource:
         facts = await self._read(None if agent is None else agent.cri, pressure)
         now_s = self._context.clock.monotonic_s()
         if facts.runtime_version:
-            self._last, self._last_s = facts, now_s
-        elif self._last is not None and now_s - self._last_s < RUNTIME_LOST_S:
-            facts = replace(self._last, observed_at=facts.observed_at, pressure=pressure)
+            self._last.facts, self._last.at_s = facts, now_s
+        elif self._last.facts is not None and now_s - self._last.at_s < RUNTIME_LOST_S:
+            facts = replace(self._last.facts, observed_at=facts.observed_at, pressure=pressure)
         if self.is_shutting_down():
             facts = replace(facts, not_ready=(*facts.not_ready, SHUTTING_DOWN))
         return facts

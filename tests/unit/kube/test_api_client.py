@@ -141,6 +141,7 @@ async def test_unsafe_or_malformed_kubeconfig_is_refused_without_secrets_in_the_
     shown = await refused(ApiAccess(kubeconfig=kubeconfig(tmp_path, cluster, user)))
     assert error in shown
     assert TOKEN not in shown
+    assert "secret-p" not in shown
 
 
 @pytest.mark.parametrize("text", ["", "[", "- a", "current-context: c", "a: &a [*a]", f"key: {TOKEN}: [x"])

@@ -17,14 +17,14 @@ from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.kubernetes import NAME
-from nodeagent.daemon.kubernetes.task import RUNTIME_LOST_S, FactsSource, RegistrationTask
+from nodeagent.daemon.kubernetes.task import RUNTIME_LOST_S, FactsSource, LastFacts, RegistrationTask
 from nodeagent.daemon.loop_status import Activity, LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.model.machine import Machine, NodeFacts
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.node_status import SHUTTING_DOWN
 from nodeagent.telemetry import logging as log
-from tests.support.api_server import LEASES, NODES, ApiServer, serving_api
+from tests.support.api_server import LEASES, NODES, ApiServer, Fault, serving_api
 from tests.support.certificates import Authority
 from tests.support.manual_clock import MIDNIGHT, ManualClock
 from tests.unit.kubelet_double import KUBELET, KubeletDouble
@@ -158,6 +158,32 @@ async def test_server_that_is_away_is_logged_with_its_cause_and_does_not_end_the
         assert not made.context.loop_statuses.stuck()
 
 
+async def test_stop_does_not_wait_for_a_server_that_does_not_answer(authority: Authority, tmp_path: Path) -> None:
+    server = ApiServer()
+    server.faults = [Fault(behaviour="hang")]
+    with serving_api(server, partial(authority.server_context, "server")) as url:
+        settings = registering(authority, url, tmp_path)
+        assert settings.kubernetes.access is not None
+        patient = replace(settings.kubernetes.access, timeout_s=600)  # the stop fails after WITHIN_S
+        async with running(replace(settings, kubernetes=replace(settings.kubernetes, access=patient)), KubeletDouble()):
+            await asyncio.to_thread(server.received.wait, WITHIN_S)
+
+
+async def test_reload_continues_with_the_new_settings(authority: Authority, tmp_path: Path) -> None:
+    server = ApiServer()
+    with serving_api(server, partial(authority.server_context, "server")) as url:
+        settings = registering(authority, url, tmp_path)
+        async with running(settings, KubeletDouble()) as made:
+            await made.until("node_registered")
+            made.context.swap(replace(settings, kubernetes=replace(settings.kubernetes, max_pods=7)))
+            made.context.take_next()
+            await made.until("node_heartbeat_ended")
+            async with asyncio.timeout(WITHIN_S):
+                while server.node["status"]["capacity"]["pods"] != "7":
+                    await asyncio.to_thread(server.received.wait, 1)
+                    server.received.clear()
+
+
 READ = NodeFacts("node-1", Machine("node-1"), MIDNIGHT, runtime_version="containerd://1", images=())
 LOST = replace(READ, runtime_version="", images=None, not_ready=("container runtime is down",))
 
@@ -173,7 +199,7 @@ async def test_short_absence_of_the_runtime_is_not_reported_and_a_shutdown_is() 
     async def read(*_: object) -> NodeFacts:
         return answers.pop(0)
 
-    source = FactsSource(context, settings, read)
+    source = FactsSource(context, settings, read, LastFacts())
     assert (await source.read()).not_ready == ()
     clock.at_s = RUNTIME_LOST_S - 1
     assert (await source.read()).not_ready == ()
