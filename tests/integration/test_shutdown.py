@@ -26,10 +26,10 @@ from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.daemon.shutdown.environment import HostServices, Intervals
 from nodeagent.daemon.shutdown.task import InhibitorTask
-from nodeagent.host.fdstore import DescriptorStore
 from nodeagent.store.shutdown import ShutdownFiles
 from nodeagent.telemetry import logging as log
 from tests.support import images, login1
+from tests.support.descriptor_store import CopyingStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -81,25 +81,6 @@ def run_pods(pods: Pods, image: str, count: int, kinds: tuple[str, ...]) -> dict
     return running
 
 
-class Store(DescriptorStore):
-    """A descriptor store that copies descriptors as systemd does."""
-
-    def __init__(self) -> None:
-        super().__init__(environment={})
-        self.number: int | None = None
-
-    def keep(self, number: int) -> bool:
-        self.forget()
-        self.number = os.dup(number)
-        return True
-
-    def forget(self) -> bool:
-        number, self.number = self.number, None
-        if number is not None:
-            os.close(number)
-        return True
-
-
 class Shutdown:
     """A node with pods, a simulated logind with a limit, and the record of the agent."""
 
@@ -107,7 +88,7 @@ class Shutdown:
         logind.limit_us = round(limit_s * 1e6)
         self.logind = logind
         self.limit_s = limit_s
-        self.store = Store()
+        self.store = CopyingStore()
         self.stream = io.StringIO()
         self.released_s = 0.0
         self._directory = directory

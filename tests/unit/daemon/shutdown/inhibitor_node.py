@@ -19,12 +19,12 @@ from nodeagent.daemon.shutdown.environment import HostServices, Intervals
 from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.errors import InhibitorError
 from nodeagent.host.dbus import Bus
-from nodeagent.host.fdstore import DescriptorStore
 from nodeagent.host.login1 import acquire_lock
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.store.history import History
 from nodeagent.store.shutdown import ShutdownFiles
 from nodeagent.telemetry import logging as log
+from tests.support.descriptor_store import CopyingStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -42,27 +42,6 @@ BOOT = "11111111-0000"
 QUICK = Intervals(retry_s=0.05, role_poll_s=0.05)
 IMAGE = "registry.test/app:v1"
 BANDS: list[dict[str, float]] = [{"min_priority": 0, "seconds": 1.0}, {"min_priority": 1000, "seconds": 0.5}]
-
-
-class Store(DescriptorStore):
-    """A descriptor store that copies descriptors as systemd does."""
-
-    def __init__(self) -> None:
-        super().__init__(environment={})
-        self.number: int | None = None
-        self.copies = 0
-
-    def keep(self, number: int) -> bool:
-        self.forget()
-        self.number = os.dup(number)
-        self.copies += 1
-        return True
-
-    def forget(self) -> bool:
-        number, self.number = self.number, None
-        if number is not None:
-            os.close(number)
-        return True
 
 
 class LogindUnit:
@@ -92,7 +71,7 @@ class Place:
         self.server = server
         self.files = ShutdownFiles(directory / "state")
         self.history = History(directory / "state")
-        self.store = Store()
+        self.store = CopyingStore()
         self.logind = LogindUnit()
         self.boot_id = BOOT
 
