@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.act.agent_parts import AgentParts
+from nodeagent.act.agent_parts import open_parts
 from nodeagent.act.gc.collector import MAX_ROUNDS, Collector, RemovalCompletion
 from nodeagent.act.gc.history_record import past_pass, past_undo
 from nodeagent.act.gc.outcomes import PassEnd
@@ -33,8 +33,6 @@ from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.leaks import plan_leaks
 from nodeagent.plan.gc.saved_plan import plan_id as make_plan_id
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.runtime.configured_connection import configured_connection
-from nodeagent.store import Store, gap_limits
 from nodeagent.store.history import History, configured_retention
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.connection import CallObserver
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
-    from nodeagent.store import ClockReading
+    from nodeagent.store import ClockReading, Store
 
 _BREAKDOWN_WITHIN_S: Final = 10.0
 _PASSES_OF_UNDO: Final = 1_000
@@ -106,6 +104,10 @@ class Agent:
     async def evaluate_role(self) -> RoleDecision:
         """Return the current role."""
         return await self.roles.evaluate(self.settings.role)
+
+    async def preview(self, scope: Scope) -> Preview:
+        """Observe and plan a pass without any change to the node."""
+        return await self.collector.preview(scope)
 
     async def run(  # noqa: PLR0913 - the options of a pass
         self,
@@ -310,10 +312,8 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
     clock = clock or SystemClock()
     roles = RoleWatch(clock) if roles is None else roles
     await roles.evaluate(settings.role)
-    gaps = gap_limits(settings.image_interval_s, settings.policy.images.maximum_unused_age_s)
-    store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record, gaps=gaps)
-    async with configured_connection(settings, with_removals=True, observer=observer_of_calls) as connection:
-        parts = AgentParts.compose(settings, clock, connection, store, roles)
+    opened = open_parts(settings, record=record, clock=clock, roles=roles, observer_of_calls=observer_of_calls)
+    async with opened as parts:
         observer = parts.make_observer()
         recovery = RemovalRecovery(parts.storage, parts.pass_lock, clock)
         undo = parts.make_undo()
@@ -333,7 +333,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             clock,
             parts.cri,
             parts.storage,
-            store,
+            parts.store,
             history,
             writer,
             observer,

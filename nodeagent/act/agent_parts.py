@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from nodeagent.act.gc.log_removal import HostLogs
-from nodeagent.act.gc.remover_factory import RemoverFactory
-from nodeagent.act.gc.undo import ImageUndo
 from nodeagent.host.container_cgroups import find_running
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.node import boot_id
@@ -17,25 +16,28 @@ from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.observe.pod_images import make_bound_pods, make_pod_image_reader
 from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
+from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.disk_format import DiskFormat, disk_format
 from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage
 from nodeagent.runtime.storage_graph import LayerCache
-from nodeagent.store import HoldFile
+from nodeagent.store import HoldFile, Store, gap_limits
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from nodeagent.act.gc.remover_factory import RemoverFactory
+    from nodeagent.act.gc.undo import ImageUndo
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.model import FsObservation, Role
     from nodeagent.observe.bound_pods import BoundPods
     from nodeagent.observe.node_role import RoleWatch
     from nodeagent.observe.snapshot_sources import PodImageSource
-    from nodeagent.runtime.connection import RuntimeConnection
+    from nodeagent.runtime.connection import CallObserver, RuntimeConnection
     from nodeagent.runtime.storage_backend import StorageBackend
-    from nodeagent.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,9 @@ class AgentParts:
 
     def make_removers(self, observer: Observer) -> RemoverFactory:
         """Return the factory of removers; ``observer`` repeats the search for unreferenced pieces."""
+        from nodeagent.act.gc.log_removal import HostLogs  # noqa: PLC0415 - not for a preview
+        from nodeagent.act.gc.remover_factory import RemoverFactory  # noqa: PLC0415
+
         settings = self.settings
         return RemoverFactory(
             self.cri,
@@ -124,8 +129,30 @@ class AgentParts:
 
     def make_undo(self) -> ImageUndo:
         """Return the undo of image removals; single removals by CRI have no undo window."""
+        from nodeagent.act.gc.undo import ImageUndo  # noqa: PLC0415 - not for a preview
+
         window = timedelta(seconds=self.settings.undo_window_s if self.settings.bulk_removal else 0.0)
         return ImageUndo(self.storage, self.cri, self.pass_lock, self.clock, window)
+
+
+@asynccontextmanager
+async def open_parts(
+    settings: Settings,
+    *,
+    record: bool,
+    clock: Clock,
+    roles: RoleWatch,
+    observer_of_calls: CallObserver | None = None,
+) -> AsyncIterator[AgentParts]:
+    """Return the parts of an agent on a connection of their own, closed on exit; arguments as of ``open_agent``.
+
+    Raises:
+        RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
+    """
+    gaps = gap_limits(settings.image_interval_s, settings.policy.images.maximum_unused_age_s)
+    store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record, gaps=gaps)
+    async with configured_connection(settings, with_removals=True, observer=observer_of_calls) as connection:
+        yield AgentParts.compose(settings, clock, connection, store, roles)
 
 
 def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store) -> StorageBackend:

@@ -9,13 +9,11 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.act.gc.collector import MAX_ROUNDS
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.act.gc.preview import Preview
 from nodeagent.api import gc as documents
 from nodeagent.api.codec import encode
 from nodeagent.api.gc import BreakdownFields, Report, decode_progress
-from nodeagent.api.status import Status
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.act.previewer import Previews
     from nodeagent.cli.control_client import ControlConnection
     from nodeagent.config.settings import Settings
     from nodeagent.plan.gc.storage_breakdown import Breakdown
@@ -91,6 +90,8 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
         predicted = predicted_exit_code(preview)
         if request.dry_run or (predicted is ExitCode.DONE and not preview.acts):
             return predicted
+        from nodeagent.api.status import Status  # noqa: PLC0415 - not for a dry run
+
         status = agent.call("Status", Status)
         if status.waiting is not None:
             raise UsageError(f"nothing was removed: reload grace period, {status.waiting.seconds_left} s left")
@@ -110,6 +111,8 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
 
 def _apply_on_daemon(request: Request, agent: ControlConnection, saved: str | None) -> ExitCode:
     """Request a saved plan from the daemon, or a pass if ``saved`` is ``None``; print the results."""
+    from nodeagent.act.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not for a dry run
+
     apply: dict[str, object] = {"scope": request.scope, "rounds": MAX_ROUNDS}
     if saved is not None:
         apply = {"plan": json.dumps(json.loads(saved), ensure_ascii=False, separators=(",", ":"))}
@@ -178,17 +181,15 @@ def _print_preview(request: Request, preview: Preview, policy: ImageGCPolicy | N
 
 
 async def _collect(request: Request, settings: Settings) -> ExitCode:
-    dry_run = request.dry_run or settings.dry_run
-    if not dry_run:
-        warn_of_pause(settings)
-    async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
+    if request.dry_run or settings.dry_run:
+        return await _preview(request, settings)
+    from nodeagent.act.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not for a dry run
+
+    warn_of_pause(settings)
+    async with open_for_command(settings, record=True, dry_run=False) as agent:
         preview = await agent.collector.prepare(Scope(request.scope))
-        if dry_run or request.is_table:
+        if request.is_table:
             show_preview(request, agent, preview)
-        if dry_run:
-            if not request.dry_run:
-                note_dry_run()
-            return predicted_exit_code(preview)
         if preview.acts and not request.yes and not confirm_removals(preview):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
@@ -205,6 +206,17 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
     if not request.is_table or report.end is not PassEnd.NOTHING_TO_DO:
         show_report(request, agent, report, breakdown)
     return exit_code(report)
+
+
+async def _preview(request: Request, settings: Settings) -> ExitCode:
+    from nodeagent.act.previewer import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
+
+    async with open_previewer(settings) as previewer:
+        preview = await previewer.preview(Scope(request.scope))
+    show_preview(request, previewer, preview)
+    if not request.dry_run:
+        note_dry_run()
+    return predicted_exit_code(preview)
 
 
 def note_dry_run() -> None:
@@ -267,7 +279,7 @@ def confirm_items(items: int) -> bool:
     return typer.confirm(f"Remove these {items} items?", default=False)
 
 
-def show_preview(request: Request, agent: Agent, preview: Preview) -> None:
+def show_preview(request: Request, agent: Previews, preview: Preview) -> None:
     """Print the planned removals and the kept items."""
     if not request.is_table:
         policy = agent.settings.policy.images

@@ -9,17 +9,19 @@ from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
 from nodeagent.cli.listing import ListOptions
-from nodeagent.cli.reading import print_document, read
+from nodeagent.cli.reading import ask, print_document
 from nodeagent.cli.values import short_reference
 from nodeagent.errors import UsageError
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from typing import Any
 
-    from nodeagent.act.agent import Agent
+    from nodeagent.act.previewer import Previews
     from nodeagent.api import lists
+    from nodeagent.api.codec import Document
     from nodeagent.cli.source import Source
 
 _SHORTEST_NAME: Final = 16
@@ -34,7 +36,7 @@ def list_images(source: Source, options: ListOptions) -> None:
         UsageError: an option is invalid.
     """
     request = ListRequest.of(IMAGES, options)
-    request.print(read("Images", {}, source, _images), empty="no images")
+    request.print(_read("Images", source, _images), empty="no images")
 
 
 def image_tree(source: Source, options: ListOptions) -> None:
@@ -47,7 +49,7 @@ def image_tree(source: Source, options: ListOptions) -> None:
     form = options.form
     if options != ListOptions(form=form, truncate=options.truncate) or form not in ("table", "json", "yaml"):
         raise UsageError("--tree has the output formats table, json and yaml, and no other options of a list")
-    document = read("ImageLayers", {}, source, _image_layers)
+    document = _read("ImageLayers", source, _image_layers)
     if form != "table":
         print_document(document, form)
         return
@@ -81,7 +83,7 @@ def list_containers(source: Source, options: ListOptions) -> None:
         UsageError: an option is invalid.
     """
     request = ListRequest.of(CONTAINERS, options)
-    request.print(read("Containers", {}, source, _containers), empty="no containers")
+    request.print(_read("Containers", source, _containers), empty="no containers")
 
 
 def list_pods(source: Source, options: ListOptions) -> None:
@@ -91,28 +93,38 @@ def list_pods(source: Source, options: ListOptions) -> None:
         UsageError: an option is invalid.
     """
     request = ListRequest.of(PODS, options)
-    request.print(read("PodList", {}, source, _pods), empty="no pods")
+    request.print(_read("PodList", source, _pods), empty="no pods")
 
 
-async def _images(agent: Agent) -> lists.Images:
-    from nodeagent.api.node import lists as node  # noqa: PLC0415 - not with a daemon
+def _read(operation: str, source: Source, local: Callable[[Previews], Coroutine[Any, Any, Document]]) -> dict[str, Any]:
+    """Return the document of an operation as its JSON object; without a daemon by ``local``."""
+    answer = ask(operation, {}, source)
+    if answer is not None:
+        return answer
+    from nodeagent.cli.local_reading import read_preview  # noqa: PLC0415 - not with a daemon
 
-    return await node.list_images(agent)
-
-
-async def _image_layers(agent: Agent) -> lists.ImageTree:
-    from nodeagent.api.node import lists as node  # noqa: PLC0415 - as above
-
-    return await node.list_image_layers(agent)
+    return read_preview(source, local)
 
 
-async def _containers(agent: Agent) -> lists.Containers:
-    from nodeagent.api.node import lists as node  # noqa: PLC0415 - as above
+async def _images(node: Previews) -> lists.Images:
+    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not with a daemon
 
-    return await node.list_containers(agent)
+    return await documents.list_images(node)
 
 
-async def _pods(agent: Agent) -> lists.Pods:
-    from nodeagent.api.node import lists as node  # noqa: PLC0415 - as above
+async def _image_layers(node: Previews) -> lists.ImageTree:
+    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - as above
 
-    return await node.list_pods(agent)
+    return await documents.list_image_layers(node)
+
+
+async def _containers(node: Previews) -> lists.Containers:
+    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - as above
+
+    return await documents.list_containers(node)
+
+
+async def _pods(node: Previews) -> lists.Pods:
+    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - as above
+
+    return await documents.list_pods(node)

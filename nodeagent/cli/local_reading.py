@@ -10,8 +10,12 @@ from nodeagent.api.codec import encode_line
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from nodeagent.act.previewer import Previews
     from nodeagent.api.codec import Document
     from nodeagent.cli.source import ReadNode, Source
+    from nodeagent.config.settings import Settings
 
 
 def read_document(source: Source, make: ReadNode) -> dict[str, Any]:
@@ -21,14 +25,31 @@ def read_document(source: Source, make: ReadNode) -> dict[str, Any]:
         ConfigError: the configuration is invalid.
         NodeAgentError: the node cannot be read.
     """
-    config = None if source.config is None else Path(source.config)
-    settings = load_settings(config, source.overrides)
+    settings = _settings(source)
 
     async def observe() -> Document:
         async with open_for_command(settings, record=False) as agent:
             return await make(agent)
 
     return as_json(run_async(observe()))
+
+
+def read_preview(source: Source, make: Callable[[Previews], Coroutine[Any, Any, Document]]) -> dict[str, Any]:
+    """Return the document of a preview, as its JSON object; raises as :func:`read_document`."""
+    settings = _settings(source)
+
+    async def observe() -> Document:
+        from nodeagent.act.previewer import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
+
+        async with open_previewer(settings) as previewer:
+            return await make(previewer)
+
+    return as_json(run_async(observe()))
+
+
+def _settings(source: Source) -> Settings:
+    config = None if source.config is None else Path(source.config)
+    return load_settings(config, source.overrides)
 
 
 def as_json(document: Document) -> dict[str, Any]:

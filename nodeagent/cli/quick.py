@@ -7,6 +7,7 @@ the node itself.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _SETTINGS: Final = ("image_gc_", "container_gc_")
 _COMPLETION: Final = "_NODEAGENT_COMPLETE"
+_GC_THRESHOLD: Final = 500_000
+"""No collection during imports and on nodes of common size. The parser sets a lower one, which the daemon has too."""
 PARSED_OPTIONS: Final = ("endpoint",)
 """Text options that are left to the parser nevertheless."""
 
@@ -36,7 +39,8 @@ def run(words: Sequence[str]) -> bool:
     if found is None or any(found[1].get(each) is not None for each in PARSED_OPTIONS):
         return False
     name, values = found
-    gc.set_threshold(50_000, 20, 20)  # as with the parser
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    atexit.register(gc.freeze)  # exempts all objects from the collections at the end of the interpreter
     with guarded():
         return COMMANDS[name](values) is not False
 

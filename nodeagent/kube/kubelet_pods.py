@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from nodeagent.errors import ObservationError
-from nodeagent.kube.podspec import parse_listed_pod
 from nodeagent.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -89,6 +88,8 @@ def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
         return ()
     if not isinstance(items, list):
         raise ObservationError(f"{where}: items is not a list")
+    from nodeagent.kube.podspec import parse_listed_pod  # noqa: PLC0415 - not without a list of pods
+
     return tuple(parse_listed_pod(each, f"{where}: pod {number}") for number, each in enumerate(items))
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.kube.kubelet_pods import parse_pod_list
-from nodeagent.kube.podspec import parse_listed_pod, shown
 from nodeagent.parsing import parse_json, parse_yaml
 
 if TYPE_CHECKING:
@@ -114,6 +113,8 @@ class ManifestReader:
     def _parsed(self, descriptor: int, size_bytes: int, path: Path) -> tuple[PodSpec, ...] | str:
         if size_bytes > self._max_bytes:
             return f"{path} skipped: {size_bytes} bytes, more than {self._max_bytes}"
+        from nodeagent.kube.podspec import parse_listed_pod, shown  # noqa: PLC0415 - not on a node without static pods
+
         with os.fdopen(os.dup(descriptor), "rb") as file:
             text = file.read(self._max_bytes)
         try:

@@ -15,7 +15,7 @@ from nodeagent.act.gc.executor import DryRunRemover, Interrupted, carry_out
 from nodeagent.act.gc.measurement import Measurement, is_relieved, readings_of
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, Result
 from nodeagent.act.gc.pass_record import NoRecorder
-from nodeagent.act.gc.preview import Preview, plans_for, plans_for_saved
+from nodeagent.act.gc.preview import Preview, plans_for_saved, preview_pass
 from nodeagent.act.gc.progress import PassProgress
 from nodeagent.act.gc.undo_terms import undo_terms
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.executor import BatchRemover, Remover
     from nodeagent.act.gc.outcomes import MeasuredFilesystem, PassReport
     from nodeagent.act.gc.pass_record import PassRecorder
+    from nodeagent.act.gc.preview import Observer
     from nodeagent.act.gc.undo_terms import UndoTerms
     from nodeagent.clock import Clock
     from nodeagent.model import FsObservation, NodeSnapshot
@@ -44,13 +45,6 @@ EVICTION_TRIGGER = "eviction"
 
 _FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.IRREPLACEABLE_LAST})
 _NO_RECORDER = NoRecorder()
-
-
-class Observer(Protocol):
-    """Reads the node."""
-
-    async def observe(self, scope: Scope) -> NodeSnapshot:
-        """Return the current state of the node, limited to ``scope``."""
 
 
 class UndoWindows(Protocol):
@@ -136,11 +130,9 @@ class Collector:
     async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
         """Observe and plan without any change to the node; ``only`` restricts the removals, by id.
 
-        Interrupted removals are left as they are: their completion waits for seconds and takes the pass lock. Plans are
-        computed in a thread, since those of large nodes take long enough to delay the other tasks of the daemon.
+        Interrupted removals are left as they are: their completion waits for seconds and takes the pass lock.
         """
-        snapshot = await self._observer.observe(scope)
-        return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, self._policy, only))
+        return await preview_pass(self._observer, self._policy, scope, only)
 
     async def prepare_saved(self, saved: SavedPlan, current: GCPolicy) -> tuple[Preview, tuple[Drift, ...]]:
         """Complete interrupted removals, then observe and plan the removals of a saved plan.

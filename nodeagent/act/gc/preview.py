@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.plan.gc.images import plan_image_gc
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Decision, Plan
     from nodeagent.plan.gc.planner import GCPolicy
     from nodeagent.plan.gc.saved_plan import SavedPlan
+
+
+class Observer(Protocol):
+    """Reads the node."""
+
+    async def observe(self, scope: Scope) -> NodeSnapshot:
+        """Return the current state of the node, limited to ``scope``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,17 @@ class Preview:
         if short_bytes:
             return PassEnd.SHORTFALL, f"{format_bytes(short_bytes)} short of the low threshold"
         return (PassEnd.COMPLETE if self.acts else PassEnd.NOTHING_TO_DO), ""
+
+
+async def preview_pass(
+    observer: Observer, policy: GCPolicy, scope: Scope, only: frozenset[str] | None = None
+) -> Preview:
+    """Observe and plan a pass without any change to the node; ``only`` restricts the removals, by id.
+
+    Plans are computed in a thread, since those of large nodes take long enough to delay the other tasks of the daemon.
+    """
+    snapshot = await observer.observe(scope)
+    return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy, only))
 
 
 def plans_for(

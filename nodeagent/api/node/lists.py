@@ -17,18 +17,18 @@ from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.pods.deletion import check_pods
 
 if TYPE_CHECKING:
-    from nodeagent.act.agent import Agent
     from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.previewer import Previews
     from nodeagent.model import Container, NodeSnapshot, Sandbox
 
 
-async def list_images(agent: Agent) -> lists.Images:
+async def list_images(agent: Previews) -> lists.Images:
     """Return every image, by name.
 
     Raises:
         NodeAgentError: the node cannot be observed.
     """
-    return await asyncio.to_thread(_images, await agent.collector.preview(Scope.IMAGES))
+    return await asyncio.to_thread(_images, await agent.preview(Scope.IMAGES))
 
 
 def _images(preview: Preview) -> lists.Images:
@@ -40,14 +40,14 @@ def _images(preview: Preview) -> lists.Images:
     return lists.Images(**list_header(preview.snapshot), images=rows)
 
 
-async def list_image_layers(agent: Agent) -> lists.ImageTree:
+async def list_image_layers(agent: Previews) -> lists.ImageTree:
     """Return the images by shared layers; those without unpacked layers last.
 
     Raises:
         ObservationError: the layers of the images are unknown.
         NodeAgentError: the node cannot be observed.
     """
-    return await asyncio.to_thread(_image_tree, (await agent.collector.preview(Scope.IMAGES)).snapshot)
+    return await asyncio.to_thread(_image_tree, (await agent.preview(Scope.IMAGES)).snapshot)
 
 
 def _image_tree(snapshot: NodeSnapshot) -> lists.ImageTree:
@@ -59,13 +59,13 @@ def _image_tree(snapshot: NodeSnapshot) -> lists.ImageTree:
     return lists.ImageTree(**list_header(snapshot), image_tree=rows)
 
 
-async def list_containers(agent: Agent) -> lists.Containers:
+async def list_containers(agent: Previews) -> lists.Containers:
     """Return every container, by pod, name and attempt, newest first.
 
     Raises:
         NodeAgentError: the node cannot be observed.
     """
-    return await asyncio.to_thread(_containers, await agent.collector.preview(Scope.CONTAINERS))
+    return await asyncio.to_thread(_containers, await agent.preview(Scope.CONTAINERS))
 
 
 def _containers(preview: Preview) -> lists.Containers:
@@ -82,13 +82,13 @@ def _containers(preview: Preview) -> lists.Containers:
     return lists.Containers(**list_header(preview.snapshot), containers=rows)
 
 
-async def list_pods(agent: Agent) -> lists.Pods:
+async def list_pods(agent: Previews) -> lists.Pods:
     """Return every pod of the runtime, by namespace, name and UID.
 
     Raises:
         NodeAgentError: the node cannot be observed.
     """
-    snapshot = (await agent.collector.preview(Scope.CONTAINERS)).snapshot
+    snapshot = (await agent.preview(Scope.CONTAINERS)).snapshot
     return await asyncio.to_thread(_pods, snapshot, agent.settings.policy.containers.deleted_pod_grace_s)
 
 
