@@ -16,7 +16,8 @@ from nodeagent.cli.output import say, warn
 from nodeagent.cli.reading import ask, typed
 from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
-from nodeagent.config.loading import DEFAULT_PATH, effective, load
+from nodeagent.config.files import DEFAULT_PATH
+from nodeagent.config.loading import effective, load
 from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.errors import ConfigError, UsageError
 from nodeagent.text import Cut

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.completion_scripts import SCRIPTS
-from nodeagent.config.loading import DEFAULT_PATH, load
+from nodeagent.config.files import DEFAULT_PATH
+from nodeagent.config.loading import load
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import to_toml
 from nodeagent.errors import ConfigError, InstallError, UsageError

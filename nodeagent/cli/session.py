@@ -22,7 +22,13 @@ def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Sett
     Raises:
         ConfigError: file, key, value and the allowed form, one line per fault.
     """
-    from nodeagent.config.loading import load  # noqa: PLC0415 - the daemon uses a child process instead
+    if not overrides:
+        from nodeagent.config.plain import read_settings  # noqa: PLC0415 - the daemon uses a child process instead
+
+        plain = read_settings(path)
+        if plain is not None:
+            return plain
+    from nodeagent.config.loading import load  # noqa: PLC0415 - with pydantic
     from nodeagent.config.policies import settings  # noqa: PLC0415
 
     options = None

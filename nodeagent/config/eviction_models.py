@@ -11,7 +11,7 @@ from nodeagent.config.fields import Count, Duration, OptionalPath, Period, Secti
 from nodeagent.errors import ConfigError
 from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, Threshold
+from nodeagent.plan.eviction.thresholds import DEFAULT_HARD
 from nodeagent.units import parse_duration_s
 
 _DEFAULT_HARD: Final = ",".join(f"{signal}<{amount}" for signal, amount in DEFAULT_HARD.items())
@@ -122,25 +122,16 @@ class EvictionSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        eviction_thresholds(self)
+        parse_thresholds(
+            hard=self.hard,
+            soft=self.soft,
+            soft_grace_period=self.soft_grace_period,
+            minimum_reclaim=self.minimum_reclaim,
+        )
         for key in ("memory_stall", "io_stall"):
             if parse_duration_s(getattr(self, key)) > parse_duration_s(self.stall_window):
                 raise ValueError(f"{key} = {getattr(self, key)!r}: must not be longer than stall_window")
         return self
-
-
-def eviction_thresholds(section: EvictionSection) -> tuple[Threshold, ...]:
-    """Return the thresholds of a section.
-
-    Raises:
-        ValueError: invalid thresholds; the text quotes the invalid part and names the allowed form.
-    """
-    return parse_thresholds(
-        hard=section.hard,
-        soft=section.soft,
-        soft_grace_period=section.soft_grace_period,
-        minimum_reclaim=section.minimum_reclaim,
-    )
 
 
 class KubeletSection(Section):

@@ -6,26 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from nodeagent.config import value_forms as forms
 from nodeagent.config.fields import Count, Directory, Duration, Limit, Percent, Period, Section, Size, Switch
-from nodeagent.plan.gc.image_protection import RULE_FORM, parse_rule
+from nodeagent.plan.gc.image_protection import RULE_FORM
 from nodeagent.units import parse_duration_s
 
-
-def _rule(value: str) -> str:
-    parse_rule(value)
-    return value
+Rule = Annotated[str, AfterValidator(forms.rule)]
 
 
-Rule = Annotated[str, AfterValidator(_rule)]
-
-
-def _registry(value: str) -> str:
-    if not value or not value.isprintable() or any(each in value for each in "/@ "):
-        raise ValueError(f"{value!r} is not a registry: write HOST or HOST:PORT, without scheme and path")
-    return value
-
-
-Registry = Annotated[str, AfterValidator(_registry)]
+Registry = Annotated[str, AfterValidator(forms.registry)]
 
 
 class ImageGCSection(Section):
@@ -84,16 +73,16 @@ class ImageGCSection(Section):
     @classmethod
     def _below_high(cls, low: int, info: ValidationInfo) -> int:
         high = info.data.get("high_threshold_percent")
-        if high is not None and low >= high:
-            raise ValueError(f"must be below high_threshold_percent = {high}")
+        if high is not None:
+            forms.check_thresholds(low, high)
         return low
 
     @field_validator("maximum_unused_age")
     @classmethod
     def _beyond_minimum(cls, unused: str, info: ValidationInfo) -> str:
         minimum = info.data.get("minimum_age")
-        if minimum is not None and 0 < parse_duration_s(unused) <= parse_duration_s(minimum):
-            raise ValueError(f"must be longer than minimum_age = {minimum}, or 0")
+        if minimum is not None:
+            forms.check_unused_age(unused, minimum)
         return unused
 
 

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.config.loading import load, read_document
+from nodeagent.config.files import read_document
+from nodeagent.config.loading import load
 from nodeagent.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,34 +6,21 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from nodeagent.config import value_forms as forms
 from nodeagent.config.eviction_models import EvictionSection, KubeletSection
 from nodeagent.config.fields import Count, Directory, Duration, OptionalPath, Period, Section, Size, SocketPath, Switch
 from nodeagent.config.gc_models import ContainerGCSection, ImageGCSection, ProtectSection
 from nodeagent.config.kubernetes_models import KubernetesSection
-from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, parse_listen
+from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM
 from nodeagent.config.paths import CONTROL_SOCKET
 from nodeagent.config.shutdown_models import ShutdownSection
-from nodeagent.text import encodable
 from nodeagent.units import parse_duration_s
-
-
-def _endpoint(value: str) -> str:
-    if encodable(value) != value:
-        raise ValueError("not UTF-8 text")
-    if value and not value.removeprefix("unix://").startswith("/"):
-        raise ValueError("must be a unix socket, such as unix:///run/containerd/containerd.sock, or empty to detect it")
-    return value
-
-
-def _listen(value: str) -> str:
-    parse_listen(value)
-    return value
 
 
 class RuntimeSection(Section):
     """Access to the container runtime."""
 
-    endpoint: Annotated[str, AfterValidator(_endpoint), Field(json_schema_extra={"form": "unix:///PATH"})] = Field(
+    endpoint: Annotated[str, AfterValidator(forms.endpoint), Field(json_schema_extra={"form": "unix:///PATH"})] = Field(
         "", description="Socket of the container runtime. Empty: the first existing one of containerd, k3s and CRI-O."
     )
     containerd_api: Literal["auto", "off"] = Field(
@@ -117,7 +104,7 @@ class LogSection(Section):
 class MetricsSection(Section):
     """Endpoint of metrics and health checks."""
 
-    listen: Annotated[str, AfterValidator(_listen), Field(json_schema_extra={"form": LISTEN_FORM})] = Field(
+    listen: Annotated[str, AfterValidator(forms.listen), Field(json_schema_extra={"form": LISTEN_FORM})] = Field(
         DEFAULT_LISTEN.text,
         description="Listen address of /metrics, /healthz and /readyz, without encryption or authentication. An "
         "address reachable from other machines exposes the names of thresholds and namespaces, and must be allowed in "

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings, StallSettings
-from nodeagent.config.eviction_models import eviction_thresholds, kubelet_access
-from nodeagent.config.kubernetes_models import kubernetes_settings
 from nodeagent.config.metrics import MetricsSettings, parse_listen
 from nodeagent.config.settings import Settings
 from nodeagent.config.shutdown import ShutdownSettings
-from nodeagent.config.shutdown_models import shutdown_phases
 from nodeagent.model import Role
 from nodeagent.model.pressure import MemorySource
+from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.image_origin import Irreplaceable
@@ -23,22 +21,30 @@ from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
+from nodeagent.plan.shutdown.phases import two_bands
 from nodeagent.units import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
+    from nodeagent.config.kubernetes import KubernetesSettings
     from nodeagent.config.models import Config
+    from nodeagent.config.shutdown_models import ShutdownSection
+    from nodeagent.plan.shutdown.phases import Phase
 
 
-def settings(config: Config) -> Settings:
-    """Return the settings of an agent with this configuration."""
+def settings(config: Config, *, kubernetes: KubernetesSettings | None = None) -> Settings:
+    """Return the settings of an agent with this configuration; with ``kubernetes`` without that section."""
+    if kubernetes is None:
+        from nodeagent.config.kubernetes_models import kubernetes_settings  # noqa: PLC0415 - with pydantic
+
+        kubernetes = kubernetes_settings(config.kubernetes)
     runtime, images, containers = config.runtime, config.image_gc, config.container_gc
     return Settings(
         role=None if config.role == "auto" else Role(config.role),
         dry_run=config.dry_run,
         endpoint=runtime.endpoint,
         containerd_api=runtime.containerd_api == "auto",
-        timeout_s=runtime.timeout_s,
-        removal_timeout_s=runtime.removal_timeout_s,
+        timeout_s=parse_duration_s(runtime.timeout),
+        removal_timeout_s=parse_duration_s(runtime.removal_timeout),
         bulk_removal=images.removal == "auto",
         settle_s=parse_duration_s(images.settle),
         undo_window_s=parse_duration_s(images.undo_window),
@@ -46,8 +52,8 @@ def settings(config: Config) -> Settings:
         pod_log_root=Path(containers.pod_log_root),
         container_log_root=Path(containers.container_log_root),
         state_directory=Path(config.state.directory),
-        container_interval_s=containers.interval_s if containers.enabled else None,
-        image_interval_s=images.interval_s if images.enabled else None,
+        container_interval_s=parse_duration_s(containers.interval) if containers.enabled else None,
+        image_interval_s=parse_duration_s(images.interval) if images.enabled else None,
         log_format=config.log.format,
         log_level=config.log.level,
         policy=policies(config),
@@ -59,7 +65,7 @@ def settings(config: Config) -> Settings:
         shutdown=shutdown(config),
         control=control(config),
         metrics=MetricsSettings(parse_listen(config.metrics.listen)),
-        kubernetes=kubernetes_settings(config.kubernetes),
+        kubernetes=kubernetes,
         reload_grace_s=parse_duration_s(config.reload_grace),
     )
 
@@ -73,7 +79,15 @@ def control(config: Config) -> ControlSettings:
 def shutdown(config: Config) -> ShutdownSettings:
     """Return the settings of graceful shutdown."""
     enabled = {"auto": None, "on": True, "off": False}[config.shutdown.enabled]
-    return ShutdownSettings(enabled, shutdown_phases(config.shutdown), config.shutdown.restart_logind)
+    return ShutdownSettings(enabled, _phases(config.shutdown), config.shutdown.restart_logind)
+
+
+def _phases(section: ShutdownSection) -> tuple[Phase, ...]:
+    if section.phases or section.by_priority:
+        from nodeagent.config.shutdown_models import shutdown_phases  # noqa: PLC0415 - with pydantic
+
+        return shutdown_phases(section)
+    return two_bands(parse_duration_s(section.grace_period), parse_duration_s(section.grace_period_critical))
 
 
 def eviction(config: Config) -> EvictionSettings:
@@ -81,7 +95,12 @@ def eviction(config: Config) -> EvictionSettings:
     section = config.eviction
     return EvictionSettings(
         enabled={"auto": None, "on": True, "off": False}[section.enabled],
-        thresholds=eviction_thresholds(section),
+        thresholds=parse_thresholds(
+            hard=section.hard,
+            soft=section.soft,
+            soft_grace_period=section.soft_grace_period,
+            minimum_reclaim=section.minimum_reclaim,
+        ),
         policy=EvictionPolicy(
             pressure_transition_period_s=parse_duration_s(section.pressure_transition_period),
             max_pod_grace_s=parse_duration_s(section.max_pod_grace_period),
@@ -111,7 +130,12 @@ def kubelet(config: Config) -> KubeletSettings:
     """Return the settings of the sources of pod facts."""
     section = config.kubelet
     manifests = Path(section.manifests) if section.manifests else None
-    return KubeletSettings(kubelet_access(section), manifests, section.node_name)
+    access = None
+    if section.url:
+        from nodeagent.config.eviction_models import kubelet_access  # noqa: PLC0415 - with pydantic
+
+        access = kubelet_access(section)
+    return KubeletSettings(access, manifests, section.node_name)
 
 
 def policies(config: Config) -> GCPolicy:
@@ -137,12 +161,14 @@ def policies(config: Config) -> GCPolicy:
             minimum_age_s=parse_duration_s(containers.minimum_age),
             max_per_pod_container=containers.max_per_pod_container,
             max_containers=containers.max_containers,
-            deleted_pod_grace_s=containers.deleted_pod_grace_s,
+            deleted_pod_grace_s=parse_duration_s(containers.deleted_pod_grace),
             include_unlabelled=containers.include_unlabelled,
         ),
         sandboxes=SandboxGCPolicy(
             minimum_age_s=parse_duration_s(containers.sandbox_minimum_age),
             include_unlabelled=containers.include_unlabelled,
         ),
-        logs=PodLogPolicy(minimum_age_s=parse_duration_s(containers.log_minimum_age), period_s=containers.interval_s),
+        logs=PodLogPolicy(
+            minimum_age_s=parse_duration_s(containers.log_minimum_age), period_s=parse_duration_s(containers.interval)
+        ),
     )

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +15,7 @@ from nodeagent.api.client import ControlClient, DaemonRefusedError
 from nodeagent.cli import control_client, gc
 from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
-from nodeagent.errors import ConfigError, PassBusyError
+from nodeagent.errors import PassBusyError
 from nodeagent.host.lock import process_lock
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Plan
@@ -317,15 +317,18 @@ async def test_pressure_is_read_locally_if_the_agent_denies_access(
 
 @pytest.mark.parametrize("words", [("history",), ("hold", "list"), ("pressure",)])
 async def test_root_reads_through_the_daemon_despite_an_invalid_configuration(
-    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    node: Node,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: tuple[str, ...],
 ) -> None:
-    def invalid(*_: object, **__: object) -> NoReturn:
-        raise ConfigError("/etc/nodeagent/config.toml: line 1: not TOML")
-
+    path = tmp_path / "config.toml"
+    path.write_text("not TOML")
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("nodeagent.config.loading.load", invalid)
+    monkeypatch.setattr("nodeagent.config.files.DEFAULT_PATH", path)
     code, out, _ = await say(capsys, *words, "-o", "json")
     name = {"history": "History", "hold": "Holds", "pressure": "Pressure"}[words[0]]
     assert (code, json.loads(out).keys()) == (0, (await node.ask(name)).keys())
     code, _, err = await say(capsys, *words, "--direct")
-    assert (code, "not TOML" in err) == (2, True)
+    assert (code, "invalid TOML" in err) == (2, True)
