@@ -282,7 +282,7 @@ async def test_crash_in_each_phase_kills_no_pod_without_term(place: Place, what:
         async with shutdown.agent() as agent:
             await shutdown.ready(set(running))
             shutdown.logind.request_shutdown()
-            await shutdown.until(lambda: any("term" in words(each) for each in members))
+            await shutdown.until(lambda: any("term" in words(each) for each in members) and shutdown.has_signalled())
             if what == "containerd":
                 await asyncio.to_thread(place.containerd.kill)
                 await asyncio.to_thread(place.containerd.start)

@@ -108,10 +108,12 @@ class ShutdownInProgress:
         When cancelled, pods without a stop request continue to run. In both cases :meth:`close` or
         :meth:`interrupt` must follow; the inhibitor lock may be released before.
         """
-        self._writer.start()
         work = asyncio.create_task(self._run.carry_out(self._pods.pods))
         try:
-            await asyncio.sleep(0)  # the stop requests are sent first, the log entry follows
+            await asyncio.sleep(
+                0
+            )  # the stop requests are sent first; the record with the pods and the log entry follow
+            self._writer.start()
             self._log_start()
             await work
         finally:
@@ -210,6 +212,9 @@ class _ProgressWriter:
             await asyncio.wait({self._task})
 
     async def _run(self) -> None:
+        self._dirty.clear()
+        await asyncio.to_thread(self._recorder.write, self._progress())
+        # Its record has no pods: it follows the one of the shutdown, so that a successor always finds them.
         await asyncio.to_thread(self._recorder.record_activity, LastActivity.GOING_DOWN)
         while not self._finished:
             await self._dirty.wait()

@@ -16,6 +16,7 @@ from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
+from nodeagent.store.shutdown import ShutdownFiles
 from tests.unit.daemon.shutdown.inhibitor_node import (
     BOOT,
     Place,
@@ -26,6 +27,7 @@ from tests.unit.daemon.shutdown.inhibitor_node import (
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.model.node_stop import BootRecord, NodeStop
 
 
 async def test_pods_are_stopped_in_order_and_the_lock_is_released(place: Place) -> None:
@@ -252,6 +254,28 @@ async def test_cancelled_shutdown_is_recorded_and_the_next_one_stops_the_pods(pl
         await place.login1.until(lambda: place.login1.executed == 1)
         await daemon.until(lambda: place.last().end is StopEnd.COMPLETE)
         assert place.outcomes() == {"web": "stopped", "dns": "stopped"}
+
+
+async def test_shutdown_is_on_disk_before_the_record_of_running_pods_is_replaced(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = ShutdownFiles.write_boot
+    at_replacement: list[NodeStop | None] = []
+
+    def write_boot(files: ShutdownFiles, record: BootRecord) -> None:
+        if record.activity is LastActivity.GOING_DOWN:
+            at_replacement.append(files.read_stop())
+        write(files, record)
+
+    monkeypatch.setattr(ShutdownFiles, "write_boot", write_boot)
+    place.pod("web")
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await daemon.until("shutdown_finished")
+    (found,) = at_replacement
+    assert found is not None, "a successor after a crash finds the pods in one of both"
+    assert [each.name for each in found.pods] == ["web"]
 
 
 async def test_last_of_several_announcements_in_a_row_decides(place: Place) -> None:
