@@ -1,7 +1,7 @@
 """Trust in configuration files: no user except root, and the user of the process, may be able to write them.
 
 The agent runs as root. A user with write access to its configuration, or to a directory or symbolic link on the way to
-it, decides what root removes: a ``config.d`` writable by all users is a way to switch off ``dry_run``.
+it, controls the removals of root: a ``config.d`` writable by all users allows any user to switch off ``dry_run``.
 
 Every component is opened relative to the descriptor of its parent and checked by its own descriptor, and the file is
 read from the last one. A check by path could read another file than it has checked: in ``/tmp`` any user can create

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 JSON: Final = "application/json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
-MERGE_PATCH: Final = "application/merge-patch+json"
 _MAX_SHOWN: Final = 300
 _MAX_RETRY_AFTER_S: Final = 60.0
 _HINTS: Final = {

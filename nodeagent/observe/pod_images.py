@@ -1,6 +1,6 @@
 """Images named by the pods of this node: static manifests, and the kubelet's list of pods bound to it.
 
-The runtime knows an image only as used once a container exists. A pod that was just bound, that waits for its init
+The runtime reports no use of an image before a container exists. A pod that was just bound, that waits for its init
 containers, or whose static manifest was just written needs its images next, and with the pull policy ``Never`` a
 removed image is never pulled again.
 """

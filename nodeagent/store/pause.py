@@ -46,7 +46,7 @@ class StoredPause:
     def left_in_boot_s(self, at: ClockReading) -> float | None:
         """Return the rest of the pause in the boot in which it was placed, 0 or less after its end.
 
-        ``None`` in another boot: there only the wall clock knows the end.
+        ``None`` in another boot: the end is then determined by the wall clock.
         """
         same_boot = bool(self.boot_id) and self.boot_id == at.boot_id
         if not same_boot or self.placed_s is None or self.seconds is None or self.placed_s > at.boottime_s:

@@ -1,7 +1,7 @@
 """Five attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
 
-The pods have what their author controls: files, names, labels and annotations, processes. ``NODEAGENT_TEST_RUNS``
-repeats the tests; see ``make campaign-tenants``.
+The attacks use the parts of pods that their author controls: files, names, labels and annotations, processes.
+``NODEAGENT_TEST_RUNS`` repeats the tests; see ``make campaign-tenants``.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Delivery:
     async def stop_sandboxes(self, sandbox_ids: Iterable[str], within_s: float) -> None:
         """Stop sandboxes for up to ``within_s`` seconds.
 
-        A failure is ignored, since their containers have ended and the node goes down.
+        A failure is ignored, since their containers have ended and the node shuts down.
         """
         at_once = asyncio.Semaphore(_SANDBOXES_AT_ONCE)
 
