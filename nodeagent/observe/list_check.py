@@ -99,14 +99,16 @@ class _Ids(NamedTuple):
 
     containers: frozenset[str]
     sandboxes: frozenset[str]
+    images: frozenset[str]
 
 
 def _ids(lists: RuntimeLists) -> _Ids:
-    return _Ids(frozenset([each.id for each in lists.containers]), frozenset([each.id for each in lists.sandboxes]))
+    listed = (lists.containers, lists.sandboxes, lists.images or ())
+    return _Ids(*(frozenset([each.id for each in items]) for items in listed))
 
 
 def _union(first: _Ids | None, second: _Ids) -> _Ids:
-    return second if first is None else _Ids(first.containers | second.containers, first.sandboxes | second.sandboxes)
+    return second if first is None else _Ids(*(one | other for one, other in zip(first, second, strict=True)))
 
 
 class ListCheck:
@@ -155,7 +157,9 @@ class ListCheck:
         contradictions = await self._confirm(lists, suspicions, has_records=stored is not None)
         vanished, missing = await self._check_vanished(known, lists)
         contradictions += vanished
-        self._remember(missing if contradictions else None, lists, with_images=with_images)
+        images, missing_images = await self._check_vanished_images(known, lists)
+        contradictions += images
+        self._remember(missing if contradictions else None, lists, missing_images)
         return CheckedLists(lists, stored, tuple(contradictions))
 
     async def _list(self, *, with_images: bool) -> tuple[RuntimeLists, tuple[StoredContainer, ...] | None]:
@@ -256,6 +260,7 @@ class ListCheck:
         missing = _Ids(
             _bounded(known.containers - current.containers - removed, self._present),
             _bounded(known.sandboxes - current.sandboxes - removed, self._present),
+            frozenset(),
         )
         names = [f"container {each[:12]}" for each in containers] + [f"sandbox {each[:12]}" for each in sandboxes]
         found = [f"{name} is no longer listed{text}" for name, text in zip(names, evidence, strict=True) if text]
@@ -264,9 +269,44 @@ class ListCheck:
         more = f" ({len(found)} such objects)" if len(found) > 1 else ""
         return [ListContradiction(f"{found[0]}{more}")], missing
 
-    def _remember(self, missing: _Ids | None, lists: RuntimeLists, *, with_images: bool) -> None:
-        """Store the listed ids, and those missing in a contradictory reading, for the next check."""
-        self._known = _union(missing, _ids(lists))
+    async def _check_vanished_images(
+        self, known: _Ids | None, lists: RuntimeLists
+    ) -> tuple[list[ListContradiction], frozenset[str]]:
+        """Return a contradiction if an image of the previous list vanished and its status is still reported.
+
+        An image that is pulled again between both calls delays the removal of images to the next reading.
+        Also return these images, and those of the previous list if images were not listed now.
+        """
+        if known is None:
+            return [], frozenset()
+        if lists.images is None:
+            return [], known.images
+        vanished = _sample(known.images - _ids(lists).images, ())
+        evidence = await asyncio.gather(*(self._image_evidence(each) for each in vanished))
+        found = {each: text for each, text in zip(vanished, evidence, strict=True) if text}
+        if not found:
+            return [], frozenset()
+        first, more = next(iter(found)), f" ({len(found)} such images)" if len(found) > 1 else ""
+        detail = f"image {bare_id(first)[:12]} is no longer listed{found[first]}{more}"
+        return [ListContradiction(detail, images_only=True)], frozenset(found)
+
+    async def _image_evidence(self, image_id: str) -> str | None:
+        """Return the evidence from the status of an image; ``None`` if it does not exist."""
+        async with self._slots:
+            try:
+                image = await self._runtime.image_status(image_id)
+            except RuntimeRequestError as error:
+                return f", and its status cannot be read: {error}"
+        is_reported = image is not None and bare_id(image.id) == bare_id(image_id)
+        return ", but its status is reported" if is_reported else None
+
+    def _remember(self, missing: _Ids | None, lists: RuntimeLists, images: frozenset[str]) -> None:
+        """Store the listed ids, and those missing in a contradictory reading, for the next check.
+
+        ``images`` are the missing ones, all of the previous list if images were not listed now.
+        """
+        with_images = lists.images is not None
+        self._known = _union(_Ids(frozenset(), frozenset(), images), _union(missing, _ids(lists)))
         if self._explained:
             present = {(each.kind, each.id) for each in find_suspicions(lists)}
             self._explained = frozenset(

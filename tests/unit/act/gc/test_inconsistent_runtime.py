@@ -9,6 +9,7 @@ import pytest
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.scope import Scope
 
 if TYPE_CHECKING:
@@ -179,3 +180,39 @@ async def test_contradictory_lists_are_no_observation_of_image_use(rig: Opener) 
         assert {image_id: usage.first_detected for image_id, usage in after.items()} == {
             image_id: usage.first_detected for image_id, usage in before.items()
         }
+
+
+@pytest.mark.parametrize("containerd_api", [False, True], ids=["CRI alone", "containerd"])
+async def test_list_that_lacks_other_unused_images_in_every_pass_removes_no_image(
+    rig: Opener, *, containerd_api: bool
+) -> None:
+    async with rig(containerd_api=containerd_api) as made:
+        preview = await made.collector.preview(Scope.ALL)
+        used = images_in_use(preview.snapshot)
+        unused = sorted(image.id for image in preview.snapshot.images if image.id not in used)
+        assert len(unused) >= 2
+        for part in (0, 1, 0):
+
+            def change(response: Message, part: int = part) -> Message:
+                listed = cast("api.ListImagesResponse", response).images
+                return api.ListImagesResponse(images=[each for each in listed if each.id not in unused[part::2]])
+
+            made.server.faults.alter("ListImages", change)
+            report = await run(made, Scope.IMAGES)
+            assert (report.end, report.results) == (PassEnd.REFUSED, ())
+            assert "is no longer listed, but its status is reported" in report.end_detail
+            assert "is no longer listed" in made.observer.list_problem
+        made.server.faults.clear()
+        report = await run(made, Scope.IMAGES)
+        assert made.observer.list_problem == ""
+        assert report.end is not PassEnd.REFUSED
+
+
+async def test_images_removed_by_another_client_are_no_contradiction(rig: Opener) -> None:
+    async with rig(containerd_api=False) as made:
+        preview = await made.collector.preview(Scope.ALL)
+        for removal in preview.removals:
+            if removal.kind.value == "image":
+                made.node.remove_image(removal.id)
+        await made.collector.preview(Scope.CONTAINERS)
+        assert (await made.collector.preview(Scope.ALL)).snapshot.contradictions == ()
