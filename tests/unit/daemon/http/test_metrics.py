@@ -139,7 +139,8 @@ class _Agent:
         state: PodListReading | None = LISTED
 
     class observer:  # noqa: N801
-        image_filesystems = (image_filesystem("/a", 40, "overlayfs", ""), image_filesystem("/b", 95, "native"))
+        class images:  # noqa: N801
+            filesystems = (image_filesystem("/a", 40, "overlayfs", ""), image_filesystem("/b", 95, "native"))
 
 
 ALL_SIGNALS = signals_of((Signal.MEMORY_AVAILABLE, 2 * GIB, 8 * GIB), (Signal.MEMORY_PSI_FULL, 30.0, 100.0))
