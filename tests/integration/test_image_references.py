@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import images
+from tests.support.containerd import LoopFs
 from tests.support.stacked import chain_ids
 from tests.support.worn_commands import nodeagent, tags
-from tests.support.worn_node import MIB, REGISTRY, USED_RUNNING
+from tests.support.worn_node import MIB, REGISTRY, USED_RUNNING, wear
 
 if TYPE_CHECKING:
+    from tests.integration.conftest import ContainerdFactory
     from tests.support.worn_node import WornNode
 
 pytestmark = pytest.mark.real
@@ -24,6 +26,12 @@ LAZY = (
     "containerd.io/snapshot/remote/soci.index.digest=sha256:0",
 )
 """Labels of snapshotters that fetch the content of layers when it is read."""
+
+
+@pytest.fixture(scope="module")
+def worn(module_containerd_factory: ContainerdFactory) -> WornNode:
+    """A worn node; each test adds images of its own."""
+    return wear(module_containerd_factory(imagefs=LoopFs(420, "ext4")))
 
 
 def build(node: WornNode, name: str, *, platforms: bool = False) -> images.Built:
