@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 K = TypeVar("K", Node, Lease)
 NODES: Final = "/api/v1/nodes"
 LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+EVENTS: Final = "/apis/events.k8s.io/v1/namespaces/default/events"
 _MANAGER: Final = "fieldManager=nodeagent"
 
 
@@ -57,6 +58,10 @@ class NodeApi:
         if lease.metadata.resource_version:
             return await self._client.send(ApiRequest("PUT", f"{LEASES}/{self._name}?{_MANAGER}", body), Lease)
         return await self._client.send(ApiRequest("POST", f"{LEASES}?{_MANAGER}", body), Lease)
+
+    async def create_event(self, body: Mapping[str, Any]) -> None:
+        """Create an Event."""
+        await self._client.send(ApiRequest("POST", f"{EVENTS}?{_MANAGER}", msgspec.json.encode(body)), msgspec.Raw)
 
     def close(self) -> None:
         """Close the connection."""

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _CHANGE_POLL_S: Final = 0.5
 _STOP_WITHIN_S: Final = 1.0
 _REMEMBERED: Final = 16
+_RESOLUTION_S: Final = 0.001
+"""Rounding can leave a wait that is shorter than the resolution of any clock."""
 
 
 class NodeRequests(Protocol):
@@ -87,6 +89,7 @@ class SessionParts:
         refusal: returns the reason that this agent may not report the node now; empty if it may.
         is_shutting_down: whether a graceful shutdown is in progress; without I/O.
         jitter: returns a number from 0 to 1.
+        send_event: sends a waiting Event, if any; returns the seconds until the next attempt.
     """
 
     lease_requests: NodeRequests
@@ -95,6 +98,7 @@ class SessionParts:
     refusal: Callable[[], Awaitable[str]]
     is_shutting_down: Callable[[], bool]
     jitter: Callable[[], float]
+    send_event: Callable[[Node], Awaitable[float]]
 
 
 class NodeSession:
@@ -150,6 +154,7 @@ class NodeSession:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_lease(node))
                 tasks.create_task(self._keep_status(node))
+                tasks.create_task(self._send_events(node))
 
     def _finish(self, end: SessionEnd, because: str) -> None:
         if not self._ended.is_set():
@@ -259,10 +264,16 @@ class NodeSession:
             memory = remember_report(status, self._clock.monotonic_s(), self._parts.jitter())
             await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
 
+    # ---- Events
+
+    async def _send_events(self, node: Node) -> None:
+        while not self._ended.is_set() and not await self._is_refused():
+            await wait_for_any(await self._parts.send_event(node), self._ended)
+
     async def _wait_for_change(self, seconds: float, *, shutting_down: bool) -> None:
         """Wait, at most until a graceful shutdown starts or is cancelled: logind's delay is a few seconds."""
         until_s = self._clock.monotonic_s() + seconds
-        while (left_s := until_s - self._clock.monotonic_s()) > 0 and not self._ended.is_set():
+        while (left_s := until_s - self._clock.monotonic_s()) > _RESOLUTION_S and not self._ended.is_set():
             if self._parts.is_shutting_down() is not shutting_down:
                 return
             await wait_for_any(min(left_s, _CHANGE_POLL_S), self._ended)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.kubernetes.outbox import EventOutbox
     from nodeagent.model.machine import NodeFacts
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.runtime.cri import CriClient
@@ -39,9 +40,17 @@ class RegistrationTask:
         self._contested = False
         self._ran = False
         self._last = LastFacts()
+        self._outbox: EventOutbox | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until stopped."""
+        try:
+            await self._run(stop)
+        finally:
+            if self._outbox is not None:
+                self._outbox.close()
+
+    async def _run(self, stop: asyncio.Event) -> None:
         logged = ""
         while not stop.is_set():
             settings = self._context.settings
@@ -81,6 +90,7 @@ class RegistrationTask:
 
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
         # import h11, ssl and the objects of the API, which a daemon without registration does not load
+        from nodeagent.daemon.kubernetes.outbox import EventOutbox  # noqa: PLC0415
         from nodeagent.daemon.kubernetes.reporting import RegistrationReporter  # noqa: PLC0415
         from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
@@ -95,7 +105,10 @@ class RegistrationTask:
             return
         credentials = ApiCredentials(access)
         name = node_name(settings.kubelet.node_name)
-        lease, status = (NodeApi(ApiClient(access, credentials), name) for _ in range(2))
+        lease, status, events = (NodeApi(ApiClient(access, credentials), name) for _ in range(3))
+        outbox = self._outbox = self._outbox or EventOutbox(self._context.clock)
+        outbox.open()
+        reporter = RegistrationReporter(self._logger, self._context.loop_statuses)
         reader = NodeFactsReader(settings, self._context.clock)
         facts = FactsSource(self._context, settings, reader.read, self._last)
         parts = SessionParts(
@@ -105,8 +118,8 @@ class RegistrationTask:
             refusal=lambda: self._refusal(settings),
             is_shutting_down=facts.is_shutting_down,
             jitter=random.random,
+            send_event=lambda node: outbox.send(events, node, reporter),
         )
-        reporter = RegistrationReporter(self._logger, self._context.loop_statuses)
         session = NodeSession(
             parts,
             (settings.kubernetes.registration, status_policy(settings)),
@@ -117,8 +130,8 @@ class RegistrationTask:
         try:
             end = await session.run(stop)
         finally:
-            lease.close()
-            status.close()
+            for each in (lease, status, events):
+                each.close()
         self._contested = end is SessionEnd.CONTESTED
         if end is SessionEnd.DELETED:
             await self._wait_for_other_settings(settings, stop)

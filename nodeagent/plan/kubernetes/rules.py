@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent.plan.kubernetes.events import NAMESPACE as EVENT_NAMESPACE
 from nodeagent.plan.kubernetes.heartbeat import LEASE_NAMESPACE
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ RULES: Final = (
     Rule("nodes/status", ("patch",), "report the node status"),
     Rule("leases", ("get", "update"), "renew the heartbeat", "coordination.k8s.io", LEASE_NAMESPACE),
     Rule("leases", ("create",), "create the heartbeat", "coordination.k8s.io", LEASE_NAMESPACE),
+    Rule("events", ("create",), "report evictions, failures and shutdowns", "events.k8s.io", EVENT_NAMESPACE),
 )
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
 from nodeagent.model.kubernetes import Lease, Node
-from tests.support.api_server import LEASES, NODES, TOKEN, ApiServer, Received
+from tests.support.api_server import EVENTS, LEASES, NODES, TOKEN, ApiServer, Received
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +53,9 @@ class DirectApi:
         if lease.metadata.resource_version:
             return self._send("PUT", f"{LEASES}/node-1", Lease, body)
         return self._send("POST", LEASES, Lease, body)
+
+    async def create_event(self, body: Mapping[str, Any]) -> None:
+        self._send("POST", EVENTS, Node, msgspec.json.encode(body))
 
     async def _get(self, path: str, kind: type[K]) -> K | None:
         try:

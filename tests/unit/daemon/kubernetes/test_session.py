@@ -3,118 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import json
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
-from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.model.machine import Machine, NodeFacts
+from nodeagent.daemon.kubernetes.session import SessionEnd
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.plan.kubernetes.registration import RegistrationPolicy
-from nodeagent.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
-from nodeagent.telemetry import logging as log
-from tests.support.api_server import LEASES, NODES, ApiServer, Fault
-from tests.support.virtual_time import play
-from tests.unit.daemon.kubernetes.direct_api import DirectApi
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-START = datetime(2026, 11, 21, 12, tzinfo=UTC)
-FACTS = NodeFacts(
-    name="node-1",
-    machine=Machine("node-1", ("192.0.2.10",), 2, 4 << 30, machine_id="m", system_uuid="u", architecture="amd64"),
-    observed_at=START,
-    ephemeral_bytes=10 << 30,
-    runtime_version="containerd://1.6.20",
-    images=(),
-    pressure=frozenset(),
-    agent_version="1",
-)
-KUBELET_NODE = {
-    "metadata": {"labels": {"kubernetes.io/os": "linux"}},
-    "status": {
-        "nodeInfo": {"machineID": "m", "systemUUID": "u"},
-        "conditions": [{"type": "NetworkUnavailable", "status": "False"}],
-    },
-}
-
-
-class LoopClock:
-    """Clock of the virtual loop."""
-
-    def now(self) -> datetime:
-        return START + timedelta(seconds=self.monotonic_s())
-
-    def monotonic_s(self) -> float:
-        return asyncio.get_running_loop().time()
-
-
-@dataclass
-class Cluster:
-    """The double, and one session of the agent."""
-
-    server: ApiServer = field(default_factory=ApiServer)
-    facts: NodeFacts = FACTS
-    refusal: str = ""
-    shutting_down: bool = False
-    policy: RegistrationPolicy = field(default_factory=RegistrationPolicy)
-    contested: bool = False
-    log: io.StringIO = field(default_factory=io.StringIO)
-
-    def __post_init__(self) -> None:
-        self.lease_api, self.status_api = DirectApi(self.server), DirectApi(self.server)
-
-    async def read_facts(self) -> NodeFacts:
-        return replace(self.facts, not_ready=(SHUTTING_DOWN,)) if self.shutting_down else self.facts
-
-    async def refused(self) -> str:
-        return self.refusal
-
-    def session(self) -> NodeSession:
-        logger = log.configure("json", "info", self.log)
-        parts = SessionParts(
-            self.lease_api, self.status_api, self.read_facts, self.refused, lambda: self.shutting_down, lambda: 0.0
-        )
-        clock = LoopClock()
-        reporter = RegistrationReporter(logger, LoopStatuses(clock))
-        return NodeSession(parts, (self.policy, NodeStatusPolicy()), clock, reporter, contested=self.contested)
-
-    def run(self, seconds: float, script: Callable[[], Awaitable[None]] | None = None) -> SessionEnd:
-        """Run a session for a time, beside a script; return its end."""
-
-        async def work() -> SessionEnd:
-            stop = asyncio.Event()
-            running = asyncio.create_task(self.session().run(stop))
-            acting = asyncio.create_task(_nothing() if script is None else _awaited(script))
-            await asyncio.wait({running}, timeout=seconds)
-            stop.set()
-            await acting
-            return await running
-
-        return play(work())
-
-    def logged(self, event: str) -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in self.log.getvalue().splitlines()]
-        return [each for each in found if each["event"] == event]
-
-    def ready(self) -> dict[str, Any]:
-        conditions: list[dict[str, Any]] = self.server.node["status"]["conditions"]
-        return next(each for each in conditions if each["type"] == "Ready")
-
-
-async def _nothing() -> None: ...
-
-
-async def _awaited(script: Callable[[], Awaitable[None]]) -> None:
-    await script()
+from tests.support.api_server import LEASES, NODES, Fault
+from tests.unit.daemon.kubernetes.cluster import FACTS, KUBELET_NODE, Cluster
 
 
 def test_new_node_is_registered_cordoned_tainted_and_ready_with_a_lease() -> None:

@@ -1,0 +1,91 @@
+"""Outbox of Events: collects log events, and sends them while the node is registered."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.plan.kubernetes.events import SELECTED, EventQueue, add_event, event_body, put_back, take_event
+from nodeagent.telemetry.event_bus import subscribe, unsubscribe
+from nodeagent.telemetry.event_catalogue import sentence
+from nodeagent.text import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.clock import Clock
+    from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
+    from nodeagent.model.kubernetes import Node
+    from nodeagent.plan.kubernetes.events import Occurrence
+
+EVENT_POLL_S: Final = 2.0
+_EXISTS: Final = 409
+_LATER: Final = frozenset({401, 403, 429})
+"""Refusals of the identity or of the moment; another refusal is of the Event itself."""
+
+
+class EventRequests(Protocol):
+    """Requests of Events."""
+
+    async def create_event(self, body: Mapping[str, Any]) -> None:
+        """Create an Event.
+
+        Raises:
+            ApiServerError: the request failed.
+        """
+
+
+class EventOutbox:
+    """Queue of Events; it is bounded, and outlives sessions and outages of the API server."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # log events are published by other threads too
+        self._queue = EventQueue()
+
+    def open(self) -> None:
+        """Collect log events from now on."""
+        self.close()
+        subscribe(self.add)
+
+    def close(self) -> None:
+        """Collect no more log events."""
+        unsubscribe(self.add)
+
+    def add(self, event: Mapping[str, object]) -> None:
+        """Add a log event if it is one of those sent."""
+        name = str(event.get("event"))
+        if name not in SELECTED:
+            return
+        values = {key: value for key, value in event.items() if key not in ("event", "level", "timestamp")}
+        note = escape(sentence(name, values))
+        with self._lock:
+            self._queue = add_event(self._queue, name, note, self._clock.now(), self._clock.monotonic_s())
+
+    async def send(self, requests: EventRequests, node: Node, reporter: RegistrationReporter) -> float:
+        """Send the oldest due event, if any; return the seconds until the next attempt.
+
+        An event that the API server refuses is dropped; others are sent again.
+        """
+        with self._lock:
+            self._queue, due = take_event(self._queue, self._clock.monotonic_s())
+        if due is None:
+            return EVENT_POLL_S
+        try:
+            await requests.create_event(event_body(due, node.metadata.name, node.metadata.uid))
+        except ApiServerRefusedError as error:
+            if error.status == _EXISTS:
+                return 0.0  # an earlier attempt took effect
+            if error.status in _LATER or error.status >= 500:
+                self._put_back(due)
+            return reporter.failed("events", error)
+        except ApiServerError as error:
+            self._put_back(due)
+            return reporter.failed("events", error)
+        reporter.succeeded("events")
+        return 0.0
+
+    def _put_back(self, due: Occurrence) -> None:
+        with self._lock:
+            self._queue = put_back(self._queue, due)

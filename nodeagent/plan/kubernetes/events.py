@@ -1,0 +1,172 @@
+"""Events about the node: selection, aggregation, rate limit and a bounded queue."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+NAMESPACE: Final = "default"
+"""Namespace of Events about objects of the cluster. Source: Kubernetes, validation of ``events.k8s.io/v1``."""
+CONTROLLER: Final = "nodeagent.dev/agent"
+MAX_PENDING: Final = 100
+REPEAT_S: Final = 600.0
+"""Time after an Event in which equal ones are counted and sent as one."""
+BURST: Final = 10
+REFILL_S: Final = 6.0
+_MAX_NOTE: Final = 1000
+"""Source: Kubernetes, validation of ``events.k8s.io/v1``: a note has fewer than 1024 bytes."""
+_MAX_REMEMBERED: Final = 200
+
+NORMAL, WARNING = "Normal", "Warning"
+SELECTED: Final[Mapping[str, tuple[str, str]]] = {
+    "evicted": ("Evicted", WARNING),
+    "eviction_failed": ("EvictionFailed", WARNING),
+    "no_evictable_pod": ("NoEvictablePod", WARNING),
+    "eviction_ineffective": ("EvictionIneffective", WARNING),
+    "imagefs_breakdown": ("FreeDiskSpaceFailed", WARNING),
+    "oom_kill": ("SystemOOM", WARNING),
+    "pass_failed": ("PassFailed", WARNING),
+    "shutdown_started": ("Shutdown", NORMAL),
+    "shutdown_finished": ("ShutdownFinished", NORMAL),
+    "shutdown_cancelled": ("ShutdownCancelled", NORMAL),
+    "shutdown_incomplete": ("ShutdownIncomplete", WARNING),
+}
+"""Reason and type of each log event that is sent, by its name. Reasons that a kubelet has too are spelt as its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Equal events that are sent as one.
+
+    Attributes:
+        note: text for display.
+        first: wall time of the first one.
+        last: wall time of the last one.
+        due_s: monotonic seconds from which it is sent.
+    """
+
+    reason: str
+    type: str
+    note: str
+    first: datetime
+    last: datetime
+    due_s: float
+    count: int = 1
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identity of equal events."""
+        return (self.reason, self.note)
+
+
+@dataclass(frozen=True, slots=True)
+class EventQueue:
+    """Events that wait, and the limits.
+
+    Attributes:
+        pending: by key, oldest first.
+        sent_s: monotonic seconds of the last Event of each key.
+        tokens: Events that may be sent at ``tokens_at_s``.
+        dropped: events dropped from a full queue.
+    """
+
+    pending: Mapping[tuple[str, str], Occurrence] = field(default_factory=dict)
+    sent_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    tokens: float = float(BURST)
+    tokens_at_s: float = 0.0
+    dropped: int = 0
+
+
+def add_event(queue: EventQueue, name: str, note: str, now: datetime, now_s: float) -> EventQueue:
+    """Return the queue with a log event; unchanged if it is not selected.
+
+    Args:
+        queue: before.
+        name: of the log event.
+        note: its text.
+        now: wall time, aware UTC.
+        now_s: monotonic seconds.
+    """
+    if name not in SELECTED:
+        return queue
+    reason, kind = SELECTED[name]
+    text = note.encode()[:_MAX_NOTE].decode(errors="ignore")
+    sent_s = queue.sent_s.get((reason, text))
+    due_s = now_s if sent_s is None else max(now_s, sent_s + REPEAT_S)
+    return _with(queue, Occurrence(reason, kind, text, now, now, due_s))
+
+
+def take_event(queue: EventQueue, now_s: float) -> tuple[EventQueue, Occurrence | None]:
+    """Return the queue without its oldest due event, and that event; ``None`` if none is due or the rate is reached."""
+    tokens = min(float(BURST), queue.tokens + max(0.0, now_s - queue.tokens_at_s) / REFILL_S)
+    queue = replace(queue, tokens=tokens, tokens_at_s=now_s)
+    due = next((each for each in queue.pending.values() if each.due_s <= now_s), None)
+    if due is None or tokens < 1:
+        return queue, None
+    recent = [(key, at_s) for key, at_s in queue.sent_s.items() if now_s - at_s < REPEAT_S and key != due.key]
+    return (
+        replace(
+            queue,
+            pending={key: each for key, each in queue.pending.items() if key != due.key},
+            sent_s=dict([*recent[-(_MAX_REMEMBERED - 1) :], (due.key, now_s)]),
+            tokens=tokens - 1,
+        ),
+        due,
+    )
+
+
+def put_back(queue: EventQueue, taken: Occurrence) -> EventQueue:
+    """Return the queue with an event whose request failed, to be sent again."""
+    return _with(queue, taken)
+
+
+def event_body(occurrence: Occurrence, node: str, node_uid: str) -> dict[str, Any]:
+    """Return the Event about the node. Source: Kubernetes ``events.k8s.io/v1``."""
+    body: dict[str, Any] = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": _name(occurrence, node), "namespace": NAMESPACE},
+        "eventTime": _micro(occurrence.first),
+        "reportingController": CONTROLLER,
+        "reportingInstance": node[:128],
+        "action": occurrence.reason,
+        "reason": occurrence.reason,
+        "type": occurrence.type,
+        "note": occurrence.note,
+        "regarding": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid},
+    }
+    if occurrence.count > 1:
+        body["series"] = {"count": occurrence.count, "lastObservedTime": _micro(occurrence.last)}
+    return body
+
+
+def _name(occurrence: Occurrence, node: str) -> str:
+    """Return a name that another attempt repeats, so that an Event whose answer was lost is not created twice."""
+    digest = zlib.crc32("\0".join(occurrence.key).encode())
+    return f"{node}.{int(occurrence.first.timestamp() * 1_000_000):x}{digest:08x}"
+
+
+def _with(queue: EventQueue, added: Occurrence) -> EventQueue:
+    earlier = queue.pending.get(added.key)
+    if earlier is not None:
+        added = replace(
+            earlier,
+            first=min(earlier.first, added.first),
+            last=max(earlier.last, added.last),
+            due_s=min(earlier.due_s, added.due_s),
+            count=earlier.count + added.count,
+        )
+        return replace(queue, pending={**queue.pending, added.key: added})
+    kept = list(queue.pending.items())
+    dropped = max(0, len(kept) + 1 - MAX_PENDING)
+    return replace(queue, pending=dict([*kept[dropped:], (added.key, added)]), dropped=queue.dropped + dropped)
+
+
+def _micro(moment: datetime) -> str:
+    """Return a time with six digits of a second, which the API requires here."""
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
