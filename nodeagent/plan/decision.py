@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -212,7 +211,7 @@ class Plan:
     def removals(self) -> tuple[Decision, ...]:
         """The removals, in order of execution."""
         remove = Verdict.REMOVE
-        return tuple(takewhile(lambda decision: decision.verdict is remove, self.decisions))
+        return tuple([decision for decision in self.decisions if decision.verdict is remove])
 
     @property
     def frees_bytes(self) -> int:
