@@ -9,6 +9,7 @@ import msgspec
 
 from nodeagent.api.codec import encode
 from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
@@ -20,7 +21,7 @@ from nodeagent.observe.node_policy import status_policy
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.node_object import node_object
 from nodeagent.plan.node_status import READY
-from nodeagent.text import Cut, escape
+from nodeagent.text import Cut
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def describe(config: Path | None, overrides: Mapping[str, str | int], form: str,
     if form != "table":
         sys.stdout.write(encode(msgspec.to_builtins(node), form))
         for each in warnings:
-            sys.stderr.write(f"warning: {escape(each)}\n")
+            warn(f"warning: {each}")
         return
     display = standard_output()
     display.write_fitted(description_lines(node, display.columns, images=images))

@@ -40,7 +40,8 @@ def show_help(tree: object, words: Sequence[str]) -> None:
     elif len(words) == 1 and words[0] in documents:
         _show(documents[words[0]])
     elif text := _command_help(tree, words):
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(text)
+        sys.stdout.write("\n")
     else:
         name = " ".join(words)
         near = difflib.get_close_matches(name, documents, n=1)
