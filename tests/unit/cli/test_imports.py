@@ -69,6 +69,21 @@ FORBIDDEN = {
 """Modules that each command does not import."""
 
 
+DIRECT = (
+    LIBRARIES - {"grpc", "google.protobuf"}
+    | PARSER
+    | {
+        "nodeagent.act.agent",
+        "nodeagent.act.gc.collector",
+        "nodeagent.config.loading",
+        "nodeagent.config.models",
+        "nodeagent.kube.podspec",
+        "nodeagent.store.history",
+    }
+)
+"""Modules that no preview without a daemon imports."""
+
+
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with serving(tmp_path) as made:
@@ -83,20 +98,36 @@ def test_every_command_without_the_parser_is_pinned() -> None:
 
 @pytest.mark.parametrize("words", FORBIDDEN)
 async def test_command_answered_by_the_daemon_does_not_import(node: Node, words: str) -> None:
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", ENTRY, *words.split()],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            cwd=ROOT,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "NODEAGENT_CONTROL__SOCKET": str(node.path)},
-        )
+    modules = await asyncio.to_thread(imported, words, {"NODEAGENT_CONTROL__SOCKET": str(node.path)})
+    assert modules & FORBIDDEN[words] == set()
 
-    ended = await asyncio.to_thread(run)
+
+@pytest.mark.parametrize("words", ["images", "containers", "pods", "gc all --dry-run"])
+async def test_preview_without_a_daemon_does_not_import(node: Node, tmp_path: Path, words: str) -> None:
+    environment = {
+        "NODEAGENT_CONTROL__SOCKET": str(tmp_path / "none.sock"),
+        "NODEAGENT_RUNTIME__ENDPOINT": node.context.settings.endpoint,
+        "NODEAGENT_STATE__DIRECTORY": str(tmp_path / "state"),
+        "NODEAGENT_ROLE": "standalone",
+    }
+    modules = await asyncio.to_thread(imported, words, environment)
+    assert "nodeagent.act.previewer" in modules
+    assert modules & DIRECT == set()
+
+
+def imported(words: str, environment: dict[str, str]) -> set[str]:
+    """Return the modules that a command imports."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENTRY, *words.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
+    )
     errors, _, names = ended.stderr.rpartition("\nmodules: ")
     assert ended.returncode in (0, 1), errors
     modules = set(names.split())
     assert "nodeagent.cli.quick" in modules
-    assert modules & FORBIDDEN[words] == set()
+    return modules
