@@ -70,8 +70,8 @@ class RegistrationTask:
     def _disable(self, because: str, logged: str) -> None:
         """Report the task as disabled; a node where it never was enabled has no row and no log entry of it."""
         self._context.loop_statuses.disabled(NAME, because)
-        if because != logged:
-            refused = self._context.settings.kubernetes.register
+        if because != logged:  # a warning where the configuration is refused beside a kubelet
+            refused = not self._context.dry_run and self._context.roles.current.role is Role.BESIDE_KUBELET
             (self._logger.warning if refused else self._logger.info)("loop_disabled", loop=NAME, because=because)
 
     async def _refusal(self, settings: Settings) -> str:

@@ -123,7 +123,9 @@ async def test_nothing_is_sent_in_a_dry_run(authority: Authority, tmp_path: Path
     server = ApiServer()
     with serving_api(server, partial(authority.server_context, "server")) as url:
         async with running(registering(authority, url, tmp_path, dry_run=True), KubeletDouble()) as made:
-            assert "dry run" in (await made.until("loop_disabled"))["because"]
+            found = await made.until("loop_disabled")
+            assert "dry run" in found["because"]
+            assert found["level"] == "info"
             status = next(each for each in made.context.loop_statuses.all if each.name == NAME)
             assert status.activity is Activity.DISABLED
     assert server.requests == []
