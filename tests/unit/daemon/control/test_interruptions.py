@@ -84,14 +84,14 @@ async def test_lookups_of_closed_requests_occupy_one_thread_and_root_is_answered
     assert most[0] == 1
 
 
-_COLLECTOR, _LISTS, _GC = "nodeagent.act.gc.collector.", "nodeagent.api.node.lists.", "nodeagent.api.node.gc."
+_PREVIEW, _LISTS, _GC = "nodeagent.act.gc.preview.", "nodeagent.api.node.lists.", "nodeagent.api.node.gc."
 _READINGS = "nodeagent.daemon.control.readings."
 
 
 @pytest.mark.parametrize(
     ("operation", "request_", "blocking"),
     [
-        ("Images", None, f"{_COLLECTOR}plans_for"),
+        ("Images", None, f"{_PREVIEW}plans_for"),
         ("Images", None, f"{_LISTS}list_header"),
         ("Images", None, f"{_READINGS}encode_line"),
         ("Images", None, "nodeagent.runtime.storage_graph.resolve_images"),
@@ -99,13 +99,13 @@ _READINGS = "nodeagent.daemon.control.readings."
         ("ImageLayers", None, f"{_LISTS}sharing_tree"),
         ("Containers", None, f"{_LISTS}list_header"),
         ("PodList", None, f"{_LISTS}check_pods"),
-        ("Plan", api.PlanRequest(scope="all"), f"{_COLLECTOR}plans_for"),
+        ("Plan", api.PlanRequest(scope="all"), f"{_PREVIEW}plans_for"),
         ("Plan", api.PlanRequest(scope="all"), f"{_READINGS}encode_line"),
         ("Plan", api.PlanRequest(scope="all", lasts_seconds=60), f"{_READINGS}encode_saved_plan"),
         ("Explain", api.ExplainRequest(name="app"), f"{_GC}plans_by_loop"),
         ("Explain", api.ExplainRequest(name="app"), f"{_GC}explain"),
         ("Leaks", api.LeaksRequest(), "nodeagent.act.agent.plan_leaks"),
-        ("Apply", api.ApplyRequest(scope="all", rounds=1), f"{_COLLECTOR}plans_for"),
+        ("Apply", api.ApplyRequest(scope="all", rounds=1), f"{_PREVIEW}plans_for"),
     ],
 )
 async def test_other_requests_are_answered_during_the_computation_of_a_large_answer(
