@@ -218,8 +218,8 @@ class History:
             since: omit passes that started earlier.
             image: only passes and actions on images and pods with this text in their id or one of their names.
             limit: maximum number of passes.
-            quiet: include passes without removals; passes requested by a user are always included unless no removal was
-                needed.
+            quiet: include passes without removals; refused passes are always included, and passes requested by a user
+                unless no removal was needed.
 
         Raises:
             StoreError: the file exists but cannot be read.

@@ -52,6 +52,8 @@ _NOTEWORTHY: Final = (
 )
 """Passes without removals that a user requested are kept and shown unless none was needed. Passes of
 the daemon would fill the history: without removable items, each of them misses its target."""
+_SHOWN: Final = f"({_NOTEWORTHY} OR result = 'refused')"
+"""Refused passes are shown, since they have the reason that nothing is removed, but are kept for a day only."""
 PASS_INDEXES: Final = (
     f"CREATE INDEX IF NOT EXISTS passes_quiet ON passes (started_us) WHERE NOT {_NOTEWORTHY}",
     f"CREATE INDEX IF NOT EXISTS passes_noteworthy ON passes (started_us) WHERE {_NOTEWORTHY}",
@@ -256,7 +258,7 @@ def _select_passes(
     matching, values = _matching(image)
     conditions = ["started_us >= :since"]
     if not (quiet and not image):
-        conditions.append(_NOTEWORTHY)
+        conditions.append(_SHOWN)
     if image:
         conditions.append(f"EXISTS (SELECT 1 FROM actions WHERE pass_id = passes.id AND {matching})")  # noqa: S608
     return connection.execute(
