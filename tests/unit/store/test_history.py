@@ -119,11 +119,8 @@ def test_quiet_passes_are_shown_on_request_and_kept_for_a_day(tmp_path: Path) ->
 
 
 def test_refused_passes_of_the_daemon_are_shown_and_kept_for_a_day(tmp_path: Path) -> None:
-    history = History(tmp_path)
-    history.add(replace(past("refused"), result="refused", detail="lists contradict each other"), KEEP)
-    (found,) = history.read()
-    assert found.detail == "lists contradict each other"
-    assert [each.past.id for each in history.count(limit=5)] == ["refused"]
+    (history := History(tmp_path)).add(refused := replace(past("one"), result="refused", detail="contradictory"), KEEP)
+    assert history.read() == tuple(each.past for each in history.count(limit=5)) == (refused,)
     history.add(past("later", at=T0 + timedelta(days=1, seconds=1)), KEEP)
     assert history.read() == ()
 
