@@ -248,6 +248,8 @@ def tls_context(identity: ApiIdentity) -> ssl.SSLContext:
     except (ssl.SSLError, ValueError) as error:
         raise ApiServerUnavailableError(f"API server: cannot load the CA certificates: {_openssl(error)}") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Python 3.13 also requires extensions, such as key identifiers, that the CAs of older clusters lack.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.set_alpn_protocols(["http/1.1"])
     if identity.certificate:
         _load_certificate(context, identity)

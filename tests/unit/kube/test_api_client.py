@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import socket
+import ssl
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,8 +16,8 @@ import pytest
 import yaml
 
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.kube.api_client import ApiClient, ApiRequest
-from nodeagent.kube.api_credentials import ApiCredentials
+from nodeagent.kube.api_client import ApiClient, ApiRequest, tls_context
+from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
 from nodeagent.model.api_access import ApiAccess
 from nodeagent.model.kubernetes import Node
 from tests.support.api_server import NODES, TOKEN, ApiServer, Fault, serving_api
@@ -174,6 +175,14 @@ async def test_untrusted_server_receives_no_request(
         assert "server certificate not trusted" in shown
         assert error in shown
         assert server.requests == []
+
+
+def test_server_is_always_verified_also_one_of_an_older_cluster(api_authority: Authority) -> None:
+    identity = ApiIdentity("https://127.0.0.1", ca=api_authority.ca_file.read_text())
+    context = tls_context(identity)
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT  # certificates of older clusters have no key identifiers
 
 
 async def test_renewed_token_is_used_without_restart_on_a_new_connection(
