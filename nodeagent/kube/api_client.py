@@ -105,7 +105,7 @@ class ApiClient:
         self._close()
 
     async def _exchange(self, request: ApiRequest) -> tuple[int, dict[str, str], bytes]:
-        identity = await asyncio.to_thread(self._credentials.read)
+        identity = await self._credentials.current()
         connection = self._connection
         if connection is not None and connection.identity is identity and connection.reusable:
             try:

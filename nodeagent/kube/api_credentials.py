@@ -5,6 +5,7 @@ Secrets are kept out of every error, log line and ``repr``.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import os
@@ -64,6 +65,18 @@ class ApiCredentials:
         self._access = access
         self._identity: ApiIdentity | None = None
         self._stamps: dict[Path, tuple[int, int, int]] = {}
+        self._reading: asyncio.Future[ApiIdentity] | None = None
+
+    async def current(self) -> ApiIdentity:
+        """Return the identity in force. Files that cannot be read, as on a dead mount, occupy one thread at most.
+
+        Raises:
+            ApiServerUnavailableError: as :meth:`read`.
+        """
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(asyncio.to_thread(self.read))
+            self._reading.add_done_callback(_retrieve)
+        return await asyncio.shield(self._reading)
 
     def read(self) -> ApiIdentity:
         """Return the identity in force; blocking.
@@ -95,6 +108,12 @@ class ApiCredentials:
     def discard(self) -> None:
         """Read all files at the next call, such as after a refusal of the credentials."""
         self._identity = None
+
+
+def _retrieve(reading: asyncio.Future[ApiIdentity]) -> None:
+    """Retrieve the error of a reading for which no request waits any more; asyncio would log it."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 class _Files:

@@ -7,6 +7,7 @@ import base64
 import json
 import socket
 import ssl
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -39,7 +40,7 @@ def api(authority: Authority, certificate: str = "server") -> Iterator[tuple[Api
 
 
 def with_token(authority: Authority, url: str, token_file: Path) -> ApiAccess:
-    return ApiAccess(url=url, ca_file=authority.ca_file, token_file=token_file, timeout_s=5)
+    return ApiAccess(url=url, ca_file=authority.ca_file, token_file=token_file, timeout_s=20)
 
 
 async def get(access: ApiAccess) -> Node:
@@ -201,6 +202,35 @@ async def test_renewed_token_is_used_without_restart_on_a_new_connection(
         await client.send(GET, Node)
         assert [each.token for each in server.requests] == [TOKEN, TOKEN, "renewed"]
         client.close()
+
+
+class HangingCredentials(ApiCredentials):
+    """Credentials on a filesystem that does not answer."""
+
+    def __init__(self, access: ApiAccess) -> None:
+        super().__init__(access)
+        self.released = threading.Event()
+        self.readings = 0
+
+    def read(self) -> ApiIdentity:
+        self.readings += 1
+        self.released.wait(30)
+        return super().read()
+
+
+async def test_credentials_that_cannot_be_read_occupy_one_thread(api_authority: Authority, token_file: Path) -> None:
+    with api(api_authority) as (_, url):
+        access = with_token(api_authority, url, token_file)
+        credentials = HangingCredentials(access)
+        hasty = [ApiClient(replace(access, timeout_s=0.05), credentials) for _ in range(2)]
+        for client in (*hasty, *hasty):
+            with pytest.raises(ApiServerUnavailableError, match="no answer"):
+                await client.send(GET, Node)
+        assert credentials.readings == 1
+        credentials.released.set()
+        patient = ApiClient(access, credentials)
+        assert (await patient.send(GET, Node)).metadata.name == "node-1"
+        patient.close()
 
 
 async def test_renewed_client_certificate_opens_a_new_connection(api_authority: Authority, tmp_path: Path) -> None:
