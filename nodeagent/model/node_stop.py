@@ -82,6 +82,11 @@ class StoppedPod:
     kill_sent: bool = field(default=False, compare=False)
 
     @property
+    def ended_at_ms(self) -> int | None:
+        """The end of its last process in milliseconds since the shutdown began; ``None`` before."""
+        return None if self.took_ms is None else self.requested_at_ms + self.took_ms
+
+    @property
     def progress(self) -> PodProgress | None:
         """The progress for the planner; ``None`` before the stop request."""
         return None if self.outcome is None else PodProgress(self.outcome, self.requested_at_ms, self.detail)

@@ -87,7 +87,7 @@ class Delivery:
             absent = populated is None and self.searched and container.observed
             container.observed = container.observed or populated is not None
             if populated is False or absent or (populated is None and container.answered):
-                container.ended_at_ms = self._elapsed_ms()
+                container.ended_at_ms, container.end_inferred = self._elapsed_ms(), populated is None
         return container.ended_at_ms is not None
 
     def read_exits(self, record: PodRecord, ended_ms: Callable[[datetime], int], then: Callable[[], None]) -> None:
@@ -262,7 +262,7 @@ class Delivery:
             else:
                 if status.state is ContainerState.EXITED:
                     container.exit_code = status.exit_code
-                    if self._processes.is_populated(container.id) is None and status.finished_at is not None:
+                    if container.end_inferred and status.finished_at is not None:
                         container.ended_at_ms = ended_ms(status.finished_at)
                     return
             await asyncio.sleep(RETRY_S)

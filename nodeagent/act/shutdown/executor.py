@@ -109,7 +109,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         Args:
             cached: the last list of running pods. They are stopped at once, while the runtime is listed again.
         """
-        self.processes.on_change = self._changed
+        self.processes.on_change = self._wake.set
         locating = asyncio.create_task(self._locate(cached))
         try:
             if self.budget.phases:
@@ -178,7 +178,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         self.processes.watch(ids)
         self._delivery.searched = await self.processes.locate(ids)
         self.processes.watch(ids)
-        self._changed()
+        self._wake.set()
 
     async def _list_again(self) -> None:
         """List the running pods, and send the stop requests that are due."""
@@ -307,12 +307,9 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
                 await self._wake.wait()
         self._wake.clear()
 
-    def _changed(self) -> None:
-        self._wake.set()
-
     def _progressed(self) -> None:
         """Record a change at once: a TERM that is not on disk is sent again after a crash of the agent."""
-        self._changed()
+        self._wake.set()
         self.on_change()
 
     # ---- requests and ends
@@ -334,7 +331,8 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             for each in new:
                 stop = ContainerStop(each)
                 if known is not None and each in earlier:
-                    stop.observed, stop.killed = known.observed, known.kill_sent or None
+                    stop.observed, stop.ended_at_ms = known.observed, known.ended_at_ms
+                    stop.killed = known.kill_sent or None
                     if (term := known.terms.get(each)) is not None:
                         stop.signalled_at_ms, stop.direct = term.at_ms, term.direct
                 record.containers[each] = stop

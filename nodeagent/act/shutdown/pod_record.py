@@ -126,6 +126,7 @@ class ContainerStop:
         direct: whether TERM was sent directly.
         answered: whether the runtime reported its end.
         ended_at_ms: its end, in milliseconds since the shutdown began; ``None`` before.
+        end_inferred: whether its processes were not seen to end, so that the runtime's time of the end is used.
         observed: whether its processes were seen, also by an earlier process of the agent.
         killed: whether KILL was sent while it had processes; ``None`` if an earlier process of the agent may have.
         cpu_us: CPU time in microseconds before the stop request; ``None`` if unknown.
@@ -139,6 +140,7 @@ class ContainerStop:
     direct: bool = False
     answered: bool = False
     ended_at_ms: int | None = None
+    end_inferred: bool = False
     observed: bool = False
     killed: bool | None = False
     exit_code: int | None = None

@@ -17,6 +17,7 @@ from tests.support.virtual_time import now_ms, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+    from datetime import datetime
 
     from nodeagent.act.shutdown.pod_record import Processes
     from nodeagent.model.node_stop import StoppedPod
@@ -48,6 +49,7 @@ class Node:
         busy_containers: containers that always use CPU time, so that it confirms nothing.
         exit_codes: of containers that end by themselves.
         uninterruptible: containers with a process in state D, which no signal ends.
+        finished_at: end of every container according to the runtime.
     """
 
     up: list[RunningPod] = field(default_factory=list)
@@ -64,6 +66,7 @@ class Node:
     busy_containers: set[str] = field(default_factory=set)
     exit_codes: dict[str, int] = field(default_factory=dict)
     uninterruptible: set[str] = field(default_factory=set)
+    finished_at: datetime | None = None
     ended: dict[str, int] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
     signals: list[tuple[int, str, str]] = field(default_factory=list)
@@ -174,7 +177,8 @@ class Node:
         if container_id not in known:
             raise RuntimeNotFoundError("ContainerStatus", container_id, "NOT_FOUND", "none")
         state = ContainerState.EXITED if container_id in self.ended else ContainerState.RUNNING
-        return Container(container_id, "main", "", state, exit_code=self.codes.get(container_id))
+        code = self.codes.get(container_id)
+        return Container(container_id, "main", "", state, exit_code=code, finished_at=self.finished_at)
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         await self._check()

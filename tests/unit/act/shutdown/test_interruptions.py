@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -237,6 +238,15 @@ def test_pod_that_ended_during_the_absence_has_an_outcome() -> None:
     result = run_down(node, cached=[], before=[known], elapsed_ms=5000)
     assert result.pods["web"].outcome is PodOutcome.STOPPED
     assert node.signals == []
+
+
+@pytest.mark.parametrize("located", [None, {"dns-c"}], ids=["cgroup-exists", "cgroup-removed"])
+def test_end_that_was_recorded_before_an_absence_keeps_its_time(located: set[str] | None) -> None:
+    node = Node([pod("dns", CRITICAL)], {"dns-c": 1.0}, located=located)
+    node.ended, node.codes, node.finished_at = {"web-c": 0}, {"web-c": 0}, datetime(2026, 1, 1, tzinfo=UTC)
+    known = replace(stopping("web", "ordinary", requested_at_ms=100), took_ms=900, observed=True)
+    result = run_down(node, before=[known], elapsed_ms=5000)
+    assert (result.pods["web"].outcome, result.pods["web"].took_ms) == (PodOutcome.STOPPED, 900)
 
 
 def test_pod_without_a_recorded_term_receives_one_after_the_deadline_of_its_phase() -> None:
