@@ -109,7 +109,10 @@ class PodDiskWalk:
             upper_directories: of the writable layers, by container id.
             mounts: type of the filesystem by mount point; these paths are not walked.
         """
-        self._logs_path = f"{os.path.realpath(log_directory.parent)}/{log_directory.name}"
+        parent = str(log_directory.parent)
+        if "\0" not in parent:  # which realpath rejects; the walk finds the usage unknown
+            parent = os.path.realpath(parent)
+        self._logs_path = f"{parent}/{log_directory.name}"
         self.name = log_directory.name
         valid = bool(uid) and "/" not in uid and "\0" not in uid and uid not in {".", ".."}
         self._volumes_path = f"{os.path.realpath(kubelet_root)}/pods/{uid}/volumes" if valid else None

@@ -120,6 +120,7 @@ def assert_harmless(text: str) -> list[str]:
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @example("[bold]\x1b]0;t\x07", "n\nnodeagent: ok\u202e", "\u2028\u200b\ufe0f")
 @example(" ", "-", ",")
+@example("a", "a", "\0/")
 @given(TEXTS, TEXTS, TEXTS)
 def test_any_foreign_text_is_escaped_with_one_line_per_object(tag: str, name: str, label: str) -> None:
     with tempfile.TemporaryDirectory(prefix="h") as directory, pytest.MonkeyPatch.context() as patch:

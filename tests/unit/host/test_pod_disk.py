@@ -170,7 +170,8 @@ def test_emptydir_in_memory_does_not_count_as_disk_usage(tmp_path: Path, in_memo
     assert found.volumes == Footprint(0, 0)
 
 
-def test_usage_of_names_with_a_nul_is_unknown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("logs", ["lo\0gs", "\0/logs", "\0"])
+def test_usage_of_names_with_a_nul_is_unknown(tmp_path: Path, logs: str) -> None:
     assert not read(tmp_path, uid="u\0").complete
-    found = read(tmp_path, logs="lo\0gs")
+    found = read(tmp_path, logs=logs)
     assert (found.logs, found.complete) == (None, False)
