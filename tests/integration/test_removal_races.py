@@ -85,6 +85,7 @@ def test_no_container_loses_its_image_record_by_a_pass_and_some_do_by_other_remo
         field.run_round(removal, uses=CAMPAIGN_USES, clients=CAMPAIGN_CLIENTS)
         if number % 5 == 4 or number == ROUNDS - 1:
             print(f"{name}, {number + 1} rounds: {field.counts}", flush=True)
+    print(*field.counts.broken, sep="\n")
     if name == "agent":
         assert not field.counts.lost
         assert not field.counts.broken

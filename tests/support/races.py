@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = "registry.test/raced"
 _ABSENT = ("failed to resolve image", "failed to get image from containerd")
+_NAME_DELETED = ("failed to create image reference", "from containerd image store: image ")
 _SHARING = 4  # images with the same base layer
 
 
@@ -45,6 +46,7 @@ class Counts:
     Attributes:
         opportunities: creations, pulls, imports and tags.
         pulled: successful pulls.
+        repeated: pulls that failed since a name was deleted between containerd's calls for it, and were repeated.
         created: successful creations.
         absent: creations that found no image record, as after any removal.
         broken: pulls that failed, and creations that failed after they had found the record, by error.
@@ -56,6 +58,7 @@ class Counts:
 
     opportunities: int = 0
     pulled: int = 0
+    repeated: int = 0
     created: int = 0
     absent: int = 0
     broken: Counter[str] = field(default_factory=Counter)
@@ -66,7 +69,8 @@ class Counts:
 
     def __str__(self) -> str:
         return (
-            f"{self.opportunities} opportunities, {self.pulled} images pulled, {self.created} containers created, "
+            f"{self.opportunities} opportunities, {self.pulled} images pulled ({self.repeated} at the second try), "
+            f"{self.created} containers created, "
             f"{self.absent} found no record, "
             f"{self.broken.total()} failed later, {self.removed} images removed in {self.removal_s:.1f} s, "
             f"{len(self.lost)} containers without image record, {len(self.incomplete)} incomplete images; "
@@ -232,13 +236,23 @@ class RaceField:
             self.counts.created += 1
 
     def _pull(self, pods: Pods, built: Built) -> bool:
-        """Pull an image as the kubelet does before it creates a container; return whether that succeeded."""
-        try:
-            pods.pull_image(built.tags[0])
-        except grpc.RpcError as error:
-            with self._lock:
-                self.counts.broken[str(error)] += 1
-            return False
+        """Pull an image as the kubelet does before it creates a container; return whether that succeeded.
+
+        containerd creates, updates and reads a name in several calls; a deletion in between fails the pull, as with any
+        removal, and the kubelet pulls again. Source: CRI ``PullImage``, ``createImageReference``.
+        """
+        for again in (False, True):
+            try:
+                pods.pull_image(built.tags[0])
+            except grpc.RpcError as error:
+                detail = str(error)
+                with self._lock:
+                    if not again and any(text in detail for text in _NAME_DELETED) and "content" not in detail:
+                        self.counts.repeated += 1
+                        continue
+                    self.counts.broken[detail] += 1
+                return False
+            break
         with self._lock:
             self.counts.pulled += 1
         return True
