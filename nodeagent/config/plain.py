@@ -1,8 +1,8 @@
 """Settings of common configurations without pydantic, whose import and models take a third of a command's time.
 
 The models of ``nodeagent.config.models`` decide the validity of values. This module accepts a configuration only if
-each value is of a plain form: text, number, switch, choice, duration, size, path. It refuses every other one, so that the
-models decide it and report its errors.
+each value is of a plain form: text, number, switch, choice, duration, size, path. It refuses every other one, so that
+the models decide it and report its errors.
 
 ``plain.json`` has the form, the limits and the default of each setting. It is derived from the models; ``make docs``
 writes it, ``make check`` compares.
