@@ -46,7 +46,8 @@ sum(number % 7 for number in range(500_000))
 print(time.monotonic() - began)
 """
 AT_ONCE, TWO_SECONDS, IGNORES = "now", "slow", "deaf"
-_SAY = "say() { read up rest < /proc/uptime; echo $1 $up; }; "
+_WORDS = "/var/lib/words"  # not the log, whose lines are lost while containerd restarts
+_SAY = "say() { read up rest < /proc/uptime; echo $1 $up >> /words/$0; }; "
 _SCRIPTS = {
     AT_ONCE: _SAY + "trap 'say term; say exit-0; exit 0' TERM; say up; while :; do sleep 1000 & wait $!; done",
     TWO_SECONDS: _SAY
@@ -59,14 +60,24 @@ def make_pods(count: int, kinds: tuple[str, ...], suffix: str) -> list[vm.Pod]:
     """Return pods of every kind in turn, spread over the bands."""
     return [
         vm.Pod(
-            f"b{index % len(BANDS)}-{index // len(BANDS)}-{kinds[index // len(BANDS) % len(kinds)]}{suffix}",
+            _pod_name(index, kinds, suffix),
             APP,
-            ("sh", "-c", _SCRIPTS[kinds[index // len(BANDS) % len(kinds)]]),
+            ("sh", "-c", _SCRIPTS[kinds[index // len(BANDS) % len(kinds)]], _pod_name(index, kinds, suffix)),
             namespace="shop",
+            mounts={_WORDS: "/words"},
             annotations={"nodeagent.dev/priority": str(BANDS[index % len(BANDS)])},
         )
         for index in range(count)
     ]
+
+
+def _pod_name(index: int, kinds: tuple[str, ...], suffix: str) -> str:
+    row = index // len(BANDS)
+    return f"b{index % len(BANDS)}-{row}-{kinds[row % len(kinds)]}{suffix}"
+
+
+def _words_file(pod: RunningPod) -> str:
+    return f"{_WORDS}/{pod.pod.name}"
 
 
 class Facts:
@@ -79,13 +90,13 @@ class Facts:
         self.started_s: float = self.record["started_s"]
         self.pods = {each["name"]: each for each in self.record["pods"]}
         self.words = {pod.pod.name: self._words(node, pod) for pod in pods}
-        self.terms = {pod.pod.name: node.read_disk(pod.log_file).count(b" term ") for pod in pods}
+        self.terms = {pod.pod.name: node.read_disk(_words_file(pod)).count(b"term ") for pod in pods}
         self.released_s = self._released_s(node)
 
     def _words(self, node: Node, pod: RunningPod) -> dict[str, float]:
         found: dict[str, float] = {}
-        for line in node.read_disk(pod.log_file).decode().splitlines():
-            word, _, up = line.split(" ", 3)[3].partition(" ")
+        for line in node.read_disk(_words_file(pod)).decode().splitlines():
+            word, _, up = line.partition(" ")
             found.setdefault(word, float(up) - self.started_s)
         return found
 
@@ -179,6 +190,7 @@ def prepare(node: Node, count: int, kinds: tuple[str, ...], limit_s: float, suff
         node.start()
     install(node, limit_s / len(BANDS))
     set_limit(node, OWN, limit_s)
+    node.run(f"mkdir -p {_WORDS}")
     pods = node.run_pods(*make_pods(count, kinds, suffix))
     start(node)
     names = {pod.pod.name for pod in pods}
@@ -219,10 +231,10 @@ def test_every_outcome_is_what_the_pod_itself_wrote(
 
 
 def _band_terminates(node: Node, pods: list[RunningPod], band: int) -> None:
-    logs = [pod.log_file for pod in pods if pod.pod.name.startswith(f"b{band}-")]
+    files = [_words_file(pod) for pod in pods if pod.pod.name.startswith(f"b{band}-")]
     reclaim.poll(
         f"band {band} received TERM",
-        lambda: any(b" term " in node.get(each) for each in logs),
+        lambda: any(b"term " in node.get(each) for each in files),
         timeout_s=START_S,
         interval_s=0.2,
     )

@@ -26,7 +26,12 @@ def run(pods: Pods, described: dict[str, Any]) -> dict[str, str]:
     )
     sandbox = pods.run_sandbox(described["name"], **described["sandbox"])
     container = pods.create_container(
-        sandbox, described["container"], described["image"], described["command"], resources=described["resources"]
+        sandbox,
+        described["container"],
+        described["image"],
+        described["command"],
+        resources=described["resources"],
+        mounts={Path(host): inside for host, inside in described["mounts"].items()},
     )
     pods.start(container)
     return {"sandbox_id": sandbox.id, "container_id": container.id, "log_file": str(container.log_file)}

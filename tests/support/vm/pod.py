@@ -17,6 +17,7 @@ class Pod:
     """A pod of one container to run in the node; ``resources`` are the fields of CRI's LinuxContainerResources.
 
     Its cgroup and its OOM score follow from ``qos`` as with the kubelet; the score can be given in ``resources``.
+    ``mounts`` maps directories of the node to paths in the container.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Pod:
     resources: Mapping[str, int] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def slice(self) -> str:
@@ -49,6 +51,7 @@ class Pod:
             "image": self.image,
             "container": self.container,
             "command": list(self.command),
+            "mounts": dict(self.mounts),
             "resources": {"oom_score_adj": _OOM_SCORES[self.qos], **self.resources},
             "sandbox": {
                 "namespace": self.namespace,
