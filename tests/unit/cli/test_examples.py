@@ -20,7 +20,8 @@ OPERATORS = frozenset({"|", ">", ">/dev/null", "||", "&&", ";", "<"})
 
 def root() -> typer.Context:
     command = typer.main.get_command(app)
-    return typer.Context(command, info_name="nodeagent", terminal_width=78, max_content_width=78)
+    settings = {**command.context_settings, "terminal_width": 78, "max_content_width": 78}
+    return typer.Context(command, info_name="nodeagent", **settings)
 
 
 def commands(context: typer.Context) -> Iterator[tuple[str, typer.Context]]:
