@@ -203,8 +203,9 @@ def test_first_existing_socket_is_discovered(tmp_path: Path, present: list[str],
     assert discover_endpoint(None, tmp_path) == f"unix://{tmp_path / found}"
 
 
-def test_served_socket_precedes_one_left_by_a_crash(tmp_path: Path) -> None:
-    default, crio, k3s = (tmp_path / "run" / each for each in ("containerd", "crio", "k3s/containerd"))
+def test_served_socket_precedes_one_left_by_a_crash(socket: Path) -> None:
+    root = socket.parent
+    default, crio, k3s = (root / "run" / each for each in ("containerd", "crio", "k3s/containerd"))
     for directory in (default, crio, k3s):
         directory.mkdir(parents=True)
     with (
@@ -212,12 +213,12 @@ def test_served_socket_precedes_one_left_by_a_crash(tmp_path: Path) -> None:
         sockets.socket(sockets.AF_UNIX) as server,
     ):
         crashed.bind(str(k3s / "containerd.sock"))
-        assert discover_endpoint(None, tmp_path) == f"unix://{k3s / 'containerd.sock'}", "nothing is served"
+        assert discover_endpoint(None, root) == f"unix://{k3s / 'containerd.sock'}", "nothing is served"
         server.bind(str(default / "containerd.sock"))
         server.listen(1)
-        assert discover_endpoint(None, tmp_path) == f"unix://{default / 'containerd.sock'}"
+        assert discover_endpoint(None, root) == f"unix://{default / 'containerd.sock'}"
         crashed.listen(1)
-        assert discover_endpoint(None, tmp_path) == f"unix://{k3s / 'containerd.sock'}"
+        assert discover_endpoint(None, root) == f"unix://{k3s / 'containerd.sock'}"
 
 
 def test_failed_discovery_lists_the_tried_sockets(tmp_path: Path) -> None:
