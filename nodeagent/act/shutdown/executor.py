@@ -97,7 +97,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
 
     @property
     def outcomes(self) -> tuple[PodOutcome | None, ...]:
-        """The outcomes of all pods; after :meth:`carry_out` those without an exit code are as if it were usual."""
+        """The outcomes of all pods; after :meth:`carry_out` a pod without a known exit code counts as stopped."""
         return tuple(each.outcome for each in self.pods)
 
     async def carry_out(self, cached: Sequence[RunningPod]) -> None:

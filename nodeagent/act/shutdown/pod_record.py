@@ -72,7 +72,7 @@ class NoProcesses:
         self.on_change: Callable[[], None] = lambda: None
 
     async def locate(self, _container_ids: Collection[str], /) -> bool:
-        """Locate none."""
+        """Return False: no container is watched."""
         return False
 
     def watch(self, _container_ids: Collection[str], /) -> None:

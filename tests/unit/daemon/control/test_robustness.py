@@ -124,7 +124,7 @@ FIELDS = {
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[str, msgspec.Struct | None, bytes | None]:
-    """A request of any operation without a wait: with random fields, or with a random body."""
+    """Return a request of any operation that answers at once: with random fields, or with a random body."""
     waiting = ("Events", "Reload", "PreviewReload")
     name = draw(st.sampled_from([each for each in sorted(OPERATIONS) if each not in waiting]))
     if draw(st.booleans()):
