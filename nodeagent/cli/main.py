@@ -6,12 +6,12 @@ import gc
 import os
 import sys
 from copy import copy
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from typer.core import TyperGroup
 
 from nodeagent import __version__
+from nodeagent.cli.command_help import command_help
 from nodeagent.cli.commands import cluster, collection, inspection, operations, termination
 from nodeagent.cli.exit_codes import EPILOG, guarded
 from nodeagent.cli.options import CommandGroup
@@ -133,12 +133,7 @@ def _print_help(tree: typer.Typer, words: Sequence[str]) -> bool:
     program, names, option = words[0], words[1:-1], words[-1]
     if option not in ("-h", "--help") or program.rpartition("/")[2] != _PROGRAM or "_NODEAGENT_COMPLETE" in os.environ:
         return False
-    command: Any = typer.main.get_command(tree)
-    context = typer.Context(command, info_name=_PROGRAM, **command.context_settings)
-    for name in names:
-        command = command.get_command(context, name) if isinstance(command, TyperGroup) else None
-        if command is None:
-            return False
-        context = typer.Context(command, info_name=name, parent=context, **command.context_settings)
-    typer.echo(command.get_help(context))
-    return True
+    text = command_help(_PROGRAM, typer.main.get_command(tree), names)
+    if text is not None:
+        typer.echo(text)
+    return text is not None

@@ -5,11 +5,9 @@ from __future__ import annotations
 import difflib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
-from typer.core import TyperGroup
-
+from nodeagent.cli.command_help import command_help
 from nodeagent.cli.output import say
 from nodeagent.errors import UsageError
 
@@ -39,7 +37,7 @@ def show_help(tree: object, words: Sequence[str]) -> None:
         _list(documents)
     elif len(words) == 1 and words[0] in documents:
         _show(documents[words[0]])
-    elif text := _command_help(tree, words):
+    elif text := command_help("nodeagent", tree, words):
         sys.stdout.write(text)
         sys.stdout.write("\n")
     else:
@@ -47,17 +45,6 @@ def show_help(tree: object, words: Sequence[str]) -> None:
         near = difflib.get_close_matches(name, documents, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UsageError(f"no topic or command {name!r}{hint}; 'nodeagent help' lists the topics")
-
-
-def _command_help(tree: Any, words: Sequence[str]) -> str | None:  # noqa: ANN401 - the parser has no public types
-    command = tree
-    context = typer.Context(command, info_name="nodeagent", **command.context_settings)
-    for name in words:
-        command = command.get_command(context, name) if isinstance(command, TyperGroup) else None
-        if command is None:
-            return None
-        context = typer.Context(command, info_name=name, parent=context, **command.context_settings)
-    return str(command.get_help(context))
 
 
 def _list(documents: dict[str, Path]) -> None:
