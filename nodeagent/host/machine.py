@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.host.meminfo import parse_meminfo
 from nodeagent.host.node import boot_id, node_name
 from nodeagent.model.machine import Machine
 
@@ -166,11 +167,7 @@ def _cpus(root: Path, unread: list[str]) -> int | None:
 
 def _meminfo(root: Path, unread: list[str]) -> dict[str, int]:
     path = root / "proc/meminfo"
-    found = {}
-    for line in _lines(path):
-        words = line.split()
-        if len(words) == 3 and words[0] in ("MemTotal:", "SwapTotal:") and words[1].isdecimal():
-            found[words[0][:-1]] = int(words[1]) * _KIB
+    found = parse_meminfo(_text(path))
     if "MemTotal" not in found:
         unread.append(f"{path}: MemTotal missing")
     return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.host.filesystems import read_filesystem
+from nodeagent.host.meminfo import parse_meminfo
 from nodeagent.model.pressure import MemorySource, Moment, Observation, Signal
 
 if TYPE_CHECKING:
@@ -198,13 +199,7 @@ def _filesystem(path: str | None, clock: Clock, available: Signal, inodes: Signa
 
 
 def _meminfo(root: Path) -> dict[str, int]:
-    found = {}
-    for line in _text(root / "proc/meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if words and words[0].isdecimal():
-            found[name] = int(words[0]) * (_KIB if words[1:] == ["kB"] else 1)
-    return found
+    return parse_meminfo(_text(root / "proc/meminfo"))
 
 
 def _pairs(path: Path) -> dict[str, int]:
