@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -16,6 +16,9 @@ from nodeagent.model.api_access import ApiAccess
 from nodeagent.plan.kubernetes.registration import RegistrationPolicy
 from nodeagent.plan.node_status import Reservation
 from nodeagent.units import parse_bytes, parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _RESERVED_FORM: Final = 'list of RESOURCE=QUANTITY, such as "cpu=200m,memory=512Mi,ephemeral-storage=1Gi"'
 _LABELS_FORM: Final = 'list of NAME=VALUE, such as "example.com/pool=edge,zone=a"'
@@ -89,19 +92,14 @@ def _cpu_millis(text: str) -> int:
     return millis
 
 
-def _checked_node_ips(text: str) -> str:
-    parse_node_ips(text)
-    return text
+def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Return the check of a text that is stored as it is and parsed for the settings."""
 
+    def check(text: str) -> str:
+        parse(text)
+        return text
 
-def _checked_reserved(text: str) -> str:
-    parse_reserved(text)
-    return text
-
-
-def _checked_labels(text: str) -> str:
-    parse_labels(text)
-    return text
+    return AfterValidator(check)
 
 
 def _checked_provider_id(text: str) -> str:
@@ -141,7 +139,7 @@ class KubernetesSection(Section):
     key_file: OptionalPath = Field(
         "", description="File with the key of the client certificate. Empty: in certificate_file."
     )
-    labels: Annotated[str, AfterValidator(_checked_labels), Field(json_schema_extra={"form": _LABELS_FORM})] = Field(
+    labels: Annotated[str, _parsed_by(parse_labels), Field(json_schema_extra={"form": _LABELS_FORM})] = Field(
         "", description="Labels of a new Node object, and missing ones of an adopted object."
     )
     provider_id: Annotated[
@@ -156,19 +154,17 @@ class KubernetesSection(Section):
     )
     node_ip: Annotated[
         str,
-        AfterValidator(_checked_node_ips),
+        _parsed_by(parse_node_ips),
         Field(json_schema_extra={"form": "IP addresses, at most one of each family, or empty"}),
     ] = Field(
         "",
         description="IP addresses of the node. Empty: of each family, the first address on the interface of the "
         "default route.",
     )
-    reserved: Annotated[str, AfterValidator(_checked_reserved), Field(json_schema_extra={"form": _RESERVED_FORM})] = (
-        Field(
-            "",
-            description="Resources that pods cannot use, such as systemReserved and kubeReserved of a kubelet. The "
-            "hard eviction thresholds on memory.available and nodefs.available are subtracted as well.",
-        )
+    reserved: Annotated[str, _parsed_by(parse_reserved), Field(json_schema_extra={"form": _RESERVED_FORM})] = Field(
+        "",
+        description="Resources that pods cannot use, such as systemReserved and kubeReserved of a kubelet. The "
+        "hard eviction thresholds on memory.available and nodefs.available are subtracted as well.",
     )
     max_pods: Count = Field(
         0,

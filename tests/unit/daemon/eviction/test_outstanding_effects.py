@@ -74,9 +74,6 @@ async def test_eviction_with_a_prediction_of_zero_pauses_evictions_but_not_recla
 
 
 async def test_reclaim_is_measured_before_the_next_step() -> None:
-    def reclaimed() -> Reclaimed:
-        return Reclaimed(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS), report(500 << 20))
-
     node = disk_node(reclaims={"dead-containers on imagefs": reclaimed})
     loop = node.loop()
     await run_pass(node, loop)
@@ -89,9 +86,6 @@ async def test_reclaim_is_measured_before_the_next_step() -> None:
 
 
 async def test_next_reclaim_step_follows_a_missing_effect_at_its_bound() -> None:
-    def reclaimed() -> Reclaimed:
-        return Reclaimed(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS), report(500 << 20))
-
     node = disk_node(reclaims={"dead-containers on imagefs": reclaimed})
     loop = node.loop()
     await run_pass(node, loop)
@@ -166,6 +160,10 @@ async def test_no_second_pod_is_evicted_for_a_stall_within_its_averaging_window(
     assert node.evicted == ["one"]
     await run_passes(node, loop, 5)
     assert node.evicted == ["one", "two"]
+
+
+def reclaimed() -> Reclaimed:
+    return Reclaimed(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS), report(500 << 20))
 
 
 def report(frees_bytes: int | None) -> PassReport:
