@@ -16,6 +16,7 @@ from nodeagent.model import Hold
 from nodeagent.plan.decision import Accounting, ItemKind
 from nodeagent.plan.gc.scope import Scope
 from tests.unit.act.conftest import POLICY
+from tests.unit.act.gc.transactions import outcomes
 
 if TYPE_CHECKING:
     from nodeagent.act.gc.outcomes import PassReport
@@ -34,10 +35,6 @@ CHANGING = (
 async def run(rig: Rig, scope: Scope = Scope.IMAGES, *, max_rounds: int = 5) -> PassReport:
     preview = await rig.collector.preview(scope)
     return await rig.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=max_rounds)
-
-
-def outcomes(report: PassReport) -> dict[str, Outcome]:
-    return {result.decision.id: result.outcome for result in report.results}
 
 
 @pytest.mark.parametrize("profile", ["1.6", "1.7", "2.1"])

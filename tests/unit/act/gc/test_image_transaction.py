@@ -16,31 +16,13 @@ from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.sim.store import Lease, Snapshot, SnapshotKind
-from tests.unit.act.gc.transactions import outcomes, remove_all
+from nodeagent.sim.store import Lease
+from tests.unit.act.gc.transactions import RECENT, begin_creation, outcomes, remove_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from google.protobuf.message import Message
 
-    from tests.unit.act.conftest import Opener, Rig
-
-
-RECENT = {"containerd.io/gc.expire": "2099-01-01T00:00:00Z"}
-
-
-def begin_creation(made: Rig, image_id: str) -> Callable[[], None]:
-    """Return an action that prepares the snapshot of a new container, whose record is not written yet."""
-
-    def prepare() -> None:
-        store = made.node.store
-        store.add_lease(Lease("1234-abcd", made.node.now, dict(RECENT), [("c" * 64, "snapshots/overlayfs")]))
-        parent = next(image for image in known.values() if image.id == image_id).chain_id
-        store.put_snapshot(Snapshot("c" * 64, parent, SnapshotKind.ACTIVE, 1, 1, made.node.now))
-
-    known = dict(made.node.images)
-    return prepare
+    from tests.unit.act.conftest import Opener
 
 
 async def test_image_of_a_container_being_created_gets_all_names_back(rig: Opener) -> None:

@@ -16,7 +16,7 @@ from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.lock import process_lock
 from nodeagent.plan.gc.scope import Scope
-from tests.unit.act.gc.transactions import CHANGES, crash, outcomes, remove_all
+from tests.unit.act.gc.transactions import CHANGES, crash, outcomes, remove_all, use_during_removal, whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,17 +30,6 @@ if TYPE_CHECKING:
 async def open_removals(made: Rig) -> tuple[OpenRemoval, ...]:
     assert made.storage.removals is not None
     return await made.storage.removals.leases.list_open()
-
-
-def whole(made: Rig, names: dict[str, set[str]]) -> tuple[set[str], set[str]]:
-    """Return the ids of the present and the removed images; fail for one in between."""
-    present = {image_id for image_id, own in names.items() if own & set(made.node.store.names)}
-    for image_id in present:
-        assert names[image_id] <= set(made.node.store.names)
-        assert image_id in made.node.images
-        chain_id = made.node.images[image_id].chain_id
-        assert not chain_id or chain_id in made.node.store.snapshots
-    return present, names.keys() - present
 
 
 async def test_interrupted_removal_of_this_moment_is_left_to_the_pass_that_holds_the_lock(
@@ -120,10 +109,7 @@ async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_leas
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}
-        in_use = preview.removals[used % len(preview.removals)].id if used is not None else ""
-        if in_use:
-            start = partial(made.node.start_container, in_use)
-            made.server.faults.before("Images.Delete", start, target=in_use, times=1)
+        in_use = use_during_removal(made, preview, used)
         crash(made, first)
         with suppress(NodeAgentError):
             await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)

@@ -10,30 +10,11 @@ import pytest
 
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.sim.store import Lease, Snapshot, SnapshotKind
+from nodeagent.sim.store import Snapshot, SnapshotKind
+from tests.unit.act.gc.transactions import begin_creation, outcomes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nodeagent.act.gc.outcomes import PassReport
-    from tests.unit.act.conftest import Opener, Rig
-
-RECENT = {"containerd.io/gc.expire": "2099-01-01T00:00:00Z"}
-
-
-def creation(made: Rig, image_id: str, key: str) -> Callable[[], None]:
-    """Return an action that prepares the snapshot of a new container, whose record is not written yet."""
-    parent = made.node.images[image_id].chain_id
-
-    def prepare() -> None:
-        made.node.store.add_lease(Lease(f"1-{key}", made.node.now, dict(RECENT), [(key * 64, "snapshots/overlayfs")]))
-        made.node.store.put_snapshot(Snapshot(key * 64, parent, SnapshotKind.ACTIVE, 1, 1, made.node.now))
-
-    return prepare
-
-
-def outcomes(report: PassReport) -> dict[str, Outcome]:
-    return {each.decision.id: each.outcome for each in report.results}
+    from tests.unit.act.conftest import Opener
 
 
 async def test_image_whose_container_is_prepared_during_the_restore_of_another_one_is_kept(rig: Opener) -> None:
@@ -41,8 +22,8 @@ async def test_image_whose_container_is_prepared_during_the_restore_of_another_o
         preview = await made.collector.preview(Scope.IMAGES)
         first, late = [each.id for each in preview.removals if made.node.images[each.id].chain_id][:2]
         names = {*made.node.names_of(first), *made.node.names_of(late)}
-        made.server.faults.before("Snapshots.List", creation(made, first, "a"))
-        made.server.faults.before("Images.Create", creation(made, late, "b"), target=first)
+        made.server.faults.before("Snapshots.List", begin_creation(made, first, "a", "1-a"))
+        made.server.faults.before("Images.Create", begin_creation(made, late, "b", "1-b"), target=first)
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
         assert [outcomes(report)[each] for each in (first, late)] == [Outcome.CHANGED] * 2
         assert list(outcomes(report).values()).count(Outcome.DONE) == len(preview.removals) - 2
@@ -57,7 +38,7 @@ async def test_image_whose_container_is_prepared_during_the_creation_of_the_undo
         names = set(made.node.names_of(late))
 
         def leased() -> None:  # the first lease is that of the transaction
-            made.server.faults.before("Leases.Create", creation(made, late, "b"))
+            made.server.faults.before("Leases.Create", begin_creation(made, late, "b", "1-b"))
 
         made.server.faults.after("Leases.Create", leased)
         report = await made.collector.run(preview, trigger="command", stop=asyncio.Event(), max_rounds=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, given, settings
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.act.gc import measurement, transactional_remover
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.sim.store import RefusedError
-from tests.unit.act.gc.test_image_transaction_interruptions import whole
-from tests.unit.act.gc.transactions import CHANGES
+from tests.unit.act.gc.transactions import CHANGES, use_during_removal, whole
 
 if TYPE_CHECKING:
     import pytest
@@ -59,10 +57,7 @@ async def test_refused_changes_leave_every_image_whole_or_removed(  # noqa: PLR0
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}
-        in_use = preview.removals[used % len(preview.removals)].id if used is not None else ""
-        if in_use:
-            start = partial(made.node.start_container, in_use)
-            made.server.faults.before("Images.Delete", start, target=in_use, times=1)
+        in_use = use_during_removal(made, preview, used)
         refuse(made, first, number, after=after)
         trigger = "command" if undoable else "test"
         await made.collector.run(preview, trigger=trigger, stop=asyncio.Event(), max_rounds=1)

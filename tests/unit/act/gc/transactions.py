@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.sim.store import RefusedError
+from nodeagent.sim.store import Lease, RefusedError, Snapshot, SnapshotKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nodeagent.act.gc.outcomes import Outcome, PassReport
+    from nodeagent.act.gc.preview import Preview
     from tests.unit.act.conftest import Rig
 
 
+RECENT = {"containerd.io/gc.expire": "2099-01-01T00:00:00Z"}
 CHANGES = ("Leases.Create", "Content.Write", "Images.Delete", "Images.Create", "Leases.Delete")
 STEPS = (
     *CHANGES,
@@ -48,3 +53,35 @@ def crash(made: Rig, at: tuple[str, int, bool]) -> None:
 
     hook = made.server.faults.after if after else made.server.faults.before
     hook(method, count, times=None)
+
+
+def whole(made: Rig, names: dict[str, set[str]]) -> tuple[set[str], set[str]]:
+    """Return the ids of the present and the removed images; fail for one in between."""
+    present = {image_id for image_id, own in names.items() if own & set(made.node.store.names)}
+    for image_id in present:
+        assert names[image_id] <= set(made.node.store.names)
+        assert image_id in made.node.images
+        chain_id = made.node.images[image_id].chain_id
+        assert not chain_id or chain_id in made.node.store.snapshots
+    return present, names.keys() - present
+
+
+def begin_creation(made: Rig, image_id: str, key: str = "c", lease_id: str = "1234-abcd") -> Callable[[], None]:
+    """Return an action that prepares and leases the snapshot of a new container, before the container's record."""
+    parent = made.node.images[image_id].chain_id
+
+    def prepare() -> None:
+        store, now = made.node.store, made.node.now
+        store.add_lease(Lease(lease_id, now, dict(RECENT), [(key * 64, "snapshots/overlayfs")]))
+        store.put_snapshot(Snapshot(key * 64, parent, SnapshotKind.ACTIVE, 1, 1, now))
+
+    return prepare
+
+
+def use_during_removal(made: Rig, preview: Preview, used: int | None) -> str:
+    """Start a container of the n-th image when its first name is deleted; return the image id, empty for ``None``."""
+    if used is None:
+        return ""
+    in_use = preview.removals[used % len(preview.removals)].id
+    made.server.faults.before("Images.Delete", partial(made.node.start_container, in_use), target=in_use, times=1)
+    return in_use
