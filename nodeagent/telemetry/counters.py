@@ -53,7 +53,7 @@ class Metric(NamedTuple):
 _PASS_S: Final = (10.0, 60.0, 600.0)
 _READING_S: Final = (0.1, 1.0, 5.0, 30.0)
 _READING: Final = re.compile(r"(^|_)(list|status|statuses|version|info|stats|usage|get|plugins)(_|$)")
-"""Words of the calls that wait for nothing but the runtime."""
+"""Operation types of calls that only read from the runtime."""
 _EVICTION_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _THRESHOLD: Final = ("threshold", "signal", "kind")
 
