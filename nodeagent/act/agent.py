@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.act.agent_parts import open_parts
+from nodeagent.act.agent_parts import open_parts, pass_lock
 from nodeagent.act.gc.collector import MAX_ROUNDS, Collector, RemovalCompletion
 from nodeagent.act.gc.history_record import past_pass, past_undo
 from nodeagent.act.gc.outcomes import PassEnd
@@ -143,7 +143,7 @@ class Agent:
             recorder = HistoryRecorder(
                 self.history_writer if self.record else None, self.clock, plan_id=plan_id, on_start=on_start
             )
-            with process_lock(self.settings.state_directory / "pass.lock") as warning, _abandoning(recorder):
+            with process_lock(pass_lock(self.settings)) as warning, _abandoning(recorder):
                 report = await self.collector.run(
                     preview,
                     trigger=trigger,

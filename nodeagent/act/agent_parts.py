@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from nodeagent.host.container_cgroups import find_running
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
+from nodeagent.host.lock import lock_identity
 from nodeagent.host.node import boot_id
 from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
@@ -74,7 +75,7 @@ class AgentParts:
     @property
     def pass_lock(self) -> Path:
         """File of the node's pass lock."""
-        return self.settings.state_directory / "pass.lock"
+        return pass_lock(self.settings)
 
     def read_filesystem(self, path: str) -> FsObservation:
         """Return the usage of the filesystem at a path."""
@@ -155,6 +156,11 @@ async def open_parts(
         yield AgentParts.compose(settings, clock, connection, store, roles)
 
 
+def pass_lock(settings: Settings) -> Path:
+    """Return the file of the node's pass lock."""
+    return settings.state_directory / "pass.lock"
+
+
 def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store) -> StorageBackend:
     """Return containerd's services unless disabled; with another runtime their first call fails."""
     if not settings.containerd_api:
@@ -166,4 +172,5 @@ def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: C
     def make_cache(path: str) -> LayerCache:
         return LayerCache(read_format(path), clock, StoredSnapshotUsage(store))
 
-    return ContainerdStorage(ContainerdClient(connection), clock, make_cache, read_format)
+    read_owner = partial(lock_identity, pass_lock(settings))
+    return ContainerdStorage(ContainerdClient(connection), clock, make_cache, read_format, read_owner)

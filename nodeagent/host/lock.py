@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import PassBusyError
+from nodeagent.host.node import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,18 @@ def process_lock(path: Path) -> Iterator[str]:
     """
     with _locked(path, "another pass is running on this node (pid {pid}); try again later") as warning:
         yield warning
+
+
+def lock_identity(path: Path) -> str:
+    """Return the boot and the inode of a lock file, so that other processes recognize it; empty if it does not exist.
+
+    A path is not enough: in containers, different files have the same one.
+    """
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return ""
+    return f"{boot_id()} {found.st_dev}:{found.st_ino}"
 
 
 @contextmanager

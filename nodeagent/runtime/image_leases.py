@@ -34,7 +34,7 @@ from nodeagent.runtime.containerd_records import LeasedResource, decode_encoded_
 from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, references
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import timedelta
 
     from nodeagent.clock import Clock
@@ -46,10 +46,12 @@ MAX_LABELS_BYTES: Final = 4 << 20
 """Maximum size of the recorded names; containerd accepts requests of 16 MiB by default."""
 
 _NAME_LABEL: Final = "nodeagent/name."
+_OWNER_LABEL: Final = "nodeagent/owner"
 _TARGET_LABEL: Final = "containerd.io/gc.ref.content."
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _CHUNK: Final = 3500  # containerd accepts 4096 bytes of key and value
 _PENDING: Final = "pending"
+_DISK_FULL: Final = ("no space left on device", "disk quota exceeded")
 REMOVED: Final = "removed"
 """Value of ``KIND_LABEL`` after the decision to remove: the names can be restored until the lease expires."""
 
@@ -81,6 +83,7 @@ class OpenRemoval:
         names: the recorded names.
         opened_at: creation of the lease; ``None`` if unknown.
         expires_at: time after which containerd deletes the lease; ``None`` if the label is missing or malformed.
+        owner: identity of the pass lock of the process that created it; empty if unknown.
         damaged: whether some labels could not be decoded.
     """
 
@@ -88,6 +91,7 @@ class OpenRemoval:
     names: tuple[ImageName, ...]
     opened_at: datetime | None
     expires_at: datetime | None
+    owner: str = ""
     damaged: bool = False
 
 
@@ -109,10 +113,14 @@ class Restored:
 class ImageLeases:
     """Opens, restores and releases image removals. Every method raises the errors of ``RuntimeConnection.unary``."""
 
-    def __init__(self, client: ContainerdClient, clock: Clock) -> None:
-        """Use containerd in the namespace of the client; the clock is for the expiry of leases."""
+    def __init__(self, client: ContainerdClient, clock: Clock, read_owner: Callable[[], str] = str) -> None:
+        """Use containerd in the namespace of the client.
+
+        The clock is for the expiry of leases; ``read_owner`` returns the identity of the pass lock, empty if unknown.
+        """
         self._client = client
         self._clock = clock
+        self._read_owner = read_owner
 
     async def list_names(self) -> dict[str, tuple[StoredImage, bytes]]:
         """Return every image name with its encoded record."""
@@ -143,7 +151,8 @@ class ImageLeases:
         lease_id = f"nodeagent-removal-{secrets.token_hex(8)}"
         expires = (self._clock.now() + window).isoformat(timespec="seconds").replace("+00:00", "Z")
         try:
-            await self._client.create_lease(lease_id, {EXPIRE: expires, **encode_names(names), **labels})
+            own = {EXPIRE: expires, _OWNER_LABEL: self._read_owner()}
+            await self._client.create_lease(lease_id, {**own, **encode_names(names), **labels})
             await self._hold(lease_id, {each.stored.target: None for each in names}, holder)
             await run_bounded(lambda resource: self._client.add_lease_resource(lease_id, resource), [*further])
         except RuntimeUnavailableError:
@@ -157,16 +166,32 @@ class ImageLeases:
         return lease_id
 
     async def _hold(self, lease_id: str, targets: Mapping[str, None], holder: LeasedResource | None) -> None:
-        """Make the blob that references the targets a resource of the lease, and verify both."""
+        """Make the blob that references the targets a resource of the lease, and verify both.
+
+        On a full disk no blob can be written: the targets themselves are made resources, by a write to the disk each.
+        """
         if holder is None:
             labels = {f"{_TARGET_LABEL}{number:05}": target for number, target in enumerate(targets)}
-            holder = await self._client.write_leased_blob(lease_id, _holder_data(lease_id), labels)
+            try:
+                holder = await self._client.write_leased_blob(lease_id, _holder_data(lease_id), labels)
+            except RuntimeRequestError as error:
+                if not is_disk_full(error):
+                    raise
+                await self._hold_directly(lease_id, [LeasedResource(target, CONTENT) for target in targets])
+                return
         else:
             await self._client.add_lease_resource(lease_id, holder)
         blob, held = await asyncio.gather(self._client.get_blob(holder.id), self._client.list_lease_resources(lease_id))
         if holder not in held or blob is None or not targets.keys() <= referenced_blobs(blob):
             raise RuntimeRequestError(
                 "content.Write", holder.id, "FAILED_PRECONDITION", f"lease {lease_id} does not reference the images"
+            )
+
+    async def _hold_directly(self, lease_id: str, targets: Sequence[LeasedResource]) -> None:
+        await run_bounded(lambda target: self._client.add_lease_resource(lease_id, target), targets)
+        if not set(targets) <= set(await self._client.list_lease_resources(lease_id)):
+            raise RuntimeRequestError(
+                "leases.AddResource", lease_id, "FAILED_PRECONDITION", "images are not in the lease"
             )
 
     async def list_open(self) -> tuple[OpenRemoval, ...]:
@@ -223,6 +248,11 @@ class ImageLeases:
         await self._client.delete_lease(lease_id, sync=sync)
 
 
+def is_disk_full(error: RuntimeRequestError) -> bool:
+    """Return whether containerd failed for lack of disk space. Source: errno(3), texts of ENOSPC and EDQUOT."""
+    return any(text in error.detail.lower() for text in _DISK_FULL)
+
+
 def holder_of(lease_id: str) -> LeasedResource:
     """Return the blob that :meth:`ImageLeases.open` wrote for a lease."""
     return LeasedResource(f"sha256:{hashlib.sha256(_holder_data(lease_id)).hexdigest()}", CONTENT)
@@ -263,7 +293,8 @@ def decode_lease(lease: Lease) -> OpenRemoval:
             names.append(ImageName(image_id, decode_encoded_image(record), record))
         except (binascii.Error, DecodeError, ValueError):
             damaged = True
-    return OpenRemoval(lease.id, tuple(names), lease.created.at, _expiry(lease.labels.get(EXPIRE, "")), damaged)
+    expires_at, owner = _expiry(lease.labels.get(EXPIRE, "")), lease.labels.get(_OWNER_LABEL, "")
+    return OpenRemoval(lease.id, tuple(names), lease.created.at, expires_at, owner, damaged)
 
 
 def _joined(labels: Mapping[str, str]) -> Iterator[str]:

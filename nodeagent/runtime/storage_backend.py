@@ -233,6 +233,7 @@ class ContainerdStorage:
         clock: Clock,
         make_cache: Callable[[str], LayerCache],
         read_format: Callable[[str], DiskFormat] | None = None,
+        read_owner: Callable[[], str] = str,
     ) -> None:
         """Compose the backend.
 
@@ -242,6 +243,7 @@ class ContainerdStorage:
             make_cache: returns the cache for images on the filesystem of a path.
             read_format: returns the allocation sizes of the filesystem of a path; blocking. Without it all stores have
                 those of the cache.
+            read_owner: returns the identity of the pass lock, for leases; empty if unknown.
         """
         self._client = client
         self._clock = clock
@@ -249,7 +251,7 @@ class ContainerdStorage:
         self._read_format = read_format
         self._formats: dict[str, DiskFormat] = {}
         self._cache: LayerCache | None = None
-        leases = ImageLeases(client, clock)
+        leases = ImageLeases(client, clock, read_owner)
         undo = UndoLeases(client, leases)
         self._removals = RemovalRecords(leases, undo, Creations(client, clock), self._extents, self._snapshotters)
 

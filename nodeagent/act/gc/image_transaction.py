@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.act.gc.settling import Settled, settle
-from nodeagent.errors import NodeAgentError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
+from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, RuntimeUnavailableError
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.image_leases import holder_of
 from nodeagent.runtime.metadata_graph import SNAPSHOTS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.settling import Waits
     from nodeagent.act.gc.undo_terms import UndoTerms
     from nodeagent.clock import Clock
-    from nodeagent.model import ClockTrust, Image
+    from nodeagent.model import Image
     from nodeagent.plan.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage
     from nodeagent.runtime.image_leases import ImageName, Restored
@@ -40,8 +40,15 @@ if TYPE_CHECKING:
 WINDOW: Final = timedelta(hours=24)
 """Lifetime of the lease of an interrupted transaction, as for containerd's own operations."""
 
-_LONG_WINDOW: Final = timedelta(days=36_500)
 _UNDO_WITHIN_S: Final = 5.0
+LONGEST_DELETION_S: Final = 300.0
+"""Time after the creation of the lease in which names are deleted, much shorter than ``LONGEST_REMOVAL``.
+
+A process that was suspended for longer deletes none: another agent can have restored them and released the lease.
+"""
+
+LONGEST_REMOVAL: Final = timedelta(minutes=15)
+"""Age at which a removal whose process is unknown is taken for interrupted."""
 
 
 class NameActions(Protocol):
@@ -66,6 +73,13 @@ class Candidate:
     def stored(self) -> tuple[StoredImage, ...]:
         """The stored names."""
         return tuple(each.stored for each in self.names)
+
+
+class OpenedLease(NamedTuple):
+    """The lease of a transaction; ``opened_s`` is the monotonic time before its creation."""
+
+    id: str
+    opened_s: float
 
 
 class _Undo(NamedTuple):
@@ -101,33 +115,6 @@ class TransactionServices:
     undo_terms: UndoTerms | None
 
 
-async def begin(
-    services: TransactionServices, candidates: Sequence[Candidate], clock: ClockTrust
-) -> ImageTransaction | None:
-    """Lease the content of images and return the transaction; ``None`` if that is impossible, such as on a full disk.
-
-    Args:
-        services: services of the remover.
-        candidates: the images to remove.
-        clock: the wall clock at the plan. A lease must not end early by a correction of an implausible one.
-
-    Raises:
-        RuntimeTimeoutError: containerd is slow; the images are kept rather than removed without a transaction.
-        RuntimeUnavailableError: the runtime is unavailable.
-    """
-    extents = services.records.extents({each.image.id: each.stored for each in candidates})
-    further = dict.fromkeys(piece for each in extents.values() for piece in each.further)
-    names = [name for each in candidates for name in each.names]
-    window = WINDOW if not clock.problem and clock.untrusted_until is None else _LONG_WINDOW
-    try:
-        lease_id = await services.records.leases.open(names, further, window=window)
-    except (RuntimeUnavailableError, RuntimeTimeoutError):
-        raise
-    except RuntimeRequestError:  # nothing was deleted yet
-        return None
-    return ImageTransaction(services, lease_id, candidates, extents)
-
-
 class ImageTransaction:
     """A removal of several images whose content is leased, in three steps in this order.
 
@@ -138,13 +125,13 @@ class ImageTransaction:
     def __init__(
         self,
         services: TransactionServices,
-        lease_id: str,
+        lease: OpenedLease,
         candidates: Sequence[Candidate],
         extents: Mapping[str, ImageExtent],
     ) -> None:
         self.results: dict[str, Result | NodeAgentError] = {}
         self._services = services
-        self._lease_id = lease_id
+        self._lease = lease
         self._candidates = candidates
         self._extents = extents
         self._deleted: dict[str, Candidate] = {}  # candidates whose names are deleted, by image id
@@ -179,9 +166,9 @@ class ImageTransaction:
         removed, leases = self._to_remove, self._services.records.leases
         try:
             final = any(self._undo.get(image_id, _NO_UNDO).until is None for image_id in removed)
-            await leases.release(self._lease_id, sync=final)
+            await leases.release(self._lease.id, sync=final)
         except RuntimeTimeoutError:
-            if any(each.lease_id == self._lease_id for each in await leases.list_open()):
+            if any(each.lease_id == self._lease.id for each in await leases.list_open()):
                 raise
         results = []
         for image_id, candidate in removed.items():
@@ -243,6 +230,9 @@ class ImageTransaction:
             if set(map(_identity, current)) != set(map(_identity, tags)):
                 detail = "kept: pulled, tagged or untagged during the pass"
                 self.results[decision.id] = Result(decision, Outcome.CHANGED, detail)
+                return
+            if self._services.clock.monotonic_s() - self._lease.opened_s > LONGEST_DELETION_S:
+                self.results[decision.id] = Result(decision, Outcome.FAILED, "kept: the agent was suspended")
                 return
             self._deleted[image_id] = candidate
             await _all_done(self._delete_name(each) for each in candidate.names if not each.is_id)
@@ -345,7 +335,7 @@ class ImageTransaction:
                 pass_id=terms.pass_id,
                 window=terms.window,
                 size_bytes=sum(each.decision.frees_bytes or 0 for each in covered),
-                holder=holder_of(self._lease_id) if len(covered) == len(self._candidates) else None,
+                holder=holder_of(self._lease.id) if len(covered) == len(self._candidates) else None,
             )
         except RuntimeUnavailableError:
             raise

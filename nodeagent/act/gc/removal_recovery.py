@@ -7,11 +7,11 @@ A lease that exists means that the removal was not decided, so the names are res
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.act.gc.image_transaction import LONGEST_REMOVAL
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnsupportedError
-from nodeagent.host.lock import process_lock
+from nodeagent.host.lock import lock_identity, process_lock
 from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from nodeagent.runtime.undo_leases import UndoableRemoval
 
 
-_LONGEST_REMOVAL: Final = timedelta(minutes=15)
 _STABLE_S: Final = 3.0
 _MAX_ROUNDS: Final = 5
 
@@ -57,19 +56,15 @@ class RemovalRecovery:
             found, undoable = await records.leases.list_open(), await records.undo.list_all()
         except NodeAgentError:
             return ()
-        interrupted = [
-            f"lease {each.lease_id} keeps the content of {len({name.image_id for name in each.names})} images whose "
-            f"removal is in progress or was interrupted; the next pass restores them"
-            + (f"; containerd deletes it after {format_time(each.expires_at)}" if each.expires_at else "")
-            for each in found
-        ]
-        return *interrupted, *map(_undo_sentence, undoable)
+        own = lock_identity(self._lock_path)
+        return *(self._open_sentence(each, own) for each in found), *map(_undo_sentence, undoable)
 
     async def run(self) -> None:
         """Restore the names of every interrupted removal, and free the space of removals whose undo window has ended.
 
         A failure is a notice, and the next run retries. While another pass runs, on this node's lock, its removal is in
-        progress, not interrupted.
+        progress, not interrupted. So can be that of a pass on another lock, of an agent with another state directory:
+        it is left alone until no removal takes that long.
         """
         records = self._storage.removals
         if records is None:
@@ -77,8 +72,9 @@ class RemovalRecovery:
         try:
             if await records.leases.list_open():
                 with process_lock(self._lock_path) as unlocked:
+                    own = "" if unlocked else lock_identity(self._lock_path)
                     found = await records.leases.list_open()
-                    await self._restore_all(records, [e for e in found if not (unlocked and self._is_recent(e))])
+                    await self._restore_all(records, [each for each in found if self._is_interrupted(each, own)])
             now = self._clock.now()
             over = [each for each in await records.undo.list_all() if each.is_over(now)]
             await records.undo.release(over, collect=True)
@@ -87,9 +83,29 @@ class RemovalRecovery:
         except NodeAgentError as error:
             self._notices.append(f"cannot restore the images of an interrupted removal: {error}; retried before a pass")
 
-    def _is_recent(self, removal: OpenRemoval) -> bool:
-        """Return whether a removal may be in progress in another process; needed only without the lock."""
-        return removal.opened_at is None or removal.opened_at > self._clock.now() - _LONGEST_REMOVAL
+    def _is_interrupted(self, removal: OpenRemoval, own: str) -> bool:
+        """Return whether the process of a removal has ended; ``own`` is the identity of the lock that is held, if any.
+
+        It has if it was started in an earlier boot, or held the same lock. With another lock or an unknown one it may
+        be running, in another container too, where its pid means nothing.
+        """
+        boot, own_boot = removal.owner.partition(" ")[0], own.partition(" ")[0]
+        if (own and removal.owner == own) or (boot and own_boot and boot != own_boot):
+            return True
+        return removal.opened_at is not None and removal.opened_at <= self._clock.now() - LONGEST_REMOVAL
+
+    def _open_sentence(self, removal: OpenRemoval, own: str) -> str:
+        count = len({name.image_id for name in removal.names})
+        fate = "the next pass restores them"
+        if not self._is_interrupted(removal, own):
+            fate = "it is of an agent with another state directory"
+            if removal.opened_at is not None:
+                fate += f"; passes after {format_time(removal.opened_at + LONGEST_REMOVAL)} restore them"
+        until = f"; containerd deletes it after {format_time(removal.expires_at)}" if removal.expires_at else ""
+        return (
+            f"lease {removal.lease_id} keeps the content of {count} images whose removal is in progress or was "
+            f"interrupted; {fate}{until}"
+        )
 
     async def _restore_all(self, records: RemovalRecords, removals: Sequence[OpenRemoval]) -> None:
         """Restore at the same time, since each waits; a failure ends no other, and is raised afterwards."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nodeagent.act.gc.leak_removal import LeakRemover
 from nodeagent.act.gc.pod_log_removers import LogLinkRemover, PodLogRemover
 from nodeagent.act.gc.recheck import RuntimeReader
-from nodeagent.act.gc.removers import ContainerRemover, ImageRemover, SandboxRemover
+from nodeagent.act.gc.removers import ContainerRemover, ImageRemover, ImageRemoverWithoutLeases, SandboxRemover
 from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, HURRIED_SETTLE_S
 from nodeagent.act.gc.transactional_remover import TransactionalImageRemover
 from nodeagent.host import podlogs
@@ -90,7 +90,17 @@ class RemoverFactory:
         *,
         hurried: bool,
     ) -> Remover | BatchRemover:
-        records = self.storage.removals if self.bulk and snapshot.storage is not None else None
+        records = self.storage.removals if self.bulk else None
+        if records is not None and snapshot.storage is None:
+            return ImageRemoverWithoutLeases(
+                reader,
+                self.cri,
+                policy.images,
+                snapshot,
+                clock=self.clock,
+                read_holds=self.read_holds,
+                list_leases=records.leases.list_open,
+            )
         if records is not None:
             return TransactionalImageRemover(
                 reader,

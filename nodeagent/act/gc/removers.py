@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome, Result
-from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, StoreError
+from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, RuntimeUnsupportedError, StoreError
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.gc.holds import holds_in_force
@@ -20,7 +20,7 @@ from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from nodeagent.clock import Clock
@@ -194,6 +194,37 @@ class ImageRemover:
         return now_s - clock.boottime_s, replace(clock, boottime_s=now_s)
 
 
+class ImageRemoverWithoutLeases(ImageRemover):
+    """Removes images through CRI on a runtime without leases, and keeps them on others.
+
+    On containerd, a failed reading of its records is no reason to remove images without a transaction.
+    """
+
+    def __init__(  # noqa: PLR0913 - the guard's arguments
+        self,
+        reader: FreshReader,
+        actions: RuntimeActions,
+        policy: ImageGCPolicy,
+        template: NodeSnapshot,
+        *,
+        clock: Clock,
+        read_holds: Callable[[], tuple[Hold, ...]],
+        list_leases: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Compose the remover; see :class:`ImageRemover`. ``list_leases`` fails on a runtime without leases."""
+        super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
+        self._list_leases = list_leases
+
+    async def remove(self, decision: Decision) -> Result:
+        """Remove the image as :class:`ImageRemover` does, unless the runtime has leases."""
+        try:
+            await self._list_leases()
+        except RuntimeUnsupportedError:
+            return await super().remove(decision)
+        detail = "kept: containerd's records of images and layers could not be read at the observation; try again later"
+        return Result(decision, Outcome.FAILED, detail)
+
+
 class ContainerRemover:
     """Removes one dead container and then its logs.
 
@@ -319,6 +350,7 @@ __all__ = [
     "ContainerRemover",
     "FreshReader",
     "ImageRemover",
+    "ImageRemoverWithoutLeases",
     "LogActions",
     "RuntimeActions",
     "SandboxRemover",

@@ -12,17 +12,18 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from nodeagent.act.gc.image_transaction import Candidate, TransactionServices, begin
+from nodeagent.act.gc.image_transaction import Candidate, TransactionServices
 from nodeagent.act.gc.name_owners import conflict, names_by_image, owners_by_target
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.act.gc.removers import FreshReader, ImageRemover, changed_since
 from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, Waits
+from nodeagent.act.gc.transaction_start import LeaseRefusedError, begin
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.runtime.containerd_facts import is_pinned
 from nodeagent.runtime.image_leases import MAX_LABELS_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from nodeagent.act.gc.image_transaction import ImageTransaction, NameActions
     from nodeagent.act.gc.removers import RuntimeActions
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from nodeagent.model import Hold, Image, NodeSnapshot
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.runtime.image_leases import ImageName
     from nodeagent.runtime.storage_backend import RemovalRecords
 
 T = TypeVar("T")
@@ -59,7 +61,8 @@ class TransactionReader(FreshReader, Protocol):
 class TransactionalImageRemover(ImageRemover):
     """Removes images by their names, many per transaction, each behind the guard of :class:`ImageRemover`.
 
-    Without a lease, or if CRI still lists removed images, the remaining images are removed through CRI, one by one.
+    A runtime without leases, and a disk too full for the record of one, leave CRI, one by one. After another refusal of
+    a lease the remaining images are kept.
 
     Attributes:
         batch_size: maximum number of images per call of :meth:`remove_many`.
@@ -98,7 +101,7 @@ class TransactionalImageRemover(ImageRemover):
             undo_terms=undo,
         )
         self._unconfirmed: list[Result] = []
-        self._works = True
+        self._refused: LeaseRefusedError | None = None
 
     @property
     def settled_s(self) -> float:
@@ -118,8 +121,6 @@ class TransactionalImageRemover(ImageRemover):
         Raises:
             RuntimeUnavailableError: the runtime is unavailable; an open transaction is restored by the next pass.
         """
-        if not self._works:
-            return await self._through_cri(decisions, stop)
         chosen = await _catch(self._candidates(decisions))
         if isinstance(chosen, NodeAgentError):  # once more: it would fail the whole batch
             chosen = await _catch(self._candidates(decisions))
@@ -139,7 +140,7 @@ class TransactionalImageRemover(ImageRemover):
             RuntimeUnavailableError: the runtime became unavailable in every transaction. After other transactions the
                 result of their images is exact; the error is then that of the images of the interrupted ones.
         """
-        parts = [candidates[start : start + PART] for start in range(0, len(candidates), PART)]
+        parts = list(_parts(candidates))
         deletion = asyncio.Lock()
         ended = await asyncio.gather(*(_caught(self._transact(part, stop, deletion)) for part in parts))
         lost = [each for each in ended if isinstance(each, RuntimeUnavailableError)]
@@ -167,14 +168,12 @@ class TransactionalImageRemover(ImageRemover):
         owners = owners_by_target(listed.values(), stored)
         results: dict[str, Result | NodeAgentError] = {}
         candidates: list[Candidate] = []
-        recorded_bytes = 0
         for decision in decisions:
             image = images.get(decision.id)
             if image is None:
                 results[decision.id] = Result(decision, Outcome.GONE, "already removed")
                 continue
             own = names[image.id]
-            recorded_bytes += sum(len(each.encoded) for each in own) * 4 // 3
             reason = (
                 kept.get(image.id)
                 or changed_since(self._template.observed_at, (each.stored for each in own), self._clock.now())
@@ -182,8 +181,12 @@ class TransactionalImageRemover(ImageRemover):
             )
             if reason:
                 results[decision.id] = Result(decision, Outcome.CHANGED, f"kept: {reason}")
-            elif not any(each.is_id for each in own) or recorded_bytes > MAX_LABELS_BYTES:
-                results[decision.id] = await _catch(self.remove(decision))  # not as CRI stores images, or too large
+            elif _recorded_bytes(own) > MAX_LABELS_BYTES:
+                results[decision.id] = Result(
+                    decision, Outcome.CHANGED, "kept: too many names for the record of a removal"
+                )
+            elif not any(each.is_id for each in own):
+                results[decision.id] = await _catch(self.remove(decision))  # not as CRI stores images
             else:
                 candidates.append(Candidate(decision, image, own))
         return results, candidates
@@ -195,7 +198,7 @@ class TransactionalImageRemover(ImageRemover):
         decisions = [each.decision for each in candidates]
         with self._services.waits.working():
             async with deletion:
-                transaction = await self._begin(candidates) if self._works and not stop.is_set() else None
+                transaction = None if stop.is_set() else await self._begin(candidates)
                 if transaction is None:
                     removed = await self._through_cri(decisions, stop)
                     return {decision.id: each for decision, each in zip(decisions, removed, strict=True)}
@@ -206,9 +209,13 @@ class TransactionalImageRemover(ImageRemover):
             return transaction.results
 
     async def _begin(self, candidates: Sequence[Candidate]) -> ImageTransaction | None:
-        transaction = await begin(self._services, candidates, self._template.clock)
-        self._works = self._works and transaction is not None
-        return transaction
+        if self._refused is not None:
+            raise self._refused
+        try:
+            return await begin(self._services, candidates, self._template.clock)
+        except LeaseRefusedError as error:
+            self._refused = error
+            raise
 
     async def _through_cri(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
         return [
@@ -228,7 +235,6 @@ class TransactionalImageRemover(ImageRemover):
         listed = await self._still_listed({result.decision.id for result in unconfirmed})
         if not listed:
             return ()
-        self._works = False
         return tuple([await self._remove_listed(each) for each in unconfirmed if each.decision.id in listed])
 
     async def _still_listed(self, deleted: set[str]) -> frozenset[str]:
@@ -261,6 +267,26 @@ class TransactionalImageRemover(ImageRemover):
             return replace(result, outcome=Outcome.FAILED, detail=str(error))
         detail = removed.detail or "still listed by CRI after its names were deleted; removed through CRI"
         return replace(removed, detail=detail, duration_s=result.duration_s)
+
+
+def _parts(candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
+    """Yield the candidates of each transaction, bounded by their number and by the size of their records."""
+    part: list[Candidate] = []
+    size_bytes = 0
+    for each in candidates:
+        own_bytes = _recorded_bytes(each.names)
+        if part and (len(part) == PART or size_bytes + own_bytes > MAX_LABELS_BYTES):
+            yield part
+            part, size_bytes = [], 0
+        part.append(each)
+        size_bytes += own_bytes
+    if part:
+        yield part
+
+
+def _recorded_bytes(names: Iterable[ImageName]) -> int:
+    """Return the size of the record of names in the labels of a lease, in base64."""
+    return sum(len(each.encoded) for each in names) * 4 // 3
 
 
 async def _catch(work: Coroutine[object, object, T]) -> T | NodeAgentError:

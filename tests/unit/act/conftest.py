@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -14,6 +15,7 @@ from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.act.gc.remover_factory import RemoverFactory
 from nodeagent.act.gc.undo import ImageUndo
+from nodeagent.host.lock import lock_identity
 from nodeagent.model import Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.observe.pod_images import no_pod_images
@@ -99,7 +101,12 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
         return Role.STANDALONE
 
     cri, clock = CriClient(connection), node.clock
-    storage = ContainerdStorage(ContainerdClient(connection), clock, lambda _path: LayerCache(clock=clock))
+    lock = root / "pass.lock"
+    lock.touch()
+    read_owner = partial(lock_identity, lock)
+    storage = ContainerdStorage(
+        ContainerdClient(connection), clock, lambda _path: LayerCache(clock=clock), read_owner=read_owner
+    )
     settings = ObserverSettings("", root / "pods", root / "containers", confirm_s=0.0)
     read = SimFilesystem(node).read
     observer = Observer(
@@ -126,8 +133,8 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
         settle_s=options.settle_s,
         read_pod_images=options.read_pod_images,
     )
-    recovery = RemovalRecovery(storage, root / "pass.lock", clock, stable_s=0.0)
-    undo = ImageUndo(storage, cri, root / "pass.lock", clock, options.undo_window)
+    recovery = RemovalRecovery(storage, lock, clock, stable_s=0.0)
+    undo = ImageUndo(storage, cri, lock, clock, options.undo_window)
     collector = Collector(
         observer,
         removers,

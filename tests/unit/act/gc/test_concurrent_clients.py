@@ -6,10 +6,12 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.plan.gc.scope import Scope
-from tests.unit.act.gc.transactions import outcomes
+from tests.unit.act.gc.transactions import outcomes, remove_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,28 +58,80 @@ async def test_image_removed_by_another_client_during_the_wait_is_removed_and_no
         assert not made.node.store.leases
 
 
-async def test_images_restored_by_a_second_agent_during_the_wait_are_kept(rig: Opener, tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", ["Images.Delete", "Snapshots.List", "Leases.Delete"])
+async def test_removal_in_progress_is_left_alone_by_an_agent_with_another_state_directory(
+    rig: Opener, tmp_path: Path, call: str
+) -> None:
+    """Otherwise it would restore the names and release the lease before the first agent deletes them, after a stall."""
     async with rig(bulk=True) as made:
-        before = set(made.node.store.names)
         preview = await made.collector.preview(Scope.IMAGES)
+        names = {name for each in preview.removals for name in made.node.names_of(each.id)}
         second = RemovalRecovery(made.storage, tmp_path / "other.lock", made.node.clock, stable_s=0.0)
-        made.server.faults.before("Snapshots.List", second.run)
+        leases: list[int] = []
+
+        async def recover() -> None:
+            (sentence,) = await second.describe()
+            assert "of an agent with another state directory; passes after" in sentence
+            await second.run()
+            leases.append(len(made.node.store.leases))
+
+        made.server.faults.before(call, recover)
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
-        assert set(outcomes(report).values()) == {Outcome.CHANGED}
-        assert set(made.node.store.names) == before
+        assert leases == [1]
+        assert set(outcomes(report).values()) == {Outcome.DONE}
+        assert not names & set(made.node.store.names)
         assert not made.node.store.leases
 
 
-async def test_images_restored_by_a_second_agent_at_the_release_are_reported_as_kept(
-    rig: Opener, tmp_path: Path
+@pytest.mark.parametrize("call", ["Snapshots.List", "Leases.Delete"])
+async def test_images_restored_by_a_second_agent_after_a_long_suspension_are_kept(
+    rig: Opener, tmp_path: Path, call: str
 ) -> None:
     async with rig(bulk=True) as made:
         before = set(made.node.store.names)
         preview = await made.collector.preview(Scope.IMAGES)
         second = RemovalRecovery(made.storage, tmp_path / "other.lock", made.node.clock, stable_s=0.0)
-        made.server.faults.before("Leases.Delete", second.run)
+
+        async def recover() -> None:
+            made.node.advance(3600)
+            await second.run()
+
+        made.server.faults.before(call, recover)
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
         made.node.collect_garbage()
         assert set(outcomes(report).values()) == {Outcome.CHANGED}
+        assert set(made.node.store.names) == before
+        assert not made.node.store.leases
+
+
+async def test_agent_that_was_suspended_before_its_deletions_deletes_no_name(rig: Opener, tmp_path: Path) -> None:
+    async with rig(bulk=True) as made:
+        before = set(made.node.store.names)
+        preview = await made.collector.preview(Scope.IMAGES)
+        second = RemovalRecovery(made.storage, tmp_path / "other.lock", made.node.clock, stable_s=0.0)
+
+        async def suspend() -> None:
+            made.node.advance(3600)
+            await second.run()
+            assert not made.node.store.leases
+
+        made.server.faults.after("Leases.ListResources", suspend)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert set(outcomes(report).values()) == {Outcome.FAILED}
+        assert not made.server.faults.count("Images.Delete")
+        assert set(made.node.store.names) == before
+
+
+async def test_removal_of_an_earlier_boot_is_restored_by_any_agent(rig: Opener, tmp_path: Path) -> None:
+    async with rig(bulk=True) as made:
+        before = set(made.node.store.names)
+        made.server.faults.fail("Leases.Delete", times=1, status="UNAVAILABLE")
+        await remove_all(made)
+        second = RemovalRecovery(made.storage, tmp_path / "other.lock", made.node.clock, stable_s=0.0)
+        await second.run()
+        assert before - set(made.node.store.names)
+        (lease,) = made.node.store.leases.values()
+        lease.labels["nodeagent/owner"] = "5f2d0b3e-0000-4000-8000-000000000000 1:2"
+        await second.run()
         assert set(made.node.store.names) == before
         assert not made.node.store.leases

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from tests.unit.act.conftest import Opener, Rig
 
 
-def refuse(made: Rig, first: int, number: int, *, after: bool) -> None:
+def refuse(made: Rig, first: int, number: int, detail: str, *, after: bool) -> None:
     """Refuse changes from the n-th on, of any kind; ``after`` their effect, as by a failed answer."""
     seen = iter(range(1 << 30))
 
     def count() -> None:
         if first <= next(seen) < first + number:
-            raise RefusedError("UNKNOWN", "no space left on device")
+            raise RefusedError("UNKNOWN", detail)
 
     for method in CHANGES:
         (made.server.faults.after if after else made.server.faults.before)(method, count, times=None)
@@ -37,6 +37,7 @@ def refuse(made: Rig, first: int, number: int, *, after: bool) -> None:
 @given(
     first=st.integers(0, 60),
     number=st.sampled_from([1, 2, 3, 8, 1000]),
+    detail=st.sampled_from(["no space left on device", "database is closed"]),
     after=st.booleans(),
     used=st.none() | st.integers(0, 20),
     undoable=st.booleans(),
@@ -47,6 +48,7 @@ async def test_refused_changes_leave_every_image_whole_or_removed(  # noqa: PLR0
     monkeypatch: pytest.MonkeyPatch,
     first: int,
     number: int,
+    detail: str,
     after: bool,
     used: int | None,
     undoable: bool,
@@ -58,7 +60,7 @@ async def test_refused_changes_leave_every_image_whole_or_removed(  # noqa: PLR0
         preview = await made.collector.preview(Scope.IMAGES)
         names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}
         in_use = use_during_removal(made, preview, used)
-        refuse(made, first, number, after=after)
+        refuse(made, first, number, detail, after=after)
         trigger = "command" if undoable else "test"
         await made.collector.run(preview, trigger=trigger, stop=asyncio.Event(), max_rounds=1)
         await made.recovery.run()

@@ -15,10 +15,12 @@ from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.containerd_facts import PINNED_LABEL
-from tests.unit.act.gc.transactions import CHANGES, outcomes, remove_all
+from tests.unit.act.gc.transactions import CHANGES, begin_creation, outcomes, remove_all
 
 if TYPE_CHECKING:
     from tests.unit.act.conftest import Opener
+
+FULL = "write /var/lib/containerd/io.containerd.metadata.v1.bolt/meta.db: no space left on device"
 
 
 async def test_image_pulled_again_since_the_plan_is_kept(rig: Opener) -> None:
@@ -86,13 +88,79 @@ async def test_lease_without_the_content_of_an_image_is_not_used(rig: Opener, pa
             else:
                 made.node.store.blobs[digest].labels.popitem()
 
-        made.server.faults.after("Content.Write", lose, times=1)
+        before = set(made.node.store.names)
+        made.server.faults.after("Content.Write", lose, times=None)
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.FAILED}
+        assert not made.server.faults.count("Images.Delete")
+        assert not made.server.faults.count("RemoveImage")
+        assert set(made.node.store.names) == before
+        assert not made.node.store.leases
+
+
+@pytest.mark.parametrize("method", ["Leases.Create", "Content.Write"])
+async def test_lease_that_is_refused_once_is_created_at_the_next_attempt(rig: Opener, method: str) -> None:
+    async with rig(bulk=True) as made:
+        made.server.faults.fail(method, status="INTERNAL", detail="busy")
         report = await remove_all(made)
         assert set(outcomes(report).values()) == {Outcome.DONE}
-        calls = [call.method for call in made.server.calls]
-        assert "Images.Delete" not in calls
-        assert calls.count("RemoveImage") == len(report.results)
-        assert not made.node.store.leases
+        assert not made.server.faults.count("RemoveImage")
+
+
+@pytest.mark.parametrize("part", [1, transactional_remover.PART])
+async def test_images_are_kept_with_the_reason_if_containerd_refuses_every_lease(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(transactional_remover, "PART", part)
+    async with rig(bulk=True) as made:
+        before = set(made.node.store.names)
+        made.server.faults.fail("Leases.Create", times=None, status="INTERNAL", detail="database is closed")
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.FAILED}
+        assert all("database is closed" in each.detail for each in report.results)
+        assert all('image_gc.removal = "cri"' in each.detail for each in report.results)
+        assert made.server.faults.count("Leases.Create") == 3
+        assert not made.server.faults.count("RemoveImage")
+        assert set(made.node.store.names) == before
+
+
+async def test_images_are_leased_without_a_blob_where_the_disk_is_too_full_for_it(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        used = next(each.id for each in preview.removals if made.node.images[each.id].chain_id)
+        names = set(made.node.names_of(used))
+        made.server.faults.fail("Content.Write", times=None, detail=FULL)
+        made.server.faults.before("Snapshots.List", begin_creation(made, used))
+        made.server.faults.before("Images.Create", made.node.collect_garbage, target=used)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert {each for each, outcome in outcomes(report).items() if outcome is Outcome.CHANGED} == {used}
+        assert list(outcomes(report).values()).count(Outcome.DONE) == len(report.results) - 1
+        assert names <= set(made.node.store.names)
+        assert not made.server.faults.count("RemoveImage")
+
+
+async def test_images_are_removed_by_cri_only_while_the_disk_is_too_full_for_any_lease(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional_remover, "PART", 1)
+    async with rig(bulk=True) as made:
+        made.server.faults.fail("Leases.Create", times=1, detail=FULL)
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.DONE}
+        assert made.server.faults.count("RemoveImage") == 1
+
+
+async def test_images_with_more_names_than_one_lease_can_record_are_removed_in_several_transactions(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig(bulk=True) as made:
+        assert made.storage.removals is not None
+        sizes = [len(encoded) for _, encoded in (await made.storage.removals.leases.list_names()).values()]
+        monkeypatch.setattr(transactional_remover, "MAX_LABELS_BYTES", 4 * max(sizes) * 4 // 3)
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.DONE}
+        assert not made.server.faults.count("RemoveImage")
+        assert made.server.faults.count("Leases.Create") > 1
 
 
 @pytest.mark.parametrize("method", ["Leases.Create", "Content.Write"])
@@ -104,6 +172,17 @@ async def test_lease_that_is_not_created_in_time_removes_nothing_without_protect
         assert set(outcomes(report).values()) == {Outcome.FAILED}
         assert not made.server.faults.count("RemoveImage")
         assert set(made.node.store.names) == before
+
+
+async def test_images_are_kept_if_the_records_of_containerd_were_unreadable_at_the_observation(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        await made.collector.preview(Scope.IMAGES)  # afterwards the origin of images is known
+        made.server.faults.fail("Content.List", times=None, status="INTERNAL")
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.FAILED}
+        assert not made.server.faults.count("RemoveImage")
+        made.server.faults.clear()
+        assert set(outcomes(await remove_all(made)).values()) == {Outcome.DONE}
 
 
 async def test_number_of_changes_depends_on_the_names_only(rig: Opener) -> None:
