@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +33,7 @@ from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.leaks import plan_leaks
 from nodeagent.plan.gc.saved_plan import plan_id as make_plan_id
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.store.history import History, configured_retention
 
 if TYPE_CHECKING:

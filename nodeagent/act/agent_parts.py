@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -17,6 +16,7 @@ from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.observe.pod_images import make_bound_pods, make_pod_image_reader
 from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
+from nodeagent.record import Record
 from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.storage_backend import StorageBackend
 
 
-@dataclass(frozen=True, slots=True)
-class AgentParts:
+class AgentParts(Record):
     """Parts of an agent that share its clients and its state.
 
     Attributes:

@@ -6,13 +6,13 @@ An agent has more parts: removers, recovery, undo and history. Their import take
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.agent_parts import open_parts
 from nodeagent.act.gc.preview import preview_pass
 from nodeagent.clock import SystemClock
 from nodeagent.observe.node_role import RoleWatch
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,8 +33,7 @@ class Previews(Protocol):
         """Observe and plan a pass without any change to the node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Previewer:
+class Previewer(Record):
     """Reader of a node with its settings; it writes nothing."""
 
     settings: Settings

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import sys
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
@@ -26,6 +25,7 @@ from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.saved_plan import parse_plan
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import Record, field, replace
 from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 _PLAN_LIFETIME_S: Final = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Record):
     """The options of one ``gc`` command."""
 
     scope: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodeagent.api.pressure import Pressure
@@ -16,6 +15,7 @@ from nodeagent.model.pressure import MemorySource
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

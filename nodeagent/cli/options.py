@@ -7,7 +7,6 @@ time.
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -19,6 +18,7 @@ from typer.core import TyperGroup
 from nodeagent.cli.examples import example_text
 from nodeagent.cli.listing import ListOptions, ListView
 from nodeagent.errors import UsageError
+from nodeagent.record import Record
 
 Overrides = Mapping[str, str | int]
 """Values of a command line, by the key of the setting."""
@@ -165,8 +165,7 @@ RootOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class SettingOption:
+class SettingOption(Record):
     """An option that overrides one setting.
 
     Attributes:

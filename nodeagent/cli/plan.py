@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from nodeagent.host.node import node_identity
 from nodeagent.plan.gc.saved_plan import compare, parse_plan, refusal_of, unseal
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.strictness import stricter
+from nodeagent.record import Record, field, replace
 from nodeagent.store.plan_key import PlanKeyFile
 from nodeagent.text import Cut
 from nodeagent.units import format_time, parse_duration_s
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 _LARGEST_FILE_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyRequest:
+class ApplyRequest(Record):
     """The options of one ``apply`` command."""
 
     file: Path

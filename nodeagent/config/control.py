@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from nodeagent.config.paths import CONTROL_SOCKET
+from nodeagent.record import Record
 
 DEFAULT_SOCKET: Final = Path(CONTROL_SOCKET)
 
 
-@dataclass(frozen=True, slots=True)
-class ControlSettings:
+class ControlSettings(Record):
     """Validated settings of the control API.
 
     Attributes:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodeagent.model import Role
 from nodeagent.model.pressure import MemorySource
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 
-@dataclass(frozen=True, slots=True)
-class StallSettings:
+class StallSettings(Record):
     """PSI triggers of the eviction loop.
 
     Attributes:
@@ -33,8 +32,7 @@ class StallSettings:
     window_us: int = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionSettings:
+class EvictionSettings(Record):
     """Validated settings of pod eviction.
 
     Attributes:
@@ -80,8 +78,7 @@ class EvictionSettings:
         return self.enabled is True and bool(self.thresholds) and role is Role.BESIDE_KUBELET
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletSettings:
+class KubeletSettings(Record):
     """Validated settings of the sources of pod facts beyond CRI.
 
     Attributes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle  # pickles are exchanged only with the parent process
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.config.loading import effective, load
@@ -16,6 +15,7 @@ from nodeagent.config.policies import settings
 from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.config.toml_writer import toml_value
 from nodeagent.errors import ConfigError
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from nodeagent.config.settings import Origin, Settings

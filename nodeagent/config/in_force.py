@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.files import read_document
 from nodeagent.config.loading import load
 from nodeagent.errors import ConfigError
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 _KEY: Final = "dry_run"
 
 
-@dataclass(frozen=True, slots=True)
-class KeptDryRun:
+class KeptDryRun(Record):
     """A value of ``dry_run`` and its reason, one printable line."""
 
     value: bool

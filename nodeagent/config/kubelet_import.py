@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from pydantic import ValidationError
@@ -16,6 +15,7 @@ from nodeagent.config.toml_writer import toml_value
 from nodeagent.errors import ConfigError
 from nodeagent.parsing import parse_yaml
 from nodeagent.plan.eviction.thresholds import DEFAULT_HARD
+from nodeagent.record import Record
 
 KIND: Final = "KubeletConfiguration"
 _GROUP: Final = "kubelet.config.k8s.io/"
@@ -26,8 +26,7 @@ _LOCAL: Final = ("", "0.0.0.0", "::", "127.0.0.1", "::1", "localhost")  # noqa: 
 _MAX_SHOWN_LENGTH: Final = 80
 
 
-@dataclass(frozen=True, slots=True)
-class UnconvertedField:
+class UnconvertedField(Record):
     """A field that was not converted."""
 
     field: str
@@ -40,8 +39,7 @@ class UnconvertedField:
         return self.group in (FieldGroup.INVALID, FieldGroup.MISSPELT)
 
 
-@dataclass(frozen=True, slots=True)
-class ConvertedField:
+class ConvertedField(Record):
     """A setting with its value and the names of its source fields."""
 
     key: str
@@ -49,8 +47,7 @@ class ConvertedField:
     fields: str
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(Record):
     """Result of an import; every field of the KubeletConfiguration is in ``taken`` or in ``left``.
 
     Attributes:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import field
 
 from nodeagent.model import Role
 from nodeagent.plan.kubernetes.registration import RegistrationPolicy
 from nodeagent.plan.node_status import NO_RESERVATION, Reservation
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.model.api_access import ApiAccess
 
 
-@dataclass(frozen=True, slots=True)
-class KubernetesSettings:
+class KubernetesSettings(Record):
     """Validated settings.
 
     Attributes:

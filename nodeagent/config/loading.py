@@ -7,7 +7,6 @@ import json
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -16,6 +15,7 @@ from nodeagent.config.files import ENVIRONMENT_PREFIX, FOREIGN_PREFIXES, read_fi
 from nodeagent.config.models import Config
 from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.errors import ConfigError
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,8 +31,7 @@ _COMMAND_LINE: Final = "command line"
 _MAX_SHOWN_LENGTH: Final = 80
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Record):
     """A valid configuration and its sources.
 
     Attributes:

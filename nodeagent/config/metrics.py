@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from nodeagent.record import Record
 
 LISTEN_FORM: Final = '"ADDRESS:PORT" such as "127.0.0.1:20310" or "[::1]:20310", "unix:///PATH", or "off"'
 OFF: Final = "off"
@@ -14,8 +15,7 @@ _MAX_PATH_BYTES: Final = 107
 _ADDRESS: Final = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<four>[^\[\]:]+)):(?P<port>\d{1,5})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
+class Listen(Record):
     """Listen address: TCP or unix socket.
 
     Attributes:
@@ -44,8 +44,7 @@ class Listen:
 DEFAULT_LISTEN: Final = Listen("127.0.0.1", 20310)
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsSettings:
+class MetricsSettings(Record):
     """Validated settings of the metrics and health endpoint.
 
     Attributes:

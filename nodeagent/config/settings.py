@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.control import ControlSettings
@@ -10,6 +9,7 @@ from nodeagent.config.eviction import EvictionSettings, KubeletSettings
 from nodeagent.config.kubernetes import KubernetesSettings
 from nodeagent.config.metrics import MetricsSettings
 from nodeagent.config.shutdown import ShutdownSettings
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +22,7 @@ DEFAULT_SOURCE: Final = "default"
 """Source of a setting that is not configured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Record):
     """Sources of the settings, for a reload.
 
     Attributes:
@@ -37,8 +36,7 @@ class Origin:
     dry_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Record):
     """All settings of an agent.
 
     Attributes:

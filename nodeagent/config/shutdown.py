@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nodeagent.model import Role
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.plan.shutdown.phases import Phase
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownSettings:
+class ShutdownSettings(Record):
     """Validated settings.
 
     Attributes:

@@ -6,7 +6,6 @@ and eviction wait for a valid configuration.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ from nodeagent.config.models import Config
 from nodeagent.config.policies import settings
 from nodeagent.config.toml_writer import toml_value
 from nodeagent.errors import ConfigError
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from nodeagent.config.settings import Origin, Settings

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
 from nodeagent.config.models import Config
+from nodeagent.record import Record
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ def _fields() -> Iterator[tuple[str, type[BaseModel]]]:
             yield name, field.annotation
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Record):
     """Documentation of a setting; ``section`` is empty at the top level, ``value`` is TOML."""
 
     section: str

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.daemon.memory import release_memory
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.decision import Verdict
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,8 +85,7 @@ class RuntimeWatch:
         self._retry_s = FIRST_RETRY_S
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(Record):
     """Time between two passes, with jitter to spread the load of nodes that start together.
 
     Attributes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,8 +23,7 @@ class PausedBy(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Record):
     """A pause of all passes.
 
     Attributes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.observe.clock_reading import read_clocks
+from nodeagent.record import replace
 from nodeagent.store.clock_record import advance, trust
 from nodeagent.store.pause import LONGEST_PAUSE_S, PauseFile, StoredPause
 from nodeagent.units import format_time

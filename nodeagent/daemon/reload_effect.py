@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.record import Record
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ SHOWN: Final = 10
 """Maximum number of items or pods named in a log line or a document."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(Record):
     """Removals and evictions under new settings that the earlier ones did not cause.
 
     Attributes:
@@ -57,8 +56,7 @@ class Effect:
         return "; ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Reloaded:
+class Reloaded(Record):
     """Outcome of a reload, or of its preview.
 
     Attributes:

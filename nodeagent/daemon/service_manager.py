@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle  # pickles are exchanged only with the child process of read_again
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.loops import wait_for_any
@@ -13,6 +12,7 @@ from nodeagent.daemon.reload_grace import grace_needed_s
 from nodeagent.daemon.reload_preview import log_effect, preview_effect, until_stopped
 from nodeagent.errors import ConfigError
 from nodeagent.host.processes import start_python
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping

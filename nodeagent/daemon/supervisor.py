@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,6 +42,7 @@ from nodeagent.host.lock import daemon_lock
 from nodeagent.host.notify import Notifier
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.storage_breakdown import describe
+from nodeagent.record import replace
 from nodeagent.store.last_settings import write_last_settings
 from nodeagent.telemetry.event_bus import subscribe, unsubscribe
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +38,7 @@ Tree = dict[bytes, "bytes | Tree"]
 """A bucket: keys to values and nested buckets."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Meta:
+class _Meta(Record):
     page_bytes: int
     root: int
     transaction: int

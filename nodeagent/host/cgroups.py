@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,8 +23,7 @@ _SLICE: Final = ".slice"
 _UNIT_ENDS: Final = (".scope", ".slice")
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupUsage:
+class CgroupUsage(Record):
     """Usage of a cgroup and its descendants.
 
     Attributes:

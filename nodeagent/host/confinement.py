@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.filesystems import mount_id
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +22,7 @@ class RemovalRefusedError(NodeAgentError):
     """An entry has an unexpected type or place and was not removed; the text contains the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Record):
     """Filesystem and mount of a descriptor; bind mounts of one filesystem have the same device."""
 
     device: int

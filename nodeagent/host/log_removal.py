@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import ObservationError
 from nodeagent.host.confinement import MAX_DEPTH, Place, RemovalRefusedError, open_below, place_of
 from nodeagent.host.podlogs import FAR_FUTURE, changed, has_target, link_container_id, open_log_root, pod_uid
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
-class Freed:
+class Freed(Record):
     """Space freed by a removal: allocated bytes and inodes of files without another link."""
 
     size_bytes: int = 0
@@ -175,8 +174,7 @@ def _check_tree(directory: int, place: Place, where: Path, depth: int) -> None:
             os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
+class _Limits(Record):
     """Limits of a removal: entries of one mount, unchanged since their reading."""
 
     place: Place

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from dbus_fast import Variant
 
 from nodeagent.errors import InhibitorError
 from nodeagent.host.dbus import Bus, BusCallError, Descriptor, close_all
+from nodeagent.record import Record
 
 LOGIND_NAME: Final = "org.freedesktop.login1"
 LOGIND_PATH: Final = "/org/freedesktop/login1"
@@ -30,8 +30,7 @@ class InhibitorEntry(NamedTuple):
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogindFacts:
+class LogindFacts(Record):
     """logind's state at one reading."""
 
     preparing: bool

@@ -8,7 +8,6 @@ released.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.errors import InhibitorError
@@ -41,6 +40,7 @@ from nodeagent.plan.shutdown.inhibitor import (
     PrepareForShutdown,
     step,
 )
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -61,8 +61,7 @@ _OWNER_RULE = f"type='signal',sender='{BUS_NAME}',interface='{BUS_NAME}',member=
 _OPERATIONS = frozenset({"poweroff", "power-off", "reboot", "halt", "kexec", "soft-reboot"})
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedCommand:
+class ReportedCommand(Record):
     """A command for the inhibitor task, with logind's state right after it."""
 
     command: Command
@@ -74,8 +73,7 @@ class ReportedCommand:
         return self.command.kind
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(Record):
     """Deadlines and intervals in seconds.
 
     Attributes:

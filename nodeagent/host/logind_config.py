@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.files import replace_file
+from nodeagent.record import Record
 from nodeagent.units import USEC_INFINITY
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ _UNITS_US: Final[dict[str, int]] = {
 _SPAN_PART = re.compile(r"\+?(?P<number>\d+(?:\.\d+)?|\.\d+)(?:\s*(?P<unit>[A-Za-z\u00b5\u03bc]+)|\s+|$)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class DelaySetting:
+class DelaySetting(Record):
     """One setting of the delay.
 
     Attributes:
@@ -63,8 +62,7 @@ class DelaySetting:
     delay_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogindDelay:
+class LogindDelay(Record):
     """The delay according to logind's files.
 
     Attributes:
@@ -88,8 +86,7 @@ class LogindDelay:
         return DEFAULT_DELAY_US if self.winner is None else self.winner.delay_us
 
 
-@dataclass(frozen=True, slots=True)
-class DropIn:
+class DropIn(Record):
     """A configuration file to write."""
 
     path: Path

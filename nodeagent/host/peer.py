@@ -6,8 +6,9 @@ import grp
 import pwd
 import socket
 import struct
-from dataclasses import dataclass
 from typing import Final
+
+from nodeagent.record import Record
 
 _CONNECT_WITHIN_S: Final = 1.0
 _CREDENTIALS: Final = struct.Struct("=iII")
@@ -17,8 +18,7 @@ _MAX_GROUPS: Final = 256
 """Python limits the size of a socket option. A peer in more groups counts as a member of its own group only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Record):
     """Credentials of the connecting process at the time of its connect.
 
     Attributes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,7 @@ from nodeagent.errors import InstallError
 from nodeagent.files import replace_file, replace_link
 from nodeagent.host.directories import list_entries
 from nodeagent.host.manifest import content_fingerprint, fingerprint, link_fingerprint
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -48,8 +48,7 @@ class Change(StrEnum):
     REMOVED = "removed"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Record):
     """A file to be placed: a symbolic link to ``link``, or a regular file with ``text`` if that is empty."""
 
     path: Path
@@ -62,8 +61,7 @@ class Part:
         return link_fingerprint(self.link) if self.link else content_fingerprint(self.text.encode())
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Record):
     """The planned change of one file.
 
     Attributes:

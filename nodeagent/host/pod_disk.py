@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.disk_usage import Tree, TreeReader
 from nodeagent.model.pressure import Footprint
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -21,8 +22,7 @@ _LOCAL: Final = ("kubernetes.io~configmap", "kubernetes.io~downward-api", "kuber
 _MEMORY_TYPES: Final = frozenset({"tmpfs", "ramfs"})
 
 
-@dataclass(frozen=True, slots=True)
-class PodDisk:
+class PodDisk(Record):
     """Disk usage of one pod; ``None`` and missing entries where unknown.
 
     Attributes:
@@ -44,7 +44,7 @@ class PodDisk:
     complete: bool = True
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class _Measured:
     """Trees of a pod measured up to now, written by the walk and read by another thread.
 
@@ -59,9 +59,9 @@ class _Measured:
     is_complete: bool
     log_trees: dict[str, Tree] | None = None
     volume_trees: list[Tree] | None = None
-    empty_dirs: dict[str, Tree] = field(default_factory=dict)
-    empty_dirs_in_memory: dict[str, int] = field(default_factory=dict)
-    layers: dict[str, Tree] = field(default_factory=dict)
+    empty_dirs: dict[str, Tree] = dataclasses.field(default_factory=dict)
+    empty_dirs_in_memory: dict[str, int] = dataclasses.field(default_factory=dict)
+    layers: dict[str, Tree] = dataclasses.field(default_factory=dict)
     logs_ended: bool = False
     volumes_ended: bool = False
     ended: bool = False

@@ -11,11 +11,11 @@ import re
 import stat
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.processes import run
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +29,7 @@ _HOMES: Final = (PurePath("/home"), PurePath("/root"))
 _EXPOSURE: Final = re.compile(r"exposure level for \S+: ([0-9.]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryProbe:
+class DirectoryProbe(Record):
     """The result of a test write into a directory.
 
     Attributes:

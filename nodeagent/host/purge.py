@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ from nodeagent.errors import InstallError
 from nodeagent.host.directories import list_entries
 from nodeagent.host.logind_config import is_own_drop_in
 from nodeagent.host.placement import below
+from nodeagent.record import Record
 
 CONFIGURATION: Final = Path("/etc/nodeagent")
 STATE: Final = Path("/var/lib/nodeagent")
@@ -38,8 +38,7 @@ _SOCKET_DIRECTORY: Final = re.compile(r"\.[^/]+\.d")
 """Directories beside the control socket."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
+class Leftover(Record):
     """A file that remains after uninstalling.
 
     Attributes:

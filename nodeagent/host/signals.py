@@ -6,7 +6,6 @@ nor cleared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from nodeagent.errors import ObservationError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.meminfo import parse_meminfo
 from nodeagent.model.pressure import MemorySource, Moment, Observation, Signal
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,8 +26,7 @@ _KIB: Final = 1024
 _PODS: Final = ("kubepods.slice", "kubepods")
 
 
-@dataclass(frozen=True, slots=True)
-class SignalPaths:
+class SignalPaths(Record):
     """A path on each filesystem; ``None`` for an unknown filesystem, or one to skip."""
 
     nodefs: str | None

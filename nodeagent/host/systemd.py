@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.host.logind_config import parse_span_us
 from nodeagent.host.node import boot_id
 from nodeagent.host.processes import run
+from nodeagent.record import Record
 from nodeagent.units import USEC_INFINITY
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ _WITHIN_S = 5.0
 _RESTART_WITHIN_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class UnitStop:
+class UnitStop(Record):
     """A stop of the agent's unit that is in progress.
 
     Attributes:

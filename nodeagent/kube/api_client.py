@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,6 +18,7 @@ import msgspec
 from nodeagent import __version__
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
 from nodeagent.kube.tls_stream import TlsStream
+from nodeagent.record import Record
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class ApiStatus(msgspec.Struct, frozen=True, rename="camel"):
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiRequest:
+class ApiRequest(Record):
     """One request.
 
     Attributes:

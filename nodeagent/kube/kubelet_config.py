@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.config.kubelet_import import read_kubelet
 from nodeagent.errors import ConfigError
 from nodeagent.parsing import parse_yaml
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,8 +65,7 @@ _MICROK8S: Final = "var/snap/microk8s/current/args/kubelet"
 _SNAP_DATA: Final = "/var/snap/microk8s/current"
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletConfig:
+class KubeletConfig(Record):
     """Configuration of a kubelet in force.
 
     Attributes:

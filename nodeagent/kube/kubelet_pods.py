@@ -9,12 +9,12 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from nodeagent.errors import ObservationError
 from nodeagent.parsing import parse_json
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     import http.client

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import ObservationError
 from nodeagent.kube.kubelet_pods import parse_pod_list
 from nodeagent.parsing import parse_json, parse_yaml
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.model.pods import PodSpec
@@ -21,8 +21,7 @@ _MAX_BYTES: Final = 256 << 10
 _MAX_FILES: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Manifests:
+class Manifests(Record):
     """Pods of a directory in order of file name, with a warning for each unusable file.
 
     Attributes:

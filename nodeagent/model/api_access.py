@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from nodeagent.errors import ConfigError
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 _FORM: Final = "expected https://HOST[:PORT][/PATH]"
 
 
-@dataclass(frozen=True, slots=True)
-class ApiAccess:
+class ApiAccess(Record):
     """Address and credentials, either in a kubeconfig or by file. TLS is always verified.
 
     Attributes:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.record import Record
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 
-@dataclass(frozen=True, slots=True)
-class ClockTrust:
+class ClockTrust(Record):
     """Validity of the wall clock of an observation for decisions.
 
     Attributes:

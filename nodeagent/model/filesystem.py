@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 
-@dataclass(frozen=True, slots=True)
-class FsObservation:
+class FsObservation(Record):
     """One plausible reading of a filesystem; implausible ones are rejected by the reader.
 
     Attributes:
@@ -39,8 +39,7 @@ class FsObservation:
         return 100 - self.available_bytes * 100 // self.capacity_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFilesystem:
+class ImageFilesystem(Record):
     """One of the image filesystems of a node with several.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -13,8 +14,7 @@ LONGEST_HOLD_S = 365 * 86_400.0
 """Maximum duration of a hold; longer exemptions are protection rules of the configuration."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Record):
     """An image hold, which expires.
 
     Attributes:

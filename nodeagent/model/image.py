@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from nodeagent.model.clock_trust import TRUSTED, ClockTrust
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(Record):
     """One image in the runtime's list.
 
     Attributes:
@@ -47,9 +46,8 @@ class Image:
         return self.repo_digests[0] if self.repo_digests else self.id
 
 
-@dataclass(frozen=True, slots=True)
-class ImageUsage:
-    """Recorded use of an image.
+class ImageUsage(Record, eq=False):
+    """Recorded use of an image; equal by the first two attributes.
 
     Attributes:
         first_detected: first detection on this node, or the detection of a later pull.
@@ -62,8 +60,18 @@ class ImageUsage:
 
     first_detected: datetime
     last_used: datetime | None = None
-    pulled_at: datetime | None = field(default=None, compare=False)
-    present_since: datetime | None = field(default=None, compare=False)
+    pulled_at: datetime | None = None
+    present_since: datetime | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether detection and use are equal."""
+        if not isinstance(other, ImageUsage):
+            return NotImplemented
+        return (self.first_detected, self.last_used) == (other.first_detected, other.last_used)
+
+    def __hash__(self) -> int:
+        """Return the hash of detection and use."""
+        return hash((self.first_detected, self.last_used))
 
 
 class GapCause(StrEnum):
@@ -76,8 +84,7 @@ class GapCause(StrEnum):
     NO_PASS = "no-pass"
 
 
-@dataclass(frozen=True, slots=True)
-class ObservationGap:
+class ObservationGap(Record):
     """A gap after which the observation of image use restarted.
 
     Attributes:
@@ -90,8 +97,7 @@ class ObservationGap:
     cause: GapCause
 
 
-@dataclass(frozen=True, slots=True)
-class ImageUseRecord:
+class ImageUseRecord(Record):
     """Image use as recorded after one detection.
 
     Attributes:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from nodeagent.errors import ConfigError
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletAccess:
+class KubeletAccess(Record):
     """Address and credentials of the kubelet API.
 
     Attributes:

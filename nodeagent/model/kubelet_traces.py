@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from nodeagent.record import Record
 
 
 class Role(StrEnum):
@@ -24,8 +25,7 @@ class RoleBasis(StrEnum):
     NO_TRACE = "no-trace"
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletProcess:
+class KubeletProcess(Record):
     """One process that runs a kubelet.
 
     Attributes:
@@ -36,8 +36,7 @@ class KubeletProcess:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletTraces:
+class KubeletTraces(Record):
     """One reading of all traces of a kubelet.
 
     Attributes:
@@ -53,8 +52,7 @@ class KubeletTraces:
     unreadable: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RoleDecision:
+class RoleDecision(Record):
     """The role of the agent on this node.
 
     Attributes:
@@ -70,8 +68,7 @@ class RoleDecision:
     warning: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LastTrace:
+class LastTrace(Record):
     """The last found trace of a kubelet.
 
     Attributes:
@@ -82,8 +79,7 @@ class LastTrace:
     absent_since_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RoleMemory:
+class RoleMemory(Record):
     """Traces found in earlier readings; ``None`` for none, or none within the hysteresis.
 
     Attributes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from nodeagent.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class ListContradiction:
+class ListContradiction(Record):
     """One contradiction in an observation, confirmed by a second listing or by the status of an object.
 
     Attributes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -19,8 +20,7 @@ class LogOpeners(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class LogTree:
+class LogTree(Record):
     """One complete reading of a pod log directory.
 
     Attributes:
@@ -40,8 +40,7 @@ class LogTree:
     unchanged_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PodLogDirectory:
+class PodLogDirectory(Record):
     """One entry of the pod log root.
 
     Attributes:
@@ -59,8 +58,7 @@ class PodLogDirectory:
     size_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerLogLink:
+class ContainerLogLink(Record):
     """One ``*.log`` symlink whose target does not exist.
 
     Attributes:

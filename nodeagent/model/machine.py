@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import NodeCondition
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Record):
     """Identity and resources of the machine; an unreadable text is empty, an unreadable number ``None``.
 
     Attributes:
@@ -40,8 +40,7 @@ class Machine:
     unread: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFacts(Record):
     """One observation of a node, the input of its status.
 
     Attributes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodeagent.model.clock_trust import TRUSTED, ClockTrust
 from nodeagent.model.kubelet_traces import Role
 from nodeagent.model.pod_images import NO_POD_IMAGES, PodImages
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.model.workload import Container, Sandbox
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeInfo:
+class RuntimeInfo(Record):
     """Name and version of the runtime. Source: CRI ``VersionResponse``."""
 
     name: str
@@ -33,8 +32,7 @@ class RuntimeInfo:
     endpoint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSnapshot:
+class NodeSnapshot(Record):
     """Input of the planners, from one observation.
 
     Attributes:

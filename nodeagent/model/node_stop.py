@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from nodeagent.model.shutdown import PodOutcome, PodProgress
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,8 +37,7 @@ class StopEnd(StrEnum):
         return former.get(value) if isinstance(value, str) else None
 
 
-@dataclass(frozen=True, slots=True)
-class SentTerm:
+class SentTerm(Record):
     """A confirmed delivery of TERM to a container.
 
     Attributes:
@@ -50,9 +49,8 @@ class SentTerm:
     direct: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StoppedPod:
-    """One pod of a shutdown.
+class StoppedPod(Record, eq=False):
+    """One pod of a shutdown; equal without the attributes for its resumption, the last four.
 
     Attributes:
         phase: the name of its phase; ``why`` is the reason for the phase.
@@ -76,10 +74,22 @@ class StoppedPod:
     requested_at_ms: int = 0
     took_ms: int | None = None
     detail: str = ""
-    container_ids: tuple[str, ...] = field(default=(), compare=False)
-    terms: Mapping[str, SentTerm] = field(default_factory=dict, compare=False)
-    observed: bool = field(default=False, compare=False)
-    kill_sent: bool = field(default=False, compare=False)
+    container_ids: tuple[str, ...] = ()
+    terms: Mapping[str, SentTerm] = field(default_factory=dict)
+    observed: bool = False
+    kill_sent: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether all attributes of the record are equal."""
+        return isinstance(other, StoppedPod) and self._recorded() == other._recorded()
+
+    def __hash__(self) -> int:
+        """Return the hash of the attributes of the record."""
+        return hash(self._recorded())
+
+    def _recorded(self) -> tuple[object, ...]:
+        pod, phase = (self.uid, self.namespace, self.name), (self.phase, self.why)
+        return *pod, *phase, self.outcome, self.requested_at_ms, self.took_ms, self.detail
 
     @property
     def ended_at_ms(self) -> int | None:
@@ -92,8 +102,7 @@ class StoppedPod:
         return None if self.outcome is None else PodProgress(self.outcome, self.requested_at_ms, self.detail)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStop:
+class NodeStop(Record):
     """One stop of the node, or the attempt of one.
 
     Attributes:
@@ -132,8 +141,7 @@ class LastActivity(StrEnum):
     GOING_DOWN = "going-down"
 
 
-@dataclass(frozen=True, slots=True)
-class BootRecord:
+class BootRecord(Record):
     """Last record of a boot; a boot with ``WATCHING`` as its last activity ended without a shutdown.
 
     Attributes:

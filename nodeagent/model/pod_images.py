@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True, slots=True)
-class PodImages:
+class PodImages(Record):
     """Images of static manifests and of pods bound to this node, running or not.
 
     Attributes:

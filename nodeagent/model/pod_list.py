@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -17,8 +18,7 @@ class PodListSource(StrEnum):
     KUBELET = "kubelet"
 
 
-@dataclass(frozen=True, slots=True)
-class PodList:
+class PodList(Record):
     """A list of the pods bound to this node.
 
     A listed pod exists. A missing pod is deleted only if the list proves that, see ``proves_absence``: a kubelet that
@@ -57,8 +57,7 @@ class Completeness(StrEnum):
     PARTIAL = "partial"
 
 
-@dataclass(frozen=True, slots=True)
-class PodListReading:
+class PodListReading(Record):
     """State of a pod list.
 
     Attributes:

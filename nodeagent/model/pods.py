@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodeagent.model.workload import LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, ContainerState
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 _OWN_LABELS = frozenset({LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID})
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerSpec:
+class ContainerSpec(Record):
     """One container in a pod's definition; 0 means no request or no limit.
 
     Attributes:
@@ -35,16 +34,14 @@ class ContainerSpec:
     sidecar: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyDirSpec:
+class EmptyDirSpec(Record):
     """One emptyDir in a pod's definition; a limit of ``None`` or 0 means unlimited."""
 
     name: str
     limit_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PodSpec:
+class PodSpec(Record):
     """A pod's definition, from the kubelet's list or from a manifest.
 
     Attributes:
@@ -85,8 +82,7 @@ class PodSpec:
     malformed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerTraits:
+class ContainerTraits(Record):
     """Properties of a running container from its verbose status, constant until a resize; ``None`` if not reported.
 
     Attributes:
@@ -101,8 +97,7 @@ class ContainerTraits:
     pid: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimePod:
+class RuntimePod(Record):
     """An active pod in the runtime: with a ready sandbox or a container that may be running.
 
     Attributes:
@@ -138,8 +133,7 @@ class RuntimePod:
         return {key: value for key, value in self.sandbox.labels.items() if key not in _OWN_LABELS}
 
 
-@dataclass(frozen=True, slots=True)
-class PodReading:
+class PodReading(Record):
     """Measurements of one pod; ``None`` or without entry if not read.
 
     Attributes:
@@ -164,8 +158,7 @@ class PodReading:
     ephemeral_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerHandle:
+class ContainerHandle(Record):
     """A running container.
 
     Attributes:
@@ -181,8 +174,7 @@ class ContainerHandle:
     image_ref: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PodHandle:
+class PodHandle(Record):
     """Handle for stopping a pod and for verifying its end.
 
     Attributes:
@@ -209,8 +201,7 @@ class PodHandle:
         return tuple(each.cgroup for each in self.containers if each.cgroup is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class PodInventory:
+class PodInventory(Record):
     """All active pods of the node, from one observation.
 
     Attributes:

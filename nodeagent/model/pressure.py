@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -82,8 +83,7 @@ class FilesystemLayout(StrEnum):
     SPLIT = "split"
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Record):
     """One instant on both clocks.
 
     Attributes:
@@ -96,8 +96,7 @@ class Moment:
     monotonic_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Record):
     """One reading of one signal, before validation.
 
     Attributes:
@@ -126,8 +125,7 @@ class FactSource(StrEnum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True)
-class Fact(Generic[T_co]):
+class Fact(Record, Generic[T_co]):
     """A value with its source."""
 
     value: T_co
@@ -154,8 +152,7 @@ class PodLifecycle(StrEnum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(Record):
     """Usage of a filesystem; ``None`` where unknown.
 
     Attributes:
@@ -167,8 +164,7 @@ class Footprint:
     is_lower_bound: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PodUsage:
+class PodUsage(Record):
     """Current usage of a pod; ``None`` where unknown.
 
     Attributes:
@@ -194,8 +190,7 @@ class PodUsage:
     ephemeral_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerFacts:
+class ContainerFacts(Record):
     """Facts of one running container.
 
     Attributes:
@@ -214,8 +209,7 @@ class ContainerFacts:
     memory_request_inferred: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyDirFacts:
+class EmptyDirFacts(Record):
     """Facts of one emptyDir volume; a limit of ``None`` or 0 means unlimited."""
 
     name: str
@@ -223,8 +217,7 @@ class EmptyDirFacts:
     limit_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PodFacts:  # an attribute for each fact
+class PodFacts(Record):  # an attribute for each fact
     """Facts of one pod; each fact that decides on its eviction has a source.
 
     A required fact that is ``UNKNOWN`` protects the pod; an assumption is a value with the source ``ASSUMED``.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from nodeagent.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessIdentity(Record):
     """A process, distinguished from later processes of the same pid and from processes of other boots.
 
     Attributes:

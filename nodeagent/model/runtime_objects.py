@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +27,7 @@ class ObjectKind(StrEnum):
     CRI_DIRECTORY = "cri-directory"
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeObject:
+class RuntimeObject(Record):
     """One object on the host, or one record that can outlive its use.
 
     Attributes:
@@ -48,8 +48,7 @@ class RuntimeObject:
     size_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimePaths:
+class RuntimePaths(Record):
     """Directories of a containerd.
 
     Attributes:
@@ -65,8 +64,7 @@ class RuntimePaths:
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeRecords:
+class RuntimeRecords(Record):
     """The runtime's records in all its namespaces.
 
     Attributes:
@@ -86,8 +84,7 @@ class RuntimeRecords:
     leases: tuple[RuntimeObject, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HostObjects:
+class HostObjects(Record):
     """The objects of a runtime on the host.
 
     Attributes:

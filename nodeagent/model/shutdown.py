@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownPod:
+class ShutdownPod(Record):
     """One pod that runs at the start of a node shutdown.
 
     Attributes:
@@ -54,8 +54,7 @@ class PodOutcome(StrEnum):
         return self in (PodOutcome.STOPPED, PodOutcome.KILLED)
 
 
-@dataclass(frozen=True, slots=True)
-class PodProgress:
+class PodProgress(Record):
     """Recorded progress of one pod of a shutdown.
 
     Attributes:

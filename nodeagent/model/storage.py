@@ -6,9 +6,10 @@ remaining images. The graph contains every piece once, so a planner can count ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,8 +35,7 @@ class ReferenceKind(StrEnum):
     GC_LABEL = "gc-label"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPiece:
+class StoredPiece(Record):
     """A snapshot or a blob.
 
     Attributes:
@@ -54,8 +54,7 @@ class StoredPiece:
     snapshotter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ImageRecord:
+class ImageRecord(Record):
     """Records of one CRI image in the runtime's own image service.
 
     Attributes:
@@ -73,8 +72,7 @@ class ImageRecord:
     sources: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StorageGraph:
+class StorageGraph(Record):
     """Every stored piece once, and the pieces referenced by each image.
 
     Attributes:
@@ -104,8 +102,7 @@ class StorageGraph:
         return frozenset({piece.snapshotter for piece in self.pieces}).union(self.pending_by_store, self.undo_by_store)
 
 
-@dataclass(frozen=True, slots=True)
-class UnreferencedPiece:
+class UnreferencedPiece(Record):
     """A blob or a snapshot without reference from an image, container, lease, ingest or other piece.
 
     Attributes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from msgspec.structs import force_setattr
+
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +29,7 @@ class ContainerState(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Record):
     """One container in the runtime's list, in any state.
 
     Attributes:
@@ -39,6 +41,7 @@ class Container:
         exit_code: ``None`` if unknown.
         log_path: absolute path of the current log; ``None`` if unknown.
         volume_images: references of images mounted as volumes.
+        display_name: ``namespace/pod/container``; without kubelet labels its own name, else its id. Computed.
 
     Source: CRI ``Container``; the other fields from ``ContainerStatus``.
     """
@@ -58,22 +61,14 @@ class Container:
     exit_code: int | None = None
     log_path: str | None = None
     volume_images: tuple[str, ...] = ()
-    _display_name: str = field(default="", init=False, repr=False, compare=False)
+    display_name: str = ""
 
-    @property
-    def display_name(self) -> str:
-        """``namespace/pod/container``; without kubelet labels its own name, else its id.
-
-        Computed once, as most containers are unchanged between two listings.
-        """
-        return self._display_name or self._named()
-
-    def _named(self) -> str:
+    def __post_init__(self) -> None:
+        """Compute the name once, as most containers are unchanged between two listings."""
         labels, name = self.labels, self.name or self.id
         if LABEL_POD_NAME in labels:
             name = f"{labels.get(LABEL_POD_NAMESPACE, '')}/{labels[LABEL_POD_NAME]}/{self.name}"
-        object.__setattr__(self, "_display_name", name)
-        return name
+        force_setattr(self, "display_name", name)
 
     @property
     def pod_uid(self) -> str:
@@ -96,8 +91,7 @@ class Container:
         return bool(self.labels.get(LABEL_POD_UID)) and bool(self.labels.get(LABEL_CONTAINER_NAME))
 
 
-@dataclass(frozen=True, slots=True)
-class Sandbox:
+class Sandbox(Record):
     """One pod sandbox in the runtime's list.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -13,6 +12,7 @@ from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.certificate_dates import expiry
 from nodeagent.kube.node_api import NodeApi
 from nodeagent.plan.kubernetes.rules import access_reviews
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -30,8 +30,7 @@ class _Review(msgspec.Struct, frozen=True):
     status: _ReviewStatus = _ReviewStatus()
 
 
-@dataclass(frozen=True, slots=True)
-class ApiAccessFacts:
+class ApiAccessFacts(Record):
     """Result of a reading.
 
     Attributes:

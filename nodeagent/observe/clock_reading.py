@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.host.node import boot_id as read_boot_id
 from nodeagent.model import ContainerState
+from nodeagent.record import replace
 from nodeagent.store import ClockReading, Store
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ The eviction loop, the status and metrics documents, the reload preview and the 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ from nodeagent.host.signals import SignalPaths, read_signals
 from nodeagent.model.pressure import FilesystemLayout, Moment
 from nodeagent.plan.eviction.state import evaluate
 from nodeagent.plan.eviction.thresholds import find_contradictions, for_layout
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
@@ -30,8 +30,7 @@ _READ_WITHIN_S: Final = 2.0
 _RUNTIME_WITHIN_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class SignalLayout:
+class SignalLayout(Record):
     """Filesystems and thresholds of a node, constant while an agent runs.
 
     Attributes:
@@ -46,8 +45,7 @@ class SignalLayout:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SignalReadings:
+class SignalReadings(Record):
     """One reading of every signal.
 
     Attributes:
@@ -60,8 +58,7 @@ class SignalReadings:
     at: Moment
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluatedSignals:
+class EvaluatedSignals(Record):
     """Signal readings with their evaluation.
 
     Attributes:

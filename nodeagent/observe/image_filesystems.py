@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError, RuntimeRequestError
 from nodeagent.model import ImageFilesystem
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,8 +22,7 @@ CONTENT_STORE: Final = ""
 _NO_PATHS: Final = "the runtime reports no image filesystem (ImageFsInfo is empty); set runtime.imagefs_path"
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFilesystems:
+class ImageFilesystems(Record):
     """The image filesystems of the node.
 
     Attributes:

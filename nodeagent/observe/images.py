@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError, StoreError
 from nodeagent.model import ImageUseRecord, StorageGraph
 from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.image_users import images_in_use
+from nodeagent.record import replace
 from nodeagent.runtime.containerd_facts import pull_times, with_pins
 from nodeagent.runtime.storage_backend import CriOnlyStorage
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import ObservationError, RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import ContainerState
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.runtime.features import mounts_images
 
 if TYPE_CHECKING:

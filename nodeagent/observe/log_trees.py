@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
@@ -11,6 +10,7 @@ from nodeagent.host import podlogs
 from nodeagent.host.log_trees import MAX_TREE_S, read_log_tree
 from nodeagent.host.podlogs import FAR_FUTURE
 from nodeagent.model import LogTree
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,7 +9,6 @@ otherwise it becomes a warning in the snapshot.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,6 +25,7 @@ from nodeagent.observe.list_check import CONFIRM_S, ListCheck
 from nodeagent.observe.log_trees import PodLogReader
 from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import Record, replace
 from nodeagent.runtime.containerd_facts import unlisted_containers
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ _CONCURRENCY = 16
 _NOT_OBSERVED = ImageUseRecord({}, None)
 
 
-@dataclass(frozen=True, slots=True)
-class ObserverSettings:
+class ObserverSettings(Record):
     """Paths on the node, and the time before a second listing.
 
     Attributes:

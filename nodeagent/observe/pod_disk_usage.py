@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,7 @@ from nodeagent.host.writable_layers import find_upper_directories
 from nodeagent.model.pressure import Footprint
 from nodeagent.observe.pod_cgroups import total
 from nodeagent.observe.walk_queue import HANGS_S, QueuedWalk, WalkQueue
+from nodeagent.record import Record, field, replace
 from nodeagent.runtime.cri_messages import ContainerUsage
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ FRESH_S: Final = 120.0
 _NAMED: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class DiskUsage:
+class DiskUsage(Record):
     """Disk usage measured by directory walks.
 
     Attributes:
@@ -58,8 +58,7 @@ class _PodWalk:
     is_slow: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _SlowResult:
+class _SlowResult(Record):
     """Complete result of a walk that a reading did not wait for."""
 
     started_s: float

@@ -7,7 +7,6 @@ unknown facts is kept.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -27,6 +26,7 @@ from nodeagent.observe.pod_disk_usage import DiskUsage, PodDiskReader, replace_l
 from nodeagent.plan.pods.facts import ignored_marks, merge_facts
 from nodeagent.plan.pods.groups import group_pods
 from nodeagent.plan.pods.shutdown_pods import shutdown_pods
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 _LISTS_KEPT_S: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class PodSettings:
+class PodSettings(Record):
     """Sources of pod facts.
 
     Attributes:

@@ -6,13 +6,13 @@ agree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.plan.reason_codes import SENTENCES, ReasonCode
+from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -177,8 +177,7 @@ class FilesystemTarget(NamedTuple):
     pending_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Record):
     """Decisions of a planner, in order of execution.
 
     Attributes:

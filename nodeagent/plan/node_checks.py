@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import Role, RoleBasis
+from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ class Verdict(StrEnum):
     SKIPPED = "skipped"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Record):
     """The outcome of one check.
 
     Attributes:

@@ -5,7 +5,6 @@ Names, reasons and messages are those of the kubelet, since controllers, dashboa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
@@ -19,6 +18,7 @@ from nodeagent.model.kubernetes import (
     StatusCondition,
 )
 from nodeagent.model.pressure import NodeCondition, Signal
+from nodeagent.record import Record
 from nodeagent.units import format_quantity
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ _PRESSURE: Final[Mapping[NodeCondition, tuple[tuple[str, str], tuple[str, str]]]
 """Reason and message of each condition: active, inactive. Source: kubelet ``nodestatus`` setters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(Record):
     """Resources that pods cannot use, beside the hard eviction thresholds."""
 
     cpu_millis: int = 0
@@ -67,8 +66,7 @@ class Reservation:
 NO_RESERVATION: Final = Reservation()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatusPolicy:
+class NodeStatusPolicy(Record):
     """Configured part of a node status.
 
     Attributes:

@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
@@ -23,6 +22,7 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
     RuntimeUnsupportedError,
 )
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -61,8 +61,7 @@ _OPTIONS = (
 _NEVER_SENT = ("failed to connect", "no such file", "connection refused", "permission denied")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Method(Generic[Request, Response]):
+class Method(Record, Generic[Request, Response], eq=False):
     """One remote method.
 
     Attributes:

@@ -6,10 +6,10 @@ images through CRI. Both are read from containerd's own services.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.model import Container, ContainerState
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,8 +109,7 @@ class SnapshotUsage(NamedTuple):
     inodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredContainer:
+class StoredContainer(Record):
     """A container record. Source: ``containers.v1.Container``."""
 
     id: str
@@ -120,8 +119,7 @@ class StoredContainer:
     labels: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Record):
     """A lease. Source: ``leases.v1.Lease``."""
 
     id: str
@@ -129,8 +127,7 @@ class Lease:
     created: Stamp = _NEVER
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedResource:
+class LeasedResource(Record):
     """A resource referenced by a lease. Source: ``leases.v1.Resource``.
 
     Attributes:
@@ -142,8 +139,7 @@ class LeasedResource:
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ingest:
+class Ingest(Record):
     """A blob being written; ``expected`` is its digest where the writer declared it. Source: ``content.v1.Status``."""
 
     reference: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeNotFoundError
 from nodeagent.model import Container, Image, RuntimeInfo, Sandbox
+from nodeagent.record import replace
 from nodeagent.runtime.connection import Method
 from nodeagent.runtime.cri_messages import (
     ImageFsInfo,

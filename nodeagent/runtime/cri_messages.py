@@ -5,7 +5,6 @@ Protobuf messages become values of :mod:`nodeagent.model`, or of this module whe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.model import Container, ContainerState, Image, Sandbox
 from nodeagent.model.pods import ContainerTraits
 from nodeagent.parsing import parse_json
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,8 +26,7 @@ _CONTAINER_STATES = {
 _NO_TRAITS = ContainerTraits()
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeStatus:
+class RuntimeStatus(Record):
     """Status and configuration reported by the runtime.
 
     Attributes:
@@ -49,8 +48,7 @@ class RuntimeStatus:
     directories: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FilesystemUsage:
+class FilesystemUsage(Record):
     """A filesystem named by the runtime, with its reported usage; ``None`` where not reported."""
 
     mountpoint: str
@@ -59,8 +57,7 @@ class FilesystemUsage:
     observed_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFsInfo:
+class ImageFsInfo(Record):
     """Filesystems of images and writable layers.
 
     Attributes:
@@ -85,8 +82,7 @@ class ImageFsInfo:
         return separate or self.image_mountpoints
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxDetails:
+class SandboxDetails(Record):
     """A sandbox with the fields of its verbose status.
 
     Attributes:
@@ -100,8 +96,7 @@ class SandboxDetails:
     cgroups_path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerDetails:
+class ContainerDetails(Record):
     """A container with the fields of its status.
 
     Attributes:
@@ -113,8 +108,7 @@ class ContainerDetails:
     traits: ContainerTraits = _NO_TRAITS
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerUsage:
+class ContainerUsage(Record):
     """Measured usage of a container; ``None`` where not reported. Source: CRI ``ContainerStats``."""
 
     container_id: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.model import PieceKind, StoredPiece
+from nodeagent.record import Record
 from nodeagent.runtime.metadata_graph import CONTENT, SNAPSHOTS
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ _UNCOUNTED_DIRECTORIES = dict.fromkeys(("overlayfs", "fuse-overlayfs", "stargz",
 _INODES_PER_CHUNK = 64
 
 
-@dataclass(frozen=True, slots=True)
-class DiskFormat:
+class DiskFormat(Record):
     """Allocation sizes of the image filesystem.
 
     Attributes:
@@ -66,8 +65,7 @@ NO_STORES: Final = Stores(MappingProxyType({}), MappingProxyType({}))
 """No directory of a store is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiskFormats:
+class DiskFormats(Record):
     """The format of each store's filesystem.
 
     Attributes:

@@ -20,7 +20,6 @@ import base64
 import binascii
 import hashlib
 import secrets
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from types import MappingProxyType
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnavailableError
+from nodeagent.record import Record
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import LeasedResource, decode_encoded_image
 from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, references
@@ -75,8 +75,7 @@ class ImageName(NamedTuple):
         return self.stored.name == self.image_id
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRemoval:
+class OpenRemoval(Record):
     """A removal without decision: its lease exists.
 
     Attributes:
@@ -95,8 +94,7 @@ class OpenRemoval:
     damaged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Record):
     """Result of restoring the names of one image.
 
     Attributes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from nodeagent.record import Record
 from nodeagent.runtime.containerd_facts import is_pinned
 from nodeagent.runtime.containerd_records import LeasedResource
 from nodeagent.runtime.metadata_graph import CONTENT, IMAGES, Node
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.metadata_graph import Inventory, Stored
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedImage:
+class ResolvedImage(Record):
     """Records of one CRI image in containerd.
 
     Attributes:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
+from nodeagent.record import Record
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import GC_LABELS
 
@@ -153,8 +153,7 @@ class Stored:
             self.edges[source] = (*self.edges.get(source, ()), node)
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(Record):
     """One reading of a namespace.
 
     Attributes:

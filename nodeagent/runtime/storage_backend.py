@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.record import Record
 from nodeagent.runtime.all_records import read_all_records
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_facts import PINNED_LABEL
@@ -42,8 +42,7 @@ _DISABLED = "runtime.containerd_api is off"
 _NO_RECORDS = "references are recorded only by containerd's own services: disabled or unavailable"
 
 
-@dataclass(frozen=True, slots=True)
-class RemovalRecords:
+class RemovalRecords(Record):
     """Records for image removals that can be undone until they are decided.
 
     Attributes:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
 from nodeagent.model import ImageRecord, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
+from nodeagent.record import Record, replace
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import SnapshotKind, SnapshotUsage, Stamp
 from nodeagent.runtime.disk_format import NO_STORES, DiskFormat, DiskFormats, Stores
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 _FOREIGN = ReferenceKind.OTHER_NAMESPACE
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
+class _Layout(Record):
     """A graph without the references of non-images, and its inputs; valid while these are unchanged.
 
     Attributes:

@@ -8,10 +8,10 @@ second lease is deleted with the first (see :mod:`nodeagent.act.gc.removal_recov
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
+from nodeagent.record import Record
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import LeasedResource
 from nodeagent.runtime.image_leases import KIND_LABEL, REMOVED, decode_lease, is_undo, referenced_blobs
@@ -30,8 +30,7 @@ _SIZE_LABEL: Final = "nodeagent/frees-bytes"
 _COUNT_LABEL: Final = "nodeagent/resources"
 
 
-@dataclass(frozen=True, slots=True)
-class UndoableRemoval:
+class UndoableRemoval(Record):
     """Images removed by one transaction of a pass, whose content is kept.
 
     Attributes:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.record import Record
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -67,8 +69,7 @@ class Layer:
         return self.inodes or 1 + self.size_bytes // _BYTES_PER_FILE
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(Record):
     """Descriptor of a blob. Source: OCI image specification, "Content Descriptors"."""
 
     digest: str
@@ -76,8 +77,7 @@ class Descriptor:
     media_type: str
 
 
-@dataclass(frozen=True, slots=True)
-class JsonBlob:
+class JsonBlob(Record):
     """A document and the descriptors in it."""
 
     descriptor: Descriptor
@@ -85,8 +85,7 @@ class JsonBlob:
     children: tuple[Descriptor, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltImage:
+class BuiltImage(Record):
     """Documents of an image or artifact in a registry.
 
     Attributes:

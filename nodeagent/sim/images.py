@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Unpack
 
 from nodeagent.model import PieceKind
 from nodeagent.plan.gc.image_references import normalise, repository_of
+from nodeagent.record import replace
 from nodeagent.sim.content import build_artifact, build_image
 from nodeagent.sim.disk import DiskProperties, SimDisk
 from nodeagent.sim.store import SNAPSHOTTER, Blob, ImageName, RefusedError, Snapshot, SnapshotKind, on_disk

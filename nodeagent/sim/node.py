@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from nodeagent.model import ContainerState, PieceKind
 from nodeagent.model.workload import LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID
+from nodeagent.record import replace
 from nodeagent.sim.disk import GIB, DiskProperties
 from nodeagent.sim.images import SimImages
 from nodeagent.sim.store import Snapshot, SnapshotKind

@@ -6,12 +6,12 @@ Source: responses of containerd 1.6.20, 1.7.24 and 2.1.9; for CRI-O its ``runtim
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from nodeagent.record import Record
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+
+class Profile(Record):
     """Behaviour of one runtime version.
 
     Attributes:

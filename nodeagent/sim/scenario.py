@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState
+from nodeagent.record import Record
 from nodeagent.sim.clock import START, SimClock
 from nodeagent.sim.content import Layer
 from nodeagent.sim.disk import GIB
@@ -35,8 +35,7 @@ _DATA: Final = "registry.example.com/data"
 _SYSTEM: Final = "registry.k8s.io"
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
+class _Family(Record):
     """Successive versions of one application: common base layers, then one or two layers per version."""
 
     repository: str
@@ -57,8 +56,7 @@ _FAMILIES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Record):
     """A node, and deleted pods with logs on its disk.
 
     Attributes:

@@ -7,13 +7,14 @@ containerd, which collects asynchronously after a removal, or before it responds
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError
 from nodeagent.model import PieceKind
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -51,8 +52,7 @@ class SnapshotKind(StrEnum):
     VIEW = "view"
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(Record):
     """Stored content; ``data`` is ``None`` for layers, whose content is never read."""
 
     digest: str
@@ -63,8 +63,7 @@ class Blob:
     data: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Record):
     """An unpacked layer, or the writable layer of a container; sizes exclude the parents."""
 
     key: str
@@ -76,8 +75,7 @@ class Snapshot:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageName:
+class ImageName(Record):
     """One name of containerd's image service."""
 
     name: str
@@ -87,18 +85,17 @@ class ImageName:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class Lease:
     """A lease, which references its resources; each is an (id, type) pair in containerd's notation."""
 
     id: str
     created_at: datetime
-    labels: dict[str, str] = field(default_factory=dict)
-    resources: list[tuple[str, str]] = field(default_factory=list)
+    labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    resources: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Ingest:
+class Ingest(Record):
     """An unfinished write to the content store."""
 
     ref: str

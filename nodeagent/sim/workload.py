@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypedDict
 
 from nodeagent.model import ContainerState
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +21,7 @@ class QosClass(StrEnum):
     BEST_EFFORT = "besteffort"
 
 
-@dataclass(frozen=True, slots=True)
-class SimImage:
+class SimImage(Record):
     """An image in CRI: all names with the same config.
 
     Attributes:
@@ -44,8 +43,7 @@ class SimImage:
     stop_signal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SimSandbox:
+class SimSandbox(Record):
     """A sandbox of the simulated node.
 
     Attributes:
@@ -92,8 +90,7 @@ class ContainerResources(TypedDict, total=False):
     cpu_shares: int
 
 
-@dataclass(frozen=True, slots=True)
-class SimContainer:
+class SimContainer(Record):
     """A container of the simulated node.
 
     Attributes:

@@ -8,12 +8,12 @@ time. A plausible wall time is not before the build date of the agent and not be
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from nodeagent import __build_date__
 from nodeagent.model import ClockTrust
+from nodeagent.record import Record, replace
 from nodeagent.units import format_time
 
 TOLERANCE_S: Final = 2.0
@@ -36,8 +36,7 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class ClockReading:
+class ClockReading(Record):
     """Reading of both clocks at one instant.
 
     Attributes:
@@ -51,8 +50,7 @@ class ClockReading:
     wall: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class ClockRecord:
+class ClockRecord(Record):
     """State of the clocks after one or more readings.
 
     Attributes:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sqlite3
 import threading
 from contextlib import closing, suppress
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.model import ClockTrust, GapCause, ImageUsage, ImageUseRecord, ObservationGap
+from nodeagent.record import replace
 from nodeagent.store.clock_record import BUILD_DATE, TOLERANCE_S, ClockReading, ClockRecord, advance, later, trust
 from nodeagent.store.image_usage import merge_usage
 from nodeagent.store.item_times import FirstSeen, ItemKey, ItemReadings, update_first_seen

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec.structs import asdict
 
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
@@ -84,7 +85,7 @@ def _decode(document: object, boot_id: str) -> tuple[tuple[OutstandingEffect, ..
 
 
 def _record(kind: type[T], row: Mapping[str, object]) -> T:
-    names = [each.name for each in fields(kind) if each.name in row or each.name not in _LATER]
+    names = [name for name in kind.__struct_fields__ if name in row or name not in _LATER]
     values: dict[str, Any] = {name: _value(name, row[name]) for name in names}
     return kind(**values)
 

@@ -12,13 +12,13 @@ import sqlite3
 import threading
 from collections import deque
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.model.process import ProcessIdentity
+from nodeagent.record import replace
 from nodeagent.store import shutdown_history as node_stops
 from nodeagent.store import write_ahead
 from nodeagent.store.pass_history import (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +17,7 @@ from nodeagent.files import replace_file
 from nodeagent.model import Hold
 from nodeagent.parsing import parse_json
 from nodeagent.plan.gc.holds import has_ended
+from nodeagent.record import Record, replace
 from nodeagent.schemas import SchemaId
 from nodeagent.text import to_json
 
@@ -33,8 +33,7 @@ _TEXTS: Final = ("id", "image", "why", "by")
 _TIMES: Final = ("placed_at", "until")
 
 
-@dataclass(frozen=True, slots=True)
-class _Contents:
+class _Contents(Record):
     """The holds in the file, and the highest id ever assigned, so that an id in a script never names a later hold."""
 
     holds: tuple[Hold, ...]

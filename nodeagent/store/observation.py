@@ -8,10 +8,10 @@ depend on the wall clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import GapCause, ObservationGap
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -27,8 +27,7 @@ KEPT_GAPS: Final = 10
 _MISSED_PASSES: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class GapLimits:
+class GapLimits(Record):
     """The longest gaps between two detections that continue an observation, in seconds.
 
     Attributes:
@@ -52,8 +51,7 @@ def gap_limits(interval_s: float | None, maximum_unused_age_s: float) -> GapLimi
     return GapLimits(max(restart_s, scheduled_s), restart_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Record):
     """A sequence of detections without a gap, within one boot.
 
     Attributes:

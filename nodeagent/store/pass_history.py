@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent.record import replace
 from nodeagent.store.clock_record import BUILD_DATE
 from nodeagent.store.pass_records import CountedPass, PastAction, PastPass
 from nodeagent.store.sqlite import micros, moment, storable, stored_text

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
 
-@dataclass(frozen=True, slots=True)
-class PastAction:
+class PastAction(Record):
     """One planned removal and its outcome.
 
     Attributes:
@@ -38,8 +38,7 @@ class PastAction:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PastPass:
+class PastPass(Record):
     """A recorded pass.
 
     Attributes:
@@ -78,8 +77,7 @@ class PastPass:
     settled_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CountedPass:
+class CountedPass(Record):
     """A recorded pass without its actions.
 
     Attributes:
@@ -93,8 +91,7 @@ class CountedPass:
     planned: int
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(Record):
     """Limits of the history.
 
     Attributes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.parsing import parse_json
+from nodeagent.record import Record
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ LONGEST_PAUSE_S: Final = 7 * 86_400.0
 _SCHEMA: Final = SchemaId.PAUSE_FILE.value
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPause:
+class StoredPause(Record):
     """A pause of garbage collection and eviction, as stored.
 
     Attributes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import StoreError
+from nodeagent.record import Record
 from nodeagent.store.sqlite import BUSY_TIMEOUT_S, check, connect, identity, is_corrupt, quarantine
 from nodeagent.store.usage_file import ADDITIONS, MIGRATIONS, StoredUsage, last_write, read_usage, write_usage
 from nodeagent.store.write_interval import is_due
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
-class StoreHealth:
+class StoreHealth(Record):
     """Health of the database.
 
     Attributes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nodeagent.record import replace
 from nodeagent.store.write_ahead import insert_unfinished, update_unfinished
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.model import GapCause, ImageUsage, ObservationGap
 from nodeagent.parsing import parse_json
+from nodeagent.record import Record, field
 from nodeagent.store.clock_record import ClockReading, ClockRecord, later
 from nodeagent.store.observation import Observation
 from nodeagent.store.sqlite import check_version, micros, moment
@@ -60,8 +60,7 @@ _FORMER_CLOCK_KEYS: Final = ("boot_id", "boottime_s", "wall_us")
 _OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_last_s", "observed_last_us")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredUsage:
+class StoredUsage(Record):
     """Content of the file, all times in node time.
 
     Attributes:

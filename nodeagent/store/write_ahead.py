@@ -10,10 +10,10 @@ interrupted, and removals without an outcome have the outcome ``unknown``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.process import ProcessIdentity
+from nodeagent.record import Record, replace
 from nodeagent.store.pass_history import insert_pass, read_pass, write_actions
 from nodeagent.store.sqlite import storable, stored_text
 
@@ -36,8 +36,7 @@ KILLED: Final = "killed"
 _GONE: Final = frozenset({"done", "gone"})
 
 
-@dataclass(frozen=True, slots=True)
-class InterruptedPass:
+class InterruptedPass(Record):
     """A pass without result because of the end of its process.
 
     Attributes:

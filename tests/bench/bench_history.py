@@ -9,11 +9,11 @@ import argparse
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from nodeagent.record import replace
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from tests.bench.bench_agent import timed
 

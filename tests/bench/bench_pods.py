@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from nodeagent.record import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.pin_fix import fix_pin
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings as settings_of
+from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.containerd_facts import is_pinned

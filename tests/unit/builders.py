@@ -5,7 +5,6 @@ Sizes are in MiB and times in seconds before ``NOW`` unless the name has another
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +29,7 @@ from nodeagent.model import (
     StoredPiece,
 )
 from nodeagent.plan.gc.image_references import repository_of
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -38,6 +38,7 @@ from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.host.peer import Peer
 from nodeagent.model import ContainerState
+from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
 from nodeagent.model import ContainerState
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -25,8 +25,7 @@ _SHOWN: Final = 3
 _ACTIVE: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
 
-@dataclass(frozen=True, slots=True)
-class CleanupResult:
+class CleanupResult(Record):
     """Result of one attempt to remove the containers of a victim.
 
     Attributes:

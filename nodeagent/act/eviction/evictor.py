@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.model.pressure import Resource
 from nodeagent.plan.eviction.protection import Protection
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -42,8 +42,7 @@ class EvictionOutcome(StrEnum):
     DRY_RUN = "dry-run"
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionResult:
+class EvictionResult(Record):
     """Result of an eviction.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome
@@ -14,6 +13,7 @@ from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.planner import plan_containers
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,8 +41,7 @@ class RunPreview(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Reclaimed:
+class Reclaimed(Record):
     """Result of one reclaim step.
 
     Attributes:

@@ -8,7 +8,6 @@ every plan, would prevent the removal of all others.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from nodeagent.act.gc.executor import DryRunRemover, Interrupted, carry_out
@@ -23,6 +22,7 @@ from nodeagent.plan.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.saved_plan import find_drift
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -84,8 +84,7 @@ def dry_run_removers(
     return dict.fromkeys(ItemKind, DryRunRemover())
 
 
-@dataclass(frozen=True, slots=True)
-class RemovalCompletion:
+class RemovalCompletion(Record):
     """Steps that complete removals and free their space.
 
     Attributes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from nodeagent.host.runtime_objects import read_objects
 from nodeagent.model.runtime_objects import RuntimePaths
 from nodeagent.plan.gc.deep_leaks import find_deep_leaks
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 _TASKS = "io.containerd.runtime.v2.task"
 
 
-@dataclass(frozen=True, slots=True)
-class DeepAudit:
+class DeepAudit(Record):
     """The result of an audit.
 
     Attributes:

@@ -6,10 +6,10 @@ that is planned for another reason counts as newly planned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nodeagent.act.gc.outcomes import Outcome
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -21,8 +21,7 @@ _GONE = "it no longer exists"
 _Key = tuple["ItemKind", str]
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Record):
     """An item that the previous dry run planned to remove and the current one does not.
 
     Attributes:
@@ -35,8 +34,7 @@ class Dropped:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Record):
     """The changes of a dry run since the previous one.
 
     Attributes:

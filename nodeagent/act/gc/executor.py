@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     import asyncio

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.store.history import PastAction, PastPass
 from nodeagent.store.write_ahead import PLANNED
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.act.gc.settling import Settled, settle
 from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, RuntimeUnavailableError
+from nodeagent.record import Record
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.image_leases import holder_of
 from nodeagent.runtime.metadata_graph import SNAPSHOTS
@@ -61,8 +61,7 @@ class NameActions(Protocol):
         """Return the existing ones of these image names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Record):
     """An image to remove, with its names before the transaction."""
 
     decision: Decision
@@ -92,8 +91,7 @@ class _Undo(NamedTuple):
 _NO_UNDO: Final = _Undo(None, "")
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionServices:
+class TransactionServices(Record):
     """Services and settings of all transactions of a remover.
 
     Attributes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
+
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,8 +38,7 @@ class PassEnd(StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Record):
     """One planned removal with its outcome.
 
     Attributes:
@@ -70,8 +70,7 @@ class MeasuredFilesystem(NamedTuple):
         return self.after.available_bytes - self.before.available_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PassReport:
+class PassReport(Record):
     """Plans, results and effect of one pass.
 
     Attributes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.gc.history_record import past_action, planned_action
+from nodeagent.record import Record
 from nodeagent.store.history import PastPass
 from nodeagent.store.write_ahead import RUNNING
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 
-@dataclass(frozen=True, slots=True)
-class PassStart:
+class PassStart(Record):
     """A pass before its first removal.
 
     Attributes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.gc.pod_logs import keep_tree
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.gc.outcomes import PassEnd
@@ -11,6 +10,7 @@ from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.planner import plan_all, plan_containers
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.strictness import stricter
+from nodeagent.record import Record
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ class Observer(Protocol):
         """Return the current state of the node, limited to ``scope``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
+class Preview(Record):
     """The plans of a pass, in order of execution, with their snapshot."""
 
     scope: Scope

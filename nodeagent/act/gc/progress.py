@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.act.gc.outcomes import Outcome, PassReport, bytes_in_undo_windows
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.pass_limits import Spent
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

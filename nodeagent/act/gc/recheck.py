@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.observe.pod_images import no_pod_images
+from nodeagent.record import replace
 from nodeagent.runtime.containerd_facts import is_pinned, unlisted_containers
 
 if TYPE_CHECKING:

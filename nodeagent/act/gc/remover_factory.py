@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nodeagent.act.gc.leak_removal import LeakRemover
@@ -14,6 +13,7 @@ from nodeagent.act.gc.transactional_remover import TransactionalImageRemover
 from nodeagent.host import podlogs
 from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.decision import ItemKind
+from nodeagent.record import Record
 from nodeagent.runtime.features import mounts_images
 from nodeagent.runtime.storage_backend import CriOnlyStorage
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.storage_backend import StorageBackend
 
 
-@dataclass(frozen=True, slots=True)
-class RemoverFactory:
+class RemoverFactory(Record):
     """Creates the removers of a round from its snapshot and policy.
 
     Attributes:

@@ -7,7 +7,6 @@ again for the item, so that a preview, a pass and a guard cannot disagree.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -17,6 +16,7 @@ from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.record import replace
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:

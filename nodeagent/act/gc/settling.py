@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,8 +38,7 @@ UNOBSERVABLE_S: Final = 0.25
 _POLL_S: Final = 0.03
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(Record):
     """Result of the wait.
 
     Attributes:

@@ -9,7 +9,6 @@ transactions, and each deletes its names during the wait and the collection of t
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from nodeagent.act.gc.image_transaction import Candidate, TransactionServices
@@ -19,6 +18,7 @@ from nodeagent.act.gc.removers import FreshReader, ImageRemover, changed_since
 from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, Waits
 from nodeagent.act.gc.transaction_start import LeaseRefusedError, begin
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.record import replace
 from nodeagent.runtime.containerd_facts import is_pinned
 from nodeagent.runtime.image_leases import MAX_LABELS_BYTES
 

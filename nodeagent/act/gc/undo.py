@@ -7,7 +7,6 @@ names are restored after any interruption, by :mod:`nodeagent.act.gc.removal_rec
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -15,6 +14,7 @@ from nodeagent.act.gc.image_transaction import WINDOW
 from nodeagent.act.gc.progress import new_pass_id
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, RuntimeUnsupportedError, UsageError
 from nodeagent.host.lock import process_lock
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -40,8 +40,7 @@ class UndoOutcome(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class UndoResult:
+class UndoResult(Record):
     """One removed image with the outcome of its undo.
 
     Attributes:
@@ -55,8 +54,7 @@ class UndoResult:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class UndoReport:
+class UndoReport(Record):
     """Outcome of an undo.
 
     Attributes:

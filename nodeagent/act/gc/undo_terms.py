@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import ItemKind, ReasonCode
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -16,8 +16,7 @@ MANUAL_TRIGGERS: Final = frozenset({"command", "control", "apply"})
 """Triggers of passes that a user requested."""
 
 
-@dataclass(frozen=True, slots=True)
-class UndoTerms:
+class UndoTerms(Record):
     """The undo window of the removals of a pass.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import SentTerm, StoppedPod
 from nodeagent.plan.shutdown.outcome import ContainerEnd, exit_note, pod_outcome
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     import asyncio
@@ -103,8 +104,7 @@ class NoProcesses:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class RunningPod:
+class RunningPod(Record):
     """A pod with running containers or a ready sandbox.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.api.eviction import EvictionPreview
@@ -16,6 +15,7 @@ from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.record import replace
 from nodeagent.store.evictions import EvictionFile
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Final
 
+from nodeagent.record import Record
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+
+class Caller(Record):
     """The user of a request. Only root may relax the configuration or end root's holds and pauses."""
 
     name: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from nodeagent.host.node import node_identity
 from nodeagent.plan.gc.saved_plan import refusal_of, unseal
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.strictness import stricter
+from nodeagent.record import replace
 from nodeagent.store.plan_key import KEY_BYTES, PlanKeyFile
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.evictor import EvictionOutcome
@@ -14,6 +14,7 @@ from nodeagent.daemon.eviction.pod_eviction import PodEviction, relieves_disk
 from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

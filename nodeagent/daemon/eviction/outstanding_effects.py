@@ -7,7 +7,6 @@ pods are removed in the background, since the runtime may take minutes and the s
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.eviction.state_writer import EvictionStateWriter
@@ -27,6 +26,7 @@ from nodeagent.plan.eviction.effects import (
     update_effects,
 )
 from nodeagent.plan.eviction.state import begin_eviction, drop_eviction, update_victim
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -50,8 +50,7 @@ _DISKS: Final = {Shortage.NODEFS: Signal.NODEFS_AVAILABLE, Shortage.IMAGEFS: Sig
 _FREED_WITH_PROCESSES: Final = (Shortage.MEMORY, Shortage.MEMORY_STALL, Shortage.PIDS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Retry:
+class _Retry(Record):
     """The retry of a victim's clean-up.
 
     Attributes:

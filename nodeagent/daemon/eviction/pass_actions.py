@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,8 +42,7 @@ class EvictionHistory(Protocol):
         """Record a begun eviction as interrupted, such as ``cancelled``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassActions:
+class PassActions(Record, kw_only=True):
     """Actions of the eviction passes.
 
     Attributes:

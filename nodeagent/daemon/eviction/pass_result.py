@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.evictor import EvictionOutcome
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -59,8 +59,7 @@ _REPEATING: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionRecord:
+class EvictionRecord(Record):
     """One eviction, for the history.
 
     Attributes:

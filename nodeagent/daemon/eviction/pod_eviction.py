@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
@@ -16,6 +15,7 @@ from nodeagent.plan.eviction.effects import effects_of_eviction
 from nodeagent.plan.eviction.poll_interval import SOONEST_S
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import record_eviction
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from datetime import datetime

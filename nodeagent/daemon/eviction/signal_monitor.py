@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.host.signals import SignalPaths
 from nodeagent.plan.eviction.poll_interval import WHILE_MET_S, next_poll_s
 from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from nodeagent.record import Record
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -17,8 +19,7 @@ ROOT: Final = 0
 KeyT = TypeVar("KeyT")
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
+class ConnectionLimits(Record):
     """Limits of one server.
 
     Attributes:
@@ -86,8 +87,7 @@ class Admission(Generic[KeyT]):
         yield _Pool(without=ROOT), self._limits.total
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
+class _Pool(Record):
     """Connections that count against one limit."""
 
     only: int | None = -1

@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote
@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, unquote
 import h11
 
 from nodeagent.daemon.http.messages import RefusedRequestError, Request, Response, problem
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,8 +44,7 @@ class ClientDisconnectedError(OSError):
     """The client closed the connection before its response."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(Record):
     """Time limits of one connection, in seconds.
 
     Attributes:
@@ -86,8 +86,7 @@ Fail = Callable[[Request, Exception], Response]
 """Logs an exception of a handler and returns the response for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Record):
     """Routes of a connection, and the checks and limits of its requests.
 
     Attributes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus  # noqa: TC003 - field annotations of dataclasses
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.record import Record, field
 from nodeagent.text import escape_lines
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ JSON: Final = "application/json"
 PROBLEM: Final = "application/problem+json"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Record):
     """An HTTP request with its body.
 
     Attributes:
@@ -43,8 +42,7 @@ class Request:
     route: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Record):
     """One response; ``body`` is a whole body, or an iterator of parts that are sent as they arrive."""
 
     status: HTTPStatus
@@ -69,8 +67,7 @@ Raises:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Record):
     """A resource and the methods that it has.
 
     Attributes:

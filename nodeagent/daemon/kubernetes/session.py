@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -27,6 +26,7 @@ from nodeagent.plan.kubernetes.heartbeat import (
 from nodeagent.plan.kubernetes.registration import RegistrationVerdict, plan_registration
 from nodeagent.plan.node_object import node_object
 from nodeagent.plan.node_status import node_status
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -78,8 +78,7 @@ class SessionEnd(StrEnum):
     CONTESTED = "contested"
 
 
-@dataclass(frozen=True, slots=True)
-class SessionParts:
+class SessionParts(Record):
     """Collaborators of a session.
 
     Attributes:

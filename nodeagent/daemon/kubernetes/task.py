@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.kubernetes import NAME
@@ -12,6 +12,7 @@ from nodeagent.daemon.pass_lock import PausedBy
 from nodeagent.model import Role
 from nodeagent.observe.node_role import ROLE_POLL_S
 from nodeagent.plan.node_status import SHUTTING_DOWN
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     import asyncio

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.host.fdstore import DescriptorStore
 from nodeagent.host.systemd import LogindUnit
 from nodeagent.observe.node_role import FRESH_S, ROLE_POLL_S
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -27,8 +27,7 @@ class LogindService(Protocol):
         """Restart logind; raises InhibitorError on failure."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostServices:
+class HostServices(Record):
     """The services of the node that the inhibitor task uses.
 
     Attributes:
@@ -46,8 +45,7 @@ class HostServices:
     boot_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(Record):
     """Intervals in seconds.
 
     Attributes:
@@ -63,8 +61,7 @@ class Intervals:
     restart_after_s: float = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class Enablement:
+class Enablement(Record):
     """Whether graceful shutdown is enabled now.
 
     Attributes:

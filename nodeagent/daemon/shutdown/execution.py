@@ -6,7 +6,6 @@ The inhibitor task and the stop hook share this code; they differ in the waiting
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import LastActivity, NodeStop, StopEnd, StopKind
 from nodeagent.plan.shutdown.outcome import outcome_summary
 from nodeagent.plan.shutdown.planner import elapsed_since, plan_shutdown
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,6 @@ descriptor store, the stop of pods, and restarts of logind. The decisions are ma
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.loops import wait_for_any
@@ -31,6 +30,7 @@ from nodeagent.plan.shutdown.inhibitor import (
     ShutdownChecked,
 )
 from nodeagent.plan.shutdown.planner import elapsed_since
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine

@@ -15,13 +15,13 @@ an eviction, a wait takes seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import FilesystemRole, Resource, Signal
 from nodeagent.plan.eviction.reclaim import device_role
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -70,8 +70,7 @@ _DEVICES: Final = {FilesystemRole.NODEFS: Shortage.NODEFS, FilesystemRole.IMAGEF
 _AVAILABLE: Final = {Shortage.NODEFS: Signal.NODEFS_AVAILABLE, Shortage.IMAGEFS: Signal.IMAGEFS_AVAILABLE}
 
 
-@dataclass(frozen=True, slots=True)
-class Victim:
+class Victim(Record):
     """An evicted pod whose containers are to be removed.
 
     Attributes:
@@ -92,8 +91,7 @@ class Victim:
     cleared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OutstandingEffect:
+class OutstandingEffect(Record):
     """One action with an effect that is not measured yet. Times are monotonic seconds.
 
     Attributes:
@@ -146,8 +144,7 @@ class EffectEnd(StrEnum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True)
-class EndedEffect:
+class EndedEffect(Record):
     """An effect that ended.
 
     Attributes:

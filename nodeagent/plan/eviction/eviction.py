@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.model.pressure import PodFacts, Resource
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
+class Eviction(Record):
     """The one pod to evict.
 
     Attributes:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from nodeagent.model.pressure import Signal
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, Amount, Threshold
+from nodeagent.record import replace
 from nodeagent.units import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from nodeagent.record import Record
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ class RejectionCode(StrEnum):
     CONTRADICTORY = "contradictory"
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(Record):
     """A rejected reading.
 
     Attributes:
@@ -61,8 +60,7 @@ class Rejection:
         return causes[self.code]
 
 
-@dataclass(frozen=True, slots=True)
-class ValidatedReadings:
+class ValidatedReadings(Record):
     """Readings after validation.
 
     Attributes:

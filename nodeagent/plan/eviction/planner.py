@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import Resource
@@ -16,6 +15,7 @@ from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.reclaim import reclaim_steps
 from nodeagent.plan.eviction.selected_threshold import select_threshold
 from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -36,8 +36,7 @@ DEFAULT_TERMINATION_GRACE_S: Final = 30.0
 """Grace period of a pod without one of its own. Source: Kubernetes ``terminationGracePeriodSeconds``."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionPlan:
+class EvictionPlan(Record):
     """Actions of one pass.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -11,8 +12,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import Moment
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionPolicy:
+class EvictionPolicy(Record):
     """Eviction settings other than thresholds.
 
     Attributes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.eviction.local_storage import find_violation
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.protection import Protection
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.state import Evaluation
 
 
-@dataclass(frozen=True, slots=True)
-class PodEviction:
+class PodEviction(Record):
     """A pod evicted first for a threshold, or for its own storage limit."""
 
     uid: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nodeagent.model.pressure import FactSource, FilesystemLayout, FilesystemRole, PodLifecycle, Resource, Signal
 from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.record import Record, replace
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ _GUESSED = frozenset({FactSource.INFERRED, FactSource.ASSUMED})
 _BYTES = frozenset({Resource.MEMORY, Resource.EPHEMERAL_STORAGE})
 
 
-@dataclass(frozen=True, slots=True)
-class RankedPod:
+class RankedPod(Record):
     """A pod with its rank.
 
     Attributes:

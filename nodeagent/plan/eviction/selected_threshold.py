@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import Reason, ReasonCode
@@ -11,6 +10,7 @@ from nodeagent.plan.eviction.message import estimate_note, format_reading
 from nodeagent.plan.eviction.observations import validate
 from nodeagent.plan.eviction.reclaim import reclaim_steps, signals_reclaimed
 from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedThreshold:
+class SelectedThreshold(Record):
     """The threshold that a pass acts on.
 
     Attributes:

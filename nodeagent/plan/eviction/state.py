@@ -7,7 +7,6 @@ reading only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nodeagent.model.pressure import NodeCondition
@@ -15,6 +14,7 @@ from nodeagent.plan.eviction.observations import validate
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 from nodeagent.plan.eviction.thresholds import in_order
+from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionState:
+class EvictionState(Record):
     """State between passes. All times are monotonic seconds of one boot.
 
     Attributes:
@@ -55,8 +54,7 @@ class EvictionState:
     victims: tuple[Victim, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionStatus:
+class ConditionStatus(Record):
     """One node condition.
 
     Attributes:
@@ -69,8 +67,7 @@ class ConditionStatus:
     changed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Record):
     """Thresholds and node conditions at one instant.
 
     Attributes:

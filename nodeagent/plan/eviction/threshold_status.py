@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.model.pressure import Observation
@@ -11,8 +12,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdStatus:
+class ThresholdStatus(Record):
     """Status of one threshold.
 
     Attributes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, position
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import Observation
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Record, eq=False):
     """A quantity, or a share of the capacity; exactly one of the two.
 
     Attributes:
@@ -27,7 +26,17 @@ class Amount:
 
     number: float | None = None
     share: float | None = None
-    text: str = field(default="", compare=False)
+    text: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the compared attributes are equal."""
+        if not isinstance(other, Amount):
+            return NotImplemented
+        return (self.number, self.share) == (other.number, other.share)
+
+    def __hash__(self) -> int:
+        """Return the hash of the compared attributes."""
+        return hash((self.number, self.share))
 
     def of(self, capacity: float) -> float:
         """Return the quantity for a capacity; a share is truncated to a whole number.
@@ -39,8 +48,7 @@ class Amount:
         return int(float(capacity) * (self.share or 0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Threshold:
+class Threshold(Record, eq=False):
     """An eviction threshold of one signal.
 
     A threshold without a grace period is hard, in either list. Two thresholds are equal if signal, amount and grace
@@ -56,7 +64,17 @@ class Threshold:
     signal: Signal
     amount: Amount
     grace_s: float = 0.0
-    minimum_reclaim: Amount | None = field(default=None, compare=False)
+    minimum_reclaim: Amount | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the compared attributes are equal."""
+        if not isinstance(other, Threshold):
+            return NotImplemented
+        return (self.signal, self.amount, self.grace_s) == (other.signal, other.amount, other.grace_s)
+
+    def __hash__(self) -> int:
+        """Return the hash of the compared attributes."""
+        return hash((self.signal, self.amount, self.grace_s))
 
     @property
     def hard(self) -> bool:

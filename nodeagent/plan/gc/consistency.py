@@ -8,7 +8,6 @@ objects in question (``observe.list_check``).
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.plan.decision import Reason, ReasonCode, Verdict
 from nodeagent.plan.gc.image_references import ImageIndex, bare_id
 from nodeagent.plan.gc.image_users import image_references
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -54,8 +54,7 @@ class Suspicion(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeLists:
+class RuntimeLists(Record):
     """Lists of one reading.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
@@ -14,6 +13,7 @@ from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reaso
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.deletion import check_pods, contradiction, pod_uid_of
 from nodeagent.plan.pods.names import container_name
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -41,8 +41,7 @@ _CONTAINER, _KEEP, _REMOVE = ItemKind.CONTAINER, Verdict.KEEP, Verdict.REMOVE
 _FAILED, _WITHIN_LIMITS = ReasonCode.FAILED_EARLIER, ReasonCode.WITHIN_LIMITS
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerGCPolicy:
+class ContainerGCPolicy(Record):
     """Limits of container garbage collection.
 
     Attributes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.runtime_objects import ObjectKind
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.model.runtime_objects import HostObjects, RuntimeObject, RuntimeRecords
 
 
-@dataclass(frozen=True, slots=True)
-class KindAdvice:
+class KindAdvice(Record):
     """Advice for a kind of leak.
 
     Attributes:
@@ -57,8 +56,7 @@ ADVICE: Final[Mapping[ObjectKind, KindAdvice]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DeepLeak:
+class DeepLeak(Record):
     """An object without a record, with the missing record as a sentence."""
 
     found: RuntimeObject

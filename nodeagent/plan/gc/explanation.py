@@ -6,7 +6,6 @@ Explanations are derived from the plan of the next pass, so that they cannot dif
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -20,6 +19,7 @@ from nodeagent.plan.gc.image_users import find_users
 from nodeagent.plan.gc.removal_condition import condition_of, eligible_at, image_condition
 from nodeagent.plan.pods.deletion import PodDeletionStatus, check_pods
 from nodeagent.plan.pods.names import container_name, sandbox_name
+from nodeagent.record import Record
 from nodeagent.text import escape
 from nodeagent.units import format_bytes
 
@@ -36,8 +36,7 @@ _BY_USE: Final = frozenset({ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_F
 _BY_USE_LATER: Final = _BY_USE | {ReasonCode.AGE_NOT_OBSERVED, ReasonCode.CLOCK_UNTRUSTED}
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
+class Sharing(Record):
     """Pieces that an image shares.
 
     Attributes:
@@ -54,8 +53,7 @@ class Sharing:
     with_others: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Record):
     """Verdict on one item with its reasons and the condition of its removal.
 
     Attributes:

@@ -11,7 +11,6 @@ images, although hardly any is kept by a rule.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import NO_FAILURES, Reason, ReasonCode
@@ -19,6 +18,7 @@ from nodeagent.plan.gc.holds import held_images
 from nodeagent.plan.gc.image_origin import origin_keep_reasons
 from nodeagent.plan.gc.image_references import is_named_like_pause
 from nodeagent.plan.gc.image_users import find_users, in_use_reason
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -33,8 +33,7 @@ _NAMED_LIKE_PAUSE = Reason(ReasonCode.SANDBOX_IMAGE, {"how": "named like a pause
 _NOT_IN_PLAN = Reason(ReasonCode.NOT_IN_PLAN)
 
 
-@dataclass(frozen=True, slots=True)
-class KeepContext:
+class KeepContext(Record):
     """Inputs of the keep rules for one plan.
 
     Attributes:
@@ -53,8 +52,7 @@ class KeepContext:
     pause_images: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class KeepRule:
+class KeepRule(Record):
     """A rule that keeps images, with its reason codes.
 
     Attributes:

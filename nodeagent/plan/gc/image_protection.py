@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from fnmatch import translate
@@ -20,6 +19,7 @@ from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_references import bare_id, repository_of
 from nodeagent.plan.gc.linear_expression import ExpressionError, compile_expression
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,8 +43,7 @@ class RuleKind(StrEnum):
     DIGEST = "digest"
 
 
-@dataclass(frozen=True, slots=True)
-class ProtectionRule:
+class ProtectionRule(Record):
     """A configured pattern, expression or digest that protects images.
 
     Attributes:
@@ -106,8 +105,7 @@ def _regex_rule(text: str) -> ProtectionRule:
     return ProtectionRule(text, RuleKind.REGEX, expression)
 
 
-@dataclass(frozen=True, slots=True)
-class ProtectionPolicy:
+class ProtectionPolicy(Record):
     """Images kept at any age.
 
     Attributes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.plan.gc.accounting import ledger_for
 from nodeagent.plan.gc.image_origin import removal_reason
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

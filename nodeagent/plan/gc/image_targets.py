@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import Reason, ReasonCode
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +18,7 @@ _THRESHOLD_OFF = Reason(ReasonCode.THRESHOLD_DISABLED)
 _ALL_UNUSED = Reason(ReasonCode.ALL_UNUSED)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Record):
     """Removals required on one filesystem in addition to removals by maximum age.
 
     Attributes:
@@ -39,8 +38,7 @@ class Target:
     number: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CollectedFilesystem:
+class CollectedFilesystem(Record):
     """An image filesystem with the bytes freed there without a removal.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from nodeagent.model import ContainerState
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.gc.image_references import ImageIndex
 from nodeagent.plan.pods.names import container_name, sandbox_name
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +29,7 @@ _RUNNING = ContainerState.RUNNING  # a module constant, since a lookup in the cl
 _DEAD = frozenset({ContainerState.CREATED, ContainerState.EXITED})
 
 
-@dataclass(frozen=True, slots=True)
-class ImageUsers:
+class ImageUsers(Record):
     """Users of the listed images.
 
     Attributes:

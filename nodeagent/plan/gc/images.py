@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +27,7 @@ from nodeagent.plan.gc.image_selection import Selection
 from nodeagent.plan.gc.image_targets import collected_filesystems
 from nodeagent.plan.gc.image_users import find_users
 from nodeagent.plan.gc.pass_limits import LIMITS, PassLimits, Spent
+from nodeagent.record import Record, field
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc.image_users import ImageUsers
 
 
-@dataclass(frozen=True, slots=True)
-class ImageGCPolicy:
+class ImageGCPolicy(Record):
     """Thresholds, ages, limits and protection of image garbage collection.
 
     Attributes:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from nodeagent.plan.decision import Reason, ReasonCode
+from nodeagent.record import Record
 
 LIMITS: Final = frozenset({ReasonCode.LIMIT_IMAGES_PER_PASS, ReasonCode.LIMIT_BYTES_PER_PASS})
 """The reasons of images kept by a limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(Record):
     """Removals of earlier rounds of a pass, counted against the limits per pass."""
 
     images: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import NO_FAILURES, Reason, ReasonCode, Verdict
@@ -13,6 +12,7 @@ from nodeagent.plan.gc.pod_logs import PodLogPolicy, plan_pod_logs
 from nodeagent.plan.gc.projection import project_with_users
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy, plan_sandbox_gc
 from nodeagent.plan.pods.deletion import check_pods
+from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 _NOT_IN_PLAN = Reason(ReasonCode.NOT_IN_PLAN)
 
 
-@dataclass(frozen=True, slots=True)
-class GCPolicy:
+class GCPolicy(Record):
     """The policies of all garbage collection planners."""
 
     images: ImageGCPolicy = field(default_factory=ImageGCPolicy)
@@ -33,8 +32,7 @@ class GCPolicy:
     logs: PodLogPolicy = field(default_factory=PodLogPolicy)
 
 
-@dataclass(frozen=True, slots=True)
-class GCPlan:
+class GCPlan(Record):
     """The plans of one pass; ``images`` is ``None`` in a pass over containers only."""
 
     containers: Plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState, LogOpeners, PodLogDirectory, Role
@@ -12,6 +11,7 @@ from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.deletion import BESIDE_KUBELET_UNPROVEN, is_in_pod_list, pod_uid_of
+from nodeagent.record import Record
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ _Removable = tuple[bool, Reason]
 """Whether the entry is removed, and the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodLogPolicy:
+class PodLogPolicy(Record):
     """Limits of pod log garbage collection.
 
     Attributes:

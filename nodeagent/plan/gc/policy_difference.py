@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.gc.saved_plan import encode_policy
+from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 """The setting of each field of a policy, by its path."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingDifference:
+class SettingDifference(Record):
     """One setting that differs between two policies.
 
     Attributes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.names import sandbox_name
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,7 @@ _AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
 _SUPERSEDED = Reason(ReasonCode.SANDBOX_SUPERSEDED)
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxGCPolicy:
+class SandboxGCPolicy(Record):
     """Limits of sandbox garbage collection.
 
     Attributes:

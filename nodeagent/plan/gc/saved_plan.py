@@ -13,7 +13,6 @@ import hashlib
 import hmac
 import json
 from base64 import b64decode
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -26,6 +25,7 @@ from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import Record, replace
 from nodeagent.schemas import SchemaId
 from nodeagent.units import format_time
 
@@ -48,8 +48,7 @@ _ADDED_SETTINGS: Final = frozenset(
 """Settings that plans of version 0.1 lack; their default applies."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedItem:
+class SavedItem(Record):
     """The part of a decision required for application and comparison."""
 
     kind: ItemKind
@@ -61,8 +60,7 @@ class SavedItem:
     frees_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SavedPlan:
+class SavedPlan(Record):
     """A decoded plan.
 
     Attributes:
@@ -88,8 +86,7 @@ class SavedPlan:
         return tuple(item for item in self.items if item.verdict is Verdict.REMOVE)
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(Record):
     """An item of a saved plan that is no longer removable.
 
     Attributes:
@@ -335,8 +332,7 @@ def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
     return tuple(drift)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Record):
     """One item with different decisions in two saved plans; ``None`` for a plan without the item."""
 
     before: SavedItem | None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from nodeagent.model import ReferenceKind
 from nodeagent.plan.gc.image_users import find_users
 from nodeagent.plan.pods.names import sandbox_name
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,8 +30,7 @@ class Part(StrEnum):
     OTHER = "not-container-data"
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+class Walk(Record):
     """Disk usage of a directory tree.
 
     Attributes:
@@ -45,8 +44,7 @@ class Walk:
     complete: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredUsage:
+class MeasuredUsage(Record):
     """Measurements in addition to the snapshot.
 
     Attributes:
@@ -66,8 +64,7 @@ class MeasuredUsage:
     log_files: Sequence[Walk] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Record):
     """One part with its largest members, largest first."""
 
     part: Part
@@ -76,8 +73,7 @@ class Share:
     exact: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
+class Breakdown(Record):
     """Usage of a filesystem by part; the shares add up to the used bytes.
 
     Attributes:

@@ -9,7 +9,6 @@ cannot be overridden by a plan unnoticed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 from nodeagent.plan.gc.containers import ContainerGCPolicy
@@ -19,8 +18,9 @@ from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
+from nodeagent.record import Record, replace
 
-_Policy = TypeVar("_Policy")
+_Policy = TypeVar("_Policy", bound=Record)
 Rule = Callable[[Any, Any], Any]
 """Receives the plan's value and the value in force; returns the one that keeps more items."""
 
@@ -37,12 +37,12 @@ def stricter(saved: GCPolicy, current: GCPolicy) -> GCPolicy:
 def _stricter(saved: _Policy, current: _Policy) -> _Policy:
     rules = STRICTNESS.get(type(current), {})
     chosen = {}
-    for each in fields(current):  # type: ignore[arg-type] # a policy is a dataclass
-        rule = rules.get(each.name)
+    for name in type(current).__struct_fields__:
+        rule = rules.get(name)
         if rule is None:
-            raise TypeError(f"{type(current).__name__}.{each.name} has no strictness rule")
-        chosen[each.name] = rule(getattr(saved, each.name), getattr(current, each.name))
-    return replace(current, **chosen)  # type: ignore[type-var] # a policy is a dataclass
+            raise TypeError(f"{type(current).__name__}.{name} has no strictness rule")
+        chosen[name] = rule(getattr(saved, name), getattr(current, name))
+    return replace(current, **chosen)
 
 
 def _larger(saved: float, current: float) -> float:

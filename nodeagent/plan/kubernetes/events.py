@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
+
+from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,8 +40,7 @@ SELECTED: Final[Mapping[str, tuple[str, str]]] = {
 """Reason and type of each log event that is sent, by its name. Reasons that a kubelet has too are spelt as its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Occurrence:
+class Occurrence(Record):
     """Equal events that are sent as one.
 
     Attributes:
@@ -64,8 +64,7 @@ class Occurrence:
         return (self.reason, self.note)
 
 
-@dataclass(frozen=True, slots=True)
-class EventQueue:
+class EventQueue(Record):
     """Events that wait, and the limits.
 
     Attributes:

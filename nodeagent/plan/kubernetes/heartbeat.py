@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from nodeagent.model.kubernetes import Lease, LeaseSpec, ObjectMeta, OwnerReference
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -49,8 +49,7 @@ class ReportReason(StrEnum):
     UNCHANGED = "unchanged"
 
 
-@dataclass(frozen=True, slots=True)
-class ReportMemory:
+class ReportMemory(Record):
     """The last status that the API server accepted.
 
     Attributes:
@@ -138,8 +137,7 @@ def renewed_lease(found: Lease | None, node: Node, now: datetime) -> Lease:
     return Lease(api_version="coordination.k8s.io/v1", kind="Lease", metadata=metadata, spec=spec)
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseSighting:
+class LeaseSighting(Record):
     """Renewal of a Lease that another process may hold, observed by this agent's own clock.
 
     Clocks of two machines differ, so the age of a renewal is not computed from its time.

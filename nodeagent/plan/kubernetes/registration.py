@@ -5,7 +5,6 @@ An object of another machine, or one with a heartbeat of another process, is nev
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +12,7 @@ import msgspec
 
 from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, NodeSpec, Taint
 from nodeagent.plan.kubernetes.heartbeat import LEASE_DURATION_S
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,8 +36,7 @@ class RegistrationVerdict(StrEnum):
     DELETING = "being-deleted"
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationPolicy:
+class RegistrationPolicy(Record):
     """Configured part of a registration.
 
     Attributes:
@@ -53,8 +52,7 @@ class RegistrationPolicy:
     taint: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationPlan:
+class RegistrationPlan(Record):
     """Decision with its reason.
 
     Attributes:

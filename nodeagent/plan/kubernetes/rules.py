@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.plan.kubernetes.events import NAMESPACE as EVENT_NAMESPACE
 from nodeagent.plan.kubernetes.heartbeat import LEASE_NAMESPACE
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +15,7 @@ NAME: Final = "nodeagent"
 NAMESPACE: Final = "kube-system"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Record):
     """One allowed use of a resource.
 
     Attributes:

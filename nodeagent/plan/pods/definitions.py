@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from nodeagent.model.pressure import UNKNOWN, Fact, FactSource
 from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.pods.annotations import ANNOTATION_HASH, ANNOTATION_MIRROR
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,8 +74,7 @@ class SpecIndex:
         return len(self._by_uid.get(uid, ()))
 
 
-@dataclass(frozen=True, slots=True)
-class PodDefinition:
+class PodDefinition(Record):
     """Well-formed definitions of one pod.
 
     Attributes:

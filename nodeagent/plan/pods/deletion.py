@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState, Role
 from nodeagent.model.workload import LABEL_POD_UID
+from nodeagent.record import Record
 from nodeagent.units import format_duration, format_time
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 BESIDE_KUBELET_UNPROVEN: Final = "a kubelet manages this node; only a synced list of the API server proves a deletion"
 
 
-@dataclass(frozen=True, slots=True)
-class PodDeletionStatus:
+class PodDeletionStatus(Record):
     """Deletion status of a pod.
 
     Attributes:

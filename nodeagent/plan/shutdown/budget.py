@@ -7,9 +7,9 @@ differ in the limit only, see :class:`DelayLimit`. Times are whole milliseconds,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.record import Record
 from nodeagent.units import USEC_INFINITY, format_duration
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ _LIMIT_MARGIN_MS: Final = 100
 _LATE_START_MS: Final = 500  # for kills where the whole time had passed before the run began
 
 
-@dataclass(frozen=True, slots=True)
-class DelayLimit:
+class DelayLimit(Record):
     """Longest time that the node waits for its pods.
 
     Attributes:
@@ -81,8 +80,7 @@ class DelayLimit:
 UNLIMITED: Final = DelayLimit(USEC_INFINITY)
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseBudget:
+class PhaseBudget(Record):
     """The time of one phase.
 
     Attributes:
@@ -96,8 +94,7 @@ class PhaseBudget:
     deadline_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownBudget:
+class ShutdownBudget(Record):
     """The time of all phases.
 
     Attributes:

@@ -10,9 +10,10 @@ releases it while pods are being stopped; :class:`PodsStopped` ends that at the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
+
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from nodeagent.plan.shutdown.budget import ShutdownBudget
@@ -47,8 +48,7 @@ class CommandKind(StrEnum):
     RESTART_LOGIND = "restart-logind"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Record):
     """One action with its reason.
 
     Attributes:
@@ -59,8 +59,7 @@ class Command:
     because: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LogindState:
+class LogindState(Record):
     """The state as reported to operators.
 
     Attributes:
@@ -79,8 +78,7 @@ class LogindState:
         return f"inhibitor lock {'held' if self.held else 'not held'}: {self.because}"
 
 
-@dataclass(frozen=True, slots=True)
-class InhibitorState:
+class InhibitorState(Record):
     """State of the inhibitor lock and of the current shutdown.
 
     Attributes:
@@ -121,64 +119,53 @@ class InhibitorState:
 # ---- events
 
 
-@dataclass(frozen=True, slots=True)
-class Connecting:
+class Connecting(Record):
     """A connection to the bus is being opened."""
 
 
-@dataclass(frozen=True, slots=True)
-class BusConnected:
+class BusConnected(Record):
     """The bus is connected; logind was not found on it yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogindConnected:
+class LogindConnected(Record):
     """logind is on the bus."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLost:
+class ConnectionLost(Record):
     """The bus or the lock is lost, or a call failed; the connection is closed."""
 
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class LogindDisconnected:
+class LogindDisconnected(Record):
     """logind disconnected from the bus, which is still connected to the agent."""
 
 
-@dataclass(frozen=True, slots=True)
-class DelayChanged:
+class DelayChanged(Record):
     """logind reported ``InhibitDelayMaxUSec``."""
 
     limit_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareForShutdown:
+class PrepareForShutdown(Record):
     """logind reported the start or the end of a shutdown, by its signal or its property."""
 
     active: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LockAcquired:
+class LockAcquired(Record):
     """``Inhibit`` returned a descriptor."""
 
 
-@dataclass(frozen=True, slots=True)
-class LockListed:
+class LockListed(Record):
     """logind lists the lock."""
 
 
-@dataclass(frozen=True, slots=True)
-class LockRefused:
+class LockRefused(Record):
     """logind refused a lock because of a shutdown in progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownChecked:
+class ShutdownChecked(Record):
     """The role and the budget were read after the start of a shutdown.
 
     Attributes:
@@ -189,34 +176,29 @@ class ShutdownChecked:
     budget: ShutdownBudget
 
 
-@dataclass(frozen=True, slots=True)
-class PodsStopped:
+class PodsStopped(Record):
     """Every pod has ended, or its time is over, or stopping pods failed."""
 
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class Disabled:
+class Disabled(Record):
     """The settings or the role disable graceful shutdown."""
 
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class AgentStopping:
+class AgentStopping(Record):
     """The agent is stopping; a shutdown in progress is resumed by its successor."""
 
 
-@dataclass(frozen=True, slots=True)
-class LockOverdue:
+class LockOverdue(Record):
     """The lock was not acquired in the usual time."""
 
     now_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class LogindUnitChecked:
+class LogindUnitChecked(Record):
     """systemd reported the units of the bus and of logind.
 
     Attributes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import PodOutcome
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,8 +27,7 @@ _WORDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerEnd:
+class ContainerEnd(Record):
     """The end of one container.
 
     Attributes:

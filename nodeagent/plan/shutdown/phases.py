@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodeagent.model.priority import CRITICAL_PRIORITY
+from nodeagent.record import Record, field
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 _LONGEST_S = 7 * 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(Record):
     """Pods of any of the namespaces (of all namespaces if none is named) that carry all of the labels."""
 
     namespaces: tuple[str, ...] = ()
@@ -37,8 +36,7 @@ class Selector:
         return " and ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Record):
     """One step of a shutdown.
 
     Attributes:

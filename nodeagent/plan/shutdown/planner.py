@@ -7,13 +7,13 @@ in the elapsed time and in the pods that have stopped.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.priority import CRITICAL_PRIORITY
 from nodeagent.plan.shutdown.timing import phase_end_ms
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,8 +37,7 @@ class PlacedBy(StrEnum):
     SELECTOR = "selector"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Record):
     """The phase of one pod.
 
     Attributes:
@@ -51,8 +50,7 @@ class Placement:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class PodStop:
+class PodStop(Record):
     """The planned stop of one pod.
 
     Attributes:
@@ -68,8 +66,7 @@ class PodStop:
     capped: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedPhase:
+class PlannedPhase(Record):
     """One phase with its pods.
 
     Attributes:
@@ -84,8 +81,7 @@ class PlannedPhase:
     stops: tuple[PodStop, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownPlan:
+class ShutdownPlan(Record):
     """Plan of a shutdown, or of its rest.
 
     Attributes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.act.history_writer import HistoryWriter
+from nodeagent.record import replace
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from tests.support.manual_clock import ManualClock
 

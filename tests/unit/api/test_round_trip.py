@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -18,6 +17,7 @@ from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.storage_breakdown import Breakdown, Part, Share
+from nodeagent.record import replace
 from nodeagent.store.history import PastAction, PastPass
 from tests.unit.builders import NOW, container, filesystem, image, log_directory, sandbox, snapshot
 

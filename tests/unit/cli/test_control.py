@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from nodeagent.host.lock import process_lock
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Plan
 from nodeagent.plan.gc.images import ImageGCPolicy
+from nodeagent.record import replace
 from nodeagent.store.history import Retention
 from tests.unit.control_node import IMAGE, MEMBER, STRANGER, Node, say, serving
 

@@ -8,7 +8,6 @@ import os
 import socket
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +18,7 @@ from nodeagent.config.control import ControlSettings
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.plan.node_checks import Verdict
+from nodeagent.record import replace
 from tests.support.kubelet_tree import add_process, make_node
 from tests.support.other_user import as_other_user
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +19,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon.supervisor import supervise
 from nodeagent.errors import PassBusyError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
 from nodeagent.model import ContainerState
+from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from nodeagent.sim.disk import GIB
 from nodeagent.sim.filesystem import SimFilesystem

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import tempfile
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +36,7 @@ from nodeagent.cli.pressure import pressure_view
 from nodeagent.cli.reading import typed
 from nodeagent.cli.shutdown import shutdown_lines
 from nodeagent.cli.status_view import status_view, top_view
+from nodeagent.record import replace
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from nodeagent.text import display_width, escape
 from tests.support.crowded import PROXY, REPORT, TAGGED, crowded_node

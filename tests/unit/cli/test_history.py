@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.host.process_identity import own_process
+from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, History, PastAction, PastPass, Retention
 from tests.support.command import nodeagent
 

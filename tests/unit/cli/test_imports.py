@@ -47,7 +47,7 @@ FORBIDDEN = {
     "containers": THIN,
     "du": LIBRARIES | PARSER,
     "evict --dry-run": LIBRARIES | PARSER,
-    f"explain {IMAGE}": LIBRARIES | PARSER | {"msgspec", "asyncio"},
+    f"explain {IMAGE}": LIBRARIES | PARSER | {"asyncio"},
     "gc all --dry-run": LIBRARIES | PARSER,
     "gc containers --dry-run": LIBRARIES | PARSER,
     "gc images --dry-run": LIBRARIES | PARSER,

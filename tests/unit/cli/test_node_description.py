@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +12,7 @@ from nodeagent.cli.node_description import description_lines
 from nodeagent.model import Image
 from nodeagent.model.kubernetes import Node
 from nodeagent.plan.node_object import node_object
+from nodeagent.record import replace
 from nodeagent.text import display_width
 from tests.support.command import nodeagent
 from tests.unit.plan.test_node_status import FACTS, NOW, POLICY

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +15,7 @@ from nodeagent.config.loading import load
 from nodeagent.config.policies import settings as settings_of
 from nodeagent.errors import NodeAgentError
 from nodeagent.plan.node_checks import Verdict
+from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.profiles import PROFILES

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +18,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.host.notify import Notifier
 from nodeagent.model import ContainerState
+from nodeagent.record import replace
 from tests.unit.control_node import GROUP_NAME, IMAGE, MEMBER, STRANGER, Node, say, serving
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ async def test_trigger_of_a_dry_run_is_marked(node: Node, capsys: pytest.Capture
     loop_statuses, wake = node.context.loop_statuses, asyncio.Event()
     node.context.wake["images"] = wake
     agent: Any = node.context.agent
-    node.context.agent = replace(agent, dry_run=True)
+    node.context.agent = dataclasses.replace(agent, dry_run=True)
     loop_statuses.waiting("images", 600, 600)
     output = asyncio.ensure_future(say(capsys, "trigger", "images", "--wait"))
     await asyncio.wait_for(wake.wait(), 20)

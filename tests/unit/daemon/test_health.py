@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -17,6 +16,7 @@ from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.model import Role
+from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock
 from tests.unit.daemon_node import place

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer

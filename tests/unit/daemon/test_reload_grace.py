@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.daemon.reload_grace import ReloadGrace, grace_needed_s
+from nodeagent.record import replace
 from nodeagent.sim.clock import SimClock
 
 PAUSED = Pause(PausedBy.OPERATOR, "maintenance")

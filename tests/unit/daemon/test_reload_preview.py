@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from nodeagent.daemon.reload_preview import WITHIN_S, log_reload_effect, preview
 from nodeagent.model import ContainerState, Role
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.node_role import ABSENT_S
+from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -29,6 +28,7 @@ from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differenc
 from nodeagent.errors import ConfigError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.lock import daemon_lock
 from nodeagent.host.notify import Notifier
+from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -20,6 +19,7 @@ from nodeagent.daemon import supervisor
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.errors import ConfigError, RuntimeUnavailableError
 from nodeagent.host.notify import Notifier
+from nodeagent.record import replace
 from nodeagent.store.last_settings import FILE_NAME, write_last_settings
 from nodeagent.telemetry import logging as log
 

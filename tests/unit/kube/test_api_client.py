@@ -9,7 +9,6 @@ import socket
 import ssl
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from nodeagent.kube.api_client import ApiClient, ApiRequest, tls_context
 from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
 from nodeagent.model.api_access import ApiAccess
 from nodeagent.model.kubernetes import Node
+from nodeagent.record import replace
 from tests.support.api_server import NODES, TOKEN, ApiServer, Fault, serving_api
 from tests.support.certificates import Authority
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -14,6 +14,7 @@ from nodeagent.model.pods import PodSpec
 from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.observe.bound_pods import VANISHED_S, BoundPods
 from nodeagent.observe.pod_images import PodImageReader
+from nodeagent.record import replace
 from nodeagent.sim.clock import SimClock
 from tests.unit.builders import sandbox
 

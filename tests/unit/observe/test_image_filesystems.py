@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from nodeagent.errors import ObservationError, RuntimeRequestError
 from nodeagent.model import FsObservation, StorageGraph
 from nodeagent.observe.image_filesystems import ImageFilesystemReader
+from nodeagent.record import replace
 from nodeagent.runtime.cri_messages import FilesystemUsage, ImageFsInfo
 from tests.unit.builders import filesystem, piece
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -28,6 +27,7 @@ from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage, Victim
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.node_role import ABSENT_S
+from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.model import Role
 from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.model.pods import PodSpec
 from nodeagent.model.pressure import Fact, FactSource
+from nodeagent.record import replace
 from tests.unit.observe.pod_node import Lister, Node, facts_of, kept
 
 if TYPE_CHECKING:

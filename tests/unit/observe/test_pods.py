@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from nodeagent.model.pressure import Fact, FactSource, QosClass
 from nodeagent.observe.pod_cgroups import PodCgroups
 from nodeagent.observe.pod_details import RuntimeDetails
 from nodeagent.observe.pods import PodReader, PodSettings
+from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 from tests.support.kernel_tree import GIB, add_cgroup, make_tree

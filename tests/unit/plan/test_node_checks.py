@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.model import ClockTrust, GapCause, ObservationGap
@@ -27,6 +25,7 @@ from nodeagent.plan.node_checks import (
 )
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.phases import two_bands
+from nodeagent.record import replace
 from tests.unit.builders import NOW, ago
 
 OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED

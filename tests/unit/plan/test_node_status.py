@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from nodeagent.model.pressure import NodeCondition
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.node_object import node_object
 from nodeagent.plan.node_status import MAX_IMAGES, NodeStatusPolicy, node_status
+from nodeagent.record import replace
 
 ROOT = Path(__file__).parents[3]
 RECORDED = json.loads((ROOT / "tests/data/kubernetes/node-object.json").read_text())

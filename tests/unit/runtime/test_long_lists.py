@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
+from nodeagent.record import replace
 from nodeagent.runtime import long_lists
 from nodeagent.runtime.connection import MAX_ANSWER_BYTES, RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient

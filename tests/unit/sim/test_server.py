@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -21,6 +20,7 @@ from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import ContainerState
 from nodeagent.plan.gc.accounting import LayerLedger
+from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient

@@ -16,7 +16,6 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -30,6 +29,7 @@ from nodeagent.observe.clock_reading import with_valid_times
 from nodeagent.plan.decision import Decision, ItemKind, ReasonCode
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.record import replace
 from nodeagent.store import GapLimits, Store
 from nodeagent.store.clock_record import GRACE_S, TOLERANCE_S
 from tests.unit.store.clock_node import DAY_S, T0, Node, Pod

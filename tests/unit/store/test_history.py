@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 from base64 import b64encode
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +21,7 @@ from nodeagent.api.codec import encode
 from nodeagent.api.history import History as HistoryDocument
 from nodeagent.errors import StoreError
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention
 from nodeagent.store.pass_history import PASS_TABLES
 from nodeagent.store.sqlite import connect

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import pytest
 from nodeagent.errors import StoreError
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
+from nodeagent.record import replace
 from nodeagent.store.history import History, Retention
 from nodeagent.store.shutdown import BOOT_FILE, STOP_FILE, ShutdownFiles
 

@@ -10,7 +10,6 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from nodeagent.errors import ConfigError
 from nodeagent.model import ImageUsage
 from nodeagent.model.node_stop import LastActivity, StopEnd
 from nodeagent.plan.gc.saved_plan import parse_plan, unseal
+from nodeagent.record import replace
 from nodeagent.store import ClockReading, HoldFile, Store
 from nodeagent.store.evictions import EvictionFile
 from nodeagent.store.history import History, PastPass, Retention

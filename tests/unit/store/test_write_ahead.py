@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ import pytest
 
 from nodeagent.host.process_identity import is_running, own_process
 from nodeagent.model.process import ProcessIdentity
+from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention
 from nodeagent.store.sqlite import connect
 from nodeagent.store.write_connection import WriteConnection

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.model import GapCause, ImageUsage, ObservationGap
+from nodeagent.record import replace
 from nodeagent.store import ClockReading, Store
 from nodeagent.store.clock_record import ClockRecord
 from nodeagent.store.observation import Observation

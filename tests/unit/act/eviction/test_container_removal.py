@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +12,7 @@ from nodeagent.act.eviction.container_removal import CriContainerCleaner
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError, RuntimeUnsupportedError
 from nodeagent.model import ContainerState
 from nodeagent.plan.eviction.effects import Victim
+from nodeagent.record import replace
 from tests.unit.builders import container, sandbox
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +12,7 @@ from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.model.pods import ContainerHandle, PodHandle, PodInventory
 from nodeagent.model.pressure import Resource
+from nodeagent.record import replace
 from tests.unit.plan.eviction.cases import POLICY, at, planned, pod, read
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +18,7 @@ from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from tests.unit.builders import NOW, RUNTIME, ago, container, image, log_directory, sandbox, used
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from nodeagent.errors import StoreError
 from nodeagent.model import Hold
 from nodeagent.plan.decision import Accounting, ItemKind
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from tests.unit.act.conftest import POLICY
 from tests.unit.act.gc.transactions import outcomes
 

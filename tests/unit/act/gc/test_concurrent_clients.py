@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from tests.unit.act.gc.transactions import outcomes, remove_all
 
 if TYPE_CHECKING:

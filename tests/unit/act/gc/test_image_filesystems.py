@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +18,7 @@ from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from tests.support.manual_clock import ManualClock
 from tests.unit.builders import MIB, removed
 from tests.unit.plan.gc.test_image_filesystems import KATA, OVERLAY, node

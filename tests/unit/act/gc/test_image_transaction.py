@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.sim.store import Lease
 from tests.unit.act.gc.transactions import RECENT, begin_creation, outcomes, remove_all
 

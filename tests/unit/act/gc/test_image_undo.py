@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verd
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.runtime.storage_backend import CriOnlyStorage
 from nodeagent.sim.store import BLOCK_BYTES
 from tests.unit.act.gc.transactions import CHANGES, crash

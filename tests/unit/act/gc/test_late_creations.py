@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.sim.store import Snapshot, SnapshotKind
 from tests.unit.act.gc.transactions import begin_creation, outcomes
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from nodeagent.observe.log_trees import PodLogReader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.store import Store
 from tests.unit.act.conftest import POLICY
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.model import ContainerState, PodImages
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from nodeagent.act.gc.outcomes import PassReport, Result

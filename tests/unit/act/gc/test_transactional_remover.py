@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from nodeagent.act.gc import transactional_remover
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.runtime.containerd_facts import PINNED_LABEL
 from tests.unit.act.gc.transactions import CHANGES, begin_creation, outcomes, remove_all
 

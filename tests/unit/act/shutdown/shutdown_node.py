@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodeagent.act.shutdown.executor import ShutdownRun
@@ -13,6 +13,7 @@ from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeU
 from nodeagent.model import Container, ContainerState, ShutdownPod
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.phases import two_bands
+from nodeagent.record import replace
 from tests.support.virtual_time import now_ms, play
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from nodeagent.model.node_stop import SentTerm, StoppedPod
 from nodeagent.model.priority import CRITICAL_PRIORITY as CRITICAL
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.phases import by_priority
+from nodeagent.record import replace
 from tests.unit.act.shutdown.shutdown_node import TEN_AND_FIVE, Node, pod, run_down
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from tests.unit.control_node import MEMBER, Node, served_to_member, serving
 

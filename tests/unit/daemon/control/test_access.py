@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from nodeagent.config.control import ControlSettings
 from nodeagent.daemon.control.access import access_of
 from nodeagent.daemon.control.service import ControlService
 from nodeagent.host.peer import Peer, read_peer
+from nodeagent.record import replace
 from nodeagent.store.pause import PauseFile
 from tests.unit.control_node import GROUP, MEMBER, ROOT, STRANGER, Node
 
@@ -181,7 +182,7 @@ async def test_member_cannot_run_collection_that_the_configuration_disables(
     agent = as_actor.context.agent
     assert agent is not None
     off: dict[str, Any] = {disabled: None}
-    as_actor.context.agent = replace(agent, settings=replace(agent.settings, **off))
+    as_actor.context.agent = dataclasses.replace(agent, settings=replace(agent.settings, **off))
     if refused:
         code, why = await as_actor.refused("Apply", request)
         assert (code, refused in why) == (400, True), why

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import json
 import threading
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +22,7 @@ from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.daemon.pause import restore_pause
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.host.notify import Notifier
+from nodeagent.record import replace
 from nodeagent.store.pause import PauseFile
 from nodeagent.telemetry import logging as log
 
@@ -147,7 +148,7 @@ async def test_pass_is_refused_when_a_reload_replaces_its_settings(node: Node, h
         if reload == "requested":
             node.context.renew.set()
         else:
-            node.context.agent = replace(node.context.agent)  # type: ignore[type-var]
+            node.context.agent = dataclasses.replace(node.context.agent)  # type: ignore[type-var]
     code, why = await applying
     assert (code, "the configuration changed during the request" in why) == (409, True)
     assert len(node.sim.containers) == 2

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 import json
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nodeagent.api import requests as api
 from nodeagent.plan.gc.saved_plan import unseal
+from nodeagent.record import replace
 from nodeagent.store.plan_key import FILE_NAME, PlanKeyFile
 from tests.support.other_user import UNPRIVILEGED_UID
 
@@ -38,7 +39,7 @@ def apply_stricter_policy(node: Node) -> None:
     assert agent is not None
     policy = agent.settings.policy
     kept = replace(policy, containers=replace(policy.containers, max_per_pod_container=5))
-    node.context.agent = replace(agent, settings=replace(agent.settings, policy=kept))
+    node.context.agent = dataclasses.replace(agent, settings=replace(agent.settings, policy=kept))
 
 
 async def test_plan_older_than_a_stricter_policy_removes_nothing_that_the_policy_keeps(as_actor: Node) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from nodeagent.api.shutdown import ShutdownPlan, ShutdownStatus
 from nodeagent.api.status import Status
 from nodeagent.api.undo import UndoList
 from nodeagent.observe.node_role import RoleWatch
+from nodeagent.record import replace
 from tests.unit.control_node import IMAGE, MEMBER, Node, serving
 from tests.unit.kubelet_double import KUBELET, HandClock, KubeletDouble
 

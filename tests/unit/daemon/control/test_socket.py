@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.daemon.control import socket as control_socket
 from nodeagent.daemon.control.socket import ControlUnavailableError, open_socket, socket_users
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from pathlib import Path

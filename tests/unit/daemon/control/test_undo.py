@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ from nodeagent.act.gc.preview import Preview
 from nodeagent.api import requests as api
 from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from tests.unit.control_node import MEMBER, Node, say, serving
 

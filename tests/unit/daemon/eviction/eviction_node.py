@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from nodeagent.model.pods import PodHandle, PodInventory
 from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, PodFacts
 from nodeagent.observe.eviction_signals import EvaluatedSignals, EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.unit.plan.eviction.cases import at, disk, pod, read, thresholds
 

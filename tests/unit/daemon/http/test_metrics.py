@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -30,6 +29,7 @@ from nodeagent.model.pressure import FilesystemLayout, Moment, NodeCondition, Ob
 from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.record import replace
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
 from nodeagent.telemetry import logging as log

@@ -8,7 +8,7 @@ import json
 import socket
 import stat
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from nodeagent.daemon.http.connection import Deadlines
 from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsTask
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.model.machine import Machine, NodeFacts
 from nodeagent.plan.kubernetes.registration import RegistrationPolicy
 from nodeagent.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
+from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.api_server import ApiServer
 from tests.support.virtual_time import play

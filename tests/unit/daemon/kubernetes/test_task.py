@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.model.machine import Machine, NodeFacts
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.node_status import SHUTTING_DOWN
+from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.api_server import LEASES, NODES, ApiServer, Fault, serving_api
 from tests.support.certificates import Authority

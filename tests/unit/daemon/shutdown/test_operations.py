@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind
+from nodeagent.record import replace
 from tests.unit.daemon.shutdown.inhibitor_node import BOOT, Place, daemon_on, ready
 
 

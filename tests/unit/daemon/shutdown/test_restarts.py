@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +16,7 @@ from nodeagent.daemon.shutdown.pod_cache import PodRuntime
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.record import replace
 from tests.unit.daemon.shutdown.inhibitor_node import (
     BOOT,
     Place,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from nodeagent.host import kubelet_detection
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +28,7 @@ from nodeagent.plan.eviction.effects import (
 )
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.plan.eviction.state import EvictionState, begin_eviction, drop_eviction, evaluate
+from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import POLICY, SINGLE, at, disk, planned, pod, read, thresholds
 from tests.unit.plan.eviction.effect_cases import DEDICATED, EVERYTHING, SPLIT, START_S, effect, effects

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.reclaim import reclaim_steps
 from nodeagent.plan.eviction.state import EvictionState, record_eviction
+from nodeagent.record import replace
 from tests.unit.plan.eviction.cases import (
     EMPTY_STATE,
     SINGLE,

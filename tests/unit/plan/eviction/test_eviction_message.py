@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.record import replace
 from tests.unit.plan.eviction.cases import container, planned, pod, read, thresholds
 from tests.unit.plan.eviction.planner_cases import ALL_STEPS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, given, settings
@@ -34,6 +33,7 @@ from nodeagent.plan.eviction.reclaim import reclaim_steps
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import EvictionState, evaluate
 from nodeagent.plan.eviction.thresholds import Amount, Threshold
+from nodeagent.record import replace
 from tests.unit.plan.eviction.cases import at
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +10,7 @@ from nodeagent.model.pressure import UNKNOWN, FactSource, PodLifecycle, QosClass
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.eviction.planner import effective_grace_s, plan_eviction
 from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import (
     POLICY,

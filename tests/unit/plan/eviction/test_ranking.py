@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.model.pressure import FactSource, FilesystemLayout, Footprint, PodLifecycle, PodUsage, Signal
 from nodeagent.plan.eviction.ranking import rank_pods, usage_of
+from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import SINGLE, disk, known, pod
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,7 @@ from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.poll_interval import next_poll_s
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import Evaluation, EvictionState, evaluate, record_eviction
+from nodeagent.record import replace
 from tests.unit.plan.eviction.cases import EMPTY_STATE, POLICY, at, evaluated, read, thresholds
 
 if TYPE_CHECKING:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.model.pressure import UNKNOWN, EmptyDirFacts, FilesystemLayout, PodUsage
 from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import SINGLE, container, evaluated, known, planned, pod, read, reasons, victim
 from tests.unit.plan.eviction.planner_cases import SOFT

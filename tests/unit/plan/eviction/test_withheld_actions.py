@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage, shortage_of, withholding
 from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import (
     EMPTY_STATE,

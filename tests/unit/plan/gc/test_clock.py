@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.model import ClockTrust, NodeSnapshot, PieceKind, StoredPiece, UnreferencedPiece
@@ -13,6 +11,7 @@ from nodeagent.plan.gc.leaks import plan_leaks
 from nodeagent.plan.gc.planner import GCPolicy, plan_all, plan_containers
 from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
+from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
     NOW,

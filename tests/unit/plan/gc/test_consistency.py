@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.gc.consistency import RuntimeLists, SuspicionKind, find_suspicions, persistent
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.record import replace
 from tests.unit.builders import container, filesystem, image, log_directory, log_link, sandbox, snapshot
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +9,7 @@ from nodeagent.model import ContainerState, NodeSnapshot, Role
 from nodeagent.plan.gc.containers import ContainerGCPolicy, plan_container_gc
 from nodeagent.plan.gc.planner import GCPolicy, plan_all
 from nodeagent.plan.pods.deletion import check_pods, pod_uid_of
+from nodeagent.record import replace
 from tests.unit.builders import NOW, removed
 from tests.unit.gc_strategies import EXAMPLES, container_policies, nodes, policies
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.model.runtime_objects import HostObjects, ObjectKind, RuntimeObject, RuntimeRecords
 from nodeagent.plan.gc.deep_leaks import ADVICE, find_deep_leaks
+from nodeagent.record import replace
 from tests.unit.builders import DAY_S, NOW, ago
 
 RECORDS = RuntimeRecords(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -15,6 +14,7 @@ from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy, plan_all
 from nodeagent.plan.gc.removal_condition import condition_of, image_condition
+from nodeagent.record import replace
 from nodeagent.text import escape
 from tests.unit.builders import (
     DAY_S,

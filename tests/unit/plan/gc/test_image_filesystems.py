@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from nodeagent.model.pod_list import PodList, PodListSource
 from nodeagent.plan.decision import FilesystemTarget, ReasonCode
 from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
 from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
     MIB,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.gc.image_origin import Irreplaceable, irreplaceable_images
 from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.record import replace
 from tests.unit.builders import DAY_S, codes, decided, digest, filesystem, image, pulled_from, removed, snapshot, used
 
 if TYPE_CHECKING:

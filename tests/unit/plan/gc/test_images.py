@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.model import Image, NodeSnapshot
 from nodeagent.plan.decision import Accounting, ReasonCode
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.pass_limits import Spent
+from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
     MIB,

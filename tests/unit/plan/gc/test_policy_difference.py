@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nodeagent.config.models import Config
 from nodeagent.config.policies import policies
 from nodeagent.config.toml_writer import settings_of
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.policy_difference import SETTINGS, SettingDifference, compare_policies
 from nodeagent.plan.gc.saved_plan import encode_policy
+from nodeagent.record import replace
 
 POLICY = policies(Config())
 

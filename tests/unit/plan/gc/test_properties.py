@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from nodeagent.plan.gc.pass_limits import Spent
 from nodeagent.plan.gc.planner import GCPlan, GCPolicy, plan_all
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.pods.deletion import check_pods
+from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW, ago, filesystem, removed, snapshot
 from tests.unit.gc_strategies import EXAMPLES, image_policies, nodes, policies
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from nodeagent.model import Role
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy, plan_sandbox_gc
 from nodeagent.plan.pods.deletion import check_pods
+from nodeagent.record import replace
 from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot
 
 if TYPE_CHECKING:

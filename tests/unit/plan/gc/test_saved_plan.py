@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from nodeagent.plan.gc.saved_plan import (
     unseal,
 )
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from tests.unit.builders import NOW, container, filesystem, image, log_directory, sandbox, snapshot, used
 
 if TYPE_CHECKING:

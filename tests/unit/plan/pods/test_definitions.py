@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from nodeagent.model import ContainerState
 from nodeagent.model.pods import EmptyDirSpec, PodReading, PodSpec
 from nodeagent.model.pressure import UNKNOWN, EmptyDirFacts, Fact, PodLifecycle, QosClass
 from nodeagent.model.priority import CRITICAL_PRIORITY
+from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.pod_cases import API, container_spec, merged, runtime_pod, spec, traits
 from tests.unit.plan.pods.fact_cases import FILE, A, C, K, M, kept

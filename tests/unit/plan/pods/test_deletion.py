@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from nodeagent.model import ContainerState, PodList, Role
 from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.pods.deletion import check_pods, is_in_pod_list
+from nodeagent.record import replace
 from tests.unit.builders import ago, container, kubelet_list, sandbox, snapshot, synced
 
 GRACE_S = 300.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, given, settings
@@ -88,7 +87,7 @@ MANY = settings(suppress_health_check=[HealthCheck.too_slow])
 
 def facts_by_name(facts: PodFacts) -> dict[str, Fact[Any]]:
     """Return every fact by its name."""
-    values = {each.name: getattr(facts, each.name) for each in fields(facts)}
+    values = {name: getattr(facts, name) for name in facts.__struct_fields__}
     return {name: value for name, value in values.items() if isinstance(value, Fact)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from nodeagent.model.pods import PodReading
 from nodeagent.model.pressure import UNKNOWN, Fact, FactSource, Footprint, PodLifecycle, QosClass
 from nodeagent.model.priority import CRITICAL_PRIORITY
+from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.pod_cases import API, merged, runtime_pod, spec, traits
 from tests.unit.plan.pods.fact_cases import FILE, A, C, I, K, kept

@@ -53,18 +53,25 @@ def graces(plan: ShutdownPlan) -> dict[str, int]:
 
 
 PRIORITIES = st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1), st.sampled_from([-1, 0, 1, 2_000_000_000]))
+
+
+def _pod(values: dict[str, Any]) -> ShutdownPod:
+    return ShutdownPod(**values)
+
+
 PODS = st.lists(
-    st.builds(
-        ShutdownPod,
-        uid=st.text("abcdef", min_size=1, max_size=4),
-        namespace=st.sampled_from(["shop", "kube-system", "calico-system"]),
-        name=st.text("xyz", min_size=1, max_size=3),
-        priority=PRIORITIES,
-        static=st.booleans(),
-        node_critical=st.booleans(),
-        labels=st.sampled_from([{}, {"tier": "storage", "node": "yes"}]),
-        termination_grace_s=st.one_of(st.none(), st.floats(0, 10**6)),
-    ),
+    st.fixed_dictionaries(
+        {
+            "uid": st.text("abcdef", min_size=1, max_size=4),
+            "namespace": st.sampled_from(["shop", "kube-system", "calico-system"]),
+            "name": st.text("xyz", min_size=1, max_size=3),
+            "priority": PRIORITIES,
+            "static": st.booleans(),
+            "node_critical": st.booleans(),
+            "labels": st.sampled_from([{}, {"tier": "storage", "node": "yes"}]),
+            "termination_grace_s": st.one_of(st.none(), st.floats(0, 10**6)),
+        }
+    ).map(_pod),
     unique_by=lambda each: each.uid,
 )
 

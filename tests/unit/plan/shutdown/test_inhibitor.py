@@ -218,11 +218,11 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             AgentStopping(),
         ]
     ),
-    st.builds(DelayChanged, st.integers(0, 2**64 - 1)),
-    st.builds(PrepareForShutdown, st.booleans()),
-    st.builds(ShutdownChecked, st.sampled_from(["", KUBELET]), BUDGETS),
-    st.builds(LockOverdue, TIMES_S),
-    st.builds(LogindUnitChecked, st.booleans(), TIMES_S),
+    st.integers(0, 2**64 - 1).map(DelayChanged),
+    st.booleans().map(PrepareForShutdown),
+    st.tuples(st.sampled_from(["", KUBELET]), BUDGETS).map(lambda each: ShutdownChecked(*each)),
+    TIMES_S.map(LockOverdue),
+    st.tuples(st.booleans(), TIMES_S).map(lambda each: LogindUnitChecked(*each)),
 )
 HISTORIES = st.lists(EVENTS, max_size=30)
 

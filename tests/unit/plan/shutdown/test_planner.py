@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -24,6 +23,7 @@ from nodeagent.plan.shutdown.planner import (
     place,
     plan_shutdown,
 )
+from nodeagent.record import replace
 from tests.unit.plan.shutdown.cases import NETWORK_LAST, PODS, budget, graces, phase_lists, pod, uids
 
 # --- placement
