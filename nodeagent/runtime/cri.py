@@ -22,7 +22,8 @@ from nodeagent.runtime.cri_messages import (
     decode_stop_signal,
     merge_images,
 )
-from nodeagent.runtime.long_lists import DecodeCache, LongList
+from nodeagent.runtime.decode_cache import DecodeCache
+from nodeagent.runtime.long_lists import LongList
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Lists of large nodes: streamed where an answer is too large for one message, and decoded once per unchanged item.
+"""Lists of large nodes: streamed where an answer is too large for one message.
 
 A runtime limits the size of a message (containerd and CRI-O to 16 MiB unless configured), and newer ones stream their
 lists in parts. A part has the fields of the answer in one message, so both use the same message types. The answer in
@@ -10,7 +10,6 @@ Source: CRI ``StreamContainers``, ``StreamPodSandboxes``, ``StreamImages`` (KEP-
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -19,20 +18,15 @@ from google.protobuf.message import Message
 from nodeagent.errors import RuntimeRequestError, RuntimeUnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator
 
     from nodeagent.runtime.connection import Metadata, Method, RuntimeConnection
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
-Item = TypeVar("Item", bound=Message)
-Value = TypeVar("Value")
 
 STREAM_FROM_BYTES: Final = 8 << 20
 """Size of an answer from which the next listing is streamed where the runtime offers that."""
-
-CACHED_FROM_ITEMS: Final = 1000
-"""Number of items from which the decoded values are kept for the next listing."""
 
 _TOO_LARGE: Final = "RESOURCE_EXHAUSTED"
 
@@ -101,40 +95,3 @@ class LongList(Generic[Request, Response]):
 
 class _NotOfferedError(Exception):
     """The runtime does not stream this list."""
-
-
-class DecodeCache(Generic[Item, Value]):
-    """Decoded values of the previous listing, by the content of the message.
-
-    Most objects of a large node are unchanged between two listings. Values are immutable.
-    """
-
-    def __init__(self, decode: Callable[[Item], Value]) -> None:
-        """Take the decoder of one item."""
-        self._decode = decode
-        self._known: dict[bytes, Value] = {}
-
-    def start(self) -> Callable[[Iterable[Item]], list[Value]]:
-        """Return the decoder of one listing, called for each of its parts.
-
-        Its values replace those of the previous listing with the last part decoded so far.
-        """
-        previous, known = self._known, {}
-        count = 0
-
-        def decode_part(items: Iterable[Item]) -> list[Value]:
-            nonlocal count
-            values = []
-            for item in items:
-                # deterministic, since the order of map entries may differ between two answers
-                key = hashlib.blake2b(item.SerializeToString(deterministic=True), digest_size=16).digest()
-                value = previous.get(key)
-                if value is None:
-                    value = self._decode(item)
-                known[key] = value
-                values.append(value)
-            count += len(values)
-            self._known = known if count >= CACHED_FROM_ITEMS else {}
-            return values
-
-        return decode_part

@@ -10,7 +10,7 @@ import pytest
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.record import replace
-from nodeagent.runtime import long_lists
+from nodeagent.runtime import decode_cache, long_lists
 from nodeagent.runtime.connection import MAX_ANSWER_BYTES, RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
@@ -141,7 +141,7 @@ async def test_answer_above_64_mib_is_read(tmp_path: Path) -> None:
 
 
 async def test_unchanged_items_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_lists, "CACHED_FROM_ITEMS", 10)
+    monkeypatch.setattr(decode_cache, "CACHED_FROM_ITEMS", 10)
     async with served(tmp_path, streams=False) as (server, cri, _):
         before = {each.id: each for each in await cri.list_containers()}
         changed = next(each for each in server.node.containers.values() if each.running)

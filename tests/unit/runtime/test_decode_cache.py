@@ -1,0 +1,184 @@
+"""Reuse of decoded values: any change of an object is decoded, in any order of objects and map entries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent._proto.runtime.v1 import api_pb2 as api
+from nodeagent.runtime import decode_cache
+from nodeagent.runtime.cri_messages import decode_container, decode_image
+from nodeagent.runtime.decode_cache import DecodeCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodeagent.model import Container
+
+IMAGE: Final = f"sha256:{'5' * 64}"
+
+
+@pytest.fixture(autouse=True, params=["messages", "digests"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the values of short listings too: by their messages, or by digests from the second listing on."""
+    monkeypatch.setattr(decode_cache, "CACHED_FROM_ITEMS", 1)
+    if request.param == "digests":
+        monkeypatch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", 1)
+
+
+def listed(number: int, **fields: object) -> api.Container:
+    container = api.Container(
+        id=f"{number:064x}",
+        pod_sandbox_id="5a" * 32,
+        image=api.ImageSpec(image="registry.example/app:1"),
+        image_ref=IMAGE,
+        state=api.CONTAINER_RUNNING,
+        created_at=10**18,
+        labels={"io.kubernetes.pod.uid": "uid-1", "app": "web"},
+        annotations={"note": "x"},
+        metadata=api.ContainerMetadata(name="app"),
+    )
+    container.MergeFrom(api.Container(**fields))  # type: ignore[arg-type]  # fields of the message
+    return container
+
+
+def as_answer(*containers: api.Container) -> list[api.Container]:
+    """Return the containers as messages of an answer of their own."""
+    answer = api.ListContainersResponse(containers=containers)
+    return list(api.ListContainersResponse.FromString(answer.SerializeToString()).containers)
+
+
+def cache() -> DecodeCache[api.Container, Container]:
+    """Return a cache with two listings, so that the next one is compared by the kind of the fixture."""
+    made = DecodeCache(decode_container)
+    for _ in range(2):
+        made.start()(as_answer(*map(listed, range(4))))
+    return made
+
+
+CHANGES: Final[dict[str, api.Container]] = {
+    "value of a label": listed(2, labels={"app": "wed"}),
+    "added label": listed(2, labels={"tier": ""}),
+    "value of an annotation": listed(2, annotations={"note": "y"}),
+    "image": listed(2, image_ref=f"sha256:{'6' * 64}"),
+    "image id": listed(2, image_id=IMAGE),
+    "image name": listed(2, image=api.ImageSpec(image="registry.example/app:2")),
+    "state": listed(2, state=api.CONTAINER_EXITED),
+    "creation time": listed(2, created_at=10**18 + 1000),
+    "attempt": listed(2, metadata=api.ContainerMetadata(attempt=1)),
+    "name": listed(2, metadata=api.ContainerMetadata(name="apq")),
+    "sandbox": listed(2, pod_sandbox_id="5b" * 32),
+    "id": listed(5),
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES.keys())
+def test_changed_container_is_decoded_again_and_the_others_are_not(changed: api.Container) -> None:
+    made = cache()
+    before = made.start()(as_answer(*map(listed, range(4))))
+    after = made.start()(as_answer(listed(0), listed(1), changed, listed(3)))
+    assert after == [decode_container(each) for each in (listed(0), listed(1), changed, listed(3))]
+    assert after[2] != before[2]
+    assert [after[number] is before[number] for number in (0, 1, 3)] == [True] * 3
+
+
+def test_removed_label_is_noticed() -> None:
+    made, without = cache(), listed(1)
+    del without.labels["app"]
+    after = made.start()(as_answer(listed(0), without))
+    assert [dict(each.labels) for each in after] == [dict(listed(0).labels), {"io.kubernetes.pod.uid": "uid-1"}]
+
+
+def test_label_moved_to_the_annotations_is_noticed() -> None:
+    made, moved = cache(), listed(1, annotations={"app": "web"})
+    del moved.labels["app"]
+    assert made.start()(as_answer(moved)) == [decode_container(moved)]
+
+
+def test_unchanged_containers_at_other_positions_are_reused() -> None:
+    made = cache()
+    before = made.start()(as_answer(*map(listed, range(4))))
+    after = made.start()(as_answer(*map(listed, (3, 1, 0, 2))))
+    assert [id(each) for each in after] == [id(before[number]) for number in (3, 1, 0, 2)]
+
+
+def test_other_order_of_map_entries_is_no_change() -> None:
+    one = listed(1, labels={each: each for each in "abcdefgh"})
+    other = listed(1)
+    for each in "hgfedcba":
+        other.labels[each] = each
+    made = cache()
+    before = made.start()(as_answer(one))
+    assert made.start()(as_answer(other))[0] is before[0]
+
+
+def test_content_of_two_containers_exchanged_under_their_ids_is_noticed() -> None:
+    made = cache()
+    first, second = listed(1, labels={"app": "one"}), listed(2, labels={"app": "two"})
+    made.start()(as_answer(first, second))
+    first.id, second.id = second.id, first.id
+    after = made.start()(as_answer(first, second))
+    assert [(each.id, each.labels["app"]) for each in after] == [(first.id, "one"), (second.id, "two")]
+
+
+def test_listings_that_alternate_are_decoded_each_time() -> None:
+    made = cache()
+    odd, even = as_answer(listed(1), listed(2, labels={"app": "b"})), as_answer(listed(2), listed(3))
+    for _ in range(3):
+        assert made.start()(odd) == [decode_container(each) for each in odd]
+        assert made.start()(even) == [decode_container(each) for each in even]
+
+
+def test_container_listed_twice_with_different_content_has_both_values() -> None:
+    made = cache()
+    twice = as_answer(listed(1), listed(1, state=api.CONTAINER_EXITED), listed(1))
+    for _ in range(3):
+        assert made.start()(twice) == [decode_container(each) for each in twice]
+
+
+def test_changed_size_of_an_image_is_noticed() -> None:
+    made = DecodeCache(decode_image)
+    image = api.Image(id=IMAGE, repo_tags=["registry.example/app:1"], size=5)
+    for size, tag, pinned in ((5, "1", False), (6, "1", False), (6, "2", False), (6, "2", True), (0, "2", True)):
+        changed = api.Image(id=image.id, repo_tags=[f"registry.example/app:{tag}"], size=size, pinned=pinned)
+        assert made.start()([changed]) == [decode_image(changed)]
+
+
+def test_listing_is_reused_again_after_it_shrank(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, one = DecodeCache(decode_container), as_answer(listed(1))
+    monkeypatch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", 8 * one[0].ByteSize())
+    for numbers in (range(20), range(20), range(5), range(5), range(2), range(2), range(20), range(20)):
+        assert made.start()(as_answer(*map(listed, numbers))) == [decode_container(listed(each)) for each in numbers]
+    last = made.start()(as_answer(*map(listed, range(20))))
+    again = made.start()(as_answer(*map(listed, range(20))))
+    assert all(each is other for each, other in zip(again, last, strict=True))
+
+
+_CHANGES: Final[dict[str, Callable[[int], api.Container]]] = {
+    "none": listed,
+    "exited": lambda number: listed(number, state=api.CONTAINER_EXITED),
+    "label": lambda number: listed(number, labels={"app": "b"}),
+    "large": lambda number: listed(number, labels={"app": "b" * 400}),
+}
+_LISTS = st.lists(
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(sorted(_CHANGES))), max_size=8), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=60)
+@given(_LISTS, st.integers(1, 4), st.sampled_from([1, 600, 2000, 1 << 20]))
+def test_values_are_those_of_the_decoder_for_all_sequences_of_listings(
+    listings: list[list[tuple[int, str]]], parts: int, up_to_bytes: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_cache, "CACHED_FROM_ITEMS", 1)
+        patch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", up_to_bytes)
+        made = DecodeCache(decode_container)
+        for each in listings:
+            answer = as_answer(*(_CHANGES[change](number) for number, change in each))
+            decode, size = made.start(), max(1, len(answer) // parts)
+            values = [value for at in range(0, len(answer), size) for value in decode(answer[at : at + size])]
+            assert values == [decode_container(item) for item in answer]
