@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.host.node import boot_id as read_boot_id
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from nodeagent.model import ClockTrust, NodeSnapshot
     from nodeagent.store import ItemKey
 
+# Module constants, since a lookup in the class takes ten times as long.
+_RUNNING: Final = ContainerState.RUNNING
+_EXITED: Final = ContainerState.EXITED
+_ID: Final = attrgetter("id")
 _ATTEMPTS: Final = 3
 _LONGEST_READING_S: Final = 0.1
 
@@ -78,9 +83,8 @@ def with_valid_times(
     """
     items: dict[ItemKey, datetime] = {}
     states: dict[ItemKey, int] = {}
-    for container in snapshot.containers:
-        if container.state is ContainerState.RUNNING:
-            continue
+    not_running = [each for each in snapshot.containers if each.state is not _RUNNING]
+    for container in not_running:
         if container.created_at is not None:
             items[_CREATED, container.id] = container.created_at
         if container.finished_at is not None:
@@ -88,9 +92,9 @@ def with_valid_times(
     for sandbox in snapshot.sandboxes:
         if not sandbox.ready and sandbox.created_at is not None:
             items[_SANDBOX, sandbox.id] = sandbox.created_at
-    containers = {each.id for each in snapshot.containers}
-    exited = {each.id for each in snapshot.containers if each.state is ContainerState.EXITED}
-    listed = {_CREATED: containers, _FINISHED: exited, _SANDBOX: {each.id for each in snapshot.sandboxes}}
+    containers, sandboxes = frozenset(map(_ID, snapshot.containers)), frozenset(map(_ID, snapshot.sandboxes))
+    exited = {each.id for each in not_running if each.state is _EXITED}
+    listed: dict[str, Collection[str]] = {_CREATED: containers, _FINISHED: exited, _SANDBOX: sandboxes}
     if logs:
         read = [(each.name, each.tree) for each in snapshot.pod_log_directories]
         trees = [(name, tree) for name, tree in read if tree is not None and not tree.problem]

@@ -30,7 +30,7 @@ class DeadLayers:
 
     def __init__(self, runtime: StatsReader) -> None:
         self._runtime = runtime
-        self._settled: dict[tuple[str, ContainerState], int | None] = {}
+        self._settled: dict[str, tuple[ContainerState, int | None]] = {}
         self._read_once: frozenset[str] = frozenset()
 
     async def read(self, containers: Iterable[Container], warnings: list[str]) -> dict[str, int]:
@@ -40,11 +40,11 @@ class DeadLayers:
         """
         running = ContainerState.RUNNING
         dead = {each.id: each.state for each in containers if each.state is not running}
-        settled = {key: size_bytes for key, size_bytes in self._settled.items() if dead.get(key[0]) is key[1]}
+        settled = {key: entry for key, entry in self._settled.items() if dead.get(key) is entry[0]}
         sizes = {
-            container_id: size_bytes for (container_id, _), size_bytes in settled.items() if size_bytes is not None
+            container_id: size_bytes for container_id, (_, size_bytes) in settled.items() if size_bytes is not None
         }
-        missing = {container_id for container_id, state in dead.items() if (container_id, state) not in settled}
+        missing = dead.keys() - settled.keys()
         if missing:
             try:
                 stats = await self._runtime.list_container_stats(missing)
@@ -55,6 +55,6 @@ class DeadLayers:
             sizes |= found
             for each in missing:
                 if dead[each] is not ContainerState.UNKNOWN and (each in found or each in self._read_once):
-                    settled[each, dead[each]] = found.get(each)
+                    settled[each] = dead[each], found.get(each)
         self._settled, self._read_once = settled, frozenset(missing)
         return sizes

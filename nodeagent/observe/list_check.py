@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import ListContradiction
-from nodeagent.plan.gc.consistency import RuntimeLists, Suspicion, SuspicionKind, find_suspicions, persistent
+from nodeagent.plan.gc.consistency import (
+    ListedIds,
+    RuntimeLists,
+    Suspicion,
+    SuspicionKind,
+    find_suspicions,
+    persistent,
+)
 from nodeagent.plan.gc.image_references import bare_id
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection, Sequence
@@ -94,21 +102,19 @@ class CheckedLists(NamedTuple):
     contradictions: tuple[ListContradiction, ...] = ()
 
 
-class _Ids(NamedTuple):
-    """Ids of one reading."""
+class _Reading(NamedTuple):
+    """Lists of one reading, with their ids and containerd's own records of containers."""
 
-    containers: frozenset[str]
-    sandboxes: frozenset[str]
-    images: frozenset[str]
-
-
-def _ids(lists: RuntimeLists) -> _Ids:
-    listed = (lists.containers, lists.sandboxes, lists.images or ())
-    return _Ids(*(frozenset([each.id for each in items]) for items in listed))
+    lists: RuntimeLists
+    ids: ListedIds
+    stored: tuple[StoredContainer, ...] | None
 
 
-def _union(first: _Ids | None, second: _Ids) -> _Ids:
-    return second if first is None else _Ids(*(one | other for one, other in zip(first, second, strict=True)))
+def _union(first: ListedIds | None, second: ListedIds) -> ListedIds:
+    """Return the ids of both; the second itself if the first adds none to it."""
+    if first is None or not any(first):
+        return second
+    return ListedIds(*(one | other for one, other in zip(first, second, strict=True)))
 
 
 class ListCheck:
@@ -131,7 +137,7 @@ class ListCheck:
         self._find_running = find_running
         self._list_stored = list_stored
         self._confirm_s = confirm_s
-        self._known: _Ids | None = None
+        self._known: ListedIds | None = None
         self._present: frozenset[str] = frozenset()
         self._explained: frozenset[tuple[SuspicionKind, str]] = frozenset()
         self._slots = asyncio.Semaphore(_CONCURRENCY)
@@ -147,33 +153,35 @@ class ListCheck:
         known = (
             self._known
         )  # the ids of a reading that ended before this one started, since a later reading has newer objects
-        lists, stored = await self._list(with_images=with_images)
-        suspicions = self._unexplained(lists)
+        reading = await self._list(with_images=with_images)
+        suspicions = self._unexplained(reading)
         if suspicions:
-            known = _union(known, _ids(lists))
+            known = _union(known, reading.ids)
             await asyncio.sleep(self._confirm_s)
-            lists, stored = await self._list(with_images=with_images)
-            suspicions = persistent(suspicions, self._unexplained(lists))
-        contradictions = await self._confirm(lists, suspicions, has_records=stored is not None)
-        vanished, missing = await self._check_vanished(known, lists)
+            reading = await self._list(with_images=with_images)
+            suspicions = persistent(suspicions, self._unexplained(reading))
+        contradictions = await self._confirm(reading, suspicions)
+        vanished, missing = await self._check_vanished(known, reading.ids)
         contradictions += vanished
-        images, missing_images = await self._check_vanished_images(known, lists)
+        images, missing_images = await self._check_vanished_images(known, reading)
         contradictions += images
-        self._remember(missing if contradictions else None, lists, missing_images)
-        return CheckedLists(lists, stored, tuple(contradictions))
+        self._remember(missing if contradictions else None, reading, missing_images)
+        return CheckedLists(reading.lists, reading.stored, tuple(contradictions))
 
-    async def _list(self, *, with_images: bool) -> tuple[RuntimeLists, tuple[StoredContainer, ...] | None]:
+    async def _list(self, *, with_images: bool) -> _Reading:
         images = await self._runtime.list_images() if with_images else None
         containers, sandboxes = await asyncio.gather(self._runtime.list_containers(), self._runtime.list_sandboxes())
         stored = await self._list_stored()
-        listed = {each.id for each in containers} | {each.id for each in sandboxes}
-        existing, running_known = await asyncio.to_thread(self._find_running, listed)
+        lists = RuntimeLists(images, containers, sandboxes)
+        ids = ListedIds.of(lists)
+        existing, running_known = await asyncio.to_thread(self._find_running, ids.containers | ids.sandboxes)
         if stored is not None:  # records of other clients are users of images, but not objects of CRI
             existing -= {each.id for each in stored if KIND_LABEL not in each.labels}
             existing |= {each.id for each in stored if KIND_LABEL in each.labels}
         elif not running_known and self._known is None:
             existing |= await self._with_stats()
-        return RuntimeLists(images, containers, sandboxes, existing, running_known or stored is not None), stored
+        lists = replace(lists, existing=existing, running_known=running_known or stored is not None)
+        return _Reading(lists, ids, stored)
 
     async def _with_stats(self) -> frozenset[str]:
         """Return the ids of containers with statistics, which are a separate list in the runtime."""
@@ -182,12 +190,11 @@ class ListCheck:
         except RuntimeRequestError:
             return frozenset()
 
-    def _unexplained(self, lists: RuntimeLists) -> tuple[Suspicion, ...]:
-        return tuple(each for each in find_suspicions(lists) if (each.kind, each.id) not in self._explained)
+    def _unexplained(self, reading: _Reading) -> tuple[Suspicion, ...]:
+        found = find_suspicions(reading.lists, reading.ids)
+        return tuple(each for each in found if (each.kind, each.id) not in self._explained)
 
-    async def _confirm(
-        self, lists: RuntimeLists, suspicions: Sequence[Suspicion], *, has_records: bool
-    ) -> list[ListContradiction]:
+    async def _confirm(self, reading: _Reading, suspicions: Sequence[Suspicion]) -> list[ListContradiction]:
         """Return the suspicions not explained by the status of the object, one of each effect."""
         explained: set[tuple[SuspicionKind, str]] = set()
         contradictions: dict[bool, ListContradiction] = {}
@@ -195,7 +202,7 @@ class ListCheck:
             images_only = each.kind is SuspicionKind.IMAGE_UNLISTED
             if images_only in contradictions:
                 continue
-            evidence = await self._explain(lists, each, has_records=has_records)
+            evidence = await self._explain(reading, each)
             if evidence is None:
                 explained.add((each.kind, each.id))
             else:
@@ -203,7 +210,7 @@ class ListCheck:
         self._explained |= explained
         return list(contradictions.values())
 
-    async def _explain(self, lists: RuntimeLists, suspicion: Suspicion, *, has_records: bool) -> str | None:
+    async def _explain(self, reading: _Reading, suspicion: Suspicion) -> str | None:
         """Return the evidence against the lists; ``None`` if the mismatch is real.
 
         A running container that CRI does not report is ignored only if containerd's records lack it too: with CRI alone
@@ -214,13 +221,13 @@ class ListCheck:
         if suspicion.kind is SuspicionKind.OBJECT_UNLISTED:
             status = await self._evidence(self._runtime.container_status(suspicion.id))
             status = status or await self._evidence(self._runtime.sandbox_status(suspicion.id))
-            return status if status or has_records else ""
+            return status if status or reading.stored is not None else ""
         if suspicion.kind is SuspicionKind.IMAGE_UNLISTED:
             try:
                 image = await self._runtime.image_status(suspicion.id)
             except RuntimeRequestError as error:
                 return f", and its status cannot be read: {error}"
-            if image is None or bare_id(image.id) in {bare_id(each.id) for each in lists.images or ()}:
+            if image is None or bare_id(image.id) in set(map(bare_id, reading.ids.images)):
                 return None
             return ", but its status is reported"
         return ""
@@ -239,8 +246,8 @@ class ListCheck:
         return ", but its status is reported"
 
     async def _check_vanished(
-        self, known: _Ids | None, lists: RuntimeLists
-    ) -> tuple[list[ListContradiction], _Ids | None]:
+        self, known: ListedIds | None, current: ListedIds
+    ) -> tuple[list[ListContradiction], ListedIds | None]:
         """Return a contradiction if an object of the previous reading vanished from its list and still exists.
 
         Also return the vanished objects that are not known to be removed: with evidence, or without a status call. In
@@ -248,18 +255,17 @@ class ListCheck:
         """
         if known is None:
             return [], None
-        current = _ids(lists)
-        containers = _sample(known.containers - current.containers, self._present)
-        sandboxes = _sample(known.sandboxes - current.sandboxes, self._present)
+        gone_containers, gone_sandboxes = known.containers - current.containers, known.sandboxes - current.sandboxes
+        containers, sandboxes = _sample(gone_containers, self._present), _sample(gone_sandboxes, self._present)
         evidence = await asyncio.gather(
             *(self._evidence(self._runtime.container_status(each)) for each in containers),
             *(self._evidence(self._runtime.sandbox_status(each)) for each in sandboxes),
         )
         removed = {each for each, text in zip((*containers, *sandboxes), evidence, strict=True) if not text}
         self._present = frozenset({*containers, *sandboxes} - removed)
-        missing = _Ids(
-            _bounded(known.containers - current.containers - removed, self._present),
-            _bounded(known.sandboxes - current.sandboxes - removed, self._present),
+        missing = ListedIds(
+            _bounded(gone_containers - removed, self._present),
+            _bounded(gone_sandboxes - removed, self._present),
             frozenset(),
         )
         names = [f"container {each[:12]}" for each in containers] + [f"sandbox {each[:12]}" for each in sandboxes]
@@ -270,7 +276,7 @@ class ListCheck:
         return [ListContradiction(f"{found[0]}{more}")], missing
 
     async def _check_vanished_images(
-        self, known: _Ids | None, lists: RuntimeLists
+        self, known: ListedIds | None, reading: _Reading
     ) -> tuple[list[ListContradiction], frozenset[str]]:
         """Return a contradiction if an image of the previous list vanished and its status is still reported.
 
@@ -279,9 +285,9 @@ class ListCheck:
         """
         if known is None:
             return [], frozenset()
-        if lists.images is None:
+        if reading.lists.images is None:
             return [], known.images
-        vanished = _sample(known.images - _ids(lists).images, ())
+        vanished = _sample(known.images - reading.ids.images, ())
         evidence = await asyncio.gather(*(self._image_evidence(each) for each in vanished))
         found = {each: text for each, text in zip(vanished, evidence, strict=True) if text}
         if not found:
@@ -300,15 +306,15 @@ class ListCheck:
         is_reported = image is not None and bare_id(image.id) == bare_id(image_id)
         return ", but its status is reported" if is_reported else None
 
-    def _remember(self, missing: _Ids | None, lists: RuntimeLists, images: frozenset[str]) -> None:
+    def _remember(self, missing: ListedIds | None, reading: _Reading, images: frozenset[str]) -> None:
         """Store the listed ids, and those missing in a contradictory reading, for the next check.
 
         ``images`` are the missing ones, all of the previous list if images were not listed now.
         """
-        with_images = lists.images is not None
-        self._known = _union(_Ids(frozenset(), frozenset(), images), _union(missing, _ids(lists)))
+        with_images = reading.lists.images is not None
+        self._known = _union(ListedIds(frozenset(), frozenset(), images), _union(missing, reading.ids))
         if self._explained:
-            present = {(each.kind, each.id) for each in find_suspicions(lists)}
+            present = {(each.kind, each.id) for each in find_suspicions(reading.lists, reading.ids)}
             self._explained = frozenset(
                 each
                 for each in self._explained

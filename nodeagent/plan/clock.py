@@ -1,7 +1,8 @@
-"""Rule for removals by age while the wall clock is not trusted."""
+"""Ages in plans: the latest time of an age, and the rule for removals while the wall clock is not trusted."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import Reason, ReasonCode
@@ -21,3 +22,11 @@ def clock_untrusted(clock: ClockTrust) -> Reason | None:
         "detail": clock.jump_text,
     }
     return Reason(ReasonCode.CLOCK_UNTRUSTED, details)
+
+
+def earlier(moment: datetime, seconds: float) -> datetime:
+    """Return the time ``seconds`` before another, at least the begin of the calendar."""
+    try:
+        return moment - timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC)

@@ -6,8 +6,10 @@ agree.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from datetime import datetime
 from enum import StrEnum
+from operator import attrgetter, eq
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -31,6 +33,7 @@ __all__ = [
     "Verdict",
     "decode_detail",
     "sentence_of",
+    "sort_by_name",
 ]
 
 Detail = str | int | float | bool | datetime | tuple[str, ...]
@@ -153,6 +156,22 @@ class Decision(NamedTuple):
     def bytes_on(self, path: str) -> int:
         """Return the bytes freed on one of several image filesystems."""
         return sum(size_bytes for each, size_bytes in self.frees_on if each == path)
+
+
+_NAME: Final = attrgetter("name")
+_ID: Final = attrgetter("id")
+
+
+def sort_by_name(decisions: list[Decision]) -> None:
+    """Sort decisions by name, and those of one name by id."""
+    # In two steps, since most names are unique and a key of both takes several times as long to compare.
+    decisions.sort(key=_NAME)
+    names = list(map(_NAME, decisions))
+    end = 0
+    for start in [index for index, is_equal in enumerate(map(eq, names, names[1:])) if is_equal]:
+        if start >= end:
+            end = bisect_right(names, names[start], lo=start)
+            decisions[start:end] = sorted(decisions[start:end], key=_ID)
 
 
 class Accounting(StrEnum):

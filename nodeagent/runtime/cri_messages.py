@@ -1,21 +1,24 @@
 """Values decoded from CRI messages, and the decoders.
 
-Protobuf messages become values of :mod:`nodeagent.model`, or of this module where only one reader uses them.
+Protobuf messages become values of :mod:`nodeagent.model`, or of this module where only one reader uses them. Texts that
+many objects of a list share are one object (``sys.intern``), which takes less memory and is compared by identity.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from sys import intern
 from typing import TYPE_CHECKING
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.model import Container, ContainerState, Image, Sandbox
 from nodeagent.model.pods import ContainerTraits
+from nodeagent.model.workload import LABEL_POD_UID
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONTAINER_STATES = {
@@ -176,16 +179,16 @@ def decode_sandbox(message: api.PodSandbox | api.PodSandboxStatus) -> Sandbox:
     """Return a sandbox without its own image and log directory."""
     metadata = message.metadata
     return Sandbox(
-        id=message.id,
+        id=intern(message.id),
         name=metadata.name,
-        namespace=metadata.namespace,
-        uid=metadata.uid,
+        namespace=intern(metadata.namespace),
+        uid=intern(metadata.uid),
         ready=message.state == api.SANDBOX_READY,
         attempt=metadata.attempt,
         created_at=_instant(message.created_at),
-        labels=dict(message.labels),
-        annotations=dict(message.annotations),
-        runtime_handler=message.runtime_handler,
+        labels=_texts(message.labels),
+        annotations=_texts(message.annotations),
+        runtime_handler=intern(message.runtime_handler),
     )
 
 
@@ -221,17 +224,22 @@ def decode_container(message: api.Container) -> Container:
     metadata = message.metadata
     return Container(
         message.id,
-        metadata.name,
-        message.pod_sandbox_id,
+        intern(metadata.name),
+        intern(message.pod_sandbox_id),
         _CONTAINER_STATES.get(message.state, ContainerState.UNKNOWN),
         metadata.attempt,
         _instant(message.created_at),
-        message.image_ref,
-        message.image_id,
-        message.image.image,
-        dict(message.labels),
-        dict(message.annotations),
+        intern(message.image_ref),
+        intern(message.image_id),
+        intern(message.image.image),
+        _texts(message.labels),
+        _texts(message.annotations),
     )
+
+
+def _texts(entries: Mapping[str, str]) -> dict[str, str]:
+    """Return labels or annotations with one text object per key, and per UID of a pod."""
+    return {intern(key): intern(value) if key == LABEL_POD_UID else value for key, value in entries.items()}
 
 
 def decode_container_details(message: api.ContainerStatusResponse) -> ContainerDetails:

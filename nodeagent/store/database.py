@@ -121,11 +121,16 @@ class Store:
             oldest = later(at.wall, record.valid_since_s - at.boottime_s)
             hidden = self._items.add(items, listed, at, states)
             before = self._first_seen
+
+            def state_of(key: ItemKey, stamp: datetime) -> int:
+                return states[key] if key in states else micros(stamp)
+
             contradictory = {
-                key: state
+                key: state_of(key, stamp)
                 for key, stamp in items.items()
-                for state in (states.get(key, micros(stamp)),)
-                if not oldest <= stamp <= at.wall or key in hidden or (key in before and before[key][0] == state)
+                if not oldest <= stamp <= at.wall
+                or key in hidden
+                or (key in before and before[key][0] == state_of(key, stamp))
             }
             new_kinds = {kind for kind in listed if (at.boot_id, kind) not in self._read_kinds}
             self._read_kinds = self._read_kinds.union((at.boot_id, kind) for kind in listed)

@@ -66,10 +66,11 @@ class ItemReadings:
         found = set()
         for key, stamp in items.items():
             kind, item = key
-            if kind in read_at and stamp < read_at[kind]:
-                last = before[kind]
-                if item not in last.ids or (item in last.states and last.states[item] != states.get(key)):
-                    found.add(key)
+            last = before.get(kind)
+            if last is None or stamp >= read_at[kind]:
+                continue
+            if item not in last.ids or (item in last.states and last.states[item] != states.get(key)):
+                found.add(key)
         for kind, ids in listed.items():
             if kind not in before or before[kind].at.boottime_s <= at.boottime_s:
                 own = {item: state for (each, item), state in states.items() if each == kind} if states else {}

@@ -8,8 +8,17 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState, Role
-from nodeagent.plan.clock import clock_untrusted
-from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.clock import clock_untrusted, earlier
+from nodeagent.plan.decision import (
+    NO_FAILURES,
+    Decision,
+    ItemKind,
+    Plan,
+    Reason,
+    ReasonCode,
+    Verdict,
+    sort_by_name,
+)
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.deletion import check_pods, contradiction, pod_uid_of
 from nodeagent.plan.pods.names import container_name
@@ -17,6 +26,7 @@ from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime
 
     from nodeagent.model import Container, NodeSnapshot
     from nodeagent.plan.pods.deletion import PodDeletionStatus
@@ -24,8 +34,8 @@ if TYPE_CHECKING:
 _Unit = tuple[str, str]
 """Pod UID and container name."""
 
-_Candidate = tuple[float, int, str, int, "Container"]
-"""Creation time in seconds, attempt and id, in sort order; the position makes candidates distinct."""
+_Candidate = tuple["datetime", int, str, int, "Container"]
+"""Creation time, attempt and id, in sort order; the position makes candidates distinct."""
 
 _Removal = tuple["Container", Reason]
 
@@ -36,7 +46,7 @@ _R_UNMANAGED = Reason(ReasonCode.NOT_KUBELET_MANAGED)
 _R_AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
 
 # Enum members used for every container are constants: a lookup in the class takes ten times as long.
-_RUNNING, _UNKNOWN = ContainerState.RUNNING, ContainerState.UNKNOWN
+_CREATED, _RUNNING, _UNKNOWN = ContainerState.CREATED, ContainerState.RUNNING, ContainerState.UNKNOWN
 _CONTAINER, _KEEP, _REMOVE = ItemKind.CONTAINER, Verdict.KEEP, Verdict.REMOVE
 _FAILED, _WITHIN_LIMITS = ReasonCode.FAILED_EARLIER, ReasonCode.WITHIN_LIMITS
 
@@ -108,7 +118,7 @@ def plan_container_gc(
     kept += [_newest(each, sizes) for each, _ in needed if each.id in newest]
     for (uid, _), members in units.items():
         kept += _within_limits(members, statuses.get(uid), sizes)
-    kept.sort(key=lambda decision: f"{decision.name}\0{decision.id}")
+    sort_by_name(kept)
     decisions = [
         Decision(_CONTAINER, each.id, container_name(each), _REMOVE, reason, sizes.get(each.id))
         for each, reason in removed
@@ -148,23 +158,29 @@ class _Classifier:
         self._pod_reasons = pod_reasons
         self._untrusted = clock_untrusted(snapshot.clock)
         self._sandboxes = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
-        self._pod_removals: list[tuple[float, int, str, int, Container, Reason]] = []
+        self._pod_removals: list[tuple[datetime, int, str, int, Container, Reason]] = []
+        self._newest = earlier(snapshot.observed_at, policy.minimum_age_s)
         self.kept: list[Decision] = []
         self.units: defaultdict[_Unit, list[_Candidate]] = defaultdict(list)
 
     def classify(self) -> None:
         """Classify all containers of the snapshot."""
-        sizes = self._snapshot.writable_bytes
-        for position, container in enumerate(self._snapshot.containers):
-            verdict, reason = _KEEP, _R_RUNNING
-            if container.state is not _RUNNING:
-                keep = self._keep_reason(container)
-                if keep is None:
-                    self._add_candidate(position, container)
-                    continue
-                verdict, reason = (Verdict.FAILED if keep.code is _FAILED else _KEEP), keep
-            container_id, name = container.id, container_name(container)
-            self.kept.append(Decision(_CONTAINER, container_id, name, verdict, reason, sizes.get(container_id)))
+        sizes, containers = self._snapshot.writable_bytes, self._snapshot.containers
+        self.kept += [
+            Decision(_CONTAINER, each.id, each.display_name, _KEEP, _R_RUNNING, sizes.get(each.id))
+            for each in containers
+            if each.state is _RUNNING
+        ]
+        for position, container in enumerate(containers):
+            if container.state is _RUNNING:
+                continue
+            keep = self._keep_reason(container)
+            if keep is None:
+                self._add_candidate(position, container)
+                continue
+            verdict = Verdict.FAILED if keep.code is _FAILED else _KEEP
+            name = container_name(container)
+            self.kept.append(Decision(_CONTAINER, container.id, name, verdict, keep, sizes.get(container.id)))
         for members in self.units.values():
             if len(members) > 1:
                 members.sort(reverse=True)
@@ -177,12 +193,11 @@ class _Classifier:
         if container.created_at is None:  # kept by _keep_reason
             raise ValueError(container.id)
         uid = container.pod_uid or pod_uid_of(container, self._sandboxes) or container.sandbox_id
-        created_s = container.created_at.timestamp()
         reason = self._pod_reasons.get(uid)
+        candidate = (container.created_at, container.attempt, container.id, position, container)
         if reason is not None:
-            self._pod_removals.append((created_s, container.attempt, container.id, position, container, reason))
+            self._pod_removals.append((*candidate, reason))
         else:
-            candidate = (created_s, container.attempt, container.id, position, container)
             self.units[uid, container.name].append(candidate)
 
     def _keep_reason(self, container: Container) -> Reason | None:  # noqa: PLR0911 - one for each rule
@@ -200,12 +215,13 @@ class _Classifier:
                 return Reason(ReasonCode.SANDBOX_UNKNOWN, {"detail": detail})
         if container.created_at is None:
             return _R_AGE_UNKNOWN
-        age_s = (self._snapshot.observed_at - container.created_at).total_seconds()
         minimum_s = self._policy.minimum_age_s
-        if container.state is ContainerState.CREATED:  # being started, not dead
-            minimum_s = max(minimum_s, _STARTING_S)
-        if age_s < minimum_s:
-            return Reason(ReasonCode.CREATED_RECENTLY, {"age_s": max(0.0, age_s), "minimum_s": minimum_s})
+        is_starting = container.state is _CREATED  # not dead
+        if is_starting or container.created_at > self._newest:
+            age_s = (self._snapshot.observed_at - container.created_at).total_seconds()
+            minimum_s = max(minimum_s, _STARTING_S) if is_starting else minimum_s
+            if age_s < minimum_s:
+                return Reason(ReasonCode.CREATED_RECENTLY, {"age_s": max(0.0, age_s), "minimum_s": minimum_s})
         return self._untrusted if minimum_s > 0 else None
 
 

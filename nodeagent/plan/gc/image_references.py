@@ -8,7 +8,7 @@ its form.
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nodeagent.model import Image
 
 DOCKER_HUB: Final = "docker.io"
+_CACHED_SPELLINGS: Final = 4096  # the names of a large node's containers, which every pass resolves
 _HEX: Final = frozenset("0123456789abcdef")
 
 
@@ -70,6 +71,7 @@ def bare_id(image_id: str) -> str:
     return image_id.removeprefix("sha256:")
 
 
+@lru_cache(_CACHED_SPELLINGS)
 def spellings(reference: str) -> frozenset[str]:
     """Return all possible forms of a named image reference in the runtime's list."""
     full = normalise(reference)

@@ -95,15 +95,18 @@ class Selection:
 
     def kept_decisions(self, images: Sequence[ImageCandidate]) -> list[Decision]:
         """Return the decision for each kept image, with its gain after the removals."""
-        kept, ledger, several = self.kept, self.ledger, bool(self._freed_on)
+        kept, gain_of, gains_of = self.kept, self.ledger.gain, self.ledger.gains if self._freed_on else None
         decisions = []
         for _, _, _, image_id, _, image, _ in images:
             reason = kept.get(image_id)
             if reason is None:
                 continue
             verdict = _REMOVAL_FAILED if reason.code is _FAILED else _KEEP
-            frees_on = ledger.gains(image) if several else ()
-            decisions.append(Decision(_IMAGE, image_id, image.name, verdict, reason, *ledger.gain(image), frees_on))
+            frees_bytes, frees_inodes = gain_of(image)
+            frees_on = () if gains_of is None else gains_of(image)
+            decisions.append(
+                Decision(_IMAGE, image_id, image.name, verdict, reason, frees_bytes, frees_inodes, frees_on)
+            )
         return decisions
 
     def _gain_for(self, image: Image, target: Target) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nodeagent.model import ContainerState
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.gc.image_references import ImageIndex
-from nodeagent.plan.pods.names import container_name, sandbox_name
+from nodeagent.plan.pods.names import sandbox_name
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _MARKS = {
 _REFERENCES = attrgetter("image_ref", "image_id", "image_name", "volume_images")
 _BY_ID = attrgetter("id")
 _RUNNING = ContainerState.RUNNING  # a module constant, since a lookup in the class takes ten times as long
+_IN_USE = ReasonCode.IN_USE_BY_CONTAINER
 _DEAD = frozenset({ContainerState.CREATED, ContainerState.EXITED})
 
 
@@ -67,13 +68,12 @@ def find_users(snapshot: NodeSnapshot) -> ImageUsers:
     index = ImageIndex(snapshot.images)
     by_container: defaultdict[str, list[Container]] = defaultdict(list)
     by_sandbox: defaultdict[str, list[Sandbox]] = defaultdict(list)
-    resolved: dict[tuple[str, str, str, tuple[str, ...]], set[str]] = {}
-    for container, key in zip(snapshot.containers, map(_REFERENCES, snapshot.containers), strict=True):
-        found = resolved.get(key)
-        if found is None:
-            found = resolved[key] = index.resolve_all(image_references(container))
-        for image_id in found:
-            by_container[image_id].append(container)
+    by_references: defaultdict[tuple[str, str, str, tuple[str, ...]], list[Container]] = defaultdict(list)
+    for container, references in zip(snapshot.containers, map(_REFERENCES, snapshot.containers), strict=True):
+        by_references[references].append(container)
+    for members in by_references.values():
+        for image_id in index.resolve_all(image_references(members[0])):
+            by_container[image_id] += members
     for sandbox in snapshot.sandboxes:
         for image_id in index.resolve(sandbox.image):
             by_sandbox[image_id].append(sandbox)
@@ -122,9 +122,10 @@ def in_use_reason(image_id: str, users: ImageUsers) -> Reason:
 
 def _used_by_containers(containers: Sequence[Container]) -> Reason:
     """Return the reason with the names of containers, running ones first."""
-    running = sorted([each for each in containers if each.state is _RUNNING], key=_BY_ID)
-    others = sorted([each for each in containers if each.state is not _RUNNING], key=_BY_ID)
-    dead = not running and all(each.state in _DEAD for each in others)
+    ordered = sorted(containers, key=_BY_ID)
+    running = [each.display_name for each in ordered if each.state is _RUNNING]
+    others = [each.display_name + _MARKS[each.state] for each in ordered if each.state is not _RUNNING]
+    dead = not running and all(each.state in _DEAD for each in ordered)
     note = "; none is running: removable once they are removed" if dead else ""
-    names = tuple(map(container_name, running)) + tuple(container_name(each) + _MARKS[each.state] for each in others)
-    return Reason(ReasonCode.IN_USE_BY_CONTAINER, {"count": len(names), "containers": names, "note": note})
+    names = (*running, *others)
+    return Reason(_IN_USE, {"count": len(names), "containers": names, "note": note})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.plan.clock import clock_untrusted
+from nodeagent.plan.clock import clock_untrusted, earlier
 from nodeagent.plan.decision import (
     NO_FAILURES,
     FilesystemTarget,
@@ -15,7 +15,7 @@ from nodeagent.plan.decision import (
 )
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.gc.image_keep_rules import first_keep_reasons, keep_context, use_unknown
-from nodeagent.plan.gc.image_order import NEVER, in_order_of_use
+from nodeagent.plan.gc.image_order import in_order_of_use
 from nodeagent.plan.gc.image_origin import (
     Irreplaceable,
     irreplaceable_images,
@@ -211,7 +211,7 @@ class _ImagePlanner:
         trusted, are recorded with that reason.
         """
         maximum_s = self._policy.maximum_unused_age_s
-        oldest, observed_since = _earlier(self._now, maximum_s), self._snapshot.image_use_observed_since
+        oldest, observed_since = earlier(self._now, maximum_s), self._snapshot.image_use_observed_since
         untrusted = clock_untrusted(self._snapshot.clock)
         rest = []
         for each in candidates:
@@ -251,7 +251,7 @@ class _ImagePlanner:
     def _old_enough(self, candidates: Sequence[ImageCandidate]) -> list[ImageCandidate]:
         """Return the candidates of the minimum age; the others are kept."""
         minimum_s = self._policy.minimum_age_s
-        newest = _earlier(self._now, minimum_s)
+        newest = earlier(self._now, minimum_s)
         reasons: dict[datetime, Reason] = {}
         old_enough = []
         for each in candidates:
@@ -308,13 +308,6 @@ class _ImagePlanner:
             yield (
                 f"{size} of unreferenced content is not collected yet{undo}; the runtime collects it before any removal"
             )
-
-
-def _earlier(moment: datetime, seconds: float) -> datetime:
-    try:
-        return moment - timedelta(seconds=seconds)
-    except OverflowError:
-        return NEVER
 
 
 def _later(moment: datetime, seconds: float) -> datetime:

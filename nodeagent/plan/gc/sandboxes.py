@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.clock import clock_untrusted
-from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.decision import (
+    NO_FAILURES,
+    Decision,
+    ItemKind,
+    Plan,
+    Reason,
+    ReasonCode,
+    Verdict,
+    sort_by_name,
+)
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.names import sandbox_name
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from nodeagent.model import NodeSnapshot, Sandbox
+    from nodeagent.model import Container, NodeSnapshot, Sandbox
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
 # Enum members used for every sandbox are constants: a lookup in the class takes ten times as long.
 _SANDBOX, _KEEP, _REMOVAL_FAILED, _FAILED = ItemKind.SANDBOX, Verdict.KEEP, Verdict.FAILED, ReasonCode.FAILED_EARLIER
 
+_SANDBOX_ID = attrgetter("sandbox_id")
 _READY = Reason(ReasonCode.SANDBOX_READY)
 _UNMANAGED = Reason(ReasonCode.NOT_KUBELET_MANAGED)
 _AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
@@ -63,7 +74,10 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of the earlier plans
 
     Source: kubelet ``containerGC.evictSandboxes``.
     """
-    container_counts = Counter([each.sandbox_id for each in snapshot.containers if each.id not in removed_containers])
+    remaining: Iterable[Container] = snapshot.containers
+    if removed_containers:
+        remaining = [each for each in remaining if each.id not in removed_containers]
+    container_counts = Counter(map(_SANDBOX_ID, remaining))
     removed: list[tuple[Sandbox, Reason]] = []
     kept: list[Decision] = []
     others: list[Sandbox] = []
@@ -86,7 +100,7 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of the earlier plans
         note = f" ({status.how})" if status is not None else ""
         kept.append(_decision(sandbox, Verdict.KEEP, Reason(ReasonCode.NEWEST_OF_POD, {"note": note})))
     removed.sort(key=lambda entry: _age_key(entry[0]))
-    kept.sort(key=lambda decision: f"{decision.name}\0{decision.id}")
+    sort_by_name(kept)
     decisions = [_decision(sandbox, Verdict.REMOVE, reason) for sandbox, reason in removed]
     return withheld(Plan("sandboxes", snapshot.observed_at, (*decisions, *kept)), snapshot.contradictions)
 

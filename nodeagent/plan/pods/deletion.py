@@ -146,10 +146,12 @@ def _gather(snapshot: NodeSnapshot, ready: AbstractSet[str]) -> dict[str, _Pod]:
     for sandbox in snapshot.sandboxes:
         if sandbox.uid and sandbox.uid not in ready:
             pods[sandbox.uid].sandboxes.append(sandbox)
+    uid_of = {sandbox.id: sandbox.uid for sandbox in snapshot.sandboxes}
     for container in snapshot.containers:
-        own = by_id.get(container.sandbox_id)
-        sandbox_uid = own.uid if own is not None else ""
+        sandbox_uid = uid_of.get(container.sandbox_id, "")
         uid = container.labels.get(LABEL_POD_UID) or sandbox_uid
+        if uid == sandbox_uid and uid in ready:  # most containers of a large node
+            continue
         if uid and uid not in ready:
             pods[uid].containers.append(container)
         if sandbox_uid and sandbox_uid != uid:
