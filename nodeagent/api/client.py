@@ -236,13 +236,18 @@ def _error(problem: Mapping[str, Any]) -> NodeAgentError:
 def _required_access(path: str) -> str:
     """Return the users with access to a control socket, and how to become one of them."""
     group = _DEFAULT_GROUP
-    with suppress(OSError, KeyError):
-        found = os.stat(path)  # noqa: PTH116 - pathlib is slow
-        if not (found.st_gid and found.st_mode & stat.S_IWGRP):
+    for each, mode in ((path, stat.S_IWGRP), (os.path.dirname(path), stat.S_IXGRP)):  # noqa: PTH120 - pathlib is slow
+        try:
+            found = os.stat(each)  # noqa: PTH116
+        except OSError:  # a socket in a directory closed to this user
+            continue
+        if not (found.st_gid and found.st_mode & mode):
             return "only root has access; use sudo"
         import grp  # noqa: PLC0415 - for a refusal only
 
-        group = grp.getgrgid(found.st_gid).gr_name
+        with suppress(KeyError):
+            group = grp.getgrgid(found.st_gid).gr_name
+        break
     return (
         f"only root and members of group {group} have access; use sudo, or 'usermod -aG {group} {_user()}' and log in "
         "again"

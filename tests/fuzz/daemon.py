@@ -11,80 +11,35 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.fuzz.figures import GROWTH_MIB, STALL_S, Figures, rss_mib
 from tests.fuzz.mutation import mutations
 from tests.fuzz.targets import HTTP_SEEDS
+from tests.support.simulated_daemon import simulated_daemon
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_CONFIGURATION: Final = """
-role = "standalone"
-reload_grace = "0s"
-runtime.endpoint = "unix://{0}/sim.sock"
-state.directory = "{0}/state"
-container_gc.pod_log_root = "{0}/logs"
-container_gc.container_log_root = "{0}/links"
-control.socket = "{0}/control.sock"
-metrics.listen = "unix://{0}/metrics.sock"
-log.format = "json"
-"""
 _PROBE: Final = b"GET /v1/status HTTP/1.1\r\nHost: nodeagent\r\n\r\n"
 _PROBE_EVERY: Final = 20
 _OPEN: Final = 8
 """Unfinished connections at a time, besides the current one."""
 _SLOW_PROBES: Final = 3
 """Number of consecutive slow answers that count as a stall, since other processes share the machine."""
-_START_WITHIN_S: Final = 60
-
-
-@contextmanager
-def running_daemon(directory: Path) -> Iterator[tuple[int, Path, Path]]:
-    """Run a daemon on a simulated node; return its process id, its control socket and its log."""
-    (directory / "config.toml").write_text(_CONFIGURATION.format(directory))
-    for each in ("logs", "links"):
-        (directory / each).mkdir()
-    python = (sys.executable, "-m")
-    node = (*python, "nodeagent.sim", "--socket", str(directory / "sim.sock"), "--root", str(directory / "root"))
-    log = directory / "log"
-    with log.open("w") as out, subprocess.Popen(node, stdout=out) as simulated:
-        try:
-            _wait_for(directory / "sim.sock")
-            command = (*python, "nodeagent", "run", "--config", str(directory / "config.toml"))
-            with subprocess.Popen(command, stdout=out, stderr=out) as daemon:
-                try:
-                    _wait_for(directory / "control.sock")
-                    yield daemon.pid, directory / "control.sock", log
-                finally:
-                    daemon.terminate()
-        finally:
-            simulated.terminate()
-
-
-def _wait_for(path: Path) -> None:
-    ends_s = time.monotonic() + _START_WITHIN_S
-    while time.monotonic() < ends_s:
-        with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
-            client.connect(str(path))
-            return
-        time.sleep(0.05)
-    raise TimeoutError(path)
 
 
 def fuzz(seconds: float, seed: int, result: Path) -> None:
     """Fuzz the control socket for ``seconds``; a defect is raised."""
     random, figures = Random(seed), Figures("daemon", "mutation")
-    with tempfile.TemporaryDirectory(prefix="nodeagent-fuzz-") as name, running_daemon(Path(name)) as (pid, path, log):
+    with (
+        tempfile.TemporaryDirectory(prefix="nodeagent-fuzz-") as name,
+        simulated_daemon(Path(name)) as (pid, path, log),
+    ):
         _probe(path)
         first_mib, slow, ends_s = rss_mib(str(pid)), 0, time.monotonic() + seconds
         unfinished: list[socket.socket] = []

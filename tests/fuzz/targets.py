@@ -26,7 +26,7 @@ from nodeagent.api.requests import REQUESTS, parse_request, request_type
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
 from nodeagent.cli.listing import ListOptions
-from nodeagent.daemon.http.connection import Deadlines, HttpConnection, Router, Service
+from nodeagent.daemon.http.connection import Deadlines, HttpConnection, Receipt, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.model import TRUSTED, Hold
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 NOW: Final = datetime(2026, 1, 10, 12, tzinfo=UTC)
 _KEY: Final = b"k" * 32
 _BODY_BYTES: Final = 4096
+_RECEIPT: Final = Receipt(lambda: None, lambda _: True)
 _CONTINUE: Final = b"HTTP/1.1 100 \r\n\r\n"
 
 
@@ -125,7 +126,7 @@ async def _exchange(data: bytes) -> bytes:
     reader, pipe = asyncio.StreamReader(), _Pipe()
     reader.feed_data(data)
     reader.feed_eof()
-    connection = HttpConnection(_service(), reader, cast("asyncio.StreamWriter", pipe), None, lambda: None)
+    connection = HttpConnection(_service(), reader, cast("asyncio.StreamWriter", pipe), None, _RECEIPT)
     with suppress(OSError):  # the client closed the connection within its request
         await connection.serve()
     return bytes(pipe.sent)

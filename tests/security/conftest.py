@@ -23,8 +23,11 @@ class Attacker:
 
     uid = ATTACKER_UID
 
-    def start(self, attack: Callable[[], object]) -> int:
-        """Run an attack in a process of the user; return its pid. The exit code is 0, or 9 after an ``OSError``."""
+    def start(self, attack: Callable[[], object], group: int | None = None) -> int:
+        """Run an attack in a process of the user; return its pid. The exit code is 0, or 9 after an ``OSError``.
+
+        ``group`` is a supplementary group of the user.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child uses none of their locks
             pid = os.fork()
@@ -32,7 +35,7 @@ class Attacker:
             return pid
         code = 1
         try:
-            os.setgroups([])
+            os.setgroups([] if group is None else [group])
             os.setresgid(ATTACKER_UID, ATTACKER_UID, ATTACKER_UID)
             os.setresuid(ATTACKER_UID, ATTACKER_UID, ATTACKER_UID)
             attack()

@@ -2,7 +2,8 @@
 
 A server that is full sheds the connection that has been sending its request for the longest time: a complete request
 arrives within milliseconds, so an unfinished one is the most likely to be slow or hostile. The connection of a complete
-request is never shed.
+request is never shed. The bodies of all users but root share one limit: above it, unfinished requests of the user with
+the most bytes are shed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT: Final = 0
+_SMALL_BODY_BYTES: Final = 16 << 10
+"""A body up to this size is always received, so that large bodies of one user block no request of another one."""
 KeyT = TypeVar("KeyT")
 
 
@@ -26,17 +29,26 @@ class ConnectionLimits(Record):
         total: connections of all users but root.
         per_user: connections of one user but root. Clients over TCP count as one user.
         root: connections of root, in addition.
+        body_bytes: bodies of all users but root, received so far, of requests without a response. It is above the
+            limit of one body.
     """
 
     total: int
     per_user: int
     root: int
+    body_bytes: int = 16 << 20
 
 
 @dataclass(slots=True)
 class _Admitted:
     uid: int | None
     unfinished: bool = True
+    body_bytes: int = 0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the request can be shed for the body of another one."""
+        return self.unfinished and self.body_bytes > _SMALL_BODY_BYTES
 
 
 class Admission(Generic[KeyT]):
@@ -74,6 +86,33 @@ class Admission(Generic[KeyT]):
         """Record that the request of a connection was received completely; it is not shed from now on."""
         if key in self._admitted:
             self._admitted[key].unfinished = False
+
+    def receive(self, key: KeyT, size_bytes: int) -> tuple[bool, tuple[KeyT, ...]]:
+        """Count the next part of a body, within the limit or in place of requests to shed.
+
+        Returns:
+            Whether the body is received further, and the connections to close for it, which no longer count.
+        """
+        own = self._admitted.get(key)
+        if own is None:  # shed before
+            return False, ()
+        own.body_bytes += size_bytes
+        shed: list[KeyT] = []
+        if own.uid == ROOT or own.body_bytes <= _SMALL_BODY_BYTES:
+            return True, ()
+        while self._body_bytes() > self._limits.body_bytes:
+            heaviest = max((each.uid for each in self._admitted.values() if each.uid != ROOT), key=self._body_bytes)
+            oldest = next((each for each, one in self._admitted.items() if one.uid == heaviest and one.is_large), None)
+            if oldest is None or oldest == key:
+                return False, tuple(shed)
+            shed.append(oldest)
+            del self._admitted[oldest]
+        return True, tuple(shed)
+
+    def _body_bytes(self, *users: int | None) -> int:
+        """Return the size of the bodies of some users, or of all but root."""
+        pool = users or {each.uid for each in self._admitted.values()} - {ROOT}
+        return sum(each.body_bytes for each in self._admitted.values() if each.uid in pool)
 
     def release(self, key: KeyT) -> None:
         """Remove a connection; ignore one that was shed before."""

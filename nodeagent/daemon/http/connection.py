@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import h11
@@ -116,6 +116,18 @@ class _Current:
     watch_client: bool = False
 
 
+class Receipt(NamedTuple):
+    """Callbacks of a connection while it receives a request.
+
+    Attributes:
+        finish_request: called when the request was received completely.
+        receive_body: called with the size of each part of a body; returns whether the rest is received too.
+    """
+
+    finish_request: Callable[[], None]
+    receive_body: Callable[[int], bool]
+
+
 class HttpConnection:
     """One connection of a client."""
 
@@ -125,7 +137,7 @@ class HttpConnection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         peer: Peer | None,
-        finish_request: Callable[[], None],
+        receipt: Receipt,
     ) -> None:
         """Create a connection without reading a request.
 
@@ -134,13 +146,13 @@ class HttpConnection:
             reader: stream from the client.
             writer: stream to the client.
             peer: credentials; ``None`` over TCP.
-            finish_request: called when the request was received completely.
+            receipt: notified of the received request.
         """
         self._service = service
         self._reader = reader
         self._writer = writer
         self._peer = peer
-        self._finish_request = finish_request
+        self._receipt = receipt
         self._wire = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._current = _Current()
         self._end: asyncio.Future[None] | None = None
@@ -157,7 +169,7 @@ class HttpConnection:
             request = await self._read_request()
             if request is None:
                 return
-            self._finish_request()
+            self._receipt.finish_request()
             response = await self._answer(request)
         except RefusedRequestError as refused:
             response = refused.response
@@ -245,6 +257,9 @@ class HttpConnection:
                 size += len(event.data)
                 if size > limit:
                     raise RefusedRequestError(too_long)
+                if not self._receipt.receive_body(len(event.data)):
+                    busy = "request bodies in progress are too large; try again later"
+                    raise RefusedRequestError(problem(HTTPStatus.TOO_MANY_REQUESTS, busy))
                 parts.append(bytes(event.data))
                 if len(parts) > _FEW_CHUNKS + size // _MEAN_CHUNK_BYTES:
                     raise RefusedRequestError(problem(HTTPStatus.BAD_REQUEST, "request body in too many chunks"))

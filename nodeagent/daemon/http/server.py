@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.http.admission import Admission
-from nodeagent.daemon.http.connection import HEAD_BYTES, HttpConnection
+from nodeagent.daemon.http.connection import HEAD_BYTES, HttpConnection, Receipt
 from nodeagent.daemon.http.messages import problem
 from nodeagent.host.peer import is_stale_socket, read_peer
 
@@ -87,8 +87,8 @@ class HttpServer:
             admitted, shed = self._admission.admit(task, None if peer is None else peer.uid)
             for each in shed:
                 each.cancel()
-            finish_request = partial(self._admission.finish_request, task)
-            connection = HttpConnection(self._service, reader, writer, peer, finish_request)
+            receipt = Receipt(partial(self._admission.finish_request, task), partial(self._receive_body, task))
+            connection = HttpConnection(self._service, reader, writer, peer, receipt)
             if admitted:
                 await connection.serve()
             elif self._refusals < _MOST_REFUSALS:
@@ -102,6 +102,12 @@ class HttpServer:
             self._admission.release(task)
             self._connections.discard(task)
             writer.transport.abort()
+
+    def _receive_body(self, task: asyncio.Task[None], size_bytes: int) -> bool:
+        received, shed = self._admission.receive(task, size_bytes)
+        for each in shed:
+            each.cancel()
+        return received
 
     async def _refuse(self, connection: HttpConnection) -> None:
         self._refusals += 1

@@ -58,25 +58,30 @@ def test_client_waits_for_a_free_slot_in_the_backlog(listener: socket.socket, tm
 
 
 @pytest.mark.parametrize(
-    ("mode", "group", "required"),
+    ("path", "mode", "group", "required"),
     [
-        (0o660, 1, "members of group daemon have access; use sudo, or 'usermod -aG daemon "),
-        (0o600, 1, "only root has access; use sudo"),
-        (0o660, 0, "only root has access; use sudo"),
-        (0o660, 1 << 30, "members of group nodeagent have access"),
-        (0o660, None, "members of group nodeagent have access"),
+        ("/run/s", 0o660, 1, "members of group daemon have access; use sudo, or 'usermod -aG daemon "),
+        ("/run/s", 0o600, 1, "only root has access; use sudo"),
+        ("/run/s", 0o660, 0, "only root has access; use sudo"),
+        ("/run/s", 0o660, 1 << 30, "members of group nodeagent have access"),
+        ("/run", 0o750, 1, "members of group daemon have access; use sudo, or 'usermod -aG daemon "),
+        ("/run", 0o700, 1, "only root has access; use sudo"),
+        ("", 0o660, 1, "members of group nodeagent have access"),
     ],
-    ids=["group", "no-access-of-group", "group-root", "group-without-name", "unreadable"],
+    ids=[
+        *("group", "no-access-of-group", "group-root", "group-without-name"),
+        *("closed-directory", "closed-directory-without-access-of-group", "unreadable"),
+    ],
 )
 def test_denied_connection_names_the_group_of_the_socket(
-    monkeypatch: pytest.MonkeyPatch, mode: int, group: int | None, required: str
+    monkeypatch: pytest.MonkeyPatch, path: str, mode: int, group: int, required: str
 ) -> None:
     def deny(*_: object) -> None:
         raise PermissionError
 
-    def status(path: str) -> SimpleNamespace:
-        assert path == "/run/s"
-        if group is None:
+    def status(read: str) -> SimpleNamespace:
+        assert read in ("/run/s", "/run")
+        if read != path:
             raise PermissionError
         return SimpleNamespace(st_mode=mode, st_gid=group)
 

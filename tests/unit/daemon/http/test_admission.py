@@ -85,3 +85,57 @@ def test_limits_are_never_exceeded_and_answered_connections_never_shed(
         assert all(users.count(each) <= LIMITS.per_user for each in users)
         assert len(present) - len(users) <= LIMITS.root
         assert len(admission) == len(present)
+
+
+MIB = 1 << 20
+SMALL = 16 << 10
+LARGE = 16 * MIB
+"""The limit on the bodies of all users but root."""
+
+
+@pytest.mark.parametrize(
+    ("bodies", "answered", "expected"),
+    [
+        (((1, LARGE - 1),), (), (True, ())),
+        (((1, LARGE),), (), (False, ())),
+        (((1, MIB), (1, LARGE - MIB)), (), (True, (0,))),
+        (((1, MIB), (1, LARGE - MIB)), (0,), (False, ())),
+        (((2, MIB), (1, 9 * MIB), (2, LARGE - 10 * MIB)), (), (True, (1,))),
+        (((1, LARGE - SMALL), (2, SMALL)), (0,), (False, ())),
+        (((1, LARGE), (2, SMALL - 1)), (0,), (True, ())),
+        (((ROOT, LARGE), (ROOT, LARGE)), (), (True, ())),
+        (((ROOT, LARGE), (1, LARGE - 1)), (), (True, ())),
+        (((None, MIB), (None, LARGE - MIB)), (), (True, (0,))),
+    ],
+    ids=[
+        "at-the-limit",
+        "single-one-above-the-limit",
+        "older-of-the-same-user-is-shed",
+        "complete-one-is-not-shed",
+        "user-with-the-most-bytes-loses-its-own",
+        "large-one-of-another-user-is-refused-beside-complete-ones",
+        "small-one-is-always-received",
+        "root-has-no-limit",
+        "bytes-of-root-do-not-count",
+        "tcp-clients-are-one-user",
+    ],
+)
+def test_next_byte_over_the_limit_on_bodies_replaces_an_unfinished_one_or_is_refused(
+    bodies: tuple[tuple[int | None, int], ...], answered: tuple[int, ...], expected: object
+) -> None:
+    admission: Admission[int] = Admission(ConnectionLimits(total=4, per_user=4, root=4))
+    for key, (uid, size_bytes) in enumerate(bodies):
+        admission.admit(key, uid)
+        assert admission.receive(key, size_bytes) == (True, ())
+        if key in answered:
+            admission.finish_request(key)
+    assert admission.receive(len(bodies) - 1, 1) == expected
+
+
+def test_body_of_a_released_connection_no_longer_counts() -> None:
+    admission: Admission[int] = Admission(LIMITS)
+    for key in (0, 1):
+        admission.admit(key, 1)
+        assert admission.receive(key, LARGE) == (True, ())
+        admission.release(key)
+    assert admission.receive(0, 1) == (False, ())

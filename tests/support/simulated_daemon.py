@@ -1,0 +1,70 @@
+"""A daemon of its own process on a simulated node of another process."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_CONFIGURATION: Final = """
+role = "standalone"
+reload_grace = "0s"
+runtime.endpoint = "unix://{0}/sim.sock"
+state.directory = "{0}/state"
+container_gc.pod_log_root = "{0}/logs"
+container_gc.container_log_root = "{0}/links"
+control.socket = "{0}/run/control.sock"
+metrics.listen = "unix://{0}/metrics.sock"
+log.format = "json"
+"""
+_START_WITHIN_S: Final = 60
+_ROOT: Final = Path(__file__).parents[2]
+
+
+class SimulatedDaemon(NamedTuple):
+    """The process id of a daemon, its control socket and its log."""
+
+    pid: int
+    control_socket: Path
+    log: Path
+
+
+@contextmanager
+def simulated_daemon(directory: Path, configuration: str = "") -> Iterator[SimulatedDaemon]:
+    """Run a daemon until the end of the block, with more settings than the paths in a directory."""
+    (directory / "config.toml").write_text(_CONFIGURATION.format(directory) + configuration)
+    for each in ("logs", "links", "run"):
+        (directory / each).mkdir(exist_ok=True)
+    python = (sys.executable, "-m")
+    node = (*python, "nodeagent.sim", "--socket", str(directory / "sim.sock"), "--root", str(directory / "root"))
+    log = directory / "log"
+    with log.open("w") as out, subprocess.Popen(node, stdout=out, cwd=_ROOT) as simulated:
+        try:
+            _wait_for(directory / "sim.sock")
+            command = (*python, "nodeagent", "run", "--config", str(directory / "config.toml"))
+            with subprocess.Popen(command, stdout=out, stderr=out, cwd=_ROOT) as daemon:
+                try:
+                    path = directory / "run" / "control.sock"
+                    _wait_for(path)
+                    yield SimulatedDaemon(daemon.pid, path, log)
+                finally:
+                    daemon.terminate()
+        finally:
+            simulated.terminate()
+
+
+def _wait_for(path: Path) -> None:
+    ends_s = time.monotonic() + _START_WITHIN_S
+    while time.monotonic() < ends_s:
+        with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
+            client.connect(str(path))
+            return
+        time.sleep(0.05)  # polled, since no event reports the start of another process
+    raise TimeoutError(path)
