@@ -74,11 +74,11 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
         return
     breakdown = typed(document, DiskUsage).to_model()
     display = standard_output()
-    display.write(breakdown_lines(breakdown, display.columns, details=details))
+    display.write(breakdown_lines(breakdown, display.columns, details=details, coloured=display.colour))
 
 
-def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool) -> Iterator[Line]:
-    """Yield a breakdown as a bar of its shares and a table; ``details`` lists the largest members of every share."""
+def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, coloured: bool = False) -> Iterator[Line]:
+    """Yield a breakdown as a table, with colours also as a bar; ``details`` lists the members of every share."""
     capacity = value.filesystem.capacity_bytes
     width, start, total = min(_BAR, columns or _BAR), 0, 0
     shares = Line()
@@ -106,7 +106,8 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool) -> 
             table.add(f"  {short_reference(name)}", size_cell(size_bytes), "", style="dim")
     table.add("free", size_cell(value.filesystem.available_bytes), "")
     yield usage_line(value.filesystem, columns)
-    yield shares.append("\u2591" * (width - start), "dim")
+    if coloured:  # its parts differ in colour only
+        yield shares.append("\u2591" * (width - start), "dim")
     yield Line()
     yield from table.lines(columns)
     if not value.exact:

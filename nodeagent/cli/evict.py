@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.cli.source import Source
 
 _WIDE: Final = 120
+_NO_THRESHOLD_MET: Final = "no-threshold-met"
 
 
 def preview(source: Source, form: str, simulate: Sequence[str]) -> None:
@@ -69,8 +70,7 @@ def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
         if not limited and plan.withheld is not None:
             yield Line(f"withheld: {_sentence(plan.withheld)}", "bold yellow")
         elif not limited:
-            reason = _sentence(plan.decisions[0].reason) if plan.decisions else "no pods on this node"
-            yield Line(f"no pod would be evicted: {reason}", "green")
+            yield Line(f"no pod would be evicted: {_why_none(found)}", "green")
     else:
         yield Line(f"threshold exceeded: {plan.threshold.threshold}", "bold red")
         for step in found.reclaim_first:
@@ -83,13 +83,20 @@ def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
         yield from (Line(_sentence(each.reason)) for each in plan.decisions if each.verdict == "remove")
 
 
+def _why_none(found: EvictionPreview) -> str:
+    """Return why no pod is evicted: a reason that holds for the node, rather than that of one protected pod."""
+    reasons = [each.reason for each in found.plan.decisions]
+    of_node = [each for each in reasons if each.code == _NO_THRESHOLD_MET]
+    return _sentence((of_node or reasons)[0]) if reasons else "no pods on this node"
+
+
 def _pod_table(found: EvictionPreview, *, sources: bool) -> Table:
     """Return the pods in eviction order; with ``sources`` also those of their facts, and the QoS class."""
     ranks = {each.uid: each for each in found.plan.ranking}
     numbers = (Heading("USES", right=True), Heading("REQUESTS", right=True))
     qos = (Heading("QOS"),) if sources else ()
     pod_heading = Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16)
-    table = Table(Heading("RANK", right=True), pod_heading, *numbers, "PRIORITY", *qos, "REASON")
+    table = Table(Heading("RANK", right=True), pod_heading, *numbers, Heading("PRIORITY", right=True), *qos, "REASON")
     for each in found.plan.decisions:
         ranked, facts = ranks.get(each.uid), found.pods[each.uid]
         remove = each.verdict == "remove"

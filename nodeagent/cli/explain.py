@@ -57,11 +57,12 @@ def show(source: Source, name: str, form: str) -> None:
 
 
 def _lines(found: Explanation) -> Iterator[Line]:
-    for each in found.explanations:
+    for number, each in enumerate(found.explanations):
+        if number:
+            yield Line()
         yield Line(_title(each), "bold", hang=len(f"{each.kind} "))
         for label, text in _item_lines(each, found.observed_at):
             yield Line(f"  {label:<{_LABEL}}{text}", hang=2 + _LABEL)
-        yield Line()
     for past in found.past:
         detail = f"; {past.detail}" if past.detail else ""
         yield Line(f"{format_time(past.started_at)}: {past.name}: {past.outcome}, {past.reason.sentence}{detail}")

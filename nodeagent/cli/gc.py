@@ -147,7 +147,9 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
         from nodeagent.cli import du  # noqa: PLC0415 - imported only after a missed target
 
         display = standard_output()
-        display.write(du.breakdown_lines(report.breakdown.to_model(), display.columns, details=False))
+        display.write(
+            du.breakdown_lines(report.breakdown.to_model(), display.columns, details=False, coloured=display.colour)
+        )
 
 
 def show_document(request: Request, document: documents.Preview) -> Preview:
@@ -298,7 +300,7 @@ def show_report(request: Request, agent: Agent, report: PassReport, breakdown: B
     if breakdown is not None:
         from nodeagent.cli import du  # noqa: PLC0415 - only after a missed target
 
-        display.write(du.breakdown_lines(breakdown, display.columns, details=False))
+        display.write(du.breakdown_lines(breakdown, display.columns, details=False, coloured=display.colour))
 
 
 def exit_code(report: PassReport) -> ExitCode:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+_WIDE_NAME_CELLS: Final = 28
 _LONGEST_VALUE: Final = 1024
 """The compilation of a wildcard takes time quadratic in its length."""
 
@@ -122,7 +123,10 @@ class ListRequest(NamedTuple, Generic[R]):
                 continue
             short = column.brief if brief else None
             shown = [column.show(row, now) if short is None else short(row) for row in rows]
-            headings.append(column.heading)
+            heading = column.heading
+            if options.form == "wide" and heading.name:  # names remain distinct; the last columns are cut instead
+                heading = heading._replace(at_least=max(heading.at_least, _WIDE_NAME_CELLS))
+            headings.append(heading)
             columns.append([cell or EMPTY for cell in shown])
         lines = [Row(cells, self.view.style(row)) for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
         width = display.columns if brief else None

@@ -105,7 +105,8 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
 def _numbers(signal: Signal) -> dict[str, str]:
     """Return the cells of a signal by the titles of their columns."""
     known = [one for one in signal.thresholds if one.value is not None and one.distance is not None]
-    cells = {"AVAILABLE": short_amount(signal, signal.available), "THRESHOLD": "", "DISTANCE": ""}
+    available = "" if is_stall(signal) else short_amount(signal, signal.available)
+    cells = {"AVAILABLE": available, "THRESHOLD": "", "DISTANCE": ""}
     if known:
         nearest = min(known, key=lambda one: one.distance or 0.0)
         distance = nearest.distance or 0.0

@@ -113,10 +113,9 @@ def shutdown_lines(plan: ShutdownPlan, columns: int | None) -> Iterator[Line]:
     """Yield the phases with their pods, and the warnings."""
     if plan.off_because:
         yield Line(f"disabled: {plan.off_because}; plan if it were enabled", "yellow")
-    granted = f"{format_duration(plan.granted_s)} granted"
+    granted = f"{plan.granted_s:g} s granted"
     share = granted if plan.stops_at_signal else "delegated to the unit's stop hook"
-    wanted = format_duration(plan.wanted_s)
-    yield Line(f"logind limit {_limit_text(plan.limit)}; phases: {wanted} requested, {share}")
+    yield Line(f"logind limit {_limit_text(plan.limit)}; phases: {plan.wanted_s:g} s requested, {share}")
     for phase in plan.phases:
         when = f"from {phase.starts_s:g} s to {phase.deadline_s:g} s at most"
         yield Line(f"{phase.name}: {_count(phase.pods)}, {when}", "bold")

@@ -35,7 +35,7 @@ class ShutdownSettings(Record):
             evidence: evidence for the role, quoted in the reason.
         """
         if self.enabled is False:
-            return "not enabled"
+            return 'shutdown.enabled = "off"'
         if not self._has_time:
             return "no phase has a configured time"
         if role is Role.BESIDE_KUBELET:

@@ -364,13 +364,13 @@ async def _once(run_pass: Pass, logger: FilteringBoundLogger, context: DaemonCon
 
 def _loops(context: DaemonContext, agent: Agent) -> list[Loop]:
     intervals = (
-        (Scope.CONTAINERS, agent.settings.container_interval_s),
-        (Scope.IMAGES, agent.settings.image_interval_s),
+        (Scope.CONTAINERS, "container_gc", agent.settings.container_interval_s),
+        (Scope.IMAGES, "image_gc", agent.settings.image_interval_s),
     )
     loops = []
-    for scope, interval_s in intervals:
+    for scope, section, interval_s in intervals:
         if interval_s is None:
-            context.loop_statuses.disabled(scope.value, "not enabled")
+            context.loop_statuses.disabled(scope.value, f"{section}.enabled = false")
             context.logger.info("loop_disabled", loop=scope.value)
             continue
         loop = Loop(

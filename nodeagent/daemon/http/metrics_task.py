@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.http.metrics import Exposition
 
 NAME: Final = "metrics"
+_OFF: Final = 'metrics.listen = "off"'
 LIMITS: Final = ConnectionLimits(total=16, per_user=16, root=16)
 _POLL_S: Final = 5.0
 _SWAP_POLL_S: Final = 0.2
@@ -63,8 +64,8 @@ class MetricsTask:
         while not stop.is_set():
             listen = self._listen
             if listen is None:
-                self._loop_statuses.disabled(NAME, "not enabled")
-                self._logger.info("loop_disabled", loop=NAME, because="not enabled")
+                self._loop_statuses.disabled(NAME, _OFF)
+                self._logger.info("loop_disabled", loop=NAME, because=_OFF)
                 await self._while_configured(None, stop)
                 continue
             server = HttpServer(self._service, LIMITS)

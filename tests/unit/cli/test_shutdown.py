@@ -103,7 +103,7 @@ async def test_rehearsal_is_printed_as_a_table(node: Node) -> None:
     node.configure('enabled = "off"')
     ended = await node.run("--dry-run")
     assert ended.code == 0, ended.err
-    assert "disabled: not enabled; plan if it were enabled" in ended.out
+    assert 'disabled: shutdown.enabled = "off"; plan if it were enabled' in ended.out
     for part in ("shop/web", "kube-system/dns", "ordinary: 1 pod,", "all pods stopped after 9.5 s at most"):
         assert part in ended.out
 
@@ -126,7 +126,7 @@ async def test_limit_of_zero_is_reported(node: Node) -> None:
     assert "no pod is stopped at the signal" in shown["warnings"][0]
     assert [pod["grace_s"] for phase in shown["phases"] for pod in phase["pods"]] == [20.0, 10.0]
     table = await node.run("--dry-run")
-    assert "phases: 30s requested, delegated to the unit's stop hook" in table.out
+    assert "phases: 30 s requested, delegated to the unit's stop hook" in table.out
 
 
 async def test_limit_is_read_from_the_files_without_logind(node: Node) -> None:

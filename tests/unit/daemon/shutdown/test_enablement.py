@@ -20,7 +20,7 @@ async def test_disabled_shutdown_closes_an_adopted_lock(place: Place) -> None:
     async with daemon_on(place, settings=place.settings(enabled="off"), adopted=writer) as daemon:
         await daemon.until("shutdown_disabled")
         (line,) = daemon.context.loop_statuses.all
-        assert (line.activity, line.reason) == (Activity.DISABLED, "not enabled")
+        assert (line.activity, line.reason) == (Activity.DISABLED, 'shutdown.enabled = "off"')
         assert os.read(reader, 1) == b""
         assert place.login1.calls == []
     os.close(reader)

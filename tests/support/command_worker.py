@@ -1,0 +1,169 @@
+"""A process of one user that runs commands of the agent one after the other: the imports take most of a cold start.
+
+The clocks of the agent are ahead of those of the machine, so that a new node has images and containers of some days,
+and slow, so that no age depends on the duration of a test. The configuration takes the place of that in ``/etc``, and
+no environment variable configures the agent.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn, Self
+from unittest import mock
+
+import nodeagent
+from nodeagent.cli.run import main as daemon_main
+from nodeagent.cli.start import main
+from nodeagent.clock import SystemClock
+from tests.support.terminal import Shown, in_pipe, on_terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+_ROOT: Final = Path(__file__).parents[2]
+_SPEED: Final = 1e-3
+"""Seconds of the clocks per second of the machine."""
+_OWN_OPTIONS: Final = ("NODEAGENT_", "COLUMNS", "FORCE_COLOR", "PYTHON")
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The user of a process, and its view of the node.
+
+    Attributes:
+        group: the only supplementary group; -1 for none.
+        config: the default configuration.
+        ahead_s: seconds that the clocks are ahead at the start.
+        started_s: start of the slow clocks, equal for all processes, by CLOCK_BOOTTIME.
+    """
+
+    uid: int
+    group: int
+    config: str
+    ahead_s: float
+    started_s: float
+
+
+class CommandWorker:
+    """The process, as a context manager."""
+
+    def __init__(self, role: Role, directory: Path) -> None:
+        """Start the process in a working directory."""
+        self._process = subprocess.Popen(
+            _command(role), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=directory, env=_environment(), text=True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=10)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def run(self, columns: int | None, *arguments: str, interrupt_s: float = 0.0) -> Shown:
+        """Run ``nodeagent ARGUMENTS`` on a terminal, or in a pipe; SIGINT ends it after ``interrupt_s`` unless 0."""
+        if self._process.stdin is None or self._process.stdout is None:
+            raise ValueError("the process has no pipes")
+        self._process.stdin.write(f"{json.dumps([columns, arguments, interrupt_s])}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the process ended during {' '.join(arguments)}")
+        return Shown(**json.loads(answer))
+
+
+@contextmanager
+def running_daemon(role: Role, log: Path) -> Iterator[int]:
+    """Run the daemon with the configuration and the clocks of a role; return its process id."""
+    with (
+        log.open("w") as out,
+        subprocess.Popen(
+            _command(role, "run", "--config", role.config), stdout=out, stderr=out, cwd=_ROOT, env=_environment()
+        ) as process,
+    ):
+        try:
+            yield process.pid
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def _command(role: Role, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", __name__, json.dumps(asdict(role)), *arguments]
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_OPTIONS)}
+    return {**kept, "NO_COLOR": "1", "PYTHONPATH": str(_ROOT)}
+
+
+def _serve(role: Role) -> None:
+    """Run the commands of standard input as the user of a role, without a standard input of their own."""
+    for module in pkgutil.walk_packages(nodeagent.__path__, "nodeagent."):
+        if not module.name.endswith("__main__"):  # before the change of the user, who may not read the checkout
+            importlib.import_module(module.name)
+    for words in (("doctor",), ("node", "describe"), ("pressure", "--direct"), ("gc", "images", "-n", "-o", "json")):
+        in_pipe(*words)  # imports of the standard library too
+    os.setgroups([] if role.group < 0 else [role.group])
+    if role.uid:
+        os.setresgid(role.uid, role.uid, role.uid)
+        os.setresuid(role.uid, role.uid, role.uid)
+    requests, answers = sys.stdin, sys.stdout
+    with Path(os.devnull).open() as nothing, mock.patch.object(sys, "stdin", nothing):
+        for line in requests:
+            columns, arguments, interrupt_s = json.loads(line)
+            signal.setitimer(signal.ITIMER_REAL, interrupt_s)
+            shown = in_pipe(*arguments) if columns is None else on_terminal(columns, *arguments)
+            answers.write(f"{json.dumps(asdict(shown))}\n")
+            answers.flush()
+
+
+@contextmanager
+def _view(role: Role) -> Iterator[None]:
+    now, monotonic_s = SystemClock.now, SystemClock.monotonic_s
+
+    def ahead_s(clock: SystemClock) -> float:
+        return role.ahead_s - (monotonic_s(clock) - role.started_s) * (1 - _SPEED)
+
+    def later(clock: SystemClock) -> datetime:
+        return now(clock) + timedelta(seconds=ahead_s(clock))
+
+    with (
+        mock.patch.object(SystemClock, "now", later),
+        mock.patch.object(SystemClock, "monotonic_s", lambda clock: monotonic_s(clock) + ahead_s(clock)),
+        mock.patch("nodeagent.config.files.DEFAULT_PATH", Path(role.config)),
+        mock.patch("nodeagent.host.processes.become_python", _continue),
+        mock.patch("nodeagent.config.socket_path.CONFIG_FILE", role.config),
+    ):
+        yield
+
+
+def _continue(*arguments: str) -> NoReturn:
+    """Run the bare daemon in this process, where a fresh interpreter would have the clocks of the machine."""
+    sys.argv[1:] = arguments[2:]
+    daemon_main()
+    sys.exit()
+
+
+if __name__ == "__main__":
+    with _view(Role(**json.loads(sys.argv[1]))):
+        if len(sys.argv) == 2:
+            signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+            _serve(Role(**json.loads(sys.argv[1])))
+        else:
+            sys.argv[1:] = sys.argv[2:]
+            main()

@@ -1,0 +1,178 @@
+"""Stored outputs of commands on a real node: the form of their files, and the removal of what differs between runs.
+
+Columns are found again by the blanks that all lines of a table share, so that a line out of its columns ends the table
+and changes the output. Cells of volatile columns become constants, and every column gets the width that it needs.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from nodeagent import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+_GAP: Final = 2
+_HEADING: Final = re.compile(r"[A-Z#][A-Z# ]*(  +[A-Z#…][A-Z# …]*)+")
+_BAR: Final = re.compile(r"([█░]+)( +)(\d+%)")
+_READING: Final = re.compile(r"[-<>]?[\d.,]+\S*")
+_SHORT_AGE: Final = re.compile(r"(?<!\S)(\d{1,2}(m\d{1,2})?s|\d{1,2}m|\d{1,3}ms)\b")
+
+
+def _bar(cell: str) -> str:
+    """Return a bar and its percentage with constants of the same width, without blanks between them."""
+    return _BAR.sub(lambda found: f"{'▒' * len(found[1])}{'·' * len(found[2])}{'9' * (len(found[3]) - 1)}%", cell)
+
+
+def _reading(cell: str) -> str:
+    return _READING.sub("9.99", cell)
+
+
+def _age(cell: str) -> str:
+    return _SHORT_AGE.sub("9s", cell)
+
+
+_CELLS: Final[Mapping[str, Callable[[str], str]]] = {
+    **dict.fromkeys(("AVAILABLE", "THRESHOLD", "DISTANCE", "MEMORY", "USES", "DISK"), _reading),
+    **dict.fromkeys(("LAST RUN", "NEXT", "LAST PASSES", "LAST USED", "DETECTED", "EXPIRES IN", "AGE"), _age),
+    "DURATION": lambda cell: re.sub(r"\d+ms", "9ms", cell),
+    "RUNS": lambda _: "9",
+    "HOLD": lambda cell: "9" if cell.isdigit() else cell,
+    "TREND": lambda cell: "steady" if cell.strip("-") else cell,
+    "CATEGORY": lambda cell: re.sub(r"(?<= )/\S*(/|…\S*)", "/run/node/", cell),
+    "USED": lambda cell: re.sub(r"·+9+%", "··99%", cell),
+}
+"""Columns that differ between runs, by their headings."""
+
+_MACHINE: Final = (
+    *("Name", "Hostname", "InternalIP", "cpu", "memory", r"ephemeral-storage", r"hugepages-\w+", "Machine ID"),
+    *("System UUID", "Boot ID", "Kernel Version", "OS Image", "Architecture", "Container Runtime Version"),
+    "Kubelet Version",
+)
+"""Lines of ``node describe`` with facts of the machine."""
+_MACHINE_CHECKS: Final = (
+    *("clock", "cgroups", "pressure-stalls", "memory-thresholds", "logind-delay", "inhibitor", "journal", "unit"),
+)
+"""Checks of ``doctor`` of the machine alone."""
+_TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
+    (re.compile(pattern, re.MULTILINE), constant)
+    for pattern, constant in (
+        (r"/tmp/nodeagent-demo-\w{8}", "/run/nodeagent-demo"),
+        (r"\b(memory\.available|MemAvailable|vm\.min_free_kbytes) [\d.]+ [GM]iB", r"\1 #.# GiB"),
+        (rf"^( *(?:{'|'.join(_MACHINE)}): +).*$", r"\1..."),
+        (r"/tmp/golden-\w{8}", "/var/lib/agent"),
+        (rf"\bnodeagent {re.escape(__version__)}\b", "nodeagent 9.9.9"),
+        (r"\bcontainerd \d[\w.~+-]*", "containerd 9.9.9"),
+        (r"\(pid \d+, up \S+?\)", "(pid 99, up 9s)"),
+        (r"\bpid \d+", "pid 99"),
+        (r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b", "20260304T120000Z-0a1b2c"),
+        (r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", "2026-03-04T12:00:00.000000Z"),
+        (r"^(  /run/node/\S* +)\S+iB", r"\1 9.99KiB"),
+        (r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "2026-03-04T12:00:00.000Z"),
+        (r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "2026-03-04T12:00:00Z"),
+        (r"\b[0-9a-f]{64}\b", "0123456789abcdef" * 4),
+        (r"(?<=\b2026…)[0-9a-f]{5}\b", "ab34c"),
+        (r"(?<![\w-])(?!123456789012\b)[0-9a-f]{12}(?![\w-])", "0123456789ab"),
+        (r"(\bobserved since \S+\s+)\(\S+\)", r"\1(9s)"),
+        (rf"^\w+ +({'|'.join(_MACHINE_CHECKS)}) .*\n((?: {{20}}|  fix: | {{7}}\S).*\n)*", r"...      \1\n"),
+        (r"^(\d+ checks:) .*$", r"\1 ..."),
+        (r"\bdetected( +)\d+s ago, last used", r"detected\1 9s ago, last used"),
+        (r", last used \d+s ago", ", last used 9s ago"),
+        (r"\bin \d+ms\b", "in 9ms"),
+        (r"^(?:memory|io|cpu)\.psi\.\w+ .*\n", ""),
+        (r"^(nodefs|memory\.available|pid\.available)( +)[█░].*$", r"\1\2..."),
+        (r"^(eviction +)(waiting|running)( .* )(in 9s|-    )(  9 .*)$", r"\1waiting\3in 9s\5"),
+        (r"\bhold \d\b", "hold 9"),
+        (r"^(imagefs +[█░]+ +\d+%) \S+ MiB of", r"\1 ### MiB of"),
+        (r"(?<=target )\S+ MiB", "##.# MiB"),
+        (r"(?<=threshold: )\S+ MiB", "##.# MiB"),
+        (r"\S+ MiB (?=short of the low)", "##.# MiB "),
+        (r"(?<=expires in )\S+(?=:)", "9s"),
+    )
+)
+
+
+def normalised(text: str) -> str:
+    """Return an output without what differs between runs and machines."""
+    lines = list(_tables(text.split("\n")))
+    text = "\n".join(lines)
+    for pattern, constant in _TEXTS:
+        text = pattern.sub(constant, text)
+    return text
+
+
+def _tables(lines: Sequence[str]) -> Iterator[str]:
+    """Yield lines, with constants in the volatile columns of tables."""
+    number = 0
+    while number < len(lines):
+        if not _HEADING.fullmatch(lines[number]):
+            yield lines[number]
+            number += 1
+            continue
+        barred = [_bar(line) for line in lines[number:]]
+        starts, rows = _columns(barred)
+        volatile = _volatile(lines[number])
+        yield from _rewritten(barred[:rows], starts) if volatile else lines[number : number + rows]
+        number += rows
+
+
+def _volatile(heading: str) -> bool:
+    return not _CELLS.keys().isdisjoint(re.split(r"  +", heading.strip()))
+
+
+def _columns(lines: Sequence[str]) -> tuple[list[int], int]:
+    """Return the starts of the columns of a table, and the number of its lines, heading included."""
+    width = max(map(len, lines))
+    blank = [each == " " for each in lines[0].ljust(width)]
+    wanted = len(_gaps(blank))
+    rows = 1
+    for line in lines[1:]:
+        both = [a and b == " " for a, b in zip(blank, line.ljust(width), strict=False)]
+        if not line or len(_gaps(both)) != wanted:
+            break
+        blank, rows = both, rows + 1
+    return [0, *(end for _, end in _gaps(blank))], rows
+
+
+def _gaps(blank: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return starts and ends of the runs of blank places between columns."""
+    found, place = [], 0
+    for is_blank, run in groupby(blank):
+        length = len(list(run))
+        if is_blank and length >= _GAP and 0 < place < len(blank) - length:
+            found.append((place, place + length))
+        place += length
+    return found
+
+
+def _rewritten(lines: Sequence[str], starts: Sequence[int]) -> Iterator[str]:
+    ends = [*starts[1:], max(map(len, lines)) + 1]
+    columns = []
+    for start, end in zip(starts, ends, strict=True):
+        cells = [line[start:end].rstrip() for line in lines]
+        title = cells[0].strip()
+        is_right = any(cell.startswith(" ") for cell in cells)
+        is_right &= title != "CATEGORY"
+        texts = [cell.strip() if is_right else cell for cell in cells]
+        texts = [title, *map(_CELLS.get(title, str), texts[1:])]
+        width = max(map(len, texts))
+        columns.append([text.rjust(width) if is_right else text.ljust(width) for text in texts])
+    for row in zip(*columns, strict=True):
+        yield "  ".join(row).rstrip()
+
+
+def stored_form(outputs: Mapping[str, str]) -> str:
+    """Return the file of the outputs of one command: equal ones once, below the list of their circumstances."""
+    circumstances: dict[str, list[str]] = {}
+    for circumstance, text in outputs.items():
+        circumstances.setdefault(text, []).append(circumstance)
+    return "\n".join(f"==== {'; '.join(names)}\n{text}" for text, names in circumstances.items())
+
+
+def joined(out: str, err: str, code: int) -> str:
+    """Return standard output, the marked lines of standard error, and the exit code unless it is 0."""
+    marked: Iterable[str] = (f"stderr: {line}\n" for line in err.splitlines())
+    return "".join([out, *marked, f"exit code {code}\n" if code else ""])
