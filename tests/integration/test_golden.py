@@ -7,8 +7,10 @@ the commit. Equal outputs are stored once. Times, ids, paths and readings of the
 from __future__ import annotations
 
 import grp
+import importlib
 import json
 import os
+import pkgutil
 import shutil
 import tempfile
 from contextlib import ExitStack
@@ -19,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import typer
 
+import nodeagent.api
+from nodeagent.api.codec import Document, decode, encode
 from nodeagent.cli.main import app
 from nodeagent.clock import SystemClock
 from nodeagent.text import display_width, escape
@@ -77,8 +81,9 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "gc undo": (),
     "gc undo list": ("--list",),
     "plan": ("--scope", "all", "--out", "{directory}/plan.json", "--force"),
-    "plan of images": ("--scope", "images", "--low", "70", "--out", "{directory}/images.json", "--force"),
-    "plan diff": ("{directory}/plan.json", "{directory}/images.json"),
+    "plan of images": ("--scope", "images", "--out", "{directory}/images.json", "--force"),
+    "plan of more images": ("--scope", "images", "--low", "70", "--out", "{directory}/more.json", "--force"),
+    "plan diff": ("{directory}/images.json", "{directory}/more.json"),
     "apply": ("{directory}/plan.json", "--dry-run"),
     "evict": ("--dry-run",),
     "evict simulated": ("--simulate", "memory.available=1Ki"),
@@ -114,6 +119,13 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "api": (),
 }
 """Arguments by the name of the output, which starts with the command; carried out in this order."""
+DOCUMENTS: Final = (
+    *("status", "images", "images tree", "containers", "pods", "explain image", "explain pod", "du", "top", "pressure"),
+    *("history", "history details", "gc images", "gc containers", "gc all", "gc leaks", "gc leaks deep", "evict"),
+    *("gc undo list", "shutdown", "shutdown status", "doctor", "reload preview", "version", "config show effective"),
+    *("plan diff", "apply", "hold add", "hold list"),
+)
+"""Commands of root whose JSON is checked against its schema."""
 ONCE: Final = {
     *("events", "node describe", "reload", "run", "demo", "install", "uninstall", "completion", "manifest rbac", "api"),
     *("config reference", "config default", "config import", "help", "hold add", "hold remove"),
@@ -146,17 +158,20 @@ class Grid:
         """Prepare the directories of the roles."""
         self.outputs: dict[str, dict[str, Shown]] = {}
         self._node = node
-        started_s = SystemClock().monotonic_s()
+        clock = SystemClock()
+        start = (AHEAD_S, clock.now().isoformat(), clock.monotonic_s())
         self._roles = {
-            "root": Role(0, -1, str(node.config), AHEAD_S, started_s),
-            "direct": Role(0, -1, str(node.config), AHEAD_S, started_s),
-            "member": Role(54321, members, str(node.config), AHEAD_S, started_s),
-            "stranger": Role(54322, -1, str(node.config), AHEAD_S, started_s),
+            "root": Role(0, -1, str(node.config), *start),
+            "direct": Role(0, -1, str(node.config), *start),
+            "member": Role(54321, members, str(node.config), *start),
+            "stranger": Role(54322, -1, str(node.config), *start),
         }
         for name, role in self._roles.items():
             self._directory(name).mkdir()
             (self._directory(name) / "kubelet.yaml").write_text(KUBELET_CONFIG)
             os.chown(self._directory(name), role.uid, role.uid)
+
+        self.root = self.worker("root")
 
     def role(self, name: str) -> Role:
         return self._roles[name]
@@ -166,6 +181,11 @@ class Grid:
 
     def _directory(self, name: str) -> Path:
         return self._node.directory / f"work-{name[0]}"
+
+    def document(self, command: str) -> str:
+        """Return the JSON of a command of root; empty for an error."""
+        arguments = [each.format_map(self._values(each, "root", self.root)) for each in COMMANDS[command]]
+        return self.root.run(None, *path_of(command), *arguments, "-o", "json").out
 
     def fill(self, name: str) -> None:
         """Run all commands of a role."""
@@ -231,8 +251,8 @@ def grid(module_containerd_factory: ContainerdFactory) -> Iterator[Grid]:
         node = fill(module_containerd_factory(imagefs=IMAGEFS), directory)
         write_config(node, group)
         made = Grid(node, group.gr_gid)
-        with made.worker("root") as worker:
-            reclaim.poll("writable layers are measured", lambda: is_measured(worker), timeout_s=30, interval_s=0.2)
+        worker = stack.enter_context(made.root)
+        reclaim.poll("writable layers are measured", lambda: is_measured(worker), timeout_s=30, interval_s=0.2)
         log = directory / "log"
         stack.enter_context(running_daemon(made.role("root"), log))
         reclaim.poll(
@@ -293,3 +313,24 @@ def test_every_reference_is_found_in_a_pipe(grid: Grid) -> None:
     lines = grid.outputs["images"]["root in a pipe"].out.splitlines()
     for tag in (*TAGS, *REPORTS):
         assert len([line for line in lines if tag in line]) == 1
+
+
+@pytest.mark.parametrize("command", DOCUMENTS)
+def test_json_has_exactly_the_fields_of_its_published_schema(grid: Grid, command: str) -> None:
+    text = grid.document(command)
+    (kind,) = [each for each in documents(Document) if each.__struct_config__.tag == json.loads(text)["schema"]]
+    assert json.loads(encode(decode(text, kind))) == json.loads(text)
+
+
+def test_every_command_with_documents_is_checked() -> None:
+    documented = {words for words in tree() if has_option(words, "-o")}
+    others = {("events",), ("node", "describe")}  # a stream, and an object of Kubernetes
+    assert {path_of(each) for each in DOCUMENTS} == documented - others
+
+
+def documents(kind: type[Document]) -> Iterator[type[Document]]:
+    """Yield every class of documents."""
+    for module in pkgutil.iter_modules(nodeagent.api.__path__, "nodeagent.api."):
+        importlib.import_module(module.name)
+    for each in kind.__subclasses__():
+        yield from (each, *documents(each))

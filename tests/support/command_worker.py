@@ -16,7 +16,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 from unittest import mock
@@ -29,7 +29,6 @@ from tests.support.terminal import Shown, in_pipe, on_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
 
 _ROOT: Final = Path(__file__).parents[2]
 _SPEED: Final = 1e-3
@@ -45,13 +44,14 @@ class Role:
         group: the only supplementary group; -1 for none.
         config: the default configuration.
         ahead_s: seconds that the clocks are ahead at the start.
-        started_s: start of the slow clocks, equal for all processes, by CLOCK_BOOTTIME.
+        started_at: start of the slow clocks, equal for all processes, and ``started_s`` by CLOCK_BOOTTIME.
     """
 
     uid: int
     group: int
     config: str
     ahead_s: float
+    started_at: str
     started_s: float
 
 
@@ -116,7 +116,11 @@ def _serve(role: Role) -> None:
     for module in pkgutil.walk_packages(nodeagent.__path__, "nodeagent."):
         if not module.name.endswith("__main__"):  # before the change of the user, who may not read the checkout
             importlib.import_module(module.name)
-    for words in (("doctor",), ("node", "describe"), ("pressure", "--direct"), ("gc", "images", "-n", "-o", "json")):
+    for words in (
+        ()
+        if role.uid == 0
+        else (("doctor",), ("node", "describe"), ("pressure", "--direct"), ("gc", "images", "-n", "-o", "json"))
+    ):
         in_pipe(*words)  # imports of the standard library too
     os.setgroups([] if role.group < 0 else [role.group])
     if role.uid:
@@ -134,17 +138,18 @@ def _serve(role: Role) -> None:
 
 @contextmanager
 def _view(role: Role) -> Iterator[None]:
-    now, monotonic_s = SystemClock.now, SystemClock.monotonic_s
+    started_at = datetime.fromisoformat(role.started_at)
+    monotonic_s = SystemClock.monotonic_s
 
-    def ahead_s(clock: SystemClock) -> float:
-        return role.ahead_s - (monotonic_s(clock) - role.started_s) * (1 - _SPEED)
+    def elapsed_s(clock: SystemClock) -> float:
+        return role.ahead_s + (monotonic_s(clock) - role.started_s) * _SPEED
 
-    def later(clock: SystemClock) -> datetime:
-        return now(clock) + timedelta(seconds=ahead_s(clock))
+    def now(clock: SystemClock) -> datetime:  # by one clock of the machine, so that it never goes back
+        return started_at + timedelta(seconds=elapsed_s(clock))
 
     with (
-        mock.patch.object(SystemClock, "now", later),
-        mock.patch.object(SystemClock, "monotonic_s", lambda clock: monotonic_s(clock) + ahead_s(clock)),
+        mock.patch.object(SystemClock, "now", now),
+        mock.patch.object(SystemClock, "monotonic_s", lambda clock: role.started_s + elapsed_s(clock)),
         mock.patch("nodeagent.config.files.DEFAULT_PATH", Path(role.config)),
         mock.patch("nodeagent.host.processes.become_python", _continue),
         mock.patch("nodeagent.config.socket_path.CONFIG_FILE", role.config),
