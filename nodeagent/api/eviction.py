@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 class ThresholdStatus(Part, frozen=True, kw_only=True):
-    """The state of one threshold; readings are ``None`` without an accepted reading of the signal."""
+    """The state of one threshold; readings are ``None`` without an accepted reading of the signal.
+
+    Attributes:
+        mountpoint: of an image filesystem besides the first; empty otherwise.
+    """
 
     threshold: str
     signal: str
@@ -37,6 +41,7 @@ class ThresholdStatus(Part, frozen=True, kw_only=True):
     met: bool
     held_s: Number
     acting: bool
+    mountpoint: str = ""
 
     @classmethod
     def of(cls, status: ThresholdState) -> ThresholdStatus:
@@ -54,6 +59,7 @@ class ThresholdStatus(Part, frozen=True, kw_only=True):
             met=status.met,
             held_s=round(status.met_for_s, 3),
             acting=status.acting,
+            mountpoint=status.threshold.measurand.path,
         )
 
 

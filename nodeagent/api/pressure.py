@@ -43,6 +43,7 @@ class Signal(Part, frozen=True, kw_only=True):
     Attributes:
         available: in bytes, inodes or PIDs; for stall signals the percent of time stalled. Same for ``capacity``.
         change_per_s: against the previous reading; ``None`` at the first.
+        mountpoint: of an image filesystem besides the first; empty otherwise.
     """
 
     signal: pressure.Signal
@@ -51,6 +52,7 @@ class Signal(Part, frozen=True, kw_only=True):
     observed_at: Time
     change_per_s: Number | None
     thresholds: tuple[Threshold, ...]
+    mountpoint: str = ""
 
     @classmethod
     def of(cls, reading: pressure.Observation, evaluation: Evaluation, earlier: SignalReadings | None) -> Signal:
@@ -64,8 +66,9 @@ class Signal(Part, frozen=True, kw_only=True):
             thresholds=tuple(
                 Threshold.of(each, reading.available)
                 for each in evaluation.statuses
-                if each.threshold.signal is reading.signal
+                if each.threshold.measurand == reading.measurand
             ),
+            mountpoint=reading.path,
         )
 
 
@@ -97,7 +100,8 @@ class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value)
 
 def change_per_s(reading: pressure.Observation, earlier: SignalReadings | None) -> float | None:
     """Return the change of a signal per second since an earlier reading; ``None`` without one."""
-    before = next((each for each in earlier.observations if each.signal is reading.signal), None) if earlier else None
+    observations = earlier.observations if earlier else ()
+    before = next((each for each in observations if each.measurand == reading.measurand), None)
     if before is None:
         return None
     passed_s = reading.observed_at.monotonic_s - before.observed_at.monotonic_s

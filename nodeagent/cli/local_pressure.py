@@ -86,6 +86,8 @@ async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tupl
     """Return the layout, and a warning if no runtime reports it."""
     try:
         async with open_for_command(settings, record=False) as agent:
-            return await reader.read_layout_or_nodefs(agent.cri, settings.imagefs_path)
+            return await reader.read_layout_or_nodefs(
+                agent.cri, settings.imagefs_path, agent.observer.images.find_filesystems
+            )
     except NodeAgentError as error:
         return await reader.nodefs_layout(), f"image filesystem unknown: {error}"

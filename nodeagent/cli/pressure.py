@@ -10,7 +10,7 @@ from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import Line, bar
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import answer_of
-from nodeagent.cli.signal_values import is_stall, short_amount, used_share
+from nodeagent.cli.signal_values import is_stall, short_amount, signal_name, used_share
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.watch import print_document, watching
 from nodeagent.text import Cut
@@ -89,7 +89,7 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
         exceeded = any(one.met for one in each.thresholds)
         values = _numbers(each)
         table.add(
-            str(each.signal),
+            signal_name(each),
             f"{bar(used_share(each), _BAR if wide else _SHORT_BAR)} {used_share(each):>4.0%}",
             *(values[title] for title in numbers),
             "exceeded" if exceeded else "ok" if each.thresholds else "",

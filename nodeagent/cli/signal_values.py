@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from nodeagent.api.pressure import Signal
 
 
+def signal_name(signal: Signal) -> str:
+    """Return the signal, with the path of an image filesystem besides the first."""
+    return f"{signal.signal!s} on {signal.mountpoint}" if signal.mountpoint else str(signal.signal)
+
+
 def is_stall(signal: Signal) -> bool:
     """Return whether a signal is a stall percentage; its thresholds are upper limits."""
     return ".psi." in signal.signal

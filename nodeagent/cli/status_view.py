@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.api.light import given
 from nodeagent.cli.display import Line
-from nodeagent.cli.signal_values import amount, is_stall, used_share
+from nodeagent.cli.signal_values import amount, is_stall, signal_name, used_share
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import ago, size_cell
 from nodeagent.plan.gap_text import describe_gap
@@ -230,7 +230,7 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
     wide = columns is None or columns >= _WIDE
     cells = _BAR if wide else _SHORT_BAR
     signals = [each for each in status.signals if _is_shown(each)]
-    names = (*(each.name for each in status.filesystems), *(str(each.signal) for each in signals))
+    names = (*(each.name for each in status.filesystems), *map(signal_name, signals))
     label = max((_LABEL, *map(len, names)))
     for each in status.filesystems:
         used, high = given(each.used_percent), each.high_percent
@@ -248,7 +248,7 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
     for signal in signals:
         met = [one for one in signal.thresholds if one.met]
         share = used_share(signal)
-        line = Line(f"{signal.signal!s:<{label}} ").append_bar(share, cells, bad=bool(met))
+        line = Line(f"{signal_name(signal):<{label}} ").append_bar(share, cells, bad=bool(met))
         line.append(f" {share:>4.0%}", "bold")
         if is_stall(signal):
             line.append(" stalled")

@@ -221,7 +221,9 @@ async def _find_evictions(agent: Agent, earlier: Settings | None, partial: _Part
         limits = False
     if not met and not limits:
         return
-    pod_reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
+    pod_reader = make_pod_reader(
+        agent.cri, agent.settings, agent.clock, lambda: agent.role, agent.storage.measure_layer
+    )
     try:
         pods = await pod_reader.read(with_disk=False)
         on_disk = any(MEANINGS[each.threshold.signal].filesystem is not None for each in met)
@@ -230,12 +232,15 @@ async def _find_evictions(agent: Agent, earlier: Settings | None, partial: _Part
     finally:
         await pod_reader.close()
     over = pods_over_limits(pods.facts, settings.policy, layout.layout) if limits else ()
-    first = first_victim(evaluation, pods.facts, settings.policy, layout.layout) if met else None
+    first = first_victim(evaluation, pods.facts, settings.policy, layout.layout, layout.others) if met else None
     partial.pods = over if first is None else (*over, first)
 
 
 async def _evaluated(agent: Agent, settings: Settings) -> tuple[SignalLayout, Evaluation]:
     """Return the signal layout, and the thresholds of ``settings`` evaluated now."""
     reader = EvictionSignalReader(settings.eviction, agent.clock, pod_log_root=settings.pod_log_root)
-    found = await reader.evaluate(await reader.read_layout(agent.cri, settings.imagefs_path), EvictionState())
+    found = await reader.evaluate(
+        await reader.read_layout(agent.cri, settings.imagefs_path, agent.observer.images.find_filesystems),
+        EvictionState(),
+    )
     return found.layout, found.evaluation

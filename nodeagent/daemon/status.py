@@ -32,7 +32,7 @@ from nodeagent.daemon.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.model import pressure as model
-from nodeagent.observe.eviction_signals import EvictionSignalReader
+from nodeagent.observe.eviction_signals import EvictionSignalReader, LayoutCache
 from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
@@ -74,7 +74,8 @@ class StatusReader:
         self._reader = EvictionSignalReader(
             agent.settings.eviction, agent.clock, pod_log_root=agent.settings.pod_log_root
         )
-        self._layout: SignalLayout | None = None
+        find = agent.observer.images.find_filesystems
+        self._layouts = LayoutCache(self._reader, agent.cri, agent.settings.imagefs_path, find)
         self._one_at_a_time = asyncio.Lock()
         self._filesystems: asyncio.Future[tuple[FilesystemStatus, ...]] | None = None
         self._pods: PodReader | None = None
@@ -87,7 +88,7 @@ class StatusReader:
         Without a runtime the image filesystem is omitted.
         """
         async with self._one_at_a_time:
-            layout, problem = await self._read_layout()
+            layout, problem = await self._layouts.read()
             found = await self._reader.evaluate(layout, state)
         warnings = (*((problem,) if problem else ()), *found.warnings)
         return layout, found.readings, found.evaluation, warnings
@@ -99,7 +100,9 @@ class StatusReader:
             RuntimeUnavailableError: the runtime does not answer.
         """
         agent = self._agent
-        self._pods = self._pods or make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
+        self._pods = self._pods or make_pod_reader(
+            agent.cri, agent.settings, agent.clock, lambda: agent.role, agent.storage.measure_layer
+        )
         return await self._pods.read(with_disk=True)
 
     async def filesystems(self, layout: SignalLayout) -> tuple[FilesystemStatus, ...]:
@@ -120,14 +123,6 @@ class StatusReader:
             async with asyncio.timeout(_RUNTIME_WITHIN_S):
                 self._others = (await self._agent.observer.images.find_filesystems())[1:]
         return self._others
-
-    async def _read_layout(self) -> tuple[SignalLayout, str]:
-        """Return the layout, with a warning until the runtime has reported it."""
-        if self._layout is not None:
-            return self._layout, ""
-        layout, problem = await self._reader.read_layout_or_nodefs(self._agent.cri, self._agent.settings.imagefs_path)
-        self._layout = None if problem else layout
-        return layout, problem
 
 
 async def pressure_document(reader: StatusReader, state: EvictionState | None = None) -> Pressure:

@@ -46,6 +46,17 @@ def filesystem_id(path: str, mountinfo: str = MOUNTINFO) -> int | None:
         return device
 
 
+def is_read_only(path: str) -> bool:
+    """Return whether a filesystem accepts no writes, as after an error; false if it cannot be read.
+
+    Source: statvfs(3), ``ST_RDONLY``.
+    """
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except (OSError, ValueError):
+        return False
+
+
 def _mount_of(path: str, mountinfo: str) -> str:
     """Return the line in ``mountinfo`` of the mount of a path; empty if unknown.
 

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
-from nodeagent.host.filesystems import read_filesystem
+from nodeagent.host.filesystems import is_read_only, read_filesystem
 from nodeagent.host.meminfo import parse_meminfo
 from nodeagent.model.pressure import MemorySource, Moment, Observation, Signal
-from nodeagent.record import Record
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nodeagent.clock import Clock
+    from nodeagent.model import FsObservation
+    from nodeagent.model.pressure import OtherImageFilesystem
 
 _ROOT: Final = Path("/")
 _NO_LIMIT: Final = 1 << 62  # Source: kubelet, a larger memory limit means unlimited
@@ -32,6 +34,22 @@ class SignalPaths(Record):
     nodefs: str | None
     imagefs: str | None = None
     containerfs: str | None = None
+
+
+def read_other_filesystem(other: OtherImageFilesystem, clock: Clock) -> tuple[Observation, ...]:
+    """Return the readings of an image filesystem besides the first.
+
+    Raises:
+        ObservationError: it cannot be read; it is read-only, so that no removal frees space; or another filesystem is
+            at its path, as after an unmount.
+    """
+    usage = read_filesystem(other.path, clock)
+    if usage.device_id != other.device_id:
+        raise ObservationError(f"{other.path} is on another filesystem than before; its thresholds are not evaluated")
+    if is_read_only(other.path):
+        raise ObservationError(f"{other.path} is read-only; its thresholds are not evaluated")
+    signals = (Signal.IMAGEFS_AVAILABLE, Signal.IMAGEFS_INODES_FREE)
+    return tuple(replace(each, path=other.path) for each in _observations(usage, clock, *signals))
 
 
 def read_signals(
@@ -189,7 +207,10 @@ def _stalls(root: Path, now: Moment, resource: str, some: Signal, full: Signal) 
 def _filesystem(path: str | None, clock: Clock, available: Signal, inodes: Signal) -> list[Observation]:
     if path is None:
         return []
-    usage = read_filesystem(path, clock)
+    return _observations(read_filesystem(path, clock), clock, available, inodes)
+
+
+def _observations(usage: FsObservation, clock: Clock, available: Signal, inodes: Signal) -> list[Observation]:
     now = _moment(clock)
     found = [Observation(available, usage.available_bytes, usage.capacity_bytes, now)]
     if usage.inodes:  # Btrfs allocates inodes dynamically and reports 0

@@ -6,10 +6,11 @@ appears small, and another pod would be evicted.
 
 from __future__ import annotations
 
+import os
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.host.filesystems import unescape
+from nodeagent.host.filesystems import MOUNTINFO, filesystem_id, unescape
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -18,7 +19,7 @@ _UPPER: Final = "upperdir="
 _SNAPSHOTTER: Final = "io.containerd.snapshotter.v1."
 
 
-def find_upper_directories(container_ids: Collection[str], mountinfo: str = "/proc/self/mountinfo") -> dict[str, str]:
+def find_upper_directories(container_ids: Collection[str], mountinfo: str = MOUNTINFO) -> dict[str, str]:
     """Return the directories of writable layers by container id.
 
     They are found in this process's mounts: overlay root filesystems mounted directly below a directory with the name
@@ -36,12 +37,66 @@ def find_upper_directories(container_ids: Collection[str], mountinfo: str = "/pr
                 name = PurePosixPath(unescape(left.split()[4])).parent.name
                 if name not in ids:  # also excludes mounts made inside a container
                     continue
-                upper = next((each for each in right.split()[-1].split(",") if each.startswith(_UPPER)), "")
-                if upper.startswith(f"{_UPPER}/"):
-                    found[name] = unescape(upper.removeprefix(_UPPER))
+                if upper := _upper_of(right):
+                    found[name] = upper
     except (OSError, IndexError):
         return {}
     return found
+
+
+def find_layer_devices(container_ids: Collection[str], mountinfo: str = MOUNTINFO) -> dict[str, int]:
+    """Return the devices of the writable layers by container id.
+
+    Of an overlay root filesystem it is that of the upper directory, of another one its own: the snapshotters native and
+    btrfs mount directories of their filesystem. Containers without a root filesystem in this process's mounts are
+    omitted, and those with two on different devices.
+
+    Source: proc(5) on ``mountinfo``; containerd, ``rootfs`` in the directory of a task.
+    """
+    ids, found, devices_of = frozenset(container_ids), dict[str, set[int | None]](), _DeviceIds(mountinfo)
+    try:
+        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123 - a fixed path
+            for line in lines:
+                left, _, right = line.partition(" - ")
+                fields = left.split()
+                point = PurePosixPath(unescape(fields[4]))
+                if point.name != "rootfs" or point.parent.name not in ids:
+                    continue
+                upper = _upper_of(right)
+                if upper or not right.startswith("overlay "):
+                    major, minor = fields[2].split(":")
+                    device = devices_of.find(upper) if upper else os.makedev(int(major), int(minor))
+                    found.setdefault(point.parent.name, set()).add(device)
+    except (OSError, IndexError, ValueError, OverflowError):
+        return {}
+    known = {key: next(iter(devices)) for key, devices in found.items() if len(devices) == 1}
+    return {key: device for key, device in known.items() if device is not None}
+
+
+class _DeviceIds:
+    """Devices of filesystems, by one search in ``mountinfo`` for each ``st_dev``."""
+
+    def __init__(self, mountinfo: str) -> None:
+        self._mountinfo = mountinfo
+        self._known: dict[int, int | None] = {}
+
+    def find(self, path: str) -> int | None:
+        """Return the device of the filesystem of a path; ``None`` if it cannot be read."""
+        try:
+            device = os.stat(path).st_dev  # noqa: PTH116 - one call, no object
+        except (OSError, ValueError):
+            return None
+        if device not in self._known:
+            self._known[device] = filesystem_id(path, self._mountinfo)
+        return self._known[device]
+
+
+def _upper_of(right: str) -> str:
+    """Return the upper directory of the part of a line of ``mountinfo`` after the separator; empty without one."""
+    if not right.startswith("overlay "):
+        return ""
+    upper = next((each for each in right.rsplit(maxsplit=1)[-1].split(",") if each.startswith(_UPPER)), "")
+    return unescape(upper.removeprefix(_UPPER)) if upper.startswith(f"{_UPPER}/") else ""
 
 
 def snapshotter_of(upper: str) -> str:

@@ -54,6 +54,7 @@ class NodeSnapshot(Record):
             the runtime reports first; empty on a node with one.
         storage: the storage graph; ``None`` with CRI alone, where sizes are upper bounds.
         writable_bytes: container id to the size of its writable layer, where known.
+        snapshotters: id of a container or sandbox to the snapshotter of its writable layer, as recorded by containerd.
         pod_log_directories: entries of the pod log root, listed before the sandboxes.
         dead_log_links: container log links without a target.
         pod_images: images named by static manifests and by pods bound to this node.
@@ -81,6 +82,7 @@ class NodeSnapshot(Record):
     image_filesystems: tuple[ImageFilesystem, ...] = ()
     storage: StorageGraph | None = None
     writable_bytes: Mapping[str, int] = field(default_factory=dict)
+    snapshotters: Mapping[str, str] = field(default_factory=dict)
     pod_log_directories: tuple[PodLogDirectory, ...] = ()
     dead_log_links: tuple[ContainerLogLink, ...] = ()
     pod_images: PodImages = NO_POD_IMAGES

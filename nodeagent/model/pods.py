@@ -10,7 +10,7 @@ from nodeagent.record import Record, field
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.model.pressure import Footprint, Moment, PodFacts, QosClass
+    from nodeagent.model.pressure import Footprint, LayerUsage, Moment, PodFacts, QosClass
     from nodeagent.model.shutdown import ShutdownPod
     from nodeagent.model.workload import Container, Sandbox
 
@@ -89,12 +89,14 @@ class ContainerTraits(Record):
         memory_limit_bytes: 0 for none.
         cgroups_path: in the runtime specification; empty if not reported.
         pid: of its first process.
+        snapshotter: of its writable layer; empty if not reported.
     """
 
     oom_score_adj: int | None = None
     memory_limit_bytes: int | None = None
     cgroups_path: str = ""
     pid: int | None = None
+    snapshotter: str = ""
 
 
 class RuntimePod(Record):
@@ -143,6 +145,7 @@ class PodReading(Record):
         volumes: emptyDirs on disk and other volumes on the node's own filesystem.
         empty_dir_bytes: by volume name, in-memory volumes included.
         ephemeral_bytes: usage that counts against the pod's storage limit.
+        layers: the writable layers of all running and reported containers.
     """
 
     memory_bytes: int | None = None
@@ -156,6 +159,7 @@ class PodReading(Record):
     volumes: Footprint | None = None
     empty_dir_bytes: Mapping[str, int] = field(default_factory=dict)
     ephemeral_bytes: int | None = None
+    layers: tuple[LayerUsage, ...] = ()
 
 
 class ContainerHandle(Record):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from nodeagent.record import Record, field
 
@@ -83,6 +83,29 @@ class FilesystemLayout(StrEnum):
     SPLIT = "split"
 
 
+class OtherImageFilesystem(NamedTuple):
+    """An image filesystem besides the first, such as that of the snapshotter of another runtime handler.
+
+    Attributes:
+        path: a path on it, for display and readings.
+        device_id: its device when it was found; another device at the path is another filesystem.
+        stores: the snapshotters on it, at least one.
+        on_nodefs: whether it is nodefs as well.
+    """
+
+    path: str
+    device_id: int
+    stores: frozenset[str]
+    on_nodefs: bool = False
+
+
+class Measurand(NamedTuple):
+    """A signal of one filesystem; the path is empty but for image filesystems besides the first."""
+
+    signal: Signal
+    path: str = ""
+
+
 class Moment(Record):
     """One instant on both clocks.
 
@@ -104,6 +127,7 @@ class Observation(Record):
         capacity: in the same unit; 100 for stall signals.
         observed_at: time of the reading.
         kernel_available: the kernel's own estimate of the same amount; ``None`` without one.
+        path: of an image filesystem besides the first; empty otherwise.
     """
 
     signal: Signal
@@ -111,6 +135,12 @@ class Observation(Record):
     capacity: float
     observed_at: Moment
     kernel_available: float | None = None
+    path: str = ""
+
+    @property
+    def measurand(self) -> Measurand:
+        """The signal with its filesystem."""
+        return Measurand(self.signal, self.path)
 
 
 class FactSource(StrEnum):
@@ -164,6 +194,19 @@ class Footprint(Record):
     is_lower_bound: bool = False
 
 
+class LayerUsage(NamedTuple):
+    """One writable layer of a pod.
+
+    Attributes:
+        device_id: of its filesystem, by the mounts of this process; ``None`` if unknown.
+        snapshotter: as reported by the runtime; empty if unknown.
+    """
+
+    used: Footprint
+    device_id: int | None = None
+    snapshotter: str = ""
+
+
 class PodUsage(Record):
     """Current usage of a pod; ``None`` where unknown.
 
@@ -176,6 +219,7 @@ class PodUsage(Record):
         volumes: volumes on the node's own filesystem: emptyDir on disk, hostPath, configMap.
         ephemeral_bytes: usage counted against the pod's storage limit: writable layers, logs, ephemeral volumes, the
             pod's log directory and hosts file.
+        layers: the layers of ``writable``; empty if not measured.
 
     Source: cgroup v2 ``memory.current`` and ``memory.stat``, ``memory.swap.current``, ``pids.current``; CRI
     ``ContainerStats``; kubelet ``podDiskUsage``, ``podLocalEphemeralStorageUsage``.
@@ -188,6 +232,7 @@ class PodUsage(Record):
     logs: Footprint = Footprint()
     volumes: Footprint = Footprint()
     ephemeral_bytes: int | None = None
+    layers: tuple[LayerUsage, ...] = ()
 
 
 class ContainerFacts(Record):

@@ -6,28 +6,39 @@ The eviction loop, the status and metrics documents, the reload preview and the 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.errors import NodeAgentError
+from nodeagent.errors import NodeAgentError, ObservationError
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_files import KUBELET_ROOT
-from nodeagent.host.signals import SignalPaths, read_signals
-from nodeagent.model.pressure import FilesystemLayout, Moment
+from nodeagent.host.signals import SignalPaths, read_other_filesystem, read_signals
+from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem
 from nodeagent.plan.eviction.state import evaluate
 from nodeagent.plan.eviction.thresholds import find_contradictions, for_layout
-from nodeagent.record import Record
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
     from nodeagent.clock import Clock
     from nodeagent.config.eviction import EvictionSettings
-    from nodeagent.model.pressure import Observation
+    from nodeagent.model import ImageFilesystem
     from nodeagent.plan.eviction.state import Evaluation, EvictionState
     from nodeagent.plan.eviction.thresholds import Threshold
     from nodeagent.runtime.cri import CriClient
 
+    FindImageFilesystems = Callable[[], Awaitable[tuple[ImageFilesystem, ...]]]
+
+_Read = tuple[tuple[Observation, ...], tuple[str, ...]]
+"""Readings, and sentences on the unreadable signals."""
+
+_NOTHING: Final[_Read] = ((), ())
 _READ_WITHIN_S: Final = 2.0
 _RUNTIME_WITHIN_S: Final = 2.0
+LAYOUT_KEPT_S: Final = 60.0
+"""Time after which the image filesystems besides the first are found again."""
 
 
 class SignalLayout(Record):
@@ -35,14 +46,18 @@ class SignalLayout(Record):
 
     Attributes:
         layout: which of nodefs, imagefs and containerfs share a device.
-        thresholds: the configured thresholds and the derived ones on containerfs.
+        thresholds: the configured thresholds, the derived ones on containerfs, and those on other image filesystems.
         warnings: thresholds without effect on this node.
+        others: the image filesystems besides the first. They change while an agent runs.
+        others_known: whether they could be found.
     """
 
     paths: SignalPaths
     layout: FilesystemLayout
     thresholds: tuple[Threshold, ...]
     warnings: tuple[str, ...] = ()
+    others: tuple[OtherImageFilesystem, ...] = ()
+    others_known: bool = True
 
 
 class SignalReadings(Record):
@@ -71,6 +86,25 @@ class EvaluatedSignals(Record):
     warnings: tuple[str, ...]
 
 
+class _GuardedRead:
+    """Reads in a thread that may never return; at most one thread is lost."""
+
+    def __init__(self) -> None:
+        self._hung: asyncio.Future[_Read] | None = None
+
+    async def read(self, work: Callable[[], _Read]) -> tuple[_Read, str]:
+        """Return the readings, and the cause if there is none: text after the noun."""
+        if self._hung is not None and not self._hung.done():
+            return _NOTHING, "still does not answer"
+        reading = asyncio.ensure_future(asyncio.to_thread(work))
+        done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
+        if not done:
+            # A thread in statfs on a dead mount never returns. It is reused, so that at most one thread is lost.
+            self._hung = reading
+            return _NOTHING, f"does not answer within {_READ_WITHIN_S:g} s"
+        return await reading, ""
+
+
 class EvictionSignalReader:
     """Reads all signals of the node. A hanging filesystem delays only its own signals."""
 
@@ -87,34 +121,48 @@ class EvictionSignalReader:
         self._settings = settings
         self._clock = clock
         self._root = root
-        self._hung: asyncio.Future[tuple[tuple[Observation, ...], tuple[str, ...]]] | None = None
+        self._first = _GuardedRead()
+        self._others = _GuardedRead()
 
-    async def read_layout(self, cri: CriClient, imagefs_path: str) -> SignalLayout:
+    async def read_layout(
+        self, cri: CriClient, imagefs_path: str, find: FindImageFilesystems | None = None
+    ) -> SignalLayout:
         """Return the layout of the node's filesystems.
 
         Args:
             cri: reports the image filesystem.
             imagefs_path: configured path on imagefs; empty for the path reported by the runtime.
+            find: returns the several image filesystems of the node, none on a node with one; ``None`` for the first.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
             RuntimeRequestError: the runtime refused ``ImageFsInfo``.
+
+        Without an answer on the other image filesystems they are omitted, with a warning.
         """
         info = await cri.image_fs_info()
         image = next(iter(info.image_mountpoints), None)
         container = next(iter(info.container_mountpoints), image)
-        return await self.resolve_layout(
-            SignalPaths(await asyncio.to_thread(nodefs_path, self._pod_log_root), imagefs_path or image, container)
-        )
+        nodefs = await asyncio.to_thread(nodefs_path, self._pod_log_root)
+        paths = SignalPaths(nodefs, imagefs_path or image, container)
+        try:
+            async with asyncio.timeout(_RUNTIME_WITHIN_S / 2):
+                return await self.resolve_layout(paths, () if find is None else await find())
+        except (NodeAgentError, TimeoutError) as error:
+            unknown = f"image filesystems besides the first unknown: {str(error) or 'no answer in time'}"
+            layout = await self.resolve_layout(paths)
+            return replace(layout, warnings=(*layout.warnings, unknown), others_known=False)
 
-    async def read_layout_or_nodefs(self, cri: CriClient, imagefs_path: str) -> tuple[SignalLayout, str]:
+    async def read_layout_or_nodefs(
+        self, cri: CriClient, imagefs_path: str, find: FindImageFilesystems | None = None
+    ) -> tuple[SignalLayout, str]:
         """Return the layout, and a warning if the runtime does not report it within two seconds.
 
         The layout then has no imagefs and no containerfs. The warning is empty otherwise.
         """
         try:
             async with asyncio.timeout(_RUNTIME_WITHIN_S):
-                return await self.read_layout(cri, imagefs_path), ""
+                return await self.read_layout(cri, imagefs_path, find), ""
         except (NodeAgentError, TimeoutError) as error:
             cause = str(error) or f"no answer from the runtime within {_RUNTIME_WITHIN_S:g} s"
             return await self.nodefs_layout(), f"image filesystem unknown: {cause}"
@@ -123,28 +171,32 @@ class EvictionSignalReader:
         """Return the layout of a node whose image filesystem is unknown."""
         return await self.resolve_layout(SignalPaths(await asyncio.to_thread(nodefs_path, self._pod_log_root)))
 
-    async def resolve_layout(self, paths: SignalPaths) -> SignalLayout:
-        """Return the layout of known filesystem paths, with the thresholds that apply to it."""
-        layout = await asyncio.to_thread(layout_of, paths)
-        thresholds, warnings = for_layout(self._settings.thresholds, layout)
-        return SignalLayout(paths, layout, thresholds, warnings)
+    async def resolve_layout(self, paths: SignalPaths, several: Iterable[ImageFilesystem] = ()) -> SignalLayout:
+        """Return the layout of known filesystem paths, with the thresholds that apply to it.
+
+        ``several`` are the image filesystems of a node with more than one.
+        """
+        layout, others = await asyncio.to_thread(lambda: (layout_of(paths), others_of(paths, several)))
+        thresholds, warnings = for_layout(self._settings.thresholds, layout, others)
+        return SignalLayout(paths, layout, thresholds, warnings, others)
 
     async def read(self, layout: SignalLayout) -> SignalReadings:
-        """Return readings of all signals; filesystem signals are omitted while a filesystem hangs."""
-        paths, late = layout.paths, ""
-        if self._hung is not None and not self._hung.done():
-            paths, late = SignalPaths(None), "filesystem signals not read: a filesystem still does not answer"
-        reading = asyncio.ensure_future(asyncio.to_thread(self._read_signals, paths))
-        done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
-        if not done:
-            # A thread in statfs on a dead mount never returns. It is reused, so that at most one thread is lost.
-            self._hung = reading
-            late = f"filesystem signals not read: a filesystem does not answer within {_READ_WITHIN_S:g} s"
-            reading = asyncio.ensure_future(asyncio.to_thread(self._read_signals, SignalPaths(None)))
-        observations, unread = await reading
-        return SignalReadings(observations, (*unread, late) if late else unread, self.now())
+        """Return readings of all signals; filesystem signals are omitted while a filesystem hangs.
 
-    def _read_signals(self, paths: SignalPaths) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
+        Other image filesystems are read apart, so that one of them delays no signal but its own.
+        """
+        (first, late), (others, others_late) = await asyncio.gather(
+            self._first.read(partial(self._read_signals, layout.paths)),
+            self._others.read(partial(self._read_others, layout.others)),
+        )
+        if late:
+            first = await asyncio.to_thread(self._read_signals, SignalPaths(None))
+        unread = (*first[1], *others[1])
+        unread += (f"filesystem signals not read: a filesystem {late}",) if late else ()
+        unread += (f"signals of other image filesystems not read: one {others_late}",) if others_late else ()
+        return SignalReadings((*first[0], *others[0]), unread, self.now())
+
+    def _read_signals(self, paths: SignalPaths) -> _Read:
         return read_signals(
             paths,
             self._clock,
@@ -152,6 +204,15 @@ class EvictionSignalReader:
             kernel_estimate=self._settings.kernel_estimate,
             root=self._root,
         )
+
+    def _read_others(self, others: tuple[OtherImageFilesystem, ...]) -> _Read:
+        found, unread = list[Observation](), list[str]()
+        for each in others:
+            try:
+                found += read_other_filesystem(each, self._clock)
+            except ObservationError as error:
+                unread.append(str(error))
+        return tuple(found), tuple(unread)
 
     async def evaluate(self, layout: SignalLayout, state: EvictionState) -> EvaluatedSignals:
         """Return current readings, evaluated against the thresholds.
@@ -167,7 +228,7 @@ class EvictionSignalReader:
     ) -> EvaluatedSignals:
         """Return given readings, evaluated against the thresholds."""
         found = evaluate(state, readings.observations, layout.thresholds, self._settings.policy, now=readings.at)
-        capacities = {each.signal: each.capacity for each in readings.observations}
+        capacities = {each.measurand: each.capacity for each in readings.observations}
         warnings = (
             *layout.warnings,
             *find_contradictions(layout.thresholds, capacities),
@@ -179,6 +240,31 @@ class EvictionSignalReader:
     def now(self) -> Moment:
         """Return the current instant."""
         return Moment(self._clock.now(), self._clock.monotonic_s())
+
+
+class LayoutCache:
+    """The layout of a node, found again after a minute; without an answer then, the last one."""
+
+    def __init__(
+        self, reader: EvictionSignalReader, cri: CriClient, imagefs_path: str, find: FindImageFilesystems
+    ) -> None:
+        """Create an empty cache; the arguments are those of :meth:`EvictionSignalReader.read_layout`."""
+        self._reader = reader
+        self._read = partial(reader.read_layout_or_nodefs, cri, imagefs_path, find)
+        self._layout: SignalLayout | None = None
+        self._until_s = 0.0
+
+    async def read(self) -> tuple[SignalLayout, str]:
+        """Return the layout, and a warning until the runtime has reported it."""
+        now_s = self._reader.now().monotonic_s
+        if self._layout is not None and now_s < self._until_s:
+            return self._layout, ""
+        layout, problem = await self._read()
+        self._until_s = now_s + LAYOUT_KEPT_S
+        if problem:
+            return (layout, problem) if self._layout is None else (self._layout, "")
+        self._layout = layout
+        return layout, ""
 
 
 def layout_of(paths: SignalPaths) -> FilesystemLayout:
@@ -196,6 +282,24 @@ def layout_of(paths: SignalPaths) -> FilesystemLayout:
         return FilesystemLayout.SINGLE
     separate = container is not None and container != image
     return FilesystemLayout.SPLIT if separate else FilesystemLayout.DEDICATED_IMAGEFS
+
+
+def others_of(paths: SignalPaths, several: Iterable[ImageFilesystem]) -> tuple[OtherImageFilesystem, ...]:
+    """Return the image filesystems besides the first that eviction watches, each once.
+
+    Not watched: those without a known snapshotter, as with CRI alone, since no image is known to be there; and
+    unreadable ones. Not other ones: the filesystems of imagefs and containerfs.
+    """
+    known = (paths.nodefs, paths.imagefs, paths.containerfs)
+    nodefs, *own = (None if each is None else filesystem_id(each) for each in known)
+    found: dict[int, OtherImageFilesystem] = {}
+    for each in several:
+        device = None if each.observed is None else each.observed.device_id
+        stores = each.stores - {""}
+        if device is None or device in own or not stores or paths.imagefs is None:
+            continue
+        found.setdefault(device, OtherImageFilesystem(each.path, device, stores, device == nodefs))
+    return tuple(found.values())
 
 
 def nodefs_path(pod_log_root: Path, kubelet_root: Path = KUBELET_ROOT) -> str:

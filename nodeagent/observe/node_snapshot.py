@@ -145,6 +145,7 @@ class Observer:
             sandbox_images=frozenset({status.sandbox_image} if status.sandbox_image else ()),
             sandboxes_unread=unread,
             writable_bytes=writable,
+            snapshotters={each.id: each.snapshotter for each in stored or ()},
             pod_log_directories=directories,
             dead_log_links=links,
             booted_at=at.wall - timedelta(seconds=at.boottime_s),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.filesystems import read_mounts
 from nodeagent.host.pod_disk import PodDisk, PodDiskWalk
-from nodeagent.host.writable_layers import find_upper_directories
-from nodeagent.model.pressure import Footprint
+from nodeagent.host.writable_layers import find_layer_devices, find_upper_directories
+from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.observe.pod_cgroups import total
 from nodeagent.observe.walk_queue import HANGS_S, QueuedWalk, WalkQueue
 from nodeagent.record import Record, field, replace
@@ -39,10 +39,12 @@ class DiskUsage(Record):
     Attributes:
         pods: logs and volumes by pod UID.
         layers: writable layers of running containers by container id, where known.
+        devices: devices of these layers, of containers without a measured layer as well.
     """
 
     pods: Mapping[str, PodDisk] = field(default_factory=dict)
     layers: Mapping[str, Tree] = field(default_factory=dict)
+    devices: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class PodDiskReader:
         self._queue = WalkQueue()
         self._walks: dict[str, _PodWalk] = {}
         self._slow: dict[str, _SlowResult] = {}
+        self._devices: asyncio.Future[dict[str, int]] | None = None
 
     async def read(
         self, pods: Sequence[RuntimePod], log_directories: Mapping[str, str | None], warnings: list[str]
@@ -110,7 +113,16 @@ class PodDiskReader:
         names = {pod.uid: f"{pod.sandbox.namespace}/{pod.sandbox.name}" for pod in pods}
         disks = {uid: self._result(uid) for uid in names}
         warnings += self._warnings(disks, names)
-        return DiskUsage(disks, {key: tree for disk in disks.values() for key, tree in disk.layers.items()})
+        devices = await self._find_devices([each.id for pod in pods for each in pod.running])
+        return DiskUsage(disks, {key: tree for disk in disks.values() for key, tree in disk.layers.items()}, devices)
+
+    async def _find_devices(self, container_ids: list[str]) -> Mapping[str, int]:
+        """Return the devices of writable layers by container id; none while a filesystem does not answer."""
+        if self._devices is not None and not self._devices.done():
+            return {}
+        self._devices = asyncio.ensure_future(asyncio.to_thread(find_layer_devices, container_ids, self._mountinfo))
+        done, _ = await asyncio.wait({self._devices}, timeout=HANGS_S)
+        return self._devices.result() if done else {}
 
     def close(self) -> None:
         """Cancel the walks in progress."""
@@ -262,6 +274,28 @@ def with_stats(
         writable=Footprint(sum(layers.values()), sum(inodes), is_lower_bound) if complete else None,
         container_writable_bytes=layers,
     )
+
+
+def with_layers(
+    reading: PodReading,
+    pod: RuntimePod,
+    stats: Mapping[str, ContainerUsage],
+    devices: Mapping[str, int],
+    lower_bounds: Collection[str],
+) -> PodReading:
+    """Return a reading with the writable layers of all running and reported containers, each with its place."""
+    ids = [each.id for each in pod.containers if each.id in stats or each in pod.running]
+    used = {
+        key: Footprint(each.writable_bytes, each.writable_inodes or 0, key in lower_bounds)
+        for key, each in stats.items()
+        if key in ids and each.writable_bytes is not None
+    }
+    layers = []
+    for key in ids:
+        traits = pod.traits.get(key)
+        store = "" if traits is None else traits.snapshotter
+        layers.append(LayerUsage(used.get(key, Footprint()), devices.get(key), store))
+    return replace(reading, layers=tuple(layers))
 
 
 def with_disk_usage(reading: PodReading, disk: PodDisk | None) -> PodReading:

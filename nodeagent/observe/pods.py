@@ -22,7 +22,15 @@ from nodeagent.model.pressure import Moment
 from nodeagent.observe.pod_cgroups import PodCgroups
 from nodeagent.observe.pod_definitions import PodDefinitions
 from nodeagent.observe.pod_details import RuntimeDetails, active_sandboxes
-from nodeagent.observe.pod_disk_usage import DiskUsage, PodDiskReader, replace_layers, with_disk_usage, with_stats
+from nodeagent.observe.pod_disk_usage import (
+    DiskUsage,
+    PodDiskReader,
+    replace_layers,
+    with_disk_usage,
+    with_layers,
+    with_stats,
+)
+from nodeagent.observe.unmeasured_layers import measure_missing
 from nodeagent.plan.pods.facts import ignored_marks, merge_facts
 from nodeagent.plan.pods.groups import group_pods
 from nodeagent.plan.pods.shutdown_pods import shutdown_pods
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
     from nodeagent.model.kubelet_access import KubeletAccess
     from nodeagent.model.pods import PodHandle, RuntimePod
     from nodeagent.observe.pod_definitions import ManifestLister
+    from nodeagent.observe.unmeasured_layers import MeasureLayer
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import ContainerUsage
 
@@ -90,6 +99,7 @@ class PodReader:
         manifests: ManifestLister | None = None,
         root: Path = Path("/"),
         role: Callable[[], Role] | None = None,
+        measure_layer: MeasureLayer | None = None,
     ) -> None:
         """Create a reader without initial readings.
 
@@ -101,10 +111,13 @@ class PodReader:
             manifests: manifests of static pods; ``None`` for the directory in the settings.
             root: parent of ``proc`` and ``sys``.
             role: returns the current role, which changes at run time; ``None`` for that of the settings.
+            measure_layer: returns the usage of a writable layer by snapshotter and container id, if neither the
+                statistics of the runtime nor a mount show it; ``None`` leaves it unknown.
         """
         self._cri = cri
         self._clock = clock
         self._role = role or (lambda: settings.role)
+        self._measure_layer = measure_layer
         if kubelet is None and settings.kubelet is not None:
             kubelet = KubeletPods(settings.kubelet, port_owners)
         if manifests is None and settings.manifests is not None:
@@ -228,18 +241,24 @@ class PodReader:
         lower_bounds: frozenset[str] = frozenset()
         if disk.layers:
             stats, lower_bounds = replace_layers(stats or {}, disk.layers)
+        if with_disk and self._measure_layer is not None:
+            stats = {**(stats or {}), **await measure_missing(pods, stats or {}, self._measure_layer)}
         if stats is not None:
             fill = not self._cgroups.has_memory
-            readings = {
-                pod.uid: with_stats(
-                    readings.get(pod.uid, PodReading()), pod, stats, fill_memory=fill, lower_bounds=lower_bounds
-                )
-                for pod in pods
-            }
+            for pod in pods:
+                reading = readings.get(pod.uid, PodReading())
+                reading = with_stats(reading, pod, stats, fill_memory=fill, lower_bounds=lower_bounds)
+                readings[pod.uid] = with_layers(reading, pod, stats, disk.devices, lower_bounds)
         return {pod.uid: with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid)) for pod in pods}
 
 
-def make_pod_reader(cri: CriClient, settings: Settings, clock: Clock, role: Callable[[], Role]) -> PodReader:
+def make_pod_reader(
+    cri: CriClient,
+    settings: Settings,
+    clock: Clock,
+    role: Callable[[], Role],
+    measure_layer: MeasureLayer | None = None,
+) -> PodReader:
     """Return the pod reader of the configured sources; ``role`` returns the current role of the node."""
     kubelet = settings.kubelet
     sources = PodSettings(
@@ -250,7 +269,7 @@ def make_pod_reader(cri: CriClient, settings: Settings, clock: Clock, role: Call
         manifests=kubelet.manifests,
         annotation_namespaces=settings.eviction.annotation_namespaces,
     )
-    return PodReader(cri, settings=sources, clock=clock, role=role)
+    return PodReader(cri, settings=sources, clock=clock, role=role, measure_layer=measure_layer)
 
 
 async def _none_value() -> None:

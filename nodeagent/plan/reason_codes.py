@@ -118,6 +118,8 @@ class ReasonCode(StrEnum):
     FACTS_CONTRADICTORY = "facts-contradictory"
     FACTS_MISSING = "facts-missing"
     USAGE_UNKNOWN = "usage-unknown"
+    LAYERS_UNKNOWN = "layers-unknown"
+    LAYERS_ELSEWHERE = "layers-elsewhere"
     POD_NOT_ACTIVE = "pod-not-active"
     BEING_EVICTED = "being-evicted"
 
@@ -226,6 +228,8 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.FACTS_CONTRADICTORY: "contradictory pod facts: {detail}",
     ReasonCode.FACTS_MISSING: "unknown: {missing}",
     ReasonCode.USAGE_UNKNOWN: "{resource} usage unknown",
+    ReasonCode.LAYERS_UNKNOWN: "unknown whether its writable layers are on {filesystem}, the filesystem under pressure",
+    ReasonCode.LAYERS_ELSEWHERE: "has no writable layer on {filesystem}, the filesystem under pressure",
     ReasonCode.POD_NOT_ACTIVE: "pod is {lifecycle}",
     ReasonCode.BEING_EVICTED: "evicted; waiting for the effect",
     ReasonCode.UNREFERENCED: "unreferenced; created {age_s} ago",

@@ -289,7 +289,8 @@ def _traits(info: object, resources: api.LinuxContainerResources) -> ContainerTr
         limit = resources.memory_limit_in_bytes
     elif limit is None and _at_path(info, "runtimeSpec", "linux", "resources") is not None:
         limit = 0
-    return ContainerTraits(score, limit, _text(info, "runtimeSpec", "linux", "cgroupsPath"), _int(info, "pid") or None)
+    path, pid = _text(info, "runtimeSpec", "linux", "cgroupsPath"), _int(info, "pid") or None
+    return ContainerTraits(score, limit, path, pid, _text(info, "snapshotter"))
 
 
 def _volume_images(mounts: Iterable[api.Mount]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nodeagent.model import Image, StorageGraph, UnreferencedPiece
     from nodeagent.model.runtime_objects import RuntimeRecords
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import StoredContainer, StoredImage
+    from nodeagent.runtime.containerd_records import SnapshotUsage, StoredContainer, StoredImage
     from nodeagent.runtime.disk_format import DiskFormat
     from nodeagent.runtime.image_records import ImageExtent
     from nodeagent.runtime.storage_graph import LayerCache
@@ -114,6 +114,9 @@ class StorageBackend(Protocol):
     async def read_writable_bytes(self) -> dict[str, int]:
         """Return container id to the size of its writable layer, sandboxes included; empty for CRI alone."""
 
+    async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
+        """Return the current usage of a writable layer; ``None`` if the snapshotter fails, and for CRI alone."""
+
     async def has_writable_layer(self, container_id: str) -> bool:
         """Return whether the writable layer of a container or sandbox exists; false for CRI alone."""
 
@@ -188,6 +191,10 @@ class CriOnlyStorage:
     async def read_writable_bytes(self) -> dict[str, int]:
         """Return an empty mapping."""
         return {}
+
+    async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
+        """Return ``None``."""
+        return None
 
     async def has_writable_layer(self, container_id: str) -> bool:
         """Return false."""
@@ -331,6 +338,12 @@ class ContainerdStorage:
 
         sizes = await run_bounded(usage, stored)
         return {each.id: size for each, size in zip(stored, sizes, strict=True)}
+
+    async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
+        """Return the usage of a snapshot, measured by this call; ``None`` if the snapshotter fails."""
+        with suppress(RuntimeRequestError):
+            return await self._client.snapshot_usage(snapshotter, key)
+        return None
 
     async def has_writable_layer(self, container_id: str) -> bool:
         """Return whether a snapshotter has the snapshot of a container or sandbox."""

@@ -16,7 +16,8 @@ from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.model.pressure import Signal
 from nodeagent.parsing import parse_json
-from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage, Victim
+from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
+from nodeagent.plan.eviction.shortage import Shortage
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ FILE_NAME: Final = "evictions.json"
 _SCHEMA: Final = SchemaId.EVICTIONS_FILE.value
 _NUMBERS: Final = {"at_s", "since_s", "until_s"}
 _OPTIONAL: Final = {"before", "predicted", "confirmed_s", "confirmed_available"}
-_LATER: Final = {"confirmed_s", "confirmed_available"}
-"""Optional attributes that files of earlier versions do not have."""
+_LATER: Final = {"confirmed_s", "confirmed_available", "path"}
+"""Attributes that files of earlier versions do not have."""
 _SWITCHES: Final = {"confirmed", "ineffective", "verified", "cleared"}
 _LISTS: Final = {"sandbox_ids", "layers"}
 _ENUMS: Final[Mapping[str, Callable[[Any], object]]] = {"signal": Signal, "shortage": Shortage}

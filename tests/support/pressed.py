@@ -99,6 +99,7 @@ class PressedNode:
         namespace: str = "default",
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
+        runtime_handler: str = "",
     ) -> Pod:
         """Run a burstable pod as a kubelet would, and wait until its command has created the file ``done``.
 
@@ -107,7 +108,13 @@ class PressedNode:
         uid = str(uuid.uuid4())
         parent = f"{self.pods.cgroup_parent}/kubepods/burstable/pod{uid}"
         sandbox = self.pods.run_sandbox(
-            name, namespace=namespace, uid=uid, cgroup_parent=parent, labels=labels, annotations=annotations
+            name,
+            namespace=namespace,
+            uid=uid,
+            cgroup_parent=parent,
+            labels=labels,
+            annotations=annotations,
+            runtime_handler=runtime_handler,
         )
         script = f"trap 'exit 0' TERM; {command}; touch {done}; while :; do sleep 1000 & wait $!; done"
         container = self.pods.create_container(
@@ -125,9 +132,10 @@ class PressedNode:
         self.created[name] = Pod(sandbox, container)
         return self.created[name]
 
-    def run_writer(self, name: str, mib: int) -> Pod:
+    def run_writer(self, name: str, mib: int, *, runtime_handler: str = "") -> Pod:
         """Run a pod with ``mib`` MiB in its writable layer, synced to disk."""
-        pod = self.run_pod(name, f"dd if=/dev/zero of=/data bs=1M count={mib} 2>/dev/null; sync")
+        command = f"dd if=/dev/zero of=/data bs=1M count={mib} 2>/dev/null; sync"
+        pod = self.run_pod(name, command, runtime_handler=runtime_handler)
         os.sync()
         return pod
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.act.gc.preview import Preview
-from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
+from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnsupportedError
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.reclaim import ReclaimAction
 from nodeagent.plan.gc.image_origin import Irreplaceable
@@ -18,14 +18,18 @@ from nodeagent.record import Record, replace
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.model import NodeSnapshot, Sandbox
+    from nodeagent.model.pressure import OtherImageFilesystem
+    from nodeagent.plan.decision import Plan
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.gc.images import ImageGCPolicy
     from nodeagent.plan.gc.planner import GCPolicy
 
 
+IMAGE_ACTIONS: Final = frozenset({ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES})
 _SMALL = frozenset({ItemKind.SANDBOX, ItemKind.CONTAINER_LOG_LINK})
 """Kinds whose removal frees a negligible amount."""
 
@@ -109,12 +113,16 @@ class Reclaimer:
             NodeAgentError: the node could not be observed.
         """
         preview = await self.preview(step)
+        if step.other is not None and step.action in IMAGE_ACTIONS:
+            path = _path_of(step.other, preview.snapshot)
+        else:
+            path = _watched_path(preview.snapshot) if step.other is None else step.other.path
         if not preview.acts:
             return Reclaimed(step, None)
         report = await self._run(preview, stop)
         removed = any(each.outcome is Outcome.DONE for each in report.results)
         confirmed = step.action is not ReclaimAction.DEAD_CONTAINERS or (removed and await self._collected())
-        return Reclaimed(step, report, confirmed, _watched_path(preview.snapshot))
+        return Reclaimed(step, report, confirmed, path)
 
     async def _collected(self) -> bool:
         """Run the runtime's garbage collection; return whether it succeeded.
@@ -138,18 +146,22 @@ class Reclaimer:
         Raises:
             NodeAgentError: the node could not be observed.
         """
-        if step.action in (ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES):
+        if step.action in IMAGE_ACTIONS:
             snapshot = await self._observe(Scope.IMAGES)
             policy = self._policy.images
             if step.action is ReclaimAction.UNUSED_IMAGES and snapshot.image_sources is not None:
                 policy = without_irreplaceable(policy)
-            plan = plan_image_gc(snapshot, policy, remove_all_unused=True, only_on=_watched_path(snapshot))
+            path = _watched_path(snapshot) if step.other is None else _path_of(step.other, snapshot)
+            plan = plan_image_gc(snapshot, policy, remove_all_unused=True, only_on=path)
             return Preview(Scope.IMAGES, snapshot, (plan,))
         snapshot = await self._observe(Scope.CONTAINERS)
         evicted = _still_evicted(self._evicted(), snapshot.sandboxes)
         plans = plan_containers(snapshot, self._policy, evict_non_deleted_pods=True, evicted=evicted)
         if step.action is ReclaimAction.DEAD_CONTAINERS:
-            return Preview(Scope.CONTAINERS, snapshot, (plans.containers, plans.sandboxes))
+            found: tuple[Plan, ...] = (plans.containers, plans.sandboxes)
+            if step.other is not None:
+                found = tuple(_restricted(each, snapshot, step.other.stores) for each in found)
+            return Preview(Scope.CONTAINERS, snapshot, found)
         # An evicted pod's log directory is removed after its sandboxes, which no other step removes for nodefs alone.
         ids = {each.id for each in snapshot.sandboxes if each.uid in evicted}
         own = replace(plans.sandboxes, decisions=tuple(each for each in plans.sandboxes.decisions if each.id in ids))
@@ -162,6 +174,24 @@ def _watched_path(snapshot: NodeSnapshot) -> str:
     Source: kubelet, which uses the first of ``ImageFsInfo``.
     """
     return snapshot.image_filesystems[0].path if snapshot.image_filesystems else ""
+
+
+def _path_of(other: OtherImageFilesystem, snapshot: NodeSnapshot) -> str:
+    """Return the path by which the snapshot names an image filesystem besides the first.
+
+    Raises:
+        ObservationError: the snapshot has no such filesystem with a snapshotter, so that no image is known to be there.
+    """
+    for each in snapshot.image_filesystems[1:]:
+        if each.observed is not None and each.observed.device_id == other.device_id and each.stores - {""}:
+            return each.path
+    raise ObservationError(f"{other.path} is no longer known as an image filesystem; no image is removed for it")
+
+
+def _restricted(plan: Plan, snapshot: NodeSnapshot, stores: AbstractSet[str]) -> Plan:
+    """Return a plan of containers or sandboxes with those only whose writable layer is known to be in the stores."""
+    ids = {key for key, snapshotter in snapshot.snapshotters.items() if snapshotter in stores}
+    return replace(plan, decisions=tuple(each for each in plan.decisions if each.id in ids))
 
 
 def without_irreplaceable(policy: ImageGCPolicy) -> ImageGCPolicy:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nodeagent.api.eviction import EvictionPreview
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import boot_id
-from nodeagent.model.pressure import Signal
+from nodeagent.model.pressure import Measurand, Signal
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.eviction.grammar import parse_thresholds
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 _LONG_AGO_S = 10.0 * 365 * 86_400
 
 
-def parse_simulated(texts: Sequence[str]) -> dict[Signal, Amount]:
+def parse_simulated(texts: Sequence[str]) -> dict[Measurand, Amount]:
     """Return the simulated amount of each signal.
 
     Raises:
-        UsageError: a text is not ``SIGNAL=AMOUNT``.
+        UsageError: a text is not ``SIGNAL=AMOUNT`` or ``SIGNAL@PATH=AMOUNT``.
     """
     found = {}
     for text in texts:
-        name, equals, value = text.partition("=")
+        subject, equals, value = text.rpartition("=")
+        name, _, path = subject.partition("@")
         signal = next((each for each in Signal if each.value == name.strip()), None)
         if signal is None or not equals:
             known = ", ".join(Signal)
@@ -57,7 +58,7 @@ def parse_simulated(texts: Sequence[str]) -> dict[Signal, Amount]:
             raise UsageError(f"--simulate {text!r}: {error}") from error
         if threshold is None:
             raise UsageError(f"--simulate {text!r}: 0% and 100% disable a threshold; write an amount")
-        found[signal] = threshold.amount
+        found[Measurand(signal, path.strip())] = threshold.amount
     return found
 
 
@@ -66,7 +67,7 @@ async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPre
 
     Args:
         agent: of the node.
-        simulate: assumed readings, each ``SIGNAL=AMOUNT``.
+        simulate: assumed readings, each ``SIGNAL=AMOUNT``; ``SIGNAL@PATH=AMOUNT`` on another image filesystem.
 
     Raises:
         UsageError: a simulated amount is not valid, or its signal has no reading on this node.
@@ -75,8 +76,10 @@ async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPre
     amounts, settings = parse_simulated(simulate), agent.settings
     eviction = settings.eviction
     reader = EvictionSignalReader(eviction, agent.clock, pod_log_root=settings.pod_log_root)
-    layout = await reader.read_layout(agent.cri, settings.imagefs_path)
-    pod_reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
+    layout = await reader.read_layout(agent.cri, settings.imagefs_path, agent.observer.images.find_filesystems)
+    pod_reader = make_pod_reader(
+        agent.cri, agent.settings, agent.clock, lambda: agent.role, agent.storage.measure_layer
+    )
     try:
         pods = await pod_reader.read(with_disk=True)
     finally:
@@ -84,7 +87,7 @@ async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPre
     measured = await reader.read(layout)
     readings = replace(measured, observations=_simulated(measured.observations, amounts))
     # A simulated amount counts for longer than the grace period of a soft threshold.
-    first_met_s = {each: -_LONG_AGO_S for each in layout.thresholds if each.signal in amounts}
+    first_met_s = {each: -_LONG_AGO_S for each in layout.thresholds if each.measurand in amounts}
     outstanding, unread = await asyncio.to_thread(_outstanding, settings)
     state = EvictionState(first_met_s=first_met_s, outstanding=outstanding)
     evaluation = reader.evaluate_readings(layout, readings, state).evaluation
@@ -105,18 +108,19 @@ def _outstanding(settings: Settings) -> tuple[tuple[OutstandingEffect, ...], tup
         return (), (str(error),)
 
 
-def _simulated(observations: tuple[Observation, ...], amounts: Mapping[Signal, Amount]) -> tuple[Observation, ...]:
+def _simulated(observations: tuple[Observation, ...], amounts: Mapping[Measurand, Amount]) -> tuple[Observation, ...]:
     """Return the observations with the simulated amounts.
 
     Raises:
         UsageError: this node has no reading of a simulated signal.
     """
-    read = {each.signal for each in observations}
-    for signal in amounts:
-        if signal not in read:
-            raise UsageError(f"--simulate {signal}: this node has no reading of the signal")
+    read = {each.measurand for each in observations}
+    for measurand in amounts:
+        if measurand not in read:
+            on = f"@{measurand.path}" if measurand.path else ""
+            raise UsageError(f"--simulate {measurand.signal}{on}: this node has no reading of the signal")
     return tuple(
-        replace(each, available=amounts[each.signal].of(each.capacity)) if each.signal in amounts else each
+        replace(each, available=amounts[each.measurand].of(each.capacity)) if each.measurand in amounts else each
         for each in observations
     )
 
@@ -140,6 +144,7 @@ def _plans(
             now=evaluation.at,
             observations=observations,
             reclaimed=reclaimed,  # type: ignore[arg-type]
+            others=layout.others,
         )
 
     first = then = plan(frozenset())

@@ -123,9 +123,16 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
         context.logger.warning("memory_not_locked", because=why_not)
     logger = context.logger.bind(loop=LOOP_NAME)
     reporter = EvictionReporter(logger)
-    pod_reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
+    pod_reader = make_pod_reader(
+        agent.cri, agent.settings, agent.clock, lambda: agent.role, agent.storage.measure_layer
+    )
     signal_reader = EvictionSignalReader(settings, agent.clock, pod_log_root=agent.settings.pod_log_root)
-    read_layout = partial(signal_reader.read_layout, agent.cri, agent.settings.imagefs_path)
+    read_layout = partial(
+        signal_reader.read_layout,
+        agent.cri,
+        agent.settings.imagefs_path,
+        agent.observer.images.find_filesystems,
+    )
 
     async def read_pods(with_disk: bool) -> PodInventory:  # noqa: FBT001 - the only parameter
         return await pod_reader.read(with_disk=with_disk)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nodeagent.plan.eviction.effects import VISIBLE_WITHIN_S, shortage_of
+from nodeagent.plan.eviction.effects import VISIBLE_WITHIN_S
+from nodeagent.plan.eviction.shortage import shortage_of
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -32,18 +33,18 @@ class EffectWait:
             return None
         effects, clock = self._actions.effects, self._context.clock
         threshold, ends_s = plan.selected.threshold, clock.monotonic_s() + VISIBLE_WITHIN_S
-        shortage = shortage_of(threshold.signal, await self._signals.layout())
+        shortage = shortage_of(threshold.signal, (await self._signals.layout()).layout, threshold.filesystem)
         while True:
             readings = await self._signals.read()
             await effects.update(readings, may_act=may_act(self._context, self._actions))
-            reading = next((each for each in readings.observations if each.signal is threshold.signal), None)
+            reading = next((each for each in readings.observations if each.measurand == threshold.measurand), None)
             if reading is None:
                 return None
             reading = threshold.view(reading)
             cleared = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
             if cleared:
                 effects.end_cleared(shortage)
-            waiting = unrecorded_effect or effects.is_outstanding(shortage)
+            waiting = unrecorded_effect or effects.is_outstanding(shortage, threshold.measurand.path)
             if cleared or not waiting or clock.monotonic_s() >= ends_s:
                 return reading.available
             await asyncio.sleep(self._actions.settle_step_s)

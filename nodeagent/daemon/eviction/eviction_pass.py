@@ -143,6 +143,9 @@ class EvictionPass:
             step = plan.reclaim[0]
             if step not in self._attempts.dry_run_steps and not await self._run_step(step, plan.selected):
                 return plan
+            if step in self._node_reclaim.failed and step.other is not None:
+                self._without_victim |= {plan.selected.threshold}  # no pod is evicted while its images are unknown
+                continue
             self._reclaimed.add(step)
             await self._effect_wait.wait(plan)
             if self._actions.dry_run:
@@ -194,16 +197,18 @@ class EvictionPass:
     async def _plan(
         self, evaluation: Evaluation, readings: SignalReadings, pods: PodInventory | None, excluded: dict[str, str]
     ) -> EvictionPlan:
+        layout = await self._monitors.signals.layout()
         return plan_eviction(
             replace(evaluation, state=self._context.eviction),
             pods.facts if pods is not None else None,
             self._policy,
-            layout=await self._monitors.signals.layout(),
+            layout=layout.layout,
             now=readings.at,
             observations=readings.observations,
             reclaimed=frozenset(self._reclaimed),
             excluded=excluded,
             without_victim=self._without_victim,
+            others=layout.others,
         )
 
     def _without_pod(self, plan: EvictionPlan) -> PassResult:

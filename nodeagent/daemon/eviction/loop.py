@@ -115,6 +115,7 @@ class EvictionLoop:
         if not evaluation.met:
             self._attempts.dry_run_steps.clear()
         if not any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting):
+            await signals.refresh_others_if_due()
             await pods.refresh_if_due(near_threshold=signals.is_near_threshold(self._settings.interval_s))
         paused = self._context.pass_lock.pause() is not None
         policy = self._settings.policy

@@ -25,13 +25,18 @@ _CANCEL_WITHIN_S: Final = 5.0
 
 
 class NodeReclaim:
-    """Runs reclaim steps; an eviction does not wait for the pass lock, a reclaim step does."""
+    """Runs reclaim steps; an eviction does not wait for the pass lock, a reclaim step does.
+
+    Attributes:
+        failed: steps that failed.
+    """
 
     def __init__(self, context: DaemonContext, actions: PassActions, monitors: Monitors) -> None:
         self._context = context
         self._actions = actions
         self._signals = monitors.signals
         self._reporter = monitors.reporter
+        self.failed: set[ReclaimStep] = set()
 
     async def run_step(
         self, step: ReclaimStep, status: ThresholdStatus, without_victim: AbstractSet[Threshold] = frozenset()
@@ -54,6 +59,7 @@ class NodeReclaim:
         except RuntimeUnavailableError:
             raise
         except NodeAgentError as error:
+            self.failed.add(step)
             self._reporter.logger.warning("reclaim_failed", step=step.text, threshold=threshold, error=str(error))
             return True
         if done is None:
@@ -100,7 +106,7 @@ class NodeReclaim:
         effect = effect_of_reclaim(
             done.step,
             status,
-            await self._signals.layout(),
+            (await self._signals.layout()).layout,
             predicted=done.freed(inodes=inodes) if known else None,
             confirmed=done.confirmed,
             now=self._signals.now(),

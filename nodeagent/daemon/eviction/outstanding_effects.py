@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.daemon.eviction.state_writer import EvictionStateWriter
 from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.host.node import boot_id
-from nodeagent.model.pressure import Resource, Signal
+from nodeagent.model.pressure import Resource
 from nodeagent.plan.eviction.effects import (
     FREED_WITHIN_S,
     UNVERIFIED_VICTIM_S,
     VICTIM_KEPT_S,
     EffectEnd,
     OutstandingEffect,
-    Shortage,
     Victim,
     confirm,
     restarted,
     update_effects,
 )
+from nodeagent.plan.eviction.shortage import DISKS, Shortage
 from nodeagent.plan.eviction.state import begin_eviction, drop_eviction, update_victim
 from nodeagent.record import Record, replace
 
@@ -46,7 +46,6 @@ _RECORD_WITHIN_S: Final = 0.2
 _CLOSE_WITHIN_S: Final = 2.0
 _RETRY_S: Final = 2.0
 _LAST_RETRY_S: Final = 10.0
-_DISKS: Final = {Shortage.NODEFS: Signal.NODEFS_AVAILABLE, Shortage.IMAGEFS: Signal.IMAGEFS_AVAILABLE}
 _FREED_WITH_PROCESSES: Final = (Shortage.MEMORY, Shortage.MEMORY_STALL, Shortage.PIDS)
 
 
@@ -113,7 +112,7 @@ class OutstandingEffects:
             if each.confirmed or each.ineffective
             else replace(each, until_s=now_s + FREED_WITHIN_S)
             for each in effects
-            if each.uid in {"", *self._restored} and each.shortage in _DISKS
+            if each.uid in {"", *self._restored} and each.shortage in DISKS
         )
         self._context.eviction = replace(self._context.eviction, outstanding=effects, victims=victims)
         for each in victims:
@@ -189,9 +188,13 @@ class OutstandingEffects:
         if self._context.eviction != before:
             await self._writer.write(0)
 
-    def is_outstanding(self, shortage: Shortage | None) -> bool:
-        """Return whether an outstanding effect withholds all actions for a shortage."""
-        return any(each.shortage is shortage and not each.ineffective for each in self._context.eviction.outstanding)
+    def is_outstanding(self, shortage: Shortage | None, path: str = "") -> bool:
+        """Return whether an outstanding effect withholds all actions for a shortage.
+
+        ``path`` is that of an image filesystem besides the first.
+        """
+        effects = self._context.eviction.outstanding
+        return any(each.relieves(shortage, path) and not each.ineffective for each in effects)
 
     def end_cleared(self, shortage: Shortage | None) -> None:
         """End the effects on memory or PIDs of a cleared threshold: both are freed with the processes."""
@@ -252,7 +255,7 @@ class OutstandingEffects:
 
     def _log_end(self, ended: EndedEffect) -> None:
         effect = ended.effect
-        if effect.shortage not in _DISKS:
+        if effect.shortage not in DISKS:
             return
         fields = {
             **effect.details,
@@ -277,7 +280,7 @@ def _is_tracked(victim: Victim, now_s: float) -> bool:
 
 def _unknown_effects(now_s: float) -> Iterable[OutstandingEffect]:
     """Return effects that pause evictions for disk pressure after an unreadable record."""
-    for shortage, signal in _DISKS.items():
+    for shortage, signal in DISKS.items():
         until_s = now_s + FREED_WITHIN_S
         yield OutstandingEffect(
             "an eviction before the restart", shortage, signal, None, None, now_s, until_s, ineffective=True

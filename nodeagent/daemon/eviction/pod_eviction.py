@@ -102,7 +102,7 @@ class PodEviction:
         uid, hurry = eviction.pod.uid, asyncio.Event()
         outstanding = self._actions.effects
         layout = await self._signals.layout()
-        effects = effects_of_eviction(eviction, readings.observations, layout, readings.at)
+        effects = effects_of_eviction(eviction, readings.observations, layout.layout, readings.at, layout.others)
         await outstanding.begin(eviction, pods.handles[uid], effects)
         work = asyncio.ensure_future(self._actions.evictor.evict(eviction, pods.handles[uid], hurry))
         try:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths
+from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S
 from nodeagent.plan.eviction.poll_interval import WHILE_MET_S, next_poll_s
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import replace
@@ -16,13 +19,15 @@ if TYPE_CHECKING:
 
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.eviction.reporting import EvictionReporter
-    from nodeagent.model.pressure import FilesystemLayout, Moment
+    from nodeagent.model.pressure import Moment
     from nodeagent.observe.eviction_signals import EvaluatedSignals, SignalLayout, SignalReadings
     from nodeagent.plan.eviction.state import Evaluation, EvictionState
     from nodeagent.plan.eviction.thresholds import Threshold
 
 WATCH_S: Final = 0.5
 """Interval of the readings while directories are walked or images removed."""
+_KEPT_NEAR_S: Final = 300.0
+_REFRESH_WITHIN_S: Final = 2.0
 
 
 class SignalReader(Protocol):
@@ -60,7 +65,7 @@ class SignalMonitor:
         Args:
             context: has the eviction state.
             reader: reads the signals.
-            read_layout: returns filesystems and thresholds; called once if it succeeds.
+            read_layout: returns filesystems and thresholds; later calls change the image filesystems besides the first.
             reporter: logs changed thresholds and conditions.
             watch_s: interval of the readings of :meth:`shortage_before`.
         """
@@ -70,16 +75,33 @@ class SignalMonitor:
         self._reporter = reporter
         self._watch_s = watch_s
         self._layout: SignalLayout | None = None
+        self._layout_read_s = 0.0
         self._latest: Evaluation | None = None
         self._previous: Evaluation | None = None
 
-    async def layout(self) -> FilesystemLayout:
-        """Return which filesystems share a device.
+    async def layout(self) -> SignalLayout:
+        """Return the filesystems of the node.
 
         Raises:
             NodeAgentError: the runtime does not report the image filesystem.
         """
-        return (await self._signal_layout()).layout
+        return await self._signal_layout()
+
+    async def refresh_others_if_due(self) -> None:
+        """Find the image filesystems besides the first again, after a minute; near a threshold after five.
+
+        They come and go with snapshotters and mounts. If the runtime does not answer in time, those known last remain.
+        """
+        now_s = self.now().monotonic_s
+        kept_s = _KEPT_NEAR_S if self.is_near_threshold(WHILE_MET_S) else LAYOUT_KEPT_S
+        if self._layout is None or now_s - self._layout_read_s < kept_s:
+            return
+        self._layout_read_s = now_s
+        with suppress(NodeAgentError, TimeoutError):
+            async with asyncio.timeout(_REFRESH_WITHIN_S):
+                found = await self._read_layout()
+            if found.layout is self._layout.layout and found.others_known:
+                self._layout = replace(found, paths=self._layout.paths)
 
     async def read(self, *, filesystems: bool = True) -> SignalReadings:
         """Return current readings; without ``filesystems`` those of memory, PIDs and stalls, which are read sooner.
@@ -88,7 +110,7 @@ class SignalMonitor:
             NodeAgentError: the runtime does not report the image filesystem.
         """
         layout = await self._signal_layout()
-        return await self._reader.read(layout if filesystems else replace(layout, paths=SignalPaths(None)))
+        return await self._reader.read(layout if filesystems else replace(layout, paths=SignalPaths(None), others=()))
 
     async def evaluate(self, readings: SignalReadings | None = None) -> Evaluation:
         """Evaluate readings, log the changes, and keep the state for the next evaluation.
@@ -145,4 +167,5 @@ class SignalMonitor:
     async def _signal_layout(self) -> SignalLayout:
         if self._layout is None:
             self._layout = await self._read_layout()
+            self._layout_read_s = self.now().monotonic_s
         return self._layout

@@ -19,7 +19,7 @@ from nodeagent.daemon.health import not_ready
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.model.pod_list import Completeness
 from nodeagent.model.pressure import NodeCondition
-from nodeagent.observe.eviction_signals import EvictionSignalReader
+from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S, EvictionSignalReader
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 from nodeagent.telemetry.counters import METRICS, Counters, Kind
 
@@ -91,11 +91,14 @@ class SignalReader:
             self._layout = await self._reader.nodefs_layout()
         if self._context.counters.runtime_down:
             self._retry_at_s = now_s  # retried at the first scrape after the runtime is available again
-        elif not self._layout_complete and now_s >= self._retry_at_s:
-            self._retry_at_s = now_s + _LAYOUT_RETRY_S
-            complete, problem = await self._reader.read_layout_or_nodefs(agent.cri, agent.settings.imagefs_path)
+        elif now_s >= self._retry_at_s:
+            self._retry_at_s = now_s + (LAYOUT_KEPT_S if self._layout_complete else _LAYOUT_RETRY_S)
+            complete, problem = await self._reader.read_layout_or_nodefs(
+                agent.cri, agent.settings.imagefs_path, agent.observer.images.find_filesystems
+            )
             if not problem:
                 self._layout, self._layout_complete = complete, True
+                self._retry_at_s = now_s + LAYOUT_KEPT_S
         layout = self._layout
         if layout is None:
             return None
@@ -195,8 +198,10 @@ class Exposition(Collector):
         if signals is None:
             return
         layout, readings = signals
-        by_signal = {each.signal: each for each in readings.observations}
-        for signal, reading in by_signal.items():
+        by_measurand = {each.measurand: each for each in readings.observations}
+        for (signal, path), reading in by_measurand.items():
+            if path:  # the thresholds of other image filesystems have their path in the label
+                continue
             if MEANINGS[signal].unit is Unit.STALL_PERCENT:
                 resource, _, kind = signal.value.split(".")
                 gauges.set("nodeagent_pressure_stall_percent", reading.available, resource, kind)
@@ -204,7 +209,7 @@ class Exposition(Collector):
                 gauges.set("nodeagent_signal_available", reading.available, signal.value)
                 gauges.set("nodeagent_signal_capacity", reading.capacity, signal.value)
         for threshold in layout.thresholds:
-            observation = by_signal.get(threshold.signal)
+            observation = by_measurand.get(threshold.measurand)
             if observation is None:
                 continue
             labels = (threshold.text, threshold.signal.value, "hard" if threshold.hard else "soft")

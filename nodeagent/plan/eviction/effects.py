@@ -18,15 +18,17 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.pressure import FilesystemRole, Resource, Signal
+from nodeagent.model.pressure import FilesystemRole, Footprint, Measurand, Signal
+from nodeagent.plan.eviction.layers import on_filesystem, on_first
 from nodeagent.plan.eviction.reclaim import device_role
-from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
+from nodeagent.plan.eviction.shortage import DEVICES, DISKS, Shortage, shortage_of
+from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from nodeagent.model.pressure import FilesystemLayout, Footprint, Moment, Observation
+    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem
     from nodeagent.plan.decision import Detail
     from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
@@ -51,23 +53,7 @@ _SURE: Final = 0.98
 _SLACK_BYTES: Final = 1 << 20
 _SLACK_INODES: Final = 100
 _TRICKLE: Final = 0.1
-
-
-class Shortage(StrEnum):
-    """A resource relieved by one action. Bytes and inodes of one device are one shortage.
-
-    A device is named by the first of nodefs and imagefs, as in :class:`ReclaimStep`.
-    """
-
-    MEMORY = "memory"
-    MEMORY_STALL = "memory-stall"
-    PIDS = "pids"
-    NODEFS = "nodefs"
-    IMAGEFS = "imagefs"
-
-
-_DEVICES: Final = {FilesystemRole.NODEFS: Shortage.NODEFS, FilesystemRole.IMAGEFS: Shortage.IMAGEFS}
-_AVAILABLE: Final = {Shortage.NODEFS: Signal.NODEFS_AVAILABLE, Shortage.IMAGEFS: Signal.IMAGEFS_AVAILABLE}
+_NOTHING: Final = Footprint(0, 0)
 
 
 class Victim(Record):
@@ -108,6 +94,8 @@ class OutstandingEffect(Record):
             suspended, and node-level reclaim continues.
         confirmed_s: time of the first reading after the confirmation; ``None`` before it.
         confirmed_available: available amount of the signal in that reading.
+        path: of an image filesystem besides the first; empty otherwise, and for all of them after a restart without a
+            readable record.
     """
 
     action: str
@@ -122,13 +110,26 @@ class OutstandingEffect(Record):
     ineffective: bool = False
     confirmed_s: float | None = None
     confirmed_available: float | None = None
+    path: str = ""
+
+    @property
+    def measurand(self) -> Measurand:
+        """The signal with its filesystem."""
+        return Measurand(self.signal, self.path)
+
+    def relieves(self, shortage: Shortage | None, path: str) -> bool:
+        """Return whether the effect is on a shortage; ``path`` is that of an image filesystem besides the first."""
+        if self.shortage is not shortage:
+            return False
+        return shortage is not Shortage.OTHER_IMAGEFS or not self.path or self.path == path
 
     @property
     def details(self) -> dict[str, Detail]:
         """The effect as plain data, without an unknown amount."""
         unit = {Unit.BYTES: "bytes", Unit.INODES: "inodes", Unit.PIDS: "pids"}.get(MEANINGS[self.signal].unit, "")
         known = {} if self.predicted is None or not unit else {f"predicted_{unit}": self.predicted}
-        return {"action": self.action, "shortage": self.shortage.value, "signal": self.signal.value, **known}
+        where = {"path": self.path} if self.path else {}
+        return {"action": self.action, "shortage": self.shortage.value, "signal": self.signal.value, **where, **known}
 
 
 class EffectEnd(StrEnum):
@@ -158,59 +159,61 @@ class EndedEffect(Record):
     waited_s: float
 
 
-def shortage_of(signal: Signal, layout: FilesystemLayout) -> Shortage | None:
-    """Return the resource in shortage when a threshold on this signal is met; ``None`` for a signal without one."""
-    meaning = MEANINGS[signal]
-    if meaning.filesystem is not None:
-        return _DEVICES[device_role(meaning.filesystem, layout)]
-    if meaning.resource is Resource.MEMORY:
-        return Shortage.MEMORY_STALL if meaning.operator is Operator.GREATER_THAN else Shortage.MEMORY
-    return Shortage.PIDS if meaning.resource is Resource.PIDS else None
-
-
 def effects_of_eviction(
-    eviction: Eviction, observations: Iterable[Observation], layout: FilesystemLayout, now: Moment
+    eviction: Eviction,
+    observations: Iterable[Observation],
+    layout: FilesystemLayout,
+    now: Moment,
+    others: Collection[OtherImageFilesystem] = (),
 ) -> tuple[OutstandingEffect, ...]:
     """Return the predicted effects of an eviction, at most one per shortage, to be recorded before it starts.
 
     The prediction covers memory, PIDs and writable layers, which an eviction frees. Logs are removed by node-level
     reclaim, and volumes are not managed by the agent.
     """
-    available = {each.signal: each.available for each in observations}
+    available = {each.measurand: each.available for each in observations}
     usage, status = eviction.pod.usage, eviction.status
     action, uid = f"eviction of {eviction.pod.namespace}/{eviction.pod.name}", eviction.pod.uid
-    layers = _DEVICES[device_role(FilesystemRole.CONTAINERFS, layout)]
-    short = None if status is None else shortage_of(status.threshold.signal, layout)
-    signals: dict[Shortage, Signal] = {layers: _AVAILABLE[layers]}
+    threshold = None if status is None else status.threshold
+    short = None if threshold is None else shortage_of(threshold.signal, layout, threshold.filesystem)
+    layers = DEVICES[device_role(FilesystemRole.CONTAINERFS, layout)]
+    written = {(layers, ""): Footprint() if usage is None else on_first(usage, others)}
+    signals = {(layers, ""): DISKS[layers]}
+    for other in others:
+        key = (Shortage.NODEFS if other.on_nodefs else Shortage.OTHER_IMAGEFS, other.path)
+        written[key] = (None if usage is None else on_filesystem(usage, other)) or _NOTHING
+        signals[key] = Signal.IMAGEFS_AVAILABLE
     if short in {Shortage.MEMORY, Shortage.MEMORY_STALL}:
-        signals |= {Shortage.MEMORY: Signal.MEMORY_AVAILABLE, Shortage.MEMORY_STALL: Signal.MEMORY_PSI_FULL}
-    if status is not None and short is not None:
-        signals[short] = status.threshold.signal
+        signals |= {(Shortage.MEMORY, ""): Signal.MEMORY_AVAILABLE, (Shortage.MEMORY_STALL, ""): Signal.MEMORY_PSI_FULL}
+    acted_on = None
+    if threshold is not None and short is not None:
+        acted_on = (short, threshold.measurand.path)
+        signals[acted_on] = threshold.signal
     found = []
-    for shortage, signal in signals.items():
-        unit = MEANINGS[signal].unit
-        if shortage in _AVAILABLE:
-            footprint = None if usage is None else usage.writable
-            predicted = _amount(footprint, unit) if shortage is layers else 0
+    for key, signal in signals.items():
+        shortage, path = key
+        if shortage in DISKS:
+            predicted = _amount(written.get(key, _NOTHING), MEANINGS[signal].unit)
             within_s = FREED_WITHIN_S
         elif shortage is Shortage.MEMORY_STALL:
             predicted, within_s = None, STALL_WINDOW_S
         else:
             predicted = None if usage is None else usage.pids if shortage is Shortage.PIDS else usage.memory_bytes
             within_s = VISIBLE_WITHIN_S
-        if predicted == 0 and shortage is not short:
+        if predicted == 0 and key != acted_on:
             continue
         found.append(
             OutstandingEffect(
                 action,
                 shortage,
                 signal,
-                available.get(signal),
+                available.get(Measurand(signal, path)),
                 predicted,
                 now.monotonic_s,
                 now.monotonic_s + within_s,
                 uid,
-                ineffective=shortage is short and shortage in _AVAILABLE and _is_negligible(predicted, status),
+                ineffective=key == acted_on and shortage in DISKS and _is_negligible(predicted, status),
+                path=path,
             )
         )
     return tuple(found)
@@ -235,23 +238,29 @@ def effect_of_reclaim(  # noqa: PLR0913 - one for each variable attribute
         confirmed: whether the space of the removed items is verified to be freed.
         now: time after the step.
     """
-    shortage = shortage_of(status.threshold.signal, layout)
+    threshold = status.threshold
+    shortage = shortage_of(threshold.signal, layout, threshold.filesystem)
     if predicted == 0 or shortage is None:
         return None
     within_s = VISIBLE_WITHIN_S if confirmed else FREED_WITHIN_S
     before = None if status.observation is None else status.observation.available
-    at_s, signal = now.monotonic_s, status.threshold.signal
-    return OutstandingEffect(step.text, shortage, signal, before, predicted, at_s, at_s + within_s, confirmed=confirmed)
+    at_s, (signal, path) = now.monotonic_s, threshold.measurand
+    until_s = at_s + within_s
+    return OutstandingEffect(
+        step.text, shortage, signal, before, predicted, at_s, until_s, confirmed=confirmed, path=path
+    )
 
 
 def withholding(
-    effects: Iterable[OutstandingEffect], shortage: Shortage | None, now: Moment
+    effects: Iterable[OutstandingEffect], shortage: Shortage | None, now: Moment, path: str = ""
 ) -> OutstandingEffect | None:
     """Return the effect with the latest bound among those that suspend actions for a shortage now.
 
+    ``path`` is that of an image filesystem besides the first.
+
     Without any: an ineffective effect, which suspends only evictions, or ``None``.
     """
-    found = [each for each in effects if each.shortage is shortage and now.monotonic_s < each.until_s]
+    found = [each for each in effects if each.relieves(shortage, path) and now.monotonic_s < each.until_s]
     return max(found, key=lambda each: (not each.ineffective, each.until_s, each.action), default=None)
 
 
@@ -290,10 +299,10 @@ def update_effects(
     eviction on a filesystem is reported as ended and remains as an ineffective one for another bound, if the UID of the
     pod is in ``verified``, the pods without running processes.
     """
-    readings: Mapping[Signal, float] = {each.signal: each.available for each in observations}
+    readings: Mapping[Measurand, float] = {each.measurand: each.available for each in observations}
     remaining, ended = [], []
     for effect in effects:
-        reading = readings.get(effect.signal)
+        reading = readings.get(effect.measurand)
         gained = None if reading is None or effect.before is None else reading - effect.before
         waited_s = max(0.0, now.monotonic_s - effect.since_s)
         over = now.monotonic_s >= effect.until_s
@@ -311,7 +320,7 @@ def update_effects(
         else:
             end = EffectEnd.CONFIRMED if effect.confirmed else EffectEnd.MISSING
             ended.append(EndedEffect(effect, end, gained, waited_s))
-            if end is EffectEnd.MISSING and effect.uid in verified and effect.shortage in _AVAILABLE:
+            if end is EffectEnd.MISSING and effect.uid in verified and effect.shortage in DISKS:
                 remaining.append(replace(effect, ineffective=True, until_s=now.monotonic_s + FREED_WITHIN_S))
     return tuple(remaining), tuple(ended)
 
@@ -330,7 +339,7 @@ def _is_falling(effect: OutstandingEffect, reading: float, now: Moment) -> bool:
         return False
     slack = {Unit.BYTES: _SLACK_BYTES, Unit.INODES: _SLACK_INODES}.get(MEANINGS[effect.signal].unit, 0)
     slack = max(slack, round((effect.predicted or 0) * _TRICKLE))
-    falling_for_s = FALLING_FOR_S if effect.shortage in _AVAILABLE else MEMORY_FALLING_FOR_S
+    falling_for_s = FALLING_FOR_S if effect.shortage in DISKS else MEMORY_FALLING_FOR_S
     return now.monotonic_s - since_s >= falling_for_s and reading < max(first, effect.before or 0) - slack
 
 
@@ -338,9 +347,7 @@ def _visible_within_s(effect: OutstandingEffect) -> float:
     return STALL_WINDOW_S if effect.shortage is Shortage.MEMORY_STALL else VISIBLE_WITHIN_S
 
 
-def _amount(footprint: Footprint | None, unit: Unit) -> int | None:
-    if footprint is None:
-        return None
+def _amount(footprint: Footprint, unit: Unit) -> int | None:
     return footprint.used_inodes if unit is Unit.INODES else footprint.used_bytes
 
 

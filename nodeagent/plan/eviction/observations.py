@@ -13,7 +13,7 @@ from nodeagent.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nodeagent.model.pressure import Moment, Observation, Signal
+    from nodeagent.model.pressure import Measurand, Moment, Observation
 
 
 class RejectionCode(StrEnum):
@@ -42,7 +42,8 @@ class Rejection(Record):
     @property
     def sentence(self) -> str:
         """Signal and cause, without a full stop."""
-        return f"reading of {self.observation.signal} rejected: {self.cause}"
+        on = f" on {self.observation.path}" if self.observation.path else ""
+        return f"reading of {self.observation.signal}{on} rejected: {self.cause}"
 
     @property
     def cause(self) -> str:
@@ -64,12 +65,12 @@ class ValidatedReadings(Record):
     """Readings after validation.
 
     Attributes:
-        accepted: one reading per signal.
-        rejected: the first rejection per signal; such a signal is never in ``accepted``.
+        accepted: one reading per signal and filesystem.
+        rejected: the first rejection of each; such a signal is never in ``accepted``.
     """
 
-    accepted: Mapping[Signal, Observation]
-    rejected: Mapping[Signal, Rejection]
+    accepted: Mapping[Measurand, Observation]
+    rejected: Mapping[Measurand, Rejection]
 
 
 def validate(observations: Iterable[Observation], now: Moment, max_age_s: float) -> ValidatedReadings:
@@ -78,22 +79,22 @@ def validate(observations: Iterable[Observation], now: Moment, max_age_s: float)
     Rejected are impossible readings, readings older than ``max_age_s`` or newer than ``now``, and all readings of a
     signal that was read twice with different results. A reading of exactly ``max_age_s`` is accepted.
     """
-    by_signal: defaultdict[Signal, list[Observation]] = defaultdict(list)
+    found: defaultdict[Measurand, list[Observation]] = defaultdict(list)
     for observation in observations:
-        by_signal[observation.signal].append(observation)
-    accepted: dict[Signal, Observation] = {}
-    rejected: dict[Signal, Rejection] = {}
-    for signal in sorted(by_signal):
-        readings = sorted(by_signal[signal], key=lambda each: (each.available, each.capacity))
+        found[observation.measurand].append(observation)
+    accepted: dict[Measurand, Observation] = {}
+    rejected: dict[Measurand, Rejection] = {}
+    for measurand in sorted(found):
+        readings = sorted(found[measurand], key=lambda each: (each.available, each.capacity))
         first = readings[0]
         age_s = now.monotonic_s - first.observed_at.monotonic_s
         code = (
             RejectionCode.CONTRADICTORY if any(each != first for each in readings) else _fault(first, age_s, max_age_s)
         )
         if code is None:
-            accepted[signal] = first
+            accepted[measurand] = first
         else:
-            rejected[signal] = Rejection(first, code, age_s)
+            rejected[measurand] = Rejection(first, code, age_s)
     return ValidatedReadings(accepted, rejected)
 
 

@@ -8,20 +8,21 @@ from nodeagent.model.pressure import Resource
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.eviction.eviction import Eviction
 from nodeagent.plan.eviction.eviction_limit import limit_reached
+from nodeagent.plan.eviction.layers import not_there_reason
 from nodeagent.plan.eviction.local_storage import find_violation
 from nodeagent.plan.eviction.message import limit_message, offenders, pressure_message
 from nodeagent.plan.eviction.protection import Protection
-from nodeagent.plan.eviction.ranking import rank_pods
+from nodeagent.plan.eviction.ranking import Placement, rank_pods
 from nodeagent.plan.eviction.reclaim import reclaim_steps
 from nodeagent.plan.eviction.selected_threshold import select_threshold
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
-    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, PodFacts
+    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem, PodFacts
     from nodeagent.plan.decision import Detail
     from nodeagent.plan.eviction.local_storage import Violation
     from nodeagent.plan.eviction.policy import EvictionPolicy
@@ -79,19 +80,19 @@ def plan_eviction(  # noqa: PLR0913 - inputs of one pass
     reclaimed: AbstractSet[ReclaimStep] = frozenset(),
     excluded: Mapping[str, str] = NO_FAILURES,
     without_victim: AbstractSet[Threshold] = frozenset(),
+    others: Collection[OtherImageFilesystem] = (),
 ) -> EvictionPlan:
     """Return a plan that evicts at most one pod; neither the order of pods nor that of thresholds matters.
 
     The most urgent threshold with a resource that is acted on and still met by the latest readings is selected.
     Node-level reclaim for it precedes the first unprotected pod of the ranking. The next threshold is selected if a
     later reading cleared this one, by its minimum reclaim if a reclaim step was run for it, and if this one has no
-    victim. A pod over its own storage limit is evicted if no threshold has a victim, and before those of a soft one;
-    the one of lower priority first, then of larger excess. Storage limits have an eviction window of their own.
+    victim. A pod over its own storage limit is evicted if no threshold has a victim, and before those of a soft one:
+    lower priority first, then larger excess. Storage limits have an eviction window of their own.
 
     Unlike the kubelet, at most one pod is evicted for storage limits too; no pod is evicted for one threshold because
     another is still met; and a reading too old at ``now`` is rejected. While the effect of an earlier eviction or
-    reclaim is outstanding, thresholds of the same shortage are not acted on, others are. The kubelet evicts pods over
-    their limits first, so that under hard pressure it evicts them one after the other before it relieves the node.
+    reclaim is outstanding, thresholds of the same shortage are not acted on, others are.
 
     Args:
         evaluation: status of the thresholds; its state has the recent evictions and the outstanding effects.
@@ -99,6 +100,7 @@ def plan_eviction(  # noqa: PLR0913 - inputs of one pass
             urgent threshold is selected, whether or not it has a victim.
         policy: protected pods, grace periods and limits.
         layout: which filesystems share a device.
+        others: the image filesystems besides the first.
         now: the instant of this decision, after the latest readings.
         observations: readings newer than the evaluated ones; ``None`` uses the evaluated ones.
         reclaimed: steps already run in this pass.
@@ -107,8 +109,7 @@ def plan_eviction(  # noqa: PLR0913 - inputs of one pass
 
     Source: kubelet ``synchronize``, from local storage eviction on, and ``evictPod``.
     """
-    listed = sorted(dict.fromkeys(pods or ()), key=lambda pod: (pod.uid, pod.namespace, pod.name))
-    planner = _Planner(evaluation, listed, policy, layout, now, excluded)
+    planner = _Planner(evaluation, pods or (), policy, Placement(layout, others), now, excluded)
     passed_over = frozenset(without_victim)
     first: EvictionPlan | None = None
     while True:
@@ -149,20 +150,21 @@ class _Planner:
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of one pass
         self,
         evaluation: Evaluation,
-        pods: list[PodFacts],
+        pods: Iterable[PodFacts],
         policy: EvictionPolicy,
-        layout: FilesystemLayout,
+        placement: Placement,
         now: Moment,
         excluded: Mapping[str, str],
     ) -> None:
         self._evaluation = evaluation
-        self._pods = pods
+        self._pods = sorted(dict.fromkeys(pods), key=lambda pod: (pod.uid, pod.namespace, pod.name))
         self._policy = policy
-        self._layout = layout
+        self._layout = placement.layout
+        self._placement = placement
         self._now = now
-        self._protection = Protection(pods, policy)
+        self._protection = Protection(self._pods, policy)
         self._excluded = excluded
-        self._kept = {id(pod): reason for pod in pods if (reason := self._keep_reason(pod)) is not None}
+        self._kept = {id(pod): reason for pod in self._pods if (reason := self._keep_reason(pod)) is not None}
         self._limits: list[Reason] = []
 
     def pods_over_limits(self) -> list[tuple[PodFacts, Violation]]:
@@ -219,9 +221,10 @@ class _Planner:
         if status is None:
             decisions = [self._keep(pod, selected.reason) for pod in self._pods]
             return EvictionPlan(self._plan(decisions, blocked=selected.blocked), withheld=selected.withheld)
-        signal = status.threshold.signal
-        steps = tuple(step for step in reclaim_steps(signal, self._layout) if step not in reclaimed)
-        ranking = rank_pods(self._pods, signal, self._layout)
+        signal, other = status.threshold.signal, status.threshold.filesystem
+        steps = tuple(step for step in reclaim_steps(signal, self._layout, other) if step not in reclaimed)
+        candidates = [pod for pod in self._pods if self._not_there_reason(pod, status) is None]
+        ranking = rank_pods(candidates, signal, self._placement._replace(ranked=other))
         limited = None if steps else self._limited(status.threshold)
         common_reason = limited
         if steps:
@@ -235,7 +238,8 @@ class _Planner:
 
     def _choose(self, status: ThresholdStatus, reason: Reason, ranking: tuple[RankedPod, ...]) -> EvictionPlan:
         """Return the plan that evicts the first unprotected pod of the ranking."""
-        kept = self._kept | {
+        kept = {id(pod): why for pod in self._pods if (why := self._not_there_reason(pod, status)) is not None}
+        kept |= self._kept | {
             id(each.pod): why
             for each in ranking
             if id(each.pod) not in self._kept and (why := self._protection.unmeasured_reason(each)) is not None
@@ -254,7 +258,9 @@ class _Planner:
                 later = Reason(ReasonCode.RANKED_LATER, {**_numbers(ranked), "of": len(ranking)})
                 decisions.append(_decide(ranked, Verdict.KEEP, later))
         if victim is None:
-            warnings.append(f"{status.threshold.text} is met, but every pod is protected")
+            nowhere = status.threshold.filesystem is not None and not ranking
+            cause = "no pod is known to have a writable layer there" if nowhere else "every pod is protected"
+            warnings.append(f"{status.threshold.text} is met, but {cause}")
         plan = self._plan(decisions, warnings)
         return EvictionPlan(plan, status, pods_may_be_chosen=True, ranking=ranking, victim=victim)
 
@@ -270,6 +276,9 @@ class _Planner:
             grace_s=effective_grace_s(status.threshold, ranked.pod, self._policy),
             message=pressure_message(status, ranked.resource, over_request),
         )
+
+    def _not_there_reason(self, pod: PodFacts, status: ThresholdStatus) -> Reason | None:
+        return not_there_reason(pod, status.threshold, self._layout, self._placement.others)
 
     def _keep_reason(self, pod: PodFacts) -> Reason | None:
         if pod.uid in self._excluded:

@@ -10,9 +10,9 @@ from nodeagent.plan.eviction.protection import Protection
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from nodeagent.model.pressure import FilesystemLayout, PodFacts
+    from nodeagent.model.pressure import FilesystemLayout, OtherImageFilesystem, PodFacts
     from nodeagent.plan.decision import Reason
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.reclaim import ReclaimStep
@@ -42,7 +42,11 @@ def pods_over_limits(
 
 
 def first_victim(
-    evaluation: Evaluation, pods: Sequence[PodFacts], policy: EvictionPolicy, layout: FilesystemLayout
+    evaluation: Evaluation,
+    pods: Sequence[PodFacts],
+    policy: EvictionPolicy,
+    layout: FilesystemLayout,
+    others: Collection[OtherImageFilesystem] = (),
 ) -> PodEviction | None:
     """Return the pod evicted first for a threshold if node-level reclaim frees too little; ``None`` without one.
 
@@ -51,7 +55,9 @@ def first_victim(
     policy = replace(policy, local_storage_isolation=False)
     reclaimed: frozenset[ReclaimStep] = frozenset()
     while True:
-        plan = plan_eviction(evaluation, pods, policy, layout=layout, now=evaluation.at, reclaimed=reclaimed)
+        plan = plan_eviction(
+            evaluation, pods, policy, layout=layout, now=evaluation.at, reclaimed=reclaimed, others=others
+        )
         if not plan.reclaim:
             break
         reclaimed |= frozenset(plan.reclaim)

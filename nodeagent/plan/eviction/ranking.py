@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.model.pressure import FactSource, FilesystemLayout, FilesystemRole, PodLifecycle, Resource, Signal
+from nodeagent.model.pressure import (
+    FactSource,
+    FilesystemLayout,
+    FilesystemRole,
+    Footprint,
+    PodLifecycle,
+    Resource,
+    Signal,
+)
+from nodeagent.plan.eviction.layers import on_filesystem, on_first
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import Record, replace
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
-    from nodeagent.model.pressure import Fact, Footprint, PodFacts, PodUsage
+    from nodeagent.model.pressure import Fact, OtherImageFilesystem, PodFacts, PodUsage
     from nodeagent.plan.decision import Detail
 
 _GUESSED = frozenset({FactSource.INFERRED, FactSource.ASSUMED})
@@ -83,7 +92,23 @@ class RankedPod(Record):
         return details
 
 
-def rank_pods(pods: Iterable[PodFacts], signal: Signal, layout: FilesystemLayout) -> tuple[RankedPod, ...]:
+class Placement(NamedTuple):
+    """Filesystems of a ranking.
+
+    Attributes:
+        layout: which of nodefs, imagefs and containerfs share a device.
+        others: the image filesystems besides the first.
+        ranked: the one of ``others`` that the ranking is for; ``None`` for the filesystem of the signal.
+    """
+
+    layout: FilesystemLayout
+    others: Collection[OtherImageFilesystem] = ()
+    ranked: OtherImageFilesystem | None = None
+
+
+def rank_pods(
+    pods: Iterable[PodFacts], signal: Signal, placement: FilesystemLayout | Placement
+) -> tuple[RankedPod, ...]:
     """Return the pods that are not finished, in eviction order for a signal.
 
     - Memory and disk: usage above the request first; then lower priority; then larger excess over the request.
@@ -102,12 +127,16 @@ def rank_pods(pods: Iterable[PodFacts], signal: Signal, layout: FilesystemLayout
     resource = MEANINGS[signal].resource
     if resource is None:
         return ()
-    measured = [_measure(pod, signal, resource, layout) for pod in pods if pod.lifecycle is not PodLifecycle.FINISHED]
+    placement = _placement(placement)
+    unfinished = [pod for pod in pods if pod.lifecycle is not PodLifecycle.FINISHED]
+    measured = [_measure(pod, signal, resource, placement) for pod in unfinished]
     measured.sort(key=_key_pids if resource is Resource.PIDS else _key_usage)
     return tuple(replace(each, rank=rank) for rank, each in enumerate(measured, start=1))
 
 
-def usage_of(usage: PodUsage | None, signal: Signal, layout: FilesystemLayout) -> tuple[int | None, tuple[str, ...]]:
+def usage_of(
+    usage: PodUsage | None, signal: Signal, placement: FilesystemLayout | Placement
+) -> tuple[int | None, tuple[str, ...]]:
     """Return a pod's usage of a signal's resource, and sentences on its unread parts.
 
     On disk the parts on the signal's filesystem are added up. An unread part counts as 0; without any part that was
@@ -123,7 +152,7 @@ def usage_of(usage: PodUsage | None, signal: Signal, layout: FilesystemLayout) -
     inodes = meaning.resource is Resource.INODES
     found = {
         name: each.used_inodes if inodes else each.used_bytes
-        for name, each in _parts(usage, meaning.filesystem, layout).items()
+        for name, each in _parts(usage, meaning.filesystem, _placement(placement)).items()
     }
     missing = tuple(f"{name} not read, counted as 0" for name, number in found.items() if number is None)
     if found and len(missing) == len(found):
@@ -131,11 +160,15 @@ def usage_of(usage: PodUsage | None, signal: Signal, layout: FilesystemLayout) -
     return sum(number or 0 for number in found.values()), missing
 
 
-def _is_lower_bound(usage: PodUsage | None, signal: Signal, layout: FilesystemLayout) -> bool:
+def _placement(placement: FilesystemLayout | Placement) -> Placement:
+    return placement if isinstance(placement, Placement) else Placement(placement)
+
+
+def _is_lower_bound(usage: PodUsage | None, signal: Signal, placement: Placement) -> bool:
     filesystem = MEANINGS[signal].filesystem
     if usage is None or filesystem is None:
         return False
-    return any(each.is_lower_bound for each in _parts(usage, filesystem, layout).values())
+    return any(each.is_lower_bound for each in _parts(usage, filesystem, placement).values())
 
 
 def _plain_usage(usage: PodUsage, signal: Signal) -> tuple[int | None, tuple[str, ...]]:
@@ -147,9 +180,13 @@ def _plain_usage(usage: PodUsage, signal: Signal) -> tuple[int | None, tuple[str
     return usage.memory_bytes + (usage.swap_bytes or 0), ("swap not read, counted as 0",) if unread else ()
 
 
-def _parts(usage: PodUsage, filesystem: FilesystemRole, layout: FilesystemLayout) -> dict[str, Footprint]:
+def _parts(usage: PodUsage, filesystem: FilesystemRole, placement: Placement) -> dict[str, Footprint]:
     """Return the parts of a pod's disk usage on a filesystem, by name."""
-    writable, others = {"writable layers": usage.writable}, {"logs": usage.logs, "volumes": usage.volumes}
+    if placement.ranked is not None:
+        return {"writable layers": on_filesystem(usage, placement.ranked) or Footprint()}
+    layout = placement.layout
+    writable = {"writable layers": on_first(usage, placement.others)}
+    others = {"logs": usage.logs, "volumes": usage.volumes}
     if layout is FilesystemLayout.DEDICATED_IMAGEFS:
         return others if filesystem is FilesystemRole.NODEFS else writable
     if layout is FilesystemLayout.SPLIT and filesystem is FilesystemRole.IMAGEFS:
@@ -157,8 +194,8 @@ def _parts(usage: PodUsage, filesystem: FilesystemRole, layout: FilesystemLayout
     return writable | others
 
 
-def _measure(pod: PodFacts, signal: Signal, resource: Resource, layout: FilesystemLayout) -> RankedPod:
-    usage, unread = usage_of(pod.usage, signal, layout)
+def _measure(pod: PodFacts, signal: Signal, resource: Resource, placement: Placement) -> RankedPod:
+    usage, unread = usage_of(pod.usage, signal, placement)
     facts: list[tuple[str, Fact[int | None]]] = [("priority", pod.priority)]
     request = 0
     if resource in _BYTES:
@@ -166,7 +203,7 @@ def _measure(pod: PodFacts, signal: Signal, resource: Resource, layout: Filesyst
         facts.append((f"{resource} request", fact))
         request = fact.value or 0
     assumed = tuple(f"{name} {fact.source}" for name, fact in facts if fact.source in _GUESSED)
-    is_lower_bound = _is_lower_bound(pod.usage, signal, layout)
+    is_lower_bound = _is_lower_bound(pod.usage, signal, placement)
     swapped = (pod.usage.swap_bytes or 0) if resource is Resource.MEMORY and pod.usage is not None else 0
     return RankedPod(
         pod, 0, resource, usage, request, pod.priority.value or 0, assumed + unread, is_lower_bound, swapped

@@ -11,9 +11,8 @@ from nodeagent.plan.eviction.signals import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from collections.abc import Set as AbstractSet
 
-    from nodeagent.model.pressure import Signal
+    from nodeagent.model.pressure import OtherImageFilesystem, Signal
 
 
 class ReclaimAction(StrEnum):
@@ -34,15 +33,19 @@ class ReclaimStep(NamedTuple):
     """One action for one filesystem.
 
     A filesystem with several roles is named by the first of nodefs and imagefs, so that no step runs twice for it.
+
+    Attributes:
+        other: an image filesystem besides the first; ``None`` for the first.
     """
 
     action: ReclaimAction
     filesystem: FilesystemRole
+    other: OtherImageFilesystem | None = None
 
     @property
     def text(self) -> str:
-        """The step as text, such as ``unused-images on imagefs``."""
-        return f"{self.action} on {self.filesystem}"
+        """The step as text, such as ``unused-images on imagefs``; with the path of another image filesystem."""
+        return f"{self.action} on {self.filesystem if self.other is None else self.other.path}"
 
 
 _NODEFS, _IMAGEFS, _CONTAINERFS = FilesystemRole.NODEFS, FilesystemRole.IMAGEFS, FilesystemRole.CONTAINERFS
@@ -67,18 +70,23 @@ _ACTIONS: Final[Mapping[tuple[FilesystemLayout, FilesystemRole], tuple[ReclaimAc
 )
 
 
-def reclaim_steps(signal: Signal, layout: FilesystemLayout) -> tuple[ReclaimStep, ...]:
+def reclaim_steps(
+    signal: Signal, layout: FilesystemLayout, other: OtherImageFilesystem | None = None
+) -> tuple[ReclaimStep, ...]:
     """Return the steps for a signal, in order; none for memory, PIDs and stalls.
 
     These are the kubelet's, with logs in a step of their own: the kubelet removes logs in its container garbage
     collection. Images that cannot be pulled again are removed in the last step. With a dedicated imagefs the kubelet
-    has no step for nodefs; here orphaned logs, which are on nodefs, are removed.
+    has no step for nodefs; here orphaned logs, which are on nodefs, are removed. The steps of another image filesystem
+    remove the dead containers and images of its snapshotters only.
 
     Source: kubelet ``buildSignalToNodeReclaimFuncs``.
     """
     filesystem = MEANINGS[signal].filesystem
     if filesystem is None:
         return ()
+    if other is not None:
+        return tuple(ReclaimStep(action, FilesystemRole.IMAGEFS, other) for action in (_CONTAINERS, *_IMAGES))
     device = device_role(filesystem, layout)
     return tuple(ReclaimStep(action, device) for action in _ACTIONS[layout, device])
 
@@ -86,8 +94,3 @@ def reclaim_steps(signal: Signal, layout: FilesystemLayout) -> tuple[ReclaimStep
 def device_role(filesystem: FilesystemRole, layout: FilesystemLayout) -> FilesystemRole:
     """Return the role that names the device of a filesystem."""
     return _DEVICES[layout][filesystem]
-
-
-def signals_reclaimed(reclaimed: AbstractSet[ReclaimStep], layout: FilesystemLayout) -> frozenset[Signal]:
-    """Return the signals that any of these steps can relieve."""
-    return frozenset(signal for signal in MEANINGS if not reclaimed.isdisjoint(reclaim_steps(signal, layout)))

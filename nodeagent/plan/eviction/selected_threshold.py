@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import Reason, ReasonCode
-from nodeagent.plan.eviction.effects import shortage_of, withholding
+from nodeagent.plan.eviction.effects import withholding
 from nodeagent.plan.eviction.message import estimate_note, format_reading
 from nodeagent.plan.eviction.observations import validate
-from nodeagent.plan.eviction.reclaim import reclaim_steps, signals_reclaimed
+from nodeagent.plan.eviction.reclaim import reclaim_steps
+from nodeagent.plan.eviction.shortage import shortage_of
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import Record, replace
 
@@ -65,23 +66,23 @@ def select_threshold(  # noqa: PLR0913 - inputs of one pass
     """
     latest = [each.observation for each in evaluation.statuses if each.observation is not None]
     readings = validate(latest if observations is None else observations, now, policy.max_observation_age_s)
-    signals = signals_reclaimed(reclaimed, layout)
     skipped, withheld = [], None
     for status in evaluation.acting:
         resource = MEANINGS[status.threshold.signal].resource
         if resource is None or status.threshold in without_victim:
             continue
-        signal = status.threshold.signal
-        why_skipped = _skip_reason(status, readings, reclaimed=signal in signals)
+        threshold = status.threshold
+        steps = frozenset(reclaim_steps(threshold.signal, layout, threshold.filesystem))
+        why_skipped = _skip_reason(status, readings, reclaimed=not steps.isdisjoint(reclaimed))
         if why_skipped is not None:
             skipped.append(why_skipped)
             continue
-        effect = withholding(evaluation.state.outstanding, shortage_of(signal, layout), now)
-        to_reclaim = frozenset(reclaim_steps(signal, layout)) - reclaimed
-        if effect is not None and not (effect.ineffective and to_reclaim):
+        shortage = shortage_of(threshold.signal, layout, threshold.filesystem)
+        effect = withholding(evaluation.state.outstanding, shortage, now, threshold.measurand.path)
+        if effect is not None and not (effect.ineffective and steps - reclaimed):
             withheld = withheld or _withheld(status, effect, now)
             continue
-        current = _with_reading(status, status.threshold.view(readings.accepted[signal]))
+        current = _with_reading(status, threshold.view(readings.accepted[threshold.measurand]))
         details = {**_details(current), "resource": resource.value}
         return SelectedThreshold(Reason(ReasonCode.LOW_ON_RESOURCE, details), current, withheld=withheld)
     rejected = next((each for each in skipped if each.code is ReasonCode.READING_REJECTED), None)
@@ -102,9 +103,9 @@ def _withheld(status: ThresholdStatus, effect: OutstandingEffect, now: Moment) -
 def _skip_reason(status: ThresholdStatus, readings: ValidatedReadings, *, reclaimed: bool) -> Reason | None:
     """Return the reason to skip a threshold by the latest readings; ``None`` to act on it."""
     threshold = status.threshold
-    reading = readings.accepted.get(threshold.signal)
+    reading = readings.accepted.get(threshold.measurand)
     if reading is None:
-        rejection = readings.rejected.get(threshold.signal)
+        rejection = readings.rejected.get(threshold.measurand)
         detail = rejection.cause if rejection else f"{threshold.signal} not read again"
         return Reason(ReasonCode.READING_REJECTED, {"threshold": threshold.text, "detail": detail})
     reading = threshold.view(reading)

@@ -19,7 +19,7 @@ from nodeagent.record import Record, field, replace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nodeagent.model.pressure import Moment, Observation, Signal
+    from nodeagent.model.pressure import Measurand, Moment, Observation
     from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
     from nodeagent.plan.eviction.observations import Rejection
     from nodeagent.plan.eviction.policy import EvictionPolicy
@@ -33,7 +33,7 @@ class EvictionState(Record):
         first_met_s: time since which each threshold is met without a break.
         condition_observed_s: time of the last observation of each node condition.
         acted_on: thresholds whose grace period was over in the last pass; their minimum reclaim counts.
-        last_read_s: time of the last reading used, by signal.
+        last_read_s: time of the last reading used, by signal and filesystem.
         reported: node conditions that were active in the last pass.
         evicted_s: times of evictions for node pressure within the window of their limit.
         limit_evicted_s: times of evictions for storage limits of pods within the window of their limit.
@@ -46,7 +46,7 @@ class EvictionState(Record):
     first_met_s: Mapping[Threshold, float] = field(default_factory=dict)
     condition_observed_s: Mapping[NodeCondition, float] = field(default_factory=dict)
     acted_on: frozenset[Threshold] = frozenset()
-    last_read_s: Mapping[Signal, float] = field(default_factory=dict)
+    last_read_s: Mapping[Measurand, float] = field(default_factory=dict)
     reported: frozenset[NodeCondition] = frozenset()
     evicted_s: tuple[float, ...] = ()
     limit_evicted_s: tuple[float, ...] = ()
@@ -127,14 +127,14 @@ def evaluate(
     now_s = now.monotonic_s
     statuses, first_met_s, acted_on = [], {}, set()
     for threshold in in_order(thresholds):
-        status = _threshold_status(previous, threshold, readings.accepted.get(threshold.signal), now_s)
-        rejection = readings.rejected.get(threshold.signal)
+        status = _threshold_status(previous, threshold, readings.accepted.get(threshold.measurand), now_s)
+        rejection = readings.rejected.get(threshold.measurand)
         statuses.append(replace(status, rejection=rejection))
         if status.met or (rejection is not None and threshold in previous.first_met_s):
             first_met_s[threshold] = _since(previous, threshold, now_s)
         if status.due or (rejection is not None and threshold in previous.acted_on):
             acted_on.add(threshold)
-    last_read_s = {signal: each.observed_at.monotonic_s for signal, each in readings.accepted.items()}
+    last_read_s = {measurand: each.observed_at.monotonic_s for measurand, each in readings.accepted.items()}
     conditions, observed_s = _conditions(previous, statuses, policy.pressure_transition_period_s, now_s)
     state = EvictionState(
         first_met_s=first_met_s,
@@ -209,7 +209,7 @@ def _threshold_status(
         return ThresholdStatus(threshold, reading, limit=limit, latched=latched)
     met_for_s = now_s - _since(previous, threshold, now_s)
     due = met_for_s >= threshold.grace_s
-    last_s = previous.last_read_s.get(threshold.signal)
+    last_s = previous.last_read_s.get(threshold.measurand)
     is_new = last_s is None or reading.observed_at.monotonic_s > last_s
     return ThresholdStatus(
         threshold, reading, limit=limit, met=True, latched=latched, met_for_s=met_for_s, due=due, acting=due and is_new

@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.pressure import FilesystemLayout, Signal
+from nodeagent.model.pressure import FilesystemLayout, Measurand, Signal
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, position
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from nodeagent.model.pressure import Observation
+    from nodeagent.model.pressure import Observation, OtherImageFilesystem
 
 
 class Amount(Record, eq=False):
@@ -51,12 +51,13 @@ class Amount(Record, eq=False):
 class Threshold(Record, eq=False):
     """An eviction threshold of one signal.
 
-    A threshold without a grace period is hard, in either list. Two thresholds are equal if signal, amount and grace
-    period are; the minimum reclaim is ignored. The operator follows from the signal.
+    A threshold without a grace period is hard, in either list. Two thresholds are equal if signal, amount, grace period
+    and filesystem are; the minimum reclaim is ignored. The operator follows from the signal.
 
     Attributes:
         grace_s: time for which it must be met before it is acted on.
         minimum_reclaim: distance from the amount required to clear the threshold once it was acted on.
+        filesystem: an image filesystem besides the first; ``None`` for that of the signal.
 
     Source: kubelet ``evictionapi.Threshold``.
     """
@@ -65,16 +66,19 @@ class Threshold(Record, eq=False):
     amount: Amount
     grace_s: float = 0.0
     minimum_reclaim: Amount | None = None
+    filesystem: OtherImageFilesystem | None = None
 
     def __eq__(self, other: object) -> bool:
         """Return whether the compared attributes are equal."""
-        if not isinstance(other, Threshold):
-            return NotImplemented
-        return (self.signal, self.amount, self.grace_s) == (other.signal, other.amount, other.grace_s)
+        return self._compared == other._compared if isinstance(other, Threshold) else NotImplemented
 
     def __hash__(self) -> int:
         """Return the hash of the compared attributes."""
-        return hash((self.signal, self.amount, self.grace_s))
+        return hash(self._compared)
+
+    @property
+    def _compared(self) -> tuple[Signal, Amount, float, OtherImageFilesystem | None]:
+        return self.signal, self.amount, self.grace_s, self.filesystem
 
     @property
     def hard(self) -> bool:
@@ -88,8 +92,14 @@ class Threshold(Record, eq=False):
 
     @property
     def text(self) -> str:
-        """The threshold as configured, such as ``nodefs.available<10%``."""
-        return f"{self.signal}{self.operator}{self.amount.text}"
+        """The threshold as configured, such as ``nodefs.available<10%``; with the path of another image filesystem."""
+        on = "" if self.filesystem is None else f" on {self.filesystem.path}"
+        return f"{self.signal}{self.operator}{self.amount.text}{on}"
+
+    @property
+    def measurand(self) -> Measurand:
+        """The signal with its filesystem."""
+        return Measurand(self.signal, "" if self.filesystem is None else self.filesystem.path)
 
     def limit(self, capacity: float, *, with_reclaim: bool = False) -> float:
         """Return the threshold quantity for a capacity, on request with the minimum reclaim."""
@@ -141,7 +151,7 @@ def in_order(thresholds: Iterable[Threshold]) -> tuple[Threshold, ...]:
     return tuple(dict.fromkeys(sorted(thresholds, key=_order)))
 
 
-def _order(threshold: Threshold) -> tuple[int, bool, int, float, float, float, float, float]:
+def _order(threshold: Threshold) -> tuple[int, bool, int, float, float, float, float, float, str, int]:
     group, place = position(threshold.signal)
     reclaim = threshold.minimum_reclaim or Amount(0)
     return (
@@ -153,16 +163,18 @@ def _order(threshold: Threshold) -> tuple[int, bool, int, float, float, float, f
         threshold.amount.share or 0.0,
         -(reclaim.number or 0.0),
         -(reclaim.share or 0.0),
+        threshold.measurand.path,
+        0 if threshold.filesystem is None else threshold.filesystem.device_id,
     )
 
 
 def for_layout(
-    thresholds: Sequence[Threshold], layout: FilesystemLayout
+    thresholds: Sequence[Threshold], layout: FilesystemLayout, others: Iterable[OtherImageFilesystem] = ()
 ) -> tuple[tuple[Threshold, ...], tuple[str, ...]]:
-    """Return the thresholds with derived ones for containerfs, and warnings about configured ones that they replace.
+    """Return the thresholds with derived ones, and warnings about configured ones that they replace.
 
     containerfs has the thresholds of the filesystem with the writable layers: of imagefs if that is dedicated, else of
-    nodefs.
+    nodefs. Each other image filesystem has the thresholds of imagefs; the kubelet watches the first one only.
 
     Source: kubelet ``UpdateContainerFsThresholds``.
     """
@@ -185,10 +197,16 @@ def for_layout(
         for each in thresholds
         if each.signal in targets and each not in derived
     )
-    return kept + derived, warnings
+    of_others = tuple(
+        replace(each, filesystem=filesystem)
+        for filesystem in others
+        for each in kept
+        if each.signal in {Signal.IMAGEFS_AVAILABLE, Signal.IMAGEFS_INODES_FREE}
+    )
+    return kept + derived + of_others, warnings
 
 
-def find_contradictions(thresholds: Iterable[Threshold], capacities: Mapping[Signal, float]) -> tuple[str, ...]:
+def find_contradictions(thresholds: Iterable[Threshold], capacities: Mapping[Measurand, float]) -> tuple[str, ...]:
     """Return a sentence for every soft threshold that is not met before its signal's hard one on this node.
 
     A share and a quantity are compared by the capacity of the signal; without a capacity they are skipped.
@@ -198,8 +216,8 @@ def find_contradictions(thresholds: Iterable[Threshold], capacities: Mapping[Sig
         f"soft threshold {soft.text} is not met before the hard one {hard.text}; its grace period has no effect"
         for hard in listed
         for soft in listed
-        if hard.hard and not soft.hard and hard.signal is soft.signal
-        if _is_met_later(soft, hard, capacities.get(hard.signal))
+        if hard.hard and not soft.hard and hard.measurand == soft.measurand
+        if _is_met_later(soft, hard, capacities.get(hard.measurand))
     )
 
 

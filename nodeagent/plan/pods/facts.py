@@ -322,4 +322,5 @@ def _usage(reading: PodReading | None) -> PodUsage | None:
         logs=reading.logs or Footprint(),
         volumes=reading.volumes or Footprint(),
         ephemeral_bytes=reading.ephemeral_bytes,
+        layers=reading.layers,
     )

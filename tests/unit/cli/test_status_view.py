@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def signal(name: str, *, met: bool = False) -> SimpleNamespace:
     thresholds = [SimpleNamespace(met=met, text=f"{name}<15%")]
-    return SimpleNamespace(signal=name, available=100, capacity=200, thresholds=thresholds)
+    return SimpleNamespace(signal=name, available=100, capacity=200, thresholds=thresholds, mountpoint="")
 
 
 def test_bars_of_long_and_short_names_begin_in_one_column() -> None:

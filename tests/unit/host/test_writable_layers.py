@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.writable_layers import find_upper_directories, snapshotter_of
+from nodeagent.host.writable_layers import find_layer_devices, find_upper_directories, snapshotter_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,3 +57,31 @@ def test_no_layers_are_found_with_unreadable_mounts(tmp_path: Path) -> None:
 )
 def test_snapshotter_is_read_from_the_directory_of_a_layer(upper: str, snapshotter: str) -> None:
     assert snapshotter_of(upper) == snapshotter
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([f"31 25 8:17 /snapshots/3 /run/k8s.io/{ID}/rootfs rw - ext4 /dev/sdb1 rw"], os.makedev(8, 17)),
+        ([f"31 25 0:40 / /run/k8s.io/{ID}/rootfs rw - overlay overlay rw,upperdir={{upper}}"], "upper"),
+        ([f"31 25 0:40 / /run/k8s.io/{ID}/rootfs rw - overlay overlay rw,upperdir=/missing"], None),
+        ([f"31 25 0:40 / /run/k8s.io/{ID}/rootfs rw - overlay overlay rw,lowerdir=/a:/b"], None),
+        ([f"31 25 8:17 / /run/k8s.io/{ID}/rootfs/data rw - ext4 /dev/sdb1 rw"], None),
+        ([f"31 25 8:17 / /run/k8s.io/{ID}/other rw - ext4 /dev/sdb1 rw"], None),
+        ([f"31 25 8:x / /run/k8s.io/{ID}/rootfs rw - ext4 /dev/sdb1 rw"], None),
+        ([f"{n} 25 8:{n} / /run{n}/{ID}/rootfs rw - ext4 /dev/sdb1 rw" for n in (1, 2)], None),
+        ([f"{n} 25 8:1 / /run{n}/{ID}/rootfs rw - ext4 /dev/sdb1 rw" for n in (1, 2)], os.makedev(8, 1)),
+        (["no mount"], None),
+    ],
+)
+def test_device_of_a_writable_layer_is_that_of_its_root_filesystem(
+    tmp_path: Path, lines: list[str], expected: int | str | None
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("\n".join(each.format(upper=tmp_path) for each in lines) + "\n")
+    wanted = tmp_path.stat().st_dev if expected == "upper" else expected
+    assert find_layer_devices([ID, OTHER], str(mounts)) == ({} if wanted is None else {ID: wanted})
+
+
+def test_no_devices_are_found_with_unreadable_mounts(tmp_path: Path) -> None:
+    assert find_layer_devices([ID], str(tmp_path / "none")) == {}

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.gc import measurement
 from nodeagent.act.gc.collector import Collector, RemovalCompletion
-from nodeagent.act.gc.outcomes import Outcome, PassEnd, Result
+from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.api import codec
 from nodeagent.api.gc import Preview, Report
-from nodeagent.model.pressure import FilesystemRole
+from nodeagent.errors import ObservationError
+from nodeagent.model.pressure import FilesystemRole, OtherImageFilesystem
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from tests.support.manual_clock import ManualClock
-from tests.unit.builders import MIB, removed
+from tests.unit.builders import MIB, NOW, container, removed
 from tests.unit.plan.gc.test_image_filesystems import KATA, OVERLAY, node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.act.gc.executor import Remover
-    from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.act.gc.preview import Preview as PreviewOfPass
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.plan.decision import Decision
@@ -130,3 +131,59 @@ async def test_reclaim_removes_images_of_the_watched_filesystem_only() -> None:
     reclaimer = Reclaimer(made.observe, GCPolicy(), run)
     preview = await reclaimer.preview(ReclaimStep(ReclaimAction.UNUSED_IMAGES, FilesystemRole.IMAGEFS))
     assert removed(preview.plans[0]) == ["o1", "o2"]
+
+
+def kata(observed: NodeSnapshot, **changed: Any) -> OtherImageFilesystem:
+    """Return Kata's filesystem of a node as watched by eviction."""
+    (own,) = (each.observed for each in observed.image_filesystems if each.path == KATA)
+    assert own is not None
+    return OtherImageFilesystem("/a/path/on/it", own.device_id, frozenset({"native"}))._replace(**changed)
+
+
+def reclaimer_of(made: Node, policy: GCPolicy | None = None) -> Reclaimer:
+    async def run(preview: PreviewOfPass, stop: asyncio.Event) -> PassReport:
+        assert not stop.is_set()
+        results = tuple([await made.remove(each) for each in preview.removals])
+        return PassReport("id", "images", "eviction", NOW, 0.1, False, preview.plans, results, PassEnd.COMPLETE)
+
+    return Reclaimer(made.observe, policy or GCPolicy(), run)
+
+
+async def test_reclaim_for_another_filesystem_removes_its_images_only() -> None:
+    made = Node(node(99, 50, content=False))
+    step = ReclaimStep(ReclaimAction.UNUSED_IMAGES, FilesystemRole.IMAGEFS, kata(made.observed))
+    done = await reclaimer_of(made).run(step, asyncio.Event())
+    assert set(made.gone) == {"k1", "k2"}
+    assert (done.path, done.freed(), done.confirmed) == (KATA, 200 * MIB, True)
+
+
+@pytest.mark.parametrize("action", [ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES])
+async def test_reclaim_for_a_filesystem_without_known_images_fails_and_removes_nothing(action: ReclaimAction) -> None:
+    made = Node(node(99, 99))
+    step = ReclaimStep(action, FilesystemRole.IMAGEFS, kata(made.observed, device_id=1))
+    with pytest.raises(ObservationError, match="no longer known as an image filesystem"):
+        await reclaimer_of(made).run(step, asyncio.Event())
+    assert made.gone == []
+
+
+async def test_reclaim_for_the_first_filesystem_by_its_path_among_the_others_fails() -> None:
+    made = Node(node(99, 99))
+    first = made.observed.image_filesystem
+    assert first is not None
+    step = ReclaimStep(
+        ReclaimAction.UNUSED_IMAGES, FilesystemRole.IMAGEFS, kata(made.observed, device_id=first.device_id)
+    )
+    with pytest.raises(ObservationError):
+        await reclaimer_of(made).preview(step)
+
+
+async def test_dead_containers_of_other_snapshotters_are_kept() -> None:
+    dead = tuple(container(each, finished_s=9000) for each in ("native", "overlay", "unrecorded"))
+    stores = {"native": "native", "overlay": "overlayfs"}
+    observed = replace(node(50, 99), images=(), containers=dead, snapshotters=stores)
+    made = Node(observed)
+    policy = GCPolicy(containers=ContainerGCPolicy(max_per_pod_container=0))
+    reclaimer = reclaimer_of(made, policy)
+    for other, gone in ((kata(observed), {"native"}), (None, {"native", "overlay", "unrecorded"})):
+        preview = await reclaimer.preview(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS, other))
+        assert {each.id for each in preview.removals} == gone

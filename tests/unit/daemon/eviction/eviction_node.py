@@ -26,9 +26,10 @@ from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pods import PodHandle, PodInventory
-from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, PodFacts
+from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem, PodFacts
 from nodeagent.observe.eviction_signals import EvaluatedSignals, EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.plan.eviction.thresholds import for_layout
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.unit.plan.eviction.cases import at, disk, pod, read, thresholds
@@ -85,6 +86,7 @@ class Node:
     soft: dict[str, str] = field(default_factory=dict)
     policy: EvictionPolicy = field(default_factory=EvictionPolicy)
     layout: FilesystemLayout = FilesystemLayout.SINGLE
+    others: tuple[OtherImageFilesystem, ...] = ()
     dry_run: bool = False
     refusal: str = ""
     file: EvictionFile | None = None
@@ -113,7 +115,9 @@ class Node:
         return Moment(self.clock.now(), self.clock.monotonic_s())
 
     async def read_layout(self) -> SignalLayout:
-        return SignalLayout(SignalPaths("/"), self.layout, thresholds(self.limits, **self.soft))
+        configured = thresholds(self.limits, **self.soft)
+        of_others = (each for each in for_layout(configured, self.layout, self.others)[0] if each.filesystem)
+        return SignalLayout(SignalPaths("/"), self.layout, (*configured, *of_others), others=self.others)
 
     async def read_pods(self, with_disk: bool) -> PodInventory:
         del with_disk

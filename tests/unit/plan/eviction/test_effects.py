@@ -16,17 +16,16 @@ from nodeagent.plan.eviction.effects import (
     EffectEnd,
     EndedEffect,
     OutstandingEffect,
-    Shortage,
     Victim,
     confirm,
     effect_of_reclaim,
     effects_of_eviction,
     restarted,
-    shortage_of,
     update_effects,
     withholding,
 )
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.plan.eviction.shortage import Shortage, shortage_of
 from nodeagent.plan.eviction.state import EvictionState, begin_eviction, drop_eviction, evaluate
 from nodeagent.record import replace
 from tests.unit.builders import MIB

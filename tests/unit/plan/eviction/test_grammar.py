@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.pressure import FilesystemLayout, Signal
+from nodeagent.model.pressure import FilesystemLayout, Measurand, Signal
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.thresholds import find_contradictions, for_layout, in_order
 
@@ -308,5 +308,5 @@ def test_share_and_quantity_contradict_by_the_capacity_of_the_node(capacity: int
         soft="memory.available<10%",
         soft_grace_period="memory.available=1m",
     )
-    capacities = {} if capacity is None else {Signal.MEMORY_AVAILABLE: capacity}
+    capacities = {} if capacity is None else {Measurand(Signal.MEMORY_AVAILABLE): capacity}
     assert bool(find_contradictions(thresholds, capacities)) is contradicts

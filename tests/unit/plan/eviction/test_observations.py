@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def test_impossible_reading_is_rejected_and_meets_no_threshold(reading: Observation, code: str, cause: str) -> None:
     readings = validate([reading], at(0), 1.0)
     assert not readings.accepted
-    rejection = readings.rejected[reading.signal]
+    rejection = readings.rejected[reading.measurand]
     assert rejection.code == code
     assert cause in rejection.sentence
     evaluation = evaluated(reading)
@@ -49,14 +49,14 @@ def test_impossible_reading_is_rejected_and_meets_no_threshold(reading: Observat
     ],
 )
 def test_possible_reading_is_accepted(reading: Observation) -> None:
-    assert validate([reading], at(0), 1.0).accepted == {reading.signal: reading}
+    assert validate([reading], at(0), 1.0).accepted == {reading.measurand: reading}
 
 
 def test_two_different_readings_of_a_signal_contradict() -> None:
     first, second = read(available_mib=50), read(available_mib=500)
     for order in ([first, second], [second, first]):
-        assert validate(order, at(0), 1.0).rejected[first.signal].code == "contradictory"
-    assert validate([first, first], at(0), 1.0).accepted == {first.signal: first}
+        assert validate(order, at(0), 1.0).rejected[first.measurand].code == "contradictory"
+    assert validate([first, first], at(0), 1.0).accepted == {first.measurand: first}
 
 
 def test_age_of_a_reading_ignores_the_wall_clock() -> None:

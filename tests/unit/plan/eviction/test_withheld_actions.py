@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.pressure import FilesystemLayout, Signal
-from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage, shortage_of, withholding
+from nodeagent.plan.eviction.effects import OutstandingEffect, withholding
+from nodeagent.plan.eviction.shortage import Shortage, shortage_of
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import replace
 from tests.unit.builders import MIB

@@ -1,0 +1,54 @@
+"""Writable layers without a size in the runtime's statistics and without a visible mount, measured by the runtime.
+
+containerd 2.1 reports no usage of the layers of a snapshotter that only a runtime handler uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import NodeAgentError
+from nodeagent.record import replace
+from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.cri_messages import ContainerUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from nodeagent.model.pods import RuntimePod
+    from nodeagent.runtime.containerd_records import SnapshotUsage
+
+    MeasureLayer = Callable[[str, str], Awaitable[SnapshotUsage | None]]
+
+_WITHIN_S: Final = 10.0
+
+
+async def measure_missing(
+    pods: Sequence[RuntimePod], stats: Mapping[str, ContainerUsage], measure: MeasureLayer
+) -> dict[str, ContainerUsage]:
+    """Return the statistics of running containers without a size, with the size of their layer where it is measured.
+
+    Each layer has ten seconds; without a result its size remains unknown.
+    """
+    missing = {
+        each.id: store
+        for pod in pods
+        for each in pod.running
+        if (traits := pod.traits.get(each.id)) is not None and (store := traits.snapshotter)
+        if each.id not in stats or stats[each.id].writable_bytes is None
+    }
+
+    async def read(container_id: str) -> SnapshotUsage | None:
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                return await measure(missing[container_id], container_id)
+        except (NodeAgentError, TimeoutError):
+            return None
+
+    found = await run_bounded(read, list(missing))
+    return {
+        key: replace(stats.get(key, ContainerUsage(key)), writable_bytes=used.size_bytes, writable_inodes=used.inodes)
+        for key, used in zip(missing, found, strict=True)
+        if used is not None
+    }
