@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import PassBusyError
-from nodeagent.host.lock import daemon_lock, process_lock
+from nodeagent.host.lock import daemon_lock, lock_identity, process_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,3 +37,18 @@ def test_lock_in_an_unusable_directory_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with daemon_lock(tmp_path / "file") as warning:
         assert warning.startswith(f"cannot lock against other processes: {tmp_path}/file/daemon.lock: ")
+
+
+def test_identity_is_that_of_the_file_and_not_of_its_path(tmp_path: Path) -> None:
+    path, other = tmp_path / "pass.lock", tmp_path / "other" / "pass.lock"
+    assert lock_identity(path) == ""
+    with process_lock(path), process_lock(other):
+        identity = lock_identity(path)
+        assert identity
+        assert identity != lock_identity(other)
+    with process_lock(path):
+        assert lock_identity(path) == identity
+    path.rename(tmp_path / "moved.lock")
+    assert lock_identity(tmp_path / "moved.lock") == identity
+    with process_lock(path):
+        assert lock_identity(path) != identity
