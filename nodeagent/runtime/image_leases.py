@@ -192,6 +192,18 @@ class ImageLeases:
                 "leases.AddResource", lease_id, "FAILED_PRECONDITION", "images are not in the lease"
             )
 
+    async def wait_for_writes(self, lease_id: str) -> None:
+        """Return after the changes of metadata that other clients requested before.
+
+        containerd makes one change after the other, and none during the mark phase of a collection. This one, of a
+        lease of :meth:`open`, has no effect. Source: containerd ``metadata/db.go`` (``Update``, ``GarbageCollect``).
+        """
+        try:
+            await self._client.add_lease_resource(lease_id, holder_of(lease_id))
+        except RuntimeRequestError as error:
+            if not is_disk_full(error):  # it had its turn
+                raise
+
     async def list_open(self) -> tuple[OpenRemoval, ...]:
         """Return the removals without decision, of this process and of others."""
         leases = await self._client.list_leases()

@@ -249,11 +249,17 @@ class ImageTransaction:
     async def _settle(self) -> Settled | NodeAgentError:
         try:
             with self._services.waits.waiting():
-                return await settle(self._services.records.creations, self._services.settle_s)
+                services = self._services
+                return await settle(
+                    services.records.creations, self._wait_for_writes, services.clock, services.settle_s
+                )
         except RuntimeUnavailableError:
             raise
         except NodeAgentError as error:
             return error
+
+    async def _wait_for_writes(self) -> None:
+        await self._services.records.leases.wait_for_writes(self._lease.id)
 
     async def _used(self, settled: Settled | NodeAgentError) -> dict[str, str]:
         """Return the reasons to keep further deleted images; all if unreadable."""
@@ -272,6 +278,8 @@ class ImageTransaction:
     async def _users_now(self, images: Mapping[str, Candidate], settled: Settled) -> dict[str, str]:
         tops = {image_id: self._extents[image_id].tops for image_id in images if image_id in self._extents}
         snapshotters = {node.kind.removeprefix(SNAPSHOTS) for each in tops.values() for node in each}
+        # A collection delays the release that follows, and the creations that could proceed until then.
+        await self._wait_for_writes()
         # Snapshots before containers: a creation that proceeds meanwhile is then seen as one or the other.
         records = self._services.records
         prepared = await records.creations.prepared(snapshotters, records.snapshotters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +30,27 @@ async def test_image_whose_container_is_prepared_during_the_restore_of_another_o
         assert list(outcomes(report).values()).count(Outcome.DONE) == len(preview.removals) - 2
         assert names <= set(made.node.store.names)
         assert set(made.node.store.leases) == {"1-a", "1-b"}
+
+
+async def test_image_whose_creation_waited_behind_other_writes_of_containerd_is_kept(rig: Opener) -> None:
+    """Such as the collection of the transaction before, whose end lets both the creation and the agent proceed."""
+    async with rig(bulk=True, undo_window=timedelta()) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        late = next(each.id for each in preview.removals if made.node.images[each.id].chain_id)
+        names = set(made.node.names_of(late))
+        create = begin_creation(made, late)
+        waiting = iter([create])
+
+        def proceed() -> None:
+            for each in waiting:
+                each()
+
+        made.server.faults.before("Leases.AddResource", proceed)
+        made.server.faults.before("Leases.Delete", proceed)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert outcomes(report)[late] is Outcome.CHANGED
+        assert names <= set(made.node.store.names)
+        assert list(outcomes(report).values()).count(Outcome.DONE) == len(preview.removals) - 1
 
 
 async def test_image_whose_container_is_prepared_during_the_creation_of_the_undo_lease_is_kept(rig: Opener) -> None:

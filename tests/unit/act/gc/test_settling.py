@@ -1,11 +1,16 @@
-"""Measurement of the time in which transactions only wait."""
+"""Wait for creations in progress, and measurement of the time in which transactions only wait."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 
-from nodeagent.act.gc.settling import Waits
+import pytest
+
+from nodeagent.act.gc.settling import Waits, settle
+from nodeagent.runtime.creations import CreationLeases
 from tests.support.manual_clock import ManualClock
+from tests.support.virtual_time import play
 
 
 def test_time_counts_only_while_a_transaction_waits_and_none_works() -> None:
@@ -34,3 +39,40 @@ def test_wait_ends_with_its_error() -> None:
         clock.at_s += 1
     clock.at_s += 2
     assert waits.total_s == 1
+
+
+class LoopClock(ManualClock):
+    """The time of the running loop."""
+
+    def monotonic_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class NoCreations:
+    async def leases(self) -> CreationLeases:
+        return CreationLeases(frozenset(), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("delays_s", "ends_s"),
+    [
+        ((0.0,), 0.25),
+        ((0.3, 0.0), 0.25 + 0.3 + 0.3),
+        ((0.1, 0.2, 0.0), 0.25 + 0.1 + 0.1 + 0.2 + 0.2),
+        ((0.6, 0.1), 1.0 + 0.1),
+        ((5.0,), 0.25 + 5.0),
+    ],
+    ids=["prompt", "delayed once", "delayed twice", "cut at the maximum", "beyond the maximum"],
+)
+def test_wait_is_extended_by_the_delay_of_writes_up_to_its_maximum(delays_s: tuple[float, ...], ends_s: float) -> None:
+    left = list(delays_s)
+
+    async def write() -> None:
+        await asyncio.sleep(left.pop(0))
+
+    async def wait() -> None:
+        await settle(NoCreations(), write, LoopClock(), 1.0)
+        assert asyncio.get_running_loop().time() == pytest.approx(ends_s)
+
+    play(wait())
+    assert not left
