@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,12 +15,35 @@ from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.observe.eviction_signals import layout_of
 from nodeagent.plan.eviction.reclaim import reclaim_steps
+from tests.support.containerd import LoopFs
+from tests.support.pressed import MIB, UNUSED, PressedNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.integration.conftest import ContainerdFactory
+
 pytestmark = pytest.mark.real
+
+
+TOP = "btrfs"
+
+
+@dataclass(frozen=True, slots=True)
+class Subvolumes(LoopFs):
+    """A Btrfs with two subvolumes, of which ``containerd`` is the image filesystem and ``kubelet`` is for nodefs."""
+
+    def mount(self, file: Path, point: Path) -> None:
+        top = point.parent / TOP
+        top.mkdir()
+        file.touch()
+        os.truncate(file, self.size_mib << 20)
+        subprocess.run(["mkfs.btrfs", "-q", str(file)], check=True)
+        subprocess.run(["mount", "-o", "loop", str(file), str(top)], check=True)
+        for name in ("containerd", "kubelet"):
+            subprocess.run(["btrfs", "subvolume", "create", str(top / name)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["mount", "--bind", str(top / "containerd"), str(point)], check=True)
 
 
 @pytest.fixture
@@ -52,3 +76,29 @@ def test_images_are_removed_before_pods_on_subvolumes_of_one_filesystem(btrfs: P
     steps = [each.text for each in reclaim_steps(Signal.NODEFS_AVAILABLE, layout)]
     assert "unused-images on nodefs" in steps
     assert filesystem_id(str(btrfs)) != filesystem_id(str(btrfs.parent))
+
+
+@pytest.mark.skipif(shutil.which("mkfs.btrfs") is None, reason="mkfs.btrfs (btrfs-progs) is not installed")
+def test_images_and_then_one_pod_suffice_since_freed_space_is_committed(
+    containerd_factory: ContainerdFactory, tmp_path: Path
+) -> None:
+    containerd = containerd_factory(imagefs=Subvolumes(700))
+    node = PressedNode(containerd, tmp_path, nodefs=containerd.log_root)
+    kubelet = containerd.base / TOP / "kubelet"
+    subprocess.run(["mount", "--bind", str(kubelet), str(containerd.log_root)], check=True)
+    node.import_images(unused=True)
+    node.run_writer("writer", 60)
+    node.run_writer("quiet", 1)
+    with node.daemon(f'hard = "nodefs.available<{node.available_bytes // MIB + 10}Mi"'):
+        cleared = len(node.wait_for("threshold_cleared", timeout_s=60))
+        node.wait_passes(2)
+    removals = [each["step"] for each in node.events("reclaimed") if each["removed"]]
+    assert removals in (["unused-images on nodefs"], ["irreplaceable-images on nodefs"])
+    assert not set(UNUSED) & node.tags()
+    assert not node.events("eviction_started")
+    assert node.running() == {"writer", "quiet"}
+    with node.daemon(f'hard = "nodefs.available<{node.available_bytes // MIB + 30}Mi"'):
+        node.wait_for("threshold_cleared", cleared + 1, timeout_s=60)
+        node.wait_passes(2)
+    assert [each["pod_name"] for each in node.events("evicted")] == ["writer"]
+    assert node.running() == {"quiet"}

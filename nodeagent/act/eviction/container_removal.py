@@ -10,6 +10,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Final, Protocol
 
+from nodeagent.act.freed_space import make_visible
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
 from nodeagent.model import ContainerState
 from nodeagent.record import Record
@@ -128,6 +129,8 @@ class CriContainerCleaner:
         if present:
             errors.append(f"{len(present)} writable layer(s) still on the disk: {', '.join(present[:_SHOWN])}")
         confirmed = not remaining and not present and (not uncollected or bool(victim.layers))
+        if confirmed:
+            await make_visible(victim.layers)
         if uncollected and not confirmed:
             errors.append(uncollected)
         return CleanupResult(confirmed, removed, detail="; ".join(dict.fromkeys(errors)))

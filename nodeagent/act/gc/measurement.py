@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.act.freed_space import make_visible
 from nodeagent.act.gc.outcomes import MeasuredFilesystem, Outcome
 from nodeagent.errors import NodeAgentError
 from nodeagent.plan.decision import Accounting, ItemKind
@@ -100,9 +101,9 @@ class Measurement:
     async def _settled(self, before: FsObservation) -> FsObservation:
         """Measure a filesystem once it shows the freed bytes, or after a bounded wait.
 
-        containerd sometimes collects in the background, and XFS frees inodes and blocks with a delay; a pass that
-        measured at once would remove more than needed. Without exact accounting the freed bytes are unknown, so
-        there is no wait.
+        containerd sometimes collects in the background, XFS frees inodes and blocks with a delay, and Btrfs with the
+        next commit; a pass that measured at once would remove more than needed. Without exact accounting the freed
+        bytes are unknown, so there is no wait.
         """
         exact = any(plan.accounting is Accounting.LAYERS for plan in self._progress.plans)
         certain_bytes = max(0, self._predicted_bytes(before.path) * 98 // 100 - MEASUREMENT_SLACK_BYTES)
@@ -113,6 +114,8 @@ class Measurement:
             settled = not exact or not certain_bytes or measured.available_bytes >= target_bytes
             if settled or waited_s >= SETTLE_WITHIN_S or self._stop.is_set():
                 return measured
+            if not waited_s:
+                await make_visible([before.path])
             waited_s += SETTLE_STEP_S
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), SETTLE_STEP_S)

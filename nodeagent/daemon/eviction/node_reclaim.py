@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.act.eviction.reclaimer import Reclaimed
+from nodeagent.act.freed_space import make_visible
 from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.plan.eviction.effects import effect_of_reclaim
@@ -66,6 +67,8 @@ class NodeReclaim:
             return False
         dry_run, report = self._actions.dry_run, done.report
         if not dry_run:
+            if report is not None:
+                await make_visible(await self._paths())
             await self._record_effect(done, status)
         self._reporter.logger.warning(
             "would_reclaim" if dry_run else "reclaimed",
@@ -77,6 +80,12 @@ class NodeReclaim:
             pass_id="" if report is None else report.id,
         )
         return True
+
+    async def _paths(self) -> list[str]:
+        """Return a path on each filesystem of the node."""
+        layout = await self._signals.layout()
+        first = (layout.paths.nodefs, layout.paths.imagefs, layout.paths.containerfs)
+        return [each for each in (*first, *(other.path for other in layout.others)) if each is not None]
 
     async def _run_locked(
         self, step: ReclaimStep, status: ThresholdStatus, without_victim: AbstractSet[Threshold]
