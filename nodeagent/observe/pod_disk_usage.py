@@ -284,17 +284,16 @@ def with_layers(
     lower_bounds: Collection[str],
 ) -> PodReading:
     """Return a reading with the writable layers of all running and reported containers, each with its place."""
-    ids = [each.id for each in pod.containers if each.id in stats or each in pod.running]
-    used = {
-        key: Footprint(each.writable_bytes, each.writable_inodes or 0, key in lower_bounds)
-        for key, each in stats.items()
-        if key in ids and each.writable_bytes is not None
-    }
-    layers = []
-    for key in ids:
+    layers, running = [], frozenset(each.id for each in pod.running)
+    for container in pod.containers:
+        key, reported = container.id, stats.get(container.id)
+        if reported is None and key not in running:
+            continue
+        used = Footprint()
+        if reported is not None and reported.writable_bytes is not None:
+            used = Footprint(reported.writable_bytes, reported.writable_inodes or 0, key in lower_bounds)
         traits = pod.traits.get(key)
-        store = "" if traits is None else traits.snapshotter
-        layers.append(LayerUsage(used.get(key, Footprint()), devices.get(key), store))
+        layers.append(LayerUsage(used, devices.get(key), "" if traits is None else traits.snapshotter))
     return replace(reading, layers=tuple(layers))
 
 
