@@ -1,7 +1,8 @@
 """Passes on a large node against the bare list calls of the same run, with the memory of the agent.
 
 The runtime is a simulated one in a process of its own, behind its socket. Bare list calls are the lists of the node
-without decoding, planning and recording. Each node is measured by a process of its own, for its peak memory.
+without decoding, planning and recording: each answer is received and parsed. Each node is measured by a process of its
+own, for its peak memory.
 """
 
 from __future__ import annotations
@@ -87,17 +88,23 @@ STREAMED: Final = (
 )
 
 
-async def list_all(connection: RuntimeConnection, *, with_containerd: bool) -> int:
-    """Make the bare list calls of a pass; return the bytes of the answers."""
+def _unmeasured(_answer: Message) -> int:
+    return 0
+
+
+async def list_all(
+    connection: RuntimeConnection, *, with_containerd: bool, size_of: Callable[[Message], int] = _unmeasured
+) -> int:
+    """Make the bare list calls of a pass; return the bytes of the answers by ``size_of``, which takes time itself."""
     size_bytes = 0
     for method in CRI + (CONTAINERD if with_containerd else ()):
-        size_bytes += (await connection.unary(method, method.request(), metadata=METADATA)).ByteSize()
+        size_bytes += size_of(await connection.unary(method, method.request(), metadata=METADATA))
     for method in STREAMED if with_containerd else ():
         request = method.request()
         if isinstance(request, snapshots_pb2.ListSnapshotsRequest):
             request.snapshotter = "overlayfs"
         async for part in connection.stream(method, request, metadata=METADATA):
-            size_bytes += part.ByteSize()
+            size_bytes += size_of(part)
     return size_bytes
 
 
@@ -114,7 +121,7 @@ async def measure(config: Path, runs: int, *, with_containerd: bool) -> dict[str
     """Return the seconds of bare lists, first pass and later passes (medians), and MiB of answers and memory."""
     settings = load_settings(config, {"runtime.containerd_api": "auto" if with_containerd else "off"})
     async with RuntimeConnection(settings.endpoint) as connection:
-        size_bytes = await list_all(connection, with_containerd=with_containerd)
+        size_bytes = await list_all(connection, with_containerd=with_containerd, size_of=lambda part: part.ByteSize())
         bare = await _timed(runs, lambda: list_all(connection, with_containerd=with_containerd))
     async with open_agent(settings, record=True, dry_run=False) as agent:
 
