@@ -156,3 +156,27 @@ async def test_small_lists_keep_nothing(tmp_path: Path) -> None:
         before, after = await cri.list_containers(), await cri.list_containers()
         assert before == after
         assert not any(first is second for first, second in zip(before, after, strict=True))
+
+
+async def test_runtime_that_alternates_its_lists_is_believed_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_cache, "CACHED_FROM_ITEMS", 10)
+    turns = iter(range(100))
+
+    def alternate(response: Message) -> Message:
+        """Return the list, half of it backwards, or all of it with another image in the first container."""
+        listed = api.ListContainersResponse.FromString(response.SerializeToString()).containers
+        turn = next(turns) % 3
+        if turn == 1:
+            return api.ListContainersResponse(containers=list(listed)[::-2])
+        if turn == 2:
+            listed[0].image_ref = f"sha256:{'0' * 64}"
+        return api.ListContainersResponse(containers=listed)
+
+    async with served(tmp_path, streams=False) as (server, cri, _):
+        whole = await cri.list_containers()
+        changed = (replace(whole[0], image_ref=f"sha256:{'0' * 64}"), *whole[1:])
+        server.faults.alter("ListContainers", alternate)
+        for _ in range(2):
+            assert [await cri.list_containers() for _ in range(3)] == [whole, whole[::-2], changed]

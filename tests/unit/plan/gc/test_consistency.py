@@ -46,10 +46,25 @@ EMPTY = {"containers": (), "existing": frozenset()}
         pytest.param({"containers": (running("c1"), running("c1"))}, ["duplicate-id"], id="container twice"),
         pytest.param({"containers": (running("c1"), running(""))}, ["id-missing"], id="container without id"),
         pytest.param({"images": (image("sha256:i"), image(""))}, ["id-missing"], id="image without id"),
+        pytest.param({"containers": (running("c1"), running("sb-web"))}, ["duplicate-id"], id="container and sandbox"),
+        pytest.param(
+            {"sandboxes": (sandbox("web", ready=True), sandbox("db", ready=True), sandbox("db"))},
+            ["duplicate-id"],
+            id="sandbox twice",
+        ),
         pytest.param({"sandboxes": (sandbox("web", ready=True),)}, ["sandbox-unlisted"], id="sandbox missing"),
         pytest.param({"containers": (container("u", sandbox_id=""),), "existing": frozenset()}, [], id="no sandbox id"),
         pytest.param({"images": (image("b"),)}, ["image-unlisted"], id="image missing"),
         pytest.param({"images": ()}, ["image-unlisted"], id="no image"),
+        pytest.param({"images": (image("sha256:a"),)}, [], id="image id without sha256: in containers"),
+        pytest.param(
+            {"containers": (running("c1"), running("c2", "db", image_ref="sha256:b"))},
+            ["image-unlisted"],
+            id="image of one container of two missing",
+        ),
+        pytest.param(
+            {"containers": (running("c1", image_ref="sha256:b", image_id="a"),)}, [], id="image by the second id only"
+        ),
         pytest.param(
             {
                 "images": (image("x", "registry.example/a:1"),),
