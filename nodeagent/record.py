@@ -2,6 +2,9 @@
 
 A record behaves like a frozen dataclass with slots. Its class is created in 0.01 ms instead of 0.4 ms (Python 3.11), of
 which a command without a daemon needs 130, and an instance in a tenth of the time.
+
+Records of which a large node has tens of thousands (``gc=False``) are unknown to the garbage collector of Python, which
+otherwise takes a tenth of a pass to visit them. They must never refer to an object that refers back to them.
 """
 
 from typing import TYPE_CHECKING, dataclass_transform

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
-class Image(Record):
+class Image(Record, gc=False):
     """One image in the runtime's list.
 
     Attributes:
@@ -46,7 +46,7 @@ class Image(Record):
         return self.repo_digests[0] if self.repo_digests else self.id
 
 
-class ImageUsage(Record, eq=False):
+class ImageUsage(Record, eq=False, gc=False):
     """Recorded use of an image; equal by the first two attributes.
 
     Attributes:

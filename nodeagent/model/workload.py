@@ -29,7 +29,7 @@ class ContainerState(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Container(Record):
+class Container(Record, gc=False):
     """One container in the runtime's list, in any state.
 
     Attributes:
@@ -42,6 +42,8 @@ class Container(Record):
         log_path: absolute path of the current log; ``None`` if unknown.
         volume_images: references of images mounted as volumes.
         display_name: ``namespace/pod/container``; without kubelet labels its own name, else its id. Computed.
+        pod_uid: UID of its pod; empty without the kubelet's label. Computed.
+        has_kubelet_labels: whether it has the kubelet's labels for pod UID and container name. Computed.
 
     Source: CRI ``Container``; the other fields from ``ContainerStatus``.
     """
@@ -62,18 +64,18 @@ class Container(Record):
     log_path: str | None = None
     volume_images: tuple[str, ...] = ()
     display_name: str = ""
+    pod_uid: str = ""
+    has_kubelet_labels: bool = False
 
     def __post_init__(self) -> None:
-        """Compute the name once, as most containers are unchanged between two listings."""
+        """Compute the values of the labels once, as most containers are unchanged between two listings."""
         labels, name = self.labels, self.name or self.id
         if LABEL_POD_NAME in labels:
             name = f"{labels.get(LABEL_POD_NAMESPACE, '')}/{labels[LABEL_POD_NAME]}/{self.name}"
+        uid = labels.get(LABEL_POD_UID, "")
         force_setattr(self, "display_name", name)
-
-    @property
-    def pod_uid(self) -> str:
-        """UID of its pod; empty without the kubelet's label."""
-        return self.labels.get(LABEL_POD_UID, "")
+        force_setattr(self, "pod_uid", uid)
+        force_setattr(self, "has_kubelet_labels", bool(uid and labels.get(LABEL_CONTAINER_NAME)))
 
     @property
     def pod_name(self) -> str:
@@ -85,13 +87,8 @@ class Container(Record):
         """Namespace of its pod; empty without the kubelet's label."""
         return self.labels.get(LABEL_POD_NAMESPACE, "")
 
-    @property
-    def has_kubelet_labels(self) -> bool:
-        """Whether it has the kubelet's labels for pod UID and container name."""
-        return bool(self.labels.get(LABEL_POD_UID)) and bool(self.labels.get(LABEL_CONTAINER_NAME))
 
-
-class Sandbox(Record):
+class Sandbox(Record, gc=False):
     """One pod sandbox in the runtime's list.
 
     Attributes:

@@ -91,12 +91,10 @@ def _shown(key: str, value: Detail) -> str:
 _NO_DETAILS: Final[Mapping[str, Detail]] = MappingProxyType({})
 
 
-class Reason(NamedTuple):
+class Reason(Record, gc=False):
     """A code with its details.
 
-    A named tuple, as is ``Decision``, because a plan creates tens of thousands and a frozen dataclass takes three
-    times as long to create. ``details`` keys have a unit suffix: ``_bytes``, ``_s`` (seconds), ``_percent``, ``_at``
-    (aware UTC time).
+    ``details`` keys have a unit suffix: ``_bytes``, ``_s`` (seconds), ``_percent``, ``_at`` (aware UTC time).
     """
 
     code: ReasonCode
@@ -128,7 +126,7 @@ def sentence_of(code: str, details: Mapping[str, object]) -> str:
         return f"{code} ({shown})" if shown else code
 
 
-class Decision(NamedTuple):
+class Decision(Record, gc=False):
     """The verdict on one item.
 
     Attributes:

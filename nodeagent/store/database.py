@@ -249,7 +249,7 @@ class Store:
         """Return usage in node time as a record by the wall clock of ``at``."""
         ahead = at.wall - record.node_time(at.boottime_s)
         return ImageUseRecord(
-            {key: _moved(each, ahead) for key, each in usage.items()} if ahead else dict(usage),
+            _moved(usage, ahead) if ahead else dict(usage),
             self._observed_since(at),
             trust(record, at),
         )
@@ -265,7 +265,7 @@ class Store:
         if self._clock is not None and stored.clock is not None:
             known = advance(stored.clock, self._clock.anchor)
             ahead = known.node_zero - self._clock.node_zero
-            self._usage = {key: _moved(each, ahead) for key, each in self._usage.items()}
+            self._usage = _moved(self._usage, ahead)
             self._tracker.move(ahead)
             self._clock = replace(
                 self._clock,
@@ -304,23 +304,37 @@ def _is_new(record: ClockRecord, written: ClockRecord | None) -> bool:
     return fields != (written.boot_id, written.node_zero, written.jumped_s, written.calendar_zero is None)
 
 
-def _moved(usage: ImageUsage, by: timedelta) -> ImageUsage:
-    used, present = usage.last_used, usage.present_since
-    try:
-        return ImageUsage(
-            usage.first_detected + by,
-            None if used is None else used + by,
-            usage.pulled_at,
-            None if present is None else present + by,
+class _MovedTimes(dict["datetime", "datetime"]):
+    """Times moved by a duration, at most to the limits of the calendar.
+
+    Equal times become one object: most images of a node share theirs, and are compared by them.
+    """
+
+    def __init__(self, by: timedelta) -> None:
+        super().__init__()
+        self._by = by
+
+    def __missing__(self, moment: datetime) -> datetime:
+        try:
+            moved = moment + self._by
+        except OverflowError:
+            moved = later(moment, self._by.total_seconds())
+        self[moment] = moved
+        return moved
+
+
+def _moved(usage: Mapping[str, ImageUsage], by: timedelta) -> dict[str, ImageUsage]:
+    """Return the usage with all times moved, except pull times, which may be by another clock."""
+    times = _MovedTimes(by)
+    return {
+        image_id: ImageUsage(
+            times[each.first_detected],
+            None if each.last_used is None else times[each.last_used],
+            each.pulled_at,
+            None if each.present_since is None else times[each.present_since],
         )
-    except OverflowError:  # at the limits of the calendar
-        by_s = by.total_seconds()
-        return replace(
-            usage,
-            first_detected=later(usage.first_detected, by_s),
-            last_used=None if used is None else later(used, by_s),
-            present_since=None if present is None else later(present, by_s),
-        )
+        for image_id, each in usage.items()
+    }
 
 
 def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:

@@ -56,8 +56,9 @@ def merge_usage(  # noqa: PLR0913 - facts of one detection
             if previous_at is not None and present < previous_at:
                 present = now
         else:
-            first = min(before.first_detected, now)
-            present = min(before.present_since or first, now)
+            first = min(now, before.first_detected)
+            present = before.present_since or first
+            present = min(now, present)
             if pulled_at is None:
                 pulled_at = before.pulled_at
             elif before.pulled_at is not None and pulled_at != before.pulled_at:

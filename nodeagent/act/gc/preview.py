@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import force_setattr
+
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.planner import plan_all, plan_containers
@@ -28,16 +30,20 @@ class Observer(Protocol):
 
 
 class Preview(Record):
-    """The plans of a pass, in order of execution, with their snapshot."""
+    """The plans of a pass, in order of execution, with their snapshot.
+
+    Attributes:
+        removals: every removal, in order of execution. Computed.
+    """
 
     scope: Scope
     snapshot: NodeSnapshot
     plans: tuple[Plan, ...]
+    removals: tuple[Decision, ...] = ()
 
-    @property
-    def removals(self) -> tuple[Decision, ...]:
-        """Every removal, in order of execution."""
-        return tuple(decision for plan in self.plans for decision in plan.removals)
+    def __post_init__(self) -> None:
+        """Compute the removals once, as a pass reads them many times and plans of large nodes keep most items."""
+        force_setattr(self, "removals", tuple(decision for plan in self.plans for decision in plan.removals))
 
     @property
     def pending_bytes(self) -> int:
@@ -52,7 +58,7 @@ class Preview(Record):
     @property
     def acts(self) -> bool:
         """Whether a pass would collect garbage or remove an item."""
-        return bool(self.pending_bytes) or any(plan.removals for plan in self.plans)
+        return bool(self.pending_bytes) or bool(self.removals)
 
     @property
     def predicted_end(self) -> tuple[PassEnd, str]:

@@ -209,7 +209,7 @@ class _Planner:
         if reason is None:
             return plan
         decisions = tuple(
-            each._replace(reason=reason) if each.id in over_limits else each for each in plan.plan.decisions
+            replace(each, reason=reason) if each.id in over_limits else each for each in plan.plan.decisions
         )
         warnings = dict.fromkeys((*plan.plan.warnings, f"no pod is evicted: {reason.sentence}"))
         changed = replace(plan.plan, decisions=decisions, warnings=tuple(warnings))

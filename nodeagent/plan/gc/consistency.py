@@ -188,7 +188,7 @@ def withheld(plan: Plan, contradictions: Sequence[ListContradiction], *, by_imag
     detail = f"{relevant[0]}{more}"
     reason = Reason(ReasonCode.RUNTIME_INCONSISTENT, {"detail": detail})
     decisions = [
-        each._replace(verdict=Verdict.KEEP, reason=reason) if each.verdict is Verdict.REMOVE else each
+        replace(each, verdict=Verdict.KEEP, reason=reason) if each.verdict is Verdict.REMOVE else each
         for each in plan.decisions
     ]
     return replace(plan, decisions=tuple(decisions), pending_bytes=0, blocked=reason.sentence, ends_undo=False)

@@ -202,7 +202,7 @@ class _Classifier:
 
     def _keep_reason(self, container: Container) -> Reason | None:  # noqa: PLR0911 - one for each rule
         """Return the reason to keep a dead container regardless of limits and its pod; ``None`` without one."""
-        if not self._policy.include_unlabelled and not container.has_kubelet_labels:
+        if not (container.has_kubelet_labels or self._policy.include_unlabelled):
             return _R_UNMANAGED
         if container.state is _UNKNOWN:
             return _R_STATE_UNKNOWN

@@ -122,7 +122,7 @@ class Selection:
         images with common layers are removed.
         """
         if target.kept is not None:
-            self.kept.update((each.id, target.kept) for each in candidates)
+            self.kept.update(dict.fromkeys([each.id for each in candidates], target.kept))
             return []
         skipped, progress = list(candidates), True
         while skipped and progress:
@@ -138,7 +138,7 @@ class Selection:
         for index, candidate in enumerate(candidates):
             image = candidate.image
             if not minimum_bytes and enough_bytes is not None and self.freed_bytes(number) >= enough_bytes:
-                self.kept.update((each.id, _ENOUGH) for each in candidates[index:])
+                self.kept.update(dict.fromkeys([each.id for each in candidates[index:]], _ENOUGH))
                 break
             gain = self.ledger.gain(image)
             useful_bytes = gain[0] if number is None else self.ledger.gain_on(image, number)
@@ -170,7 +170,7 @@ class Selection:
     def _count(self, decision: Decision, image: Image) -> None:
         """Add a removal to the plan; ``decision`` has its gain on all filesystems."""
         if self._freed_on:
-            decision = decision._replace(frees_on=self.ledger.gains(image))
+            decision = replace(decision, frees_on=self.ledger.gains(image))
             for number, each in enumerate(self._snapshot.image_filesystems):
                 self._freed_on[number] += decision.bytes_on(each.path)
         self._freed_bytes += decision.frees_bytes or 0
@@ -194,4 +194,4 @@ class Selection:
                 continue
             image = self._images[each.id]
             gain = self.ledger.gain(image)
-            self._count(each._replace(frees_bytes=gain[0], frees_inodes=gain[1]), image)
+            self._count(replace(each, frees_bytes=gain[0], frees_inodes=gain[1]), image)

@@ -144,7 +144,7 @@ def _restricted(plan: Plan, only: frozenset[str] | None) -> Plan:
     if only is None:
         return plan
     kept = [
-        decision._replace(verdict=Verdict.KEEP, reason=_NOT_IN_PLAN)
+        replace(decision, verdict=Verdict.KEEP, reason=_NOT_IN_PLAN)
         for decision in plan.removals
         if decision.id not in only
     ]

@@ -17,7 +17,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState, Role
-from nodeagent.model.workload import LABEL_POD_UID
 from nodeagent.record import Record
 from nodeagent.units import format_duration, format_time
 
@@ -149,7 +148,7 @@ def _gather(snapshot: NodeSnapshot, ready: AbstractSet[str]) -> dict[str, _Pod]:
     uid_of = {sandbox.id: sandbox.uid for sandbox in snapshot.sandboxes}
     for container in snapshot.containers:
         sandbox_uid = uid_of.get(container.sandbox_id, "")
-        uid = container.labels.get(LABEL_POD_UID) or sandbox_uid
+        uid = container.pod_uid or sandbox_uid
         if uid == sandbox_uid and uid in ready:  # most containers of a large node
             continue
         if uid and uid not in ready:

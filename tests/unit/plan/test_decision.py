@@ -5,9 +5,12 @@ from __future__ import annotations
 from string import Formatter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nodeagent.plan.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
 from nodeagent.plan.reason_codes import SENTENCES
+from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW
 
 
@@ -33,7 +36,7 @@ def test_plan_reports_freed_bytes_and_shortfall() -> None:
         Decision(ItemKind.IMAGE, verdict.value, "x", verdict, Reason(ReasonCode.PINNED), 5)
         for verdict in (Verdict.REMOVE, Verdict.KEEP)
     )
-    unknown = gone._replace(frees_bytes=None)
+    unknown = replace(gone, frees_bytes=None)
     plan = Plan("images", NOW, (gone, unknown, kept), wanted_bytes=12)
     assert plan.removals == (gone, unknown)
     assert (plan.frees_bytes, plan.shortfall_bytes) == (5, 7)
@@ -45,3 +48,12 @@ def test_reasons_and_decisions_cannot_be_changed() -> None:
         reason.code = ReasonCode.RUNNING  # type: ignore[misc]
     with pytest.raises(TypeError):
         reason.details["x"] = 1  # type: ignore[index]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "a/b", "b", ""]), st.text("xyz", max_size=2)), max_size=12))
+def test_decisions_are_sorted_by_name_and_those_of_one_name_by_id(names: list[tuple[str, str]]) -> None:
+    decisions = [
+        Decision(ItemKind.CONTAINER, item, name, Verdict.KEEP, Reason(ReasonCode.RUNNING)) for name, item in names
+    ]
+    sort_by_name(decisions)
+    assert [(each.name, each.id) for each in decisions] == sorted(names)
