@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +51,8 @@ def replace_link(path: Path, target: str) -> None:
     Raises:
         OSError: the link cannot be written; the present file or link is unchanged.
     """
+    import tempfile  # noqa: PLC0415 - as below
+
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as directory:
         link = Path(directory) / "link"  # mkstemp makes no links
         link.symlink_to(target)
@@ -62,6 +63,8 @@ def replace_link(path: Path, target: str) -> None:
 @contextmanager
 def _temporary_file(path: Path, text: str, like: os.stat_result | None, mode: int) -> Iterator[Path]:
     """Return a synced temporary file beside a path; it is removed unless the caller renames it."""
+    import tempfile  # noqa: PLC0415 - with its ten modules only for writing
+
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     temporary = Path(name)
     try:

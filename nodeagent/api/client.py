@@ -20,7 +20,7 @@ from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableEr
 from nodeagent.parsing import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from os import PathLike
 
     from nodeagent.api.operations import Operation
@@ -66,8 +66,21 @@ class ControlClient:
         """
         _connect(self._path).close()
 
-    def call(self, name: str, fields: Mapping[str, object] | None = None, *, within_s: float = ANSWER_WITHIN_S) -> str:
+    def call(
+        self,
+        name: str,
+        fields: Mapping[str, object] | None = None,
+        *,
+        within_s: float = ANSWER_WITHIN_S,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> str:
         """Return the document of an operation's response, as JSON.
+
+        Args:
+            name: the operation.
+            fields: of the request.
+            within_s: time limit of each read.
+            meanwhile: called between request and response; its errors end the call.
 
         Raises:
             DaemonAbsentError: no daemon is listening.
@@ -78,7 +91,7 @@ class ControlClient:
             PassBusyError: another pass is running.
             NodeAgentError: the operation failed, or the daemon speaks another protocol.
         """
-        with self._exchange(name, fields or {}, within_s) as parts:
+        with self._exchange(name, fields or {}, within_s, meanwhile) as parts:
             return b"".join(parts).decode()
 
     def stream(self, name: str, fields: Mapping[str, object] | None = None) -> Iterator[str]:
@@ -105,7 +118,13 @@ class ControlClient:
         return f"daemon version {version} does not support {name}, command version {__version__} does; restart it"
 
     @contextmanager
-    def _exchange(self, name: str, fields: Mapping[str, object], within_s: float | None) -> Iterator[Iterator[bytes]]:
+    def _exchange(
+        self,
+        name: str,
+        fields: Mapping[str, object],
+        within_s: float | None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Iterator[Iterator[bytes]]:
         """Send a request; return the parts of a successful response's body."""
         operation = OPERATIONS[name]
         target, body = encode_request(operation, fields)
@@ -115,6 +134,8 @@ class ControlClient:
             connection.settimeout(within_s)
             try:
                 _send(connection, f"{head}Connection: close\r\n\r\n".encode() + body)
+                if meanwhile is not None:
+                    meanwhile()
                 response = HttpResponse(connection)
                 responded = True
                 if response.status in (404, 405):

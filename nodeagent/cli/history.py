@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nodeagent.api.eviction import RecordedEviction
     from nodeagent.api.history import History, NodeStop, PastPass
-    from nodeagent.cli.listing import ListOptions
+    from nodeagent.cli.list_options import ListOptions
 
 
 class HistoryRequest(NamedTuple):

@@ -13,7 +13,7 @@ from nodeagent.clock import SystemClock
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.cli.listing import ListOptions
+    from nodeagent.cli.list_options import ListOptions
 
 
 def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from nodeagent.api.light import raw, view
 from nodeagent.cli.display import Line, standard_output
-from nodeagent.cli.listing import ListOptions, ListView, Scope
+from nodeagent.cli.listing import ListView, Scope
 from nodeagent.cli.output import warn
 from nodeagent.cli.reading import print_document
 from nodeagent.cli.table import EMPTY, Row, table_lines
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.cli.display import Display
+    from nodeagent.cli.list_options import ListOptions
 
 R = TypeVar("R")
 

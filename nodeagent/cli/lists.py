@@ -1,32 +1,27 @@
-"""``nodeagent images``, ``containers`` and ``pods``: every item with its verdict."""
+"""``nodeagent images``, ``containers`` and ``pods``: every item with its verdict.
+
+With a daemon, the modules that print a list are imported while the daemon observes the node.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from nodeagent.api.light import view
-from nodeagent.cli.display import Line, standard_output
-from nodeagent.cli.list_request import ListRequest
-from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
-from nodeagent.cli.listing import ListOptions
-from nodeagent.cli.reading import ask, print_document
-from nodeagent.cli.values import short_reference
-from nodeagent.errors import UsageError
-from nodeagent.text import Cut, escape, fit
-from nodeagent.units import format_bytes
+from nodeagent.cli.reading import ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
-    from typing import Any
+    from collections.abc import Callable, Coroutine
 
     from nodeagent.act.previewer import Previews
     from nodeagent.api import lists
     from nodeagent.api.codec import Document
+    from nodeagent.cli.list_options import ListOptions
+    from nodeagent.cli.list_request import ListRequest
+    from nodeagent.cli.listing import ListView
     from nodeagent.cli.source import Source
 
-_SHORTEST_NAME: Final = 16
-_INNER: Final = ("\u251c\u2500\u2500", "\u2502   ")
-_LAST: Final = ("\u2514\u2500\u2500", "    ")
+    ReadPreviews = Callable[[Previews], Coroutine[Any, Any, Document]]
 
 
 def list_images(source: Source, options: ListOptions) -> None:
@@ -35,45 +30,13 @@ def list_images(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: an option is invalid.
     """
-    request = ListRequest.of(IMAGES, options)
-    request.print(_read("Images", source, _images), empty="no images")
 
+    def view() -> ListView[Any]:
+        from nodeagent.cli.list_views import IMAGES  # noqa: PLC0415 - after the request
 
-def image_tree(source: Source, options: ListOptions) -> None:
-    """Print the images as a tree of shared layers.
+        return IMAGES
 
-    Raises:
-        UsageError: an option of lists is given that a tree does not have.
-        ObservationError: the layers of the images are unknown.
-    """
-    form = options.form
-    if options != ListOptions(form=form, truncate=options.truncate) or form not in ("table", "json", "yaml"):
-        raise UsageError("--tree has the output formats table, json and yaml, and no other options of a list")
-    document = _read("ImageLayers", source, _image_layers)
-    if form != "table":
-        print_document(document, form)
-        return
-    display = standard_output()
-    columns = display.columns if options.truncate else None
-    tree: lists.ImageTree = view(document)
-    display.write_fitted([Line("images by shared layers"), *_branches(tree.image_tree, columns)])
-
-
-def _branches(stacks: Sequence[lists.LayerStack], columns: int | None, indent: str = "") -> Iterator[Line]:
-    """Yield one line per stack of layers, each followed by the stacks that derive from it."""
-    for number, stack in enumerate(stacks, 1):
-        corner, side = _LAST if number == len(stacks) else _INNER
-        guide = f"{indent}{corner} "
-        if stack.layers:
-            many = f", in {stack.images_in_all} images" if stack.images_in_all > 1 else ""
-            content = f"  +{format_bytes(stack.bytes)}, {stack.layers} layer{'s' if stack.layers != 1 else ''}{many}"
-        else:
-            content = "  no layers unpacked"
-        names = escape(", ".join(stack.images if columns is None else map(short_reference, stack.images)))
-        if columns is not None:
-            names = fit(names, max(_SHORTEST_NAME, columns - len(guide) - len(content)), Cut.PATH)
-        yield Line(guide, "dim").append(names or "shared layers").append(content, "dim")
-        yield from _branches(stack.derived, columns, f"{indent}{side}")
+    _print("Images", view, source, options, _images, "no images")
 
 
 def list_containers(source: Source, options: ListOptions) -> None:
@@ -82,8 +45,13 @@ def list_containers(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: an option is invalid.
     """
-    request = ListRequest.of(CONTAINERS, options)
-    request.print(_read("Containers", source, _containers), empty="no containers")
+
+    def view() -> ListView[Any]:
+        from nodeagent.cli.list_views import CONTAINERS  # noqa: PLC0415 - as above
+
+        return CONTAINERS
+
+    _print("Containers", view, source, options, _containers, "no containers")
 
 
 def list_pods(source: Source, options: ListOptions) -> None:
@@ -92,30 +60,58 @@ def list_pods(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: an option is invalid.
     """
-    request = ListRequest.of(PODS, options)
-    request.print(_read("PodList", source, _pods), empty="no pods")
+
+    def view() -> ListView[Any]:
+        from nodeagent.cli.list_views import PODS  # noqa: PLC0415 - as above
+
+        return PODS
+
+    _print("PodList", view, source, options, _pods, "no pods")
 
 
-def _read(operation: str, source: Source, local: Callable[[Previews], Coroutine[Any, Any, Document]]) -> dict[str, Any]:
-    """Return the document of an operation as its JSON object; without a daemon by ``local``."""
-    answer = ask(operation, {}, source)
+def read_list(
+    operation: str, source: Source, local: ReadPreviews, *, meanwhile: Callable[[], object] | None = None
+) -> dict[str, Any]:
+    """Return the document of an operation as its JSON object; without a daemon by ``local``.
+
+    Args:
+        operation: name in :data:`~nodeagent.api.operations.OPERATIONS`.
+        source: of the document.
+        local: creates the document without a daemon.
+        meanwhile: called while the daemon creates the document, or before the node is read.
+    """
+    answer = ask(operation, {}, source, meanwhile=meanwhile)
     if answer is not None:
         return answer
+    if meanwhile is not None:
+        meanwhile()
     from nodeagent.cli.local_reading import read_preview  # noqa: PLC0415 - not with a daemon
 
     return read_preview(source, local)
+
+
+def _print(
+    operation: str,
+    view: Callable[[], ListView[Any]],
+    source: Source,
+    options: ListOptions,
+    local: ReadPreviews,
+    empty: str,
+) -> None:
+    @cache
+    def request() -> ListRequest[Any]:
+        from nodeagent.cli.list_request import ListRequest  # noqa: PLC0415 - as above
+
+        return ListRequest.of(view(), options)
+
+    document = read_list(operation, source, local, meanwhile=request)
+    request().print(document, empty=empty)
 
 
 async def _images(node: Previews) -> lists.Images:
     from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not with a daemon
 
     return await documents.list_images(node)
-
-
-async def _image_layers(node: Previews) -> lists.ImageTree:
-    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - as above
-
-    return await documents.list_image_layers(node)
 
 
 async def _containers(node: Previews) -> lists.Containers:

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
 from nodeagent.cli.examples import example_text
-from nodeagent.cli.listing import ListOptions, ListView
+from nodeagent.cli.list_options import ListOptions
+from nodeagent.cli.listing import ListView
 from nodeagent.errors import UsageError
-from nodeagent.record import Record
 
 Overrides = Mapping[str, str | int]
 """Values of a command line, by the key of the setting."""
@@ -165,7 +165,7 @@ RootOption = Annotated[
 ]
 
 
-class SettingOption(Record):
+class SettingOption(NamedTuple):
     """An option that overrides one setting.
 
     Attributes:

@@ -20,7 +20,7 @@ from nodeagent.cli.quick_parser import match, read_grammar
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from nodeagent.cli.listing import ListOptions
+    from nodeagent.cli.list_options import ListOptions
     from nodeagent.cli.source import Source
 
 _SETTINGS: Final = ("image_gc_", "container_gc_")
@@ -52,7 +52,7 @@ def _source(values: Mapping[str, Any]) -> Source:
 
 
 def _listing(values: Mapping[str, Any]) -> ListOptions:
-    from nodeagent.cli.listing import ListOptions  # noqa: PLC0415 - with the implementation
+    from nodeagent.cli.list_options import ListOptions  # noqa: PLC0415 - with the implementation
 
     return ListOptions(
         form=values["output"],
@@ -65,9 +65,10 @@ def _listing(values: Mapping[str, Any]) -> ListOptions:
 
 
 def _images(values: Mapping[str, Any]) -> None:
-    from nodeagent.cli.lists import image_tree, list_images  # noqa: PLC0415
-
-    show = image_tree if values["tree"] else list_images
+    if values["tree"]:
+        from nodeagent.cli.image_tree import image_tree as show  # noqa: PLC0415
+    else:
+        from nodeagent.cli.lists import list_images as show  # noqa: PLC0415
     show(_source(values), _listing(values))
 
 

@@ -19,7 +19,7 @@ from nodeagent.cli.control_client import checked, is_client
 from nodeagent.text import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from nodeagent.api.codec import Document
     from nodeagent.cli.control_client import ControlConnection
@@ -56,9 +56,21 @@ def read(
 
 
 def ask(
-    operation: str, fields: Mapping[str, object], source: Source, *, within_s: float = OBSERVED_WITHIN_S
+    operation: str,
+    fields: Mapping[str, object],
+    source: Source,
+    *,
+    within_s: float = OBSERVED_WITHIN_S,
+    meanwhile: Callable[[], object] | None = None,
 ) -> dict[str, Any] | None:
     """Return the daemon's document as its JSON object; ``None`` if the command reads the node directly.
+
+    Args:
+        operation: name in :data:`~nodeagent.api.operations.OPERATIONS`.
+        fields: of the request.
+        source: of the document.
+        within_s: time limit of the daemon's answer.
+        meanwhile: called while the daemon creates the document; not called without a daemon.
 
     Raises:
         NodeAgentError: the daemon refuses or fails the request.
@@ -69,7 +81,7 @@ def ask(
     if path is None:
         return None
     try:
-        text = ControlClient(path).call(operation, fields, within_s=within_s)
+        text = ControlClient(path).call(operation, fields, within_s=within_s, meanwhile=meanwhile)
     except DaemonAbsentError:
         return None
     return _parsed(operation, text)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import field
-
 from nodeagent.model import Role
-from nodeagent.plan.kubernetes.registration import RegistrationPolicy
-from nodeagent.plan.node_status import NO_RESERVATION, Reservation
-from nodeagent.record import Record
+from nodeagent.plan.kubernetes.policy import NO_RESERVATION, RegistrationPolicy, Reservation
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from nodeagent.model.api_access import ApiAccess

@@ -13,8 +13,7 @@ from nodeagent.config.fields import Count, OptionalPath, Section, Switch
 from nodeagent.config.kubernetes import KubernetesSettings
 from nodeagent.errors import ConfigError
 from nodeagent.model.api_access import ApiAccess
-from nodeagent.plan.kubernetes.registration import RegistrationPolicy
-from nodeagent.plan.node_status import Reservation
+from nodeagent.plan.kubernetes.policy import RegistrationPolicy, Reservation
 from nodeagent.units import parse_bytes, parse_quantity
 
 if TYPE_CHECKING:

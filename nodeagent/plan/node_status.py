@@ -18,6 +18,7 @@ from nodeagent.model.kubernetes import (
     StatusCondition,
 )
 from nodeagent.model.pressure import NodeCondition, Signal
+from nodeagent.plan.kubernetes.policy import NO_RESERVATION, Reservation
 from nodeagent.record import Record
 from nodeagent.units import format_quantity
 
@@ -53,17 +54,6 @@ _PRESSURE: Final[Mapping[NodeCondition, tuple[tuple[str, str], tuple[str, str]]]
     ),
 }
 """Reason and message of each condition: active, inactive. Source: kubelet ``nodestatus`` setters."""
-
-
-class Reservation(Record):
-    """Resources that pods cannot use, beside the hard eviction thresholds."""
-
-    cpu_millis: int = 0
-    memory_bytes: int = 0
-    ephemeral_bytes: int = 0
-
-
-NO_RESERVATION: Final = Reservation()
 
 
 class NodeStatusPolicy(Record):

@@ -7,7 +7,7 @@ the bytes freed by a deletion.
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -279,7 +279,7 @@ class ContainerdClient:
         try:
             await self._connection.unary(methods.CLEANUP, request, target=snapshotter, metadata=self._metadata())
         except RuntimeUnsupportedError:
-            key = f"nodeagent-{secrets.token_hex(6)}"
+            key = f"nodeagent-{os.urandom(6).hex()}"
             prepare = snapshots_pb2.PrepareSnapshotRequest(snapshotter=snapshotter, key=key)
             await self._connection.unary(methods.PREPARE_SNAPSHOT, prepare, target=key, metadata=self._metadata())
             await self.remove_snapshot(snapshotter, key)
@@ -336,7 +336,7 @@ class ContainerdClient:
 
         containerd has no call for a collection; a synchronous deletion returns after one.
         """
-        lease = f"nodeagent-{secrets.token_hex(6)}"
+        lease = f"nodeagent-{os.urandom(6).hex()}"
         expires = (clock.now() + _LEASE_LIFETIME).isoformat(timespec="seconds").replace("+00:00", "Z")
         await self.create_lease(lease, {"containerd.io/gc.expire": expires})
         await self.delete_lease(lease, sync=True)

@@ -19,7 +19,7 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import secrets
+import os
 from datetime import UTC, datetime
 from itertools import groupby
 from types import MappingProxyType
@@ -146,7 +146,7 @@ class ImageLeases:
             ObservationError: the lease could not be completed, nor deleted. Its names must not be deleted: the next
                 pass restores them.
         """
-        lease_id = f"nodeagent-removal-{secrets.token_hex(8)}"
+        lease_id = f"nodeagent-removal-{os.urandom(8).hex()}"
         expires = (self._clock.now() + window).isoformat(timespec="seconds").replace("+00:00", "Z")
         try:
             own = {EXPIRE: expires, _OWNER_LABEL: self._read_owner()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -99,7 +99,7 @@ class StateFile:
                     self._forget_written("overwritten")
                 if self.written is None:
                     check(connection)
-                write_id = secrets.token_hex(8)
+                write_id = os.urandom(8).hex()
                 write_usage(connection, now, self.written, write_id)
         except sqlite3.DatabaseError as error:
             self._handle_error(error)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from nodeagent.cli.list_options import ListOptions
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PASSES, PODS
-from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.options import (
     ConfigOption,
     DirectOption,
@@ -36,7 +36,8 @@ def images(
 
     -o wide adds the bytes that the removal frees: of content without another reference, or marked as an upper bound.
     """
-    from nodeagent.cli.lists import image_tree, list_images  # noqa: PLC0415
+    from nodeagent.cli.image_tree import image_tree  # noqa: PLC0415
+    from nodeagent.cli.lists import list_images  # noqa: PLC0415
     from nodeagent.cli.source import Source  # noqa: PLC0415
 
     show = image_tree if tree else list_images

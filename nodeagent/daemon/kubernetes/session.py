@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from nodeagent.model.kubernetes import Lease, Node
     from nodeagent.model.machine import NodeFacts
     from nodeagent.plan.kubernetes.heartbeat import LeaseSighting
-    from nodeagent.plan.kubernetes.registration import RegistrationPlan, RegistrationPolicy
+    from nodeagent.plan.kubernetes.policy import RegistrationPolicy
+    from nodeagent.plan.kubernetes.registration import RegistrationPlan
     from nodeagent.plan.node_status import NodeStatusPolicy
 
 _CHANGE_POLL_S: Final = 0.5

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import struct
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from nodeagent.model.pressure import Signal
@@ -193,6 +192,8 @@ def _signal(label: str, text: str, name: str, at: int | None) -> Signal:
     try:
         return Signal(name.strip())
     except ValueError:
+        from difflib import get_close_matches  # noqa: PLC0415 - only for an error
+
         near = get_close_matches(name, list(Signal), n=1)
         hint = f"did you mean {near[0]}?" if near else f"the signals are {', '.join(Signal)}"
         sentence = f"{name!r} is not a signal; {hint}"

@@ -12,12 +12,13 @@ import msgspec
 
 from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, NodeSpec, Taint
 from nodeagent.plan.kubernetes.heartbeat import LEASE_DURATION_S
-from nodeagent.record import Record, field
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.model.kubernetes import Node
+    from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 
 CORDONED_ANNOTATION: Final = "nodeagent.dev/cordoned"
 """Set where the agent made the node unschedulable."""
@@ -34,22 +35,6 @@ class RegistrationVerdict(StrEnum):
     UNKNOWN_MACHINE = "unknown-machine"
     OTHER_HEARTBEAT = "other-heartbeat"
     DELETING = "being-deleted"
-
-
-class RegistrationPolicy(Record):
-    """Configured part of a registration.
-
-    Attributes:
-        labels: labels beside those of host name, architecture and system.
-        provider_id: id of the machine at its provider; empty for none.
-        unschedulable: whether the node is registered cordoned.
-        taint: whether the node is registered with the taint ``nodeagent.dev/no-kubelet``.
-    """
-
-    labels: Mapping[str, str] = field(default_factory=dict)
-    provider_id: str = ""
-    unschedulable: bool = True
-    taint: bool = True
 
 
 class RegistrationPlan(Record):

@@ -170,3 +170,13 @@ async def test_node_is_read_where_no_daemon_is_listening(
     _, out, _ = await say(capsys, *words.split(), "-o", "json")
     assert json.loads(out)["schema"] == OPERATIONS[READING[words]].schema
     assert set(asked) <= {READING[words]}
+
+
+@pytest.mark.parametrize("source", [[], ["--direct"]])
+@pytest.mark.parametrize("words", ["images", "containers", "pods"])
+async def test_invalid_option_of_a_list_is_reported_rather_than_a_failed_reading(
+    node: Node, capsys: pytest.CaptureFixture[str], words: str, source: list[str]
+) -> None:
+    node.faults.fail("ListContainers", None, times=9, status="INTERNAL", detail="busy")
+    code, _, err = await say(capsys, *words.split(), *source, "--sort-by", "colour")
+    assert (code, "colour" in err) == (2, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from nodeagent.api.common import Reason, Runtime
 from nodeagent.api.lists import Image, Images
+from nodeagent.cli.list_options import ListOptions
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
-from nodeagent.cli.listing import ListOptions, ListView
 from nodeagent.cli.local_reading import as_json
 from nodeagent.cli.values import short_id
 from nodeagent.errors import UsageError
@@ -24,6 +25,9 @@ from nodeagent.plan import decision
 from nodeagent.plan.decision import Accounting, ReasonCode, Verdict
 from nodeagent.text import escape
 from tests.unit.builders import NOW, ago
+
+if TYPE_CHECKING:
+    from nodeagent.cli.listing import ListView
 
 VIEWS = (IMAGES, CONTAINERS, PODS, HOLDS, PASSES)
 REMOVED = Reason.of(decision.Reason(ReasonCode.ALL_UNUSED))

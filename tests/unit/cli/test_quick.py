@@ -28,7 +28,7 @@ IMPLEMENTATIONS = {
     "gc leaks": ["nodeagent.cli.leaks.collect_leaks"],
     "history": ["nodeagent.cli.history.show_history"],
     "hold list": ["nodeagent.cli.hold_list.show"],
-    "images": ["nodeagent.cli.lists.list_images", "nodeagent.cli.lists.image_tree"],
+    "images": ["nodeagent.cli.lists.list_images", "nodeagent.cli.image_tree.image_tree"],
     "pause": ["nodeagent.cli.control.pause"],
     "pods": ["nodeagent.cli.lists.list_pods"],
     "pressure": ["nodeagent.cli.pressure.show"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.config.kubernetes_models import parse_node_ips, parse_reserved
-from nodeagent.plan.node_status import Reservation
+from nodeagent.plan.kubernetes.policy import Reservation
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
 from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.model.machine import Machine, NodeFacts
-from nodeagent.plan.kubernetes.registration import RegistrationPolicy
+from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 from nodeagent.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log

@@ -12,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.kubernetes import Node, NodeSpec, NodeStatus, NodeSystemInfo, ObjectMeta, Taint
-from nodeagent.plan.kubernetes.registration import (
-    RegistrationPolicy,
-    RegistrationVerdict,
-    plan_registration,
-)
+from nodeagent.plan.kubernetes.policy import RegistrationPolicy
+from nodeagent.plan.kubernetes.registration import RegistrationVerdict, plan_registration
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 OWN = Node(
