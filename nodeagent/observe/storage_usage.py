@@ -19,6 +19,8 @@ from nodeagent.host.kubelet_files import KUBELET_ROOT
 from nodeagent.plan.gc.storage_breakdown import MeasuredUsage, Walk, break_down
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nodeagent.model import FsObservation, NodeSnapshot, UnreferencedPiece
     from nodeagent.observe.node_snapshot import Observer
     from nodeagent.plan.gc.storage_breakdown import Breakdown
@@ -62,12 +64,23 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
             writable.update(await storage.read_writable_bytes())
     measured = MeasuredUsage(unreferenced=unreferenced, writable_bytes=writable)
     if walk:
-        measured = await asyncio.to_thread(_walk, measured, filesystem, pod_log_root, time.monotonic() + within_s)
+        known = _image_directories(snapshot, filesystem)
+        deadline_s = time.monotonic() + within_s
+        measured = await asyncio.to_thread(_walk, measured, filesystem, pod_log_root, known, deadline_s)
     return break_down(snapshot, filesystem, measured)
 
 
-def _walk(measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path, deadline_s: float) -> MeasuredUsage:
-    """Return the measurements, completed by the directories on the image filesystem."""
+def _image_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> tuple[Path, ...]:
+    """Return the directories of image data: ``runtime.imagefs_path`` may be another one of their filesystem."""
+    path = Path(filesystem.path)
+    stores = () if snapshot.storage is None else tuple(map(Path, snapshot.storage.store_paths.values()))
+    return (path, path.parent / "io.containerd.content.v1.content", *stores)
+
+
+def _walk(
+    measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path, known: Sequence[Path], deadline_s: float
+) -> MeasuredUsage:
+    """Return the measurements, completed by the directories on the image filesystem beside those ``known``."""
     logs = None
     if _is_on(pod_log_root, filesystem):
         logs = _reader(str(pod_log_root), deadline_s).measure(str(pod_log_root))
@@ -76,10 +89,10 @@ def _walk(measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path
         with suppress(OSError):
             reader = _reader(str(POD_VOLUMES), deadline_s)
             volumes = [reader.measure(str(each)) for each in sorted(POD_VOLUMES.iterdir())]
-    image_path = Path(filesystem.path)
-    known = (image_path, image_path.parent / "io.containerd.content.v1.content", pod_log_root, POD_VOLUMES)
     top = mount_point(filesystem.path)
-    largest = _reader(top, deadline_s).largest(top, [str(each) for each in known], LARGEST)
+    largest = _reader(top, deadline_s).largest(
+        top, [str(each) for each in (*known, pod_log_root, POD_VOLUMES)], LARGEST
+    )
     return MeasuredUsage(
         measured.unreferenced,
         measured.writable_bytes,

@@ -86,7 +86,7 @@ def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
     if budget.granted_ms >= budget.requested_ms:
         return Finding("logind-delay", Verdict.OK, limits)
     effect = (
-        f"they are scaled to {format_duration(budget.granted_ms / 1000)}"
+        f"they are scaled to {budget.granted_ms / 1000:g}s"
         if budget.suffices_at_signal
         else "too short: no pod is stopped at the signal, only by the unit's stop hook within TimeoutStopSec"
     )
