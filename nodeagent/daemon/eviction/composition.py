@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.container_removal import CriContainerCleaner
 from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult
 from nodeagent.act.eviction.reclaimer import Reclaimer
+from nodeagent.act.freed_space import make_visible
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api import eviction as documents
 from nodeagent.api.codec import encode_line
@@ -21,6 +23,7 @@ from nodeagent.daemon.eviction.reporting import EvictionReporter
 from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
 from nodeagent.daemon.loops import log_result, log_start, wait_for_any
 from nodeagent.daemon.memory import lock_memory
+from nodeagent.errors import NodeAgentError
 from nodeagent.host.cgroups import is_populated, read_processes
 from nodeagent.host.process_kill import kill_processes
 from nodeagent.host.psi_triggers import PressureTriggers
@@ -155,7 +158,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
             reclaimer=_make_reclaimer(context, agent),
             effects=OutstandingEffects(
                 context,
-                CriContainerCleaner(agent.cri, agent.storage.collect_garbage, partial(_remove_orphans, agent.storage)),
+                _make_cleaner(agent),
                 find_layers=find_upper_directories,
                 file=EvictionFile(agent.settings.state_directory) if agent.record else None,
                 logger=logger,
@@ -219,6 +222,22 @@ class AgentEvictionHistory:
         """Record a begun eviction as interrupted."""
         if self._writer is not None:
             self._writer.interrupt(record.id, cause)
+
+
+def _make_cleaner(agent: Agent) -> CriContainerCleaner:
+    storage = agent.storage
+    return CriContainerCleaner(agent.cri, partial(_collect_garbage, storage), partial(_remove_orphans, storage))
+
+
+async def _collect_garbage(storage: StorageBackend) -> None:
+    """Run the runtime's garbage collection, and make the space that it freed visible.
+
+    Raises:
+        NodeAgentError: the collection failed.
+    """
+    await storage.collect_garbage()
+    with suppress(NodeAgentError):
+        await make_visible((await storage.read_store_paths()).values())
 
 
 async def _remove_orphans(storage: StorageBackend, layers: Collection[str]) -> None:
