@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -12,6 +13,11 @@ from tests.unit.builders import RUNTIME, image
 
 T0: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY_S: Final = 86_400.0
+
+
+def _digest(written_s: float) -> str:
+    """Return the digest of a log tree written at that time."""
+    return hashlib.blake2b(repr(written_s).encode(), digest_size=16).hexdigest()
 
 
 @dataclass
@@ -110,7 +116,7 @@ class Node:
                 for name, pod in self.pods.items()
             ),
             pod_log_directories=tuple(
-                PodLogDirectory(f"default_x_{name}", name, True, LogTree(each.stamp, f"{each.true_s!r}".encode().hex()))
+                PodLogDirectory(f"default_x_{name}", name, True, LogTree(each.stamp, _digest(each.true_s)))
                 for name, each in self.logs.items()
             ),
             booted_at=self.wall - timedelta(seconds=self.true_s - self.booted_s),
