@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,7 +32,7 @@ def answering(path: Path, *answers: bytes) -> Iterator[ControlClient]:
         def serve() -> None:
             for each in answers:
                 connection, _ = listener.accept()
-                with connection:
+                with connection, suppress(BrokenPipeError):  # a client that disconnected meanwhile
                     connection.recv(1 << 16)
                     connection.sendall(each)
 
