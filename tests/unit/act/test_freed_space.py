@@ -1,0 +1,48 @@
+"""Commits of freed space on filesystems that hang."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from nodeagent.act import freed_space
+from nodeagent.act.freed_space import make_visible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
+
+
+async def test_hanging_filesystem_occupies_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    committed: list[Sequence[str]] = []
+    started, released = threading.Event(), threading.Event()
+
+    def hang(paths: Sequence[str]) -> None:
+        committed.append(paths)
+        started.set()
+        released.wait(20)
+
+    monkeypatch.setattr(freed_space, "start_commits", hang)
+    first = asyncio.create_task(make_visible(["/dead"]))
+    await asyncio.to_thread(started.wait, 20)
+    await make_visible(["/var"])
+    assert committed == [("/dead",)]
+    released.set()
+    await first
+
+
+async def test_commit_is_started_again_after_a_failed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    committed: list[Sequence[str]] = []
+
+    def fail(paths: Sequence[str]) -> None:
+        committed.append(paths)
+        raise PermissionError
+
+    monkeypatch.setattr(freed_space, "start_commits", fail)
+    for path in ("/a", "/b"):
+        with suppress(PermissionError):
+            await make_visible([path])
+    assert committed == [("/a",), ("/b",)]
