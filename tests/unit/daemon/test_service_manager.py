@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import json
 import os
@@ -111,7 +112,7 @@ def test_watchdog_of_another_process_is_ignored() -> None:
 
 def test_watchdog_is_not_fed_while_a_task_is_stuck(tmp_path: Path, manager: socket.socket, config: Path) -> None:
     stream, clock = io.StringIO(), ManualClock()
-    made = replace(context(config, stream), clock=clock, loop_statuses=LoopStatuses(clock))
+    made = dataclasses.replace(context(config, stream), clock=clock, loop_statuses=LoopStatuses(clock))
     watchdog = WatchdogTask(made, Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3000000"}))
     made.loop_statuses.running("images", within_s=10)
     watchdog.feed()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.host.logind import Timings
 from nodeagent.plan.shutdown.inhibitor import LogindState
-from nodeagent.record import replace
 from tests.unit.host.logind_agent import (
     CANCELLED,
     FREQUENT,
