@@ -12,7 +12,6 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent.api.client import ControlClient, DaemonAbsentError
-from nodeagent.api.light import parse_document
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.cli import control_client
 from nodeagent.cli.control_client import checked, is_client
@@ -100,6 +99,8 @@ def _parsed(operation: str, text: str) -> dict[str, Any]:
     schema = OPERATIONS[operation].schema
     if schema is None:
         raise ValueError(f"{operation} has no typed document")
+    from nodeagent.api.light import parse_document  # noqa: PLC0415 - after the request
+
     return checked(text, lambda each: parse_document(each, schema))
 
 

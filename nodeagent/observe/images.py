@@ -89,11 +89,16 @@ class ImageObserver:
             self._storage = CriOnlyStorage()
             return None
 
-    async def complete(
+    async def reported_paths(self) -> tuple[tuple[str, ...], str]:
+        """Return the mount points that the runtime reports, and the cause if there is none."""
+        return await self._filesystem_reader.reported_paths()
+
+    async def complete(  # noqa: PLR0913, PLR0917 - one argument per reading
         self,
         snapshot: NodeSnapshot,
         stored: tuple[StoredContainer, ...] | None,
         status: RuntimeStatus,
+        reported: tuple[tuple[str, ...], str],
         warnings: list[str],
         at: ClockReading,
     ) -> NodeSnapshot:
@@ -103,10 +108,11 @@ class ImageObserver:
             snapshot: the snapshot, with the images that CRI lists.
             stored: containerd's own records of containers; ``None`` on other runtimes.
             status: the status of the runtime.
+            reported: the mount points that the runtime reports, and the cause if there is none.
             warnings: receives a sentence for each unreadable part.
             at: the reading of the clocks at the observation.
         """
-        paths, error = await self._filesystem_reader.reported_paths()
+        paths, error = reported
         storage = await self._build_graph(snapshot.images, stored, status, next(iter(paths), "/"), warnings)
         filesystems = await self._filesystem_reader.read(paths, error, storage, status.snapshotters)
         self.filesystems = filesystems.several

@@ -50,6 +50,10 @@ _CONCURRENCY = 16
 _NOT_OBSERVED = ImageUseRecord({}, None)
 
 
+async def _no_paths() -> tuple[tuple[str, ...], str]:
+    return (), ""
+
+
 class ObserverSettings(Record):
     """Paths on the node, and the time before a second listing.
 
@@ -123,8 +127,13 @@ class Observer:
     async def _observe(self, scope: Scope) -> NodeSnapshot:
         warnings: list[str] = []
         directories, links = await self._list_logs(scope, warnings)
-        info, status = await asyncio.gather(self._cri.version(), self._cri.status())
-        lists, stored, contradictions = await self._lists.read(with_images=scope is not Scope.CONTAINERS)
+        with_images = scope is not Scope.CONTAINERS
+        info, status, reported, (lists, stored, contradictions) = await asyncio.gather(
+            self._cri.version(),
+            self._cri.status(),
+            self.images.reported_paths() if with_images else _no_paths(),
+            self._lists.read(with_images=with_images),
+        )
         self.list_problem = "; ".join(each.detail for each in contradictions)
         at = self._read_clocks()
         trust = await asyncio.to_thread(self._memory.read_clock, at)
@@ -155,8 +164,8 @@ class Observer:
         snapshot = await asyncio.to_thread(
             with_valid_times, snapshot, at, self._memory.first_seen, logs=scope is not Scope.IMAGES
         )
-        if scope is not Scope.CONTAINERS:
-            snapshot = await self.images.complete(snapshot, stored, status, warnings, at)
+        if with_images:
+            snapshot = await self.images.complete(snapshot, stored, status, reported, warnings, at)
         return replace(snapshot, warnings=tuple(warnings))
 
     async def _list_logs(

@@ -250,20 +250,24 @@ async def read_inventory(
     async def list_containers() -> tuple[StoredContainer, ...]:
         return await client.list_containers() if containers is None else containers
 
-    images, blobs, stored_containers, leases, ingests, namespaces = await asyncio.gather(
-        client.list_images(),
-        client.list_content(known.blobs if known else None),
-        list_containers(),
-        client.list_leases(),
-        client.list_ingests(),
-        client.list_namespaces(),
+    lists = _SnapshotLists(client, snapshotter, known)
+    (images, blobs, stored_containers, leases, ingests, namespaces), _ = await asyncio.gather(
+        asyncio.gather(
+            client.list_images(),
+            client.list_content(known.blobs if known else None),
+            list_containers(),
+            client.list_leases(),
+            client.list_ingests(),
+            client.list_namespaces(),
+        ),
+        lists.read(known.snapshotters if known is not None else ()),
     )
     valid = [lease for lease in leases if not _expired(lease, now)]
     resources = await run_bounded(client.list_lease_resources, [lease.id for lease in valid])
     kinds = [resource.type for each in resources for resource in each]
     used = Counter(_snapshotters(kinds)) + Counter(each.snapshotter for each in stored_containers if each.snapshotter)
     foreign = await run_bounded(client.list_digests, [name for name in namespaces if name != client.namespace])
-    stored = await _read_stored(client, blobs, {*used, snapshotter or ""} - {""}, required=snapshotter, known=known)
+    stored = await _read_stored(blobs, {*used, snapshotter or ""} - {""}, lists, known)
     used += stored.snapshotters
     return Inventory(
         stored,
@@ -276,24 +280,39 @@ async def read_inventory(
     )
 
 
+class _SnapshotLists:
+    """The snapshots of each snapshotter, listed once."""
+
+    def __init__(self, client: ContainerdClient, required: str | None, known: Stored | None) -> None:
+        self._client = client
+        self._required = required
+        self._known: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
+        self.found: dict[str, Mapping[str, Snapshot]] = {}
+
+    async def read(self, snapshotters: Iterable[str]) -> None:
+        """List the snapshots of the snapshotters that have not been listed."""
+        missing = sorted({*snapshotters} - self.found.keys())
+        self.found.update(zip(missing, await run_bounded(self._list, missing), strict=True))
+
+    async def _list(self, name: str) -> Mapping[str, Snapshot]:
+        try:
+            return await self._client.list_snapshots(name, self._known.get(name))
+        except RuntimeRequestError:
+            if name == self._required:
+                raise
+            return {}  # labels can name a snapshotter that is no longer loaded
+
+
 async def _read_stored(
-    client: ContainerdClient, blobs: Mapping[str, Blob], names: set[str], *, required: str | None, known: Stored | None
+    blobs: Mapping[str, Blob], names: set[str], lists: _SnapshotLists, known: Stored | None
 ) -> Stored:
-    """List the snapshots of every named snapshotter and return them with the blobs."""
+    """Return the blobs with the snapshots of every named snapshotter, and of those in the labels of blobs."""
     same_blobs = known is not None and _same(blobs, known.blobs)
     named = known if known is not None and same_blobs else await asyncio.to_thread(Stored, blobs, {})
     snapshotters = sorted({*names, *named.snapshotters} or {DEFAULT_SNAPSHOTTER})
     before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
-
-    async def list_snapshots(name: str) -> Mapping[str, Snapshot]:
-        try:
-            return await client.list_snapshots(name, before.get(name))
-        except RuntimeRequestError:
-            if name == required:
-                raise
-            return {}  # labels can name a snapshotter that is no longer loaded
-
-    snapshots = dict(zip(snapshotters, await run_bounded(list_snapshots, snapshotters), strict=True))
+    await lists.read(snapshotters)
+    snapshots = {name: lists.found[name] for name in snapshotters}
     same = (
         same_blobs
         and snapshots.keys() == before.keys()

@@ -270,9 +270,8 @@ class ContainerdStorage:
         containers: tuple[StoredContainer, ...] | None = None,
     ) -> StorageGraph:
         """Return the storage graph of ``images``."""
-        stores = await self._read_stores()
         return await self._cache_for(path).build(
-            self._client, images, snapshotter=snapshotter, containers=containers, stores=stores
+            self._client, images, snapshotter=snapshotter, containers=containers, read_stores=self._read_stores
         )
 
     async def read_store_paths(self) -> Mapping[str, str]:

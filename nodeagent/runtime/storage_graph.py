@@ -33,7 +33,7 @@ from nodeagent.runtime.metadata_graph import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image
@@ -102,7 +102,7 @@ class LayerCache:
         *,
         snapshotter: str | None = None,
         containers: tuple[StoredContainer, ...] | None = None,
-        stores: Stores = NO_STORES,
+        read_stores: Callable[[], Awaitable[Stores]] | None = None,
     ) -> StorageGraph:
         """Return the storage graph of ``images``.
 
@@ -114,15 +114,17 @@ class LayerCache:
             images: as listed by CRI, read before this call.
             snapshotter: the configured one; ``None`` selects the one used by most images.
             containers: the container records, if just listed; with many containers their list is the longest call.
-            stores: the directories of the snapshotters and of the content store.
+            read_stores: reads the directories of the snapshotters and of the content store.
 
         Raises:
             RuntimeUnavailableError: no connection.
             RuntimeRequestError: a listing failed; without it the graph would be wrong.
         """
-        self._stores = stores
         await self._load_usage()
-        inventory = await self._read(client, snapshotter, containers)
+        if read_stores is None:
+            inventory = await self._read(client, snapshotter, containers)
+        else:
+            inventory, self._stores = await asyncio.gather(self._read(client, snapshotter, containers), read_stores())
         images = sorted(images, key=lambda each: each.id)  # containerd lists the same images in changing order
         layout = self._layout
         if layout is None or not _is_valid(layout, inventory, images):
@@ -146,7 +148,7 @@ class LayerCache:
             undo_bytes=sum(undo.values()),
             pending_by_store=_by_store(pending),
             undo_by_store=_by_store(undo),
-            store_paths=stores.paths,
+            store_paths=self._stores.paths,
         )
 
     async def find_unreferenced(
