@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,6 @@ from nodeagent.host.environment import begin, copy_packages, install_checkout, m
 from nodeagent.host.placement import Change, Part, below, check_parents, read_fingerprint
 from nodeagent.host.prefix import DEFAULT_PREFIX
 from nodeagent.host.processes import run
-from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +28,8 @@ _SOURCES: Final = "share/nodeagent"
 UNIT: Final = "nodeagent.service"
 
 
-class Layout(Record):
+@dataclass(frozen=True, slots=True)  # no record: installation imports the standard library alone
+class Layout:
     """Absolute paths of the files and directories of an installation."""
 
     units: Path

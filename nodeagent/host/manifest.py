@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import stat
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,6 @@ from nodeagent import __version__
 from nodeagent.errors import InstallError
 from nodeagent.files import replace_file
 from nodeagent.parsing import parse_json
-from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,8 @@ _MAX_BYTES: Final = 16 << 20
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Manifest(Record):
+@dataclass(frozen=True, slots=True)  # no record: installation imports the standard library alone
+class Manifest:
     """The files of one installation.
 
     Attributes:

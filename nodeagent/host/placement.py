@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,6 @@ from nodeagent.errors import InstallError
 from nodeagent.files import replace_file, replace_link
 from nodeagent.host.directories import list_entries
 from nodeagent.host.manifest import content_fingerprint, fingerprint, link_fingerprint
-from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -48,7 +48,8 @@ class Change(StrEnum):
     REMOVED = "removed"
 
 
-class Part(Record):
+@dataclass(frozen=True, slots=True)  # no record: installation imports the standard library alone
+class Part:
     """A file to be placed: a symbolic link to ``link``, or a regular file with ``text`` if that is empty."""
 
     path: Path
@@ -61,7 +62,8 @@ class Part(Record):
         return link_fingerprint(self.link) if self.link else content_fingerprint(self.text.encode())
 
 
-class Step(Record):
+@dataclass(frozen=True, slots=True)  # no record: installation imports the standard library alone
+class Step:
     """The planned change of one file.
 
     Attributes:
