@@ -9,10 +9,9 @@ import platform
 import shutil
 import sys
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nodeagent.record import replace
 from tests.support import images, rootfs
 from tests.support.system_command import find_missing, run
 from tests.support.vm.channel import NodeError
