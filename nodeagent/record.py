@@ -17,9 +17,28 @@ if TYPE_CHECKING:
 else:
     from msgspec.structs import replace
 
-__all__ = ["Record", "field", "replace"]
+__all__ = ["KeyedRecord", "Record", "field", "replace"]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Record(Struct, frozen=True):
     """Immutable value with typed fields; equal and hashed by its fields, without a ``__dict__``."""
+
+
+class KeyedRecord(Record, eq=False):
+    """Record that is equal and hashed by a part of its fields."""
+
+    @property
+    def equality_key(self) -> tuple[object, ...]:
+        """The compared fields."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the compared fields of two records of one class are equal."""
+        if not isinstance(other, KeyedRecord) or type(other) is not type(self):
+            return NotImplemented
+        return self.equality_key == other.equality_key
+
+    def __hash__(self) -> int:
+        """Return the hash of the compared fields."""
+        return hash(self.equality_key)

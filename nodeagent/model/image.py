@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from nodeagent.model.clock_trust import TRUSTED, ClockTrust
-from nodeagent.record import Record
+from nodeagent.record import KeyedRecord, Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ class Image(Record, gc=False):
         return self.repo_digests[0] if self.repo_digests else self.id
 
 
-class ImageUsage(Record, eq=False, gc=False):
+class ImageUsage(KeyedRecord, gc=False):
     """Recorded use of an image; equal by the first two attributes.
 
     Attributes:
@@ -63,15 +63,10 @@ class ImageUsage(Record, eq=False, gc=False):
     pulled_at: datetime | None = None
     present_since: datetime | None = None
 
-    def __eq__(self, other: object) -> bool:
-        """Return whether detection and use are equal."""
-        if not isinstance(other, ImageUsage):
-            return NotImplemented
-        return (self.first_detected, self.last_used) == (other.first_detected, other.last_used)
-
-    def __hash__(self) -> int:
-        """Return the hash of detection and use."""
-        return hash((self.first_detected, self.last_used))
+    @property
+    def equality_key(self) -> tuple[object, ...]:
+        """The compared attributes."""
+        return self.first_detected, self.last_used
 
 
 class GapCause(StrEnum):

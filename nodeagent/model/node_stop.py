@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from nodeagent.model.shutdown import PodOutcome, PodProgress
-from nodeagent.record import Record, field
+from nodeagent.record import KeyedRecord, Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +49,7 @@ class SentTerm(Record):
     direct: bool = False
 
 
-class StoppedPod(Record, eq=False):
+class StoppedPod(KeyedRecord):
     """One pod of a shutdown; equal without the attributes for its resumption, the last four.
 
     Attributes:
@@ -79,15 +79,9 @@ class StoppedPod(Record, eq=False):
     observed: bool = False
     kill_sent: bool = False
 
-    def __eq__(self, other: object) -> bool:
-        """Return whether all attributes of the record are equal."""
-        return isinstance(other, StoppedPod) and self._recorded() == other._recorded()
-
-    def __hash__(self) -> int:
-        """Return the hash of the attributes of the record."""
-        return hash(self._recorded())
-
-    def _recorded(self) -> tuple[object, ...]:
+    @property
+    def equality_key(self) -> tuple[object, ...]:
+        """The attributes that the record of a shutdown keeps."""
         pod, phase = (self.uid, self.namespace, self.name), (self.phase, self.why)
         return *pod, *phase, self.outcome, self.requested_at_ms, self.took_ms, self.detail
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import nodeagent
-from nodeagent.record import Record, field, replace
+from nodeagent.record import KeyedRecord, Record, field, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 class Point(Record):
     x: int
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Shown(KeyedRecord):
+    number: int
+    text: str = ""
+
+    @property
+    def equality_key(self) -> tuple[object, ...]:
+        return (self.number,)
+
+
+class Other(Shown):
+    pass
 
 
 def subclasses(kind: type[Record]) -> Iterator[type[Record]]:
@@ -35,6 +48,12 @@ def test_record_cannot_be_changed() -> None:
 
 def test_records_with_equal_fields_are_equal() -> None:
     assert Point(1) == Point(1, {}) != Point(2)
+
+
+def test_record_with_a_key_is_equal_and_hashed_by_its_key() -> None:
+    assert Shown(1, "1") == Shown(1, "one") != Shown(2, "1")
+    assert len({Shown(1, "1"), Shown(1, "one"), Shown(2)}) == 2
+    assert Shown(1) != Other(1)
 
 
 def test_replaced_record_differs_in_the_named_field_only() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import FilesystemLayout, Measurand, Signal
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, position
-from nodeagent.record import Record, replace
+from nodeagent.record import KeyedRecord, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import Observation, OtherImageFilesystem
 
 
-class Amount(Record, eq=False):
+class Amount(KeyedRecord):
     """A quantity, or a share of the capacity; exactly one of the two.
 
     Attributes:
@@ -28,15 +28,10 @@ class Amount(Record, eq=False):
     share: float | None = None
     text: str = ""
 
-    def __eq__(self, other: object) -> bool:
-        """Return whether the compared attributes are equal."""
-        if not isinstance(other, Amount):
-            return NotImplemented
-        return (self.number, self.share) == (other.number, other.share)
-
-    def __hash__(self) -> int:
-        """Return the hash of the compared attributes."""
-        return hash((self.number, self.share))
+    @property
+    def equality_key(self) -> tuple[object, ...]:
+        """The compared attributes."""
+        return self.number, self.share
 
     def of(self, capacity: float) -> float:
         """Return the quantity for a capacity; a share is truncated to a whole number.
@@ -48,7 +43,7 @@ class Amount(Record, eq=False):
         return int(float(capacity) * (self.share or 0.0))
 
 
-class Threshold(Record, eq=False):
+class Threshold(KeyedRecord):
     """An eviction threshold of one signal.
 
     A threshold without a grace period is hard, in either list. Two thresholds are equal if signal, amount, grace period
@@ -68,16 +63,9 @@ class Threshold(Record, eq=False):
     minimum_reclaim: Amount | None = None
     filesystem: OtherImageFilesystem | None = None
 
-    def __eq__(self, other: object) -> bool:
-        """Return whether the compared attributes are equal."""
-        return self._compared == other._compared if isinstance(other, Threshold) else NotImplemented
-
-    def __hash__(self) -> int:
-        """Return the hash of the compared attributes."""
-        return hash(self._compared)
-
     @property
-    def _compared(self) -> tuple[Signal, Amount, float, OtherImageFilesystem | None]:
+    def equality_key(self) -> tuple[object, ...]:
+        """The compared attributes."""
         return self.signal, self.amount, self.grace_s, self.filesystem
 
     @property
