@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.cli.listing import ListView, Scope, count, duration, flag, identifier, since, size, text
 from nodeagent.cli.values import short_reference, time_cell
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nodeagent.api.history import NodeStop, PastPass
     from nodeagent.api.holds import HoldFields
     from nodeagent.api.lists import Container, Image, Pod
@@ -225,3 +227,6 @@ NODE_STOPS: Final[ListView[NodeStop]] = ListView(
     name=lambda row: row.id,
     style=lambda row: "" if row.end == "complete" else "red",
 )
+
+BY_OPERATION: Final[Mapping[str, ListView[Any]]] = {"Images": IMAGES, "Containers": CONTAINERS, "PodList": PODS}
+"""The views of the lists of a node, by the operation that returns the document."""

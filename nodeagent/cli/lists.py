@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from nodeagent.api.codec import Document
     from nodeagent.cli.list_options import ListOptions
     from nodeagent.cli.list_request import ListRequest
-    from nodeagent.cli.listing import ListView
     from nodeagent.cli.source import Source
 
     ReadPreviews = Callable[[Previews], Coroutine[Any, Any, Document]]
@@ -30,13 +29,7 @@ def list_images(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: an option is invalid.
     """
-
-    def view() -> ListView[Any]:
-        from nodeagent.cli.list_views import IMAGES  # noqa: PLC0415 - after the request
-
-        return IMAGES
-
-    _print("Images", view, source, options, _images, "no images")
+    _print("Images", source, options, _images, "no images")
 
 
 def list_containers(source: Source, options: ListOptions) -> None:
@@ -45,13 +38,7 @@ def list_containers(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: an option is invalid.
     """
-
-    def view() -> ListView[Any]:
-        from nodeagent.cli.list_views import CONTAINERS  # noqa: PLC0415 - as above
-
-        return CONTAINERS
-
-    _print("Containers", view, source, options, _containers, "no containers")
+    _print("Containers", source, options, _containers, "no containers")
 
 
 def list_pods(source: Source, options: ListOptions) -> None:
@@ -60,13 +47,7 @@ def list_pods(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: an option is invalid.
     """
-
-    def view() -> ListView[Any]:
-        from nodeagent.cli.list_views import PODS  # noqa: PLC0415 - as above
-
-        return PODS
-
-    _print("PodList", view, source, options, _pods, "no pods")
+    _print("PodList", source, options, _pods, "no pods")
 
 
 def read_list(
@@ -92,7 +73,6 @@ def read_list(
 
 def _print(
     operation: str,
-    view: Callable[[], ListView[Any]],
     source: Source,
     options: ListOptions,
     local: ReadPreviews,
@@ -100,9 +80,10 @@ def _print(
 ) -> None:
     @cache
     def request() -> ListRequest[Any]:
-        from nodeagent.cli.list_request import ListRequest  # noqa: PLC0415 - as above
+        from nodeagent.cli.list_request import ListRequest  # noqa: PLC0415 - after the request
+        from nodeagent.cli.list_views import BY_OPERATION  # noqa: PLC0415 - as above
 
-        return ListRequest.of(view(), options)
+        return ListRequest.of(BY_OPERATION[operation], options)
 
     document = read_list(operation, source, local, meanwhile=request)
     request().print(document, empty=empty)
