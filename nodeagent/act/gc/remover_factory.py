@@ -90,17 +90,7 @@ class RemoverFactory(Record):
         hurried: bool,
     ) -> Remover | BatchRemover:
         records = self.storage.removals if self.bulk else None
-        if records is not None and snapshot.storage is None:
-            return ImageRemoverWithoutLeases(
-                reader,
-                self.cri,
-                policy.images,
-                snapshot,
-                clock=self.clock,
-                read_holds=self.read_holds,
-                list_leases=records.leases.list_open,
-            )
-        if records is not None:
+        if records is not None and snapshot.storage is not None:
             return TransactionalImageRemover(
                 reader,
                 self.cri,
@@ -113,4 +103,5 @@ class RemoverFactory(Record):
                 settle_s=min(self.settle_s, HURRIED_SETTLE_S) if hurried else self.settle_s,
                 undo=undo,
             )
-        return ImageRemover(reader, self.cri, policy.images, snapshot, clock=self.clock, read_holds=self.read_holds)
+        by_cri = ImageRemover(reader, self.cri, policy.images, snapshot, clock=self.clock, read_holds=self.read_holds)
+        return by_cri if records is None else ImageRemoverWithoutLeases(by_cri, records.leases.list_open)

@@ -194,25 +194,15 @@ class ImageRemover:
         return now_s - clock.boottime_s, replace(clock, boottime_s=now_s)
 
 
-class ImageRemoverWithoutLeases(ImageRemover):
+class ImageRemoverWithoutLeases:
     """Removes images through CRI on a runtime without leases, and keeps them on others.
 
     On containerd, a failed reading of its records is no reason to remove images without a transaction.
     """
 
-    def __init__(  # noqa: PLR0913 - the guard's arguments
-        self,
-        reader: FreshReader,
-        actions: RuntimeActions,
-        policy: ImageGCPolicy,
-        template: NodeSnapshot,
-        *,
-        clock: Clock,
-        read_holds: Callable[[], tuple[Hold, ...]],
-        list_leases: Callable[[], Awaitable[object]],
-    ) -> None:
-        """Compose the remover; see :class:`ImageRemover`. ``list_leases`` fails on a runtime without leases."""
-        super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
+    def __init__(self, remover: ImageRemover, list_leases: Callable[[], Awaitable[object]]) -> None:
+        """Compose the remover from the one that removes through CRI; ``list_leases`` fails without leases."""
+        self._remover = remover
         self._list_leases = list_leases
 
     async def remove(self, decision: Decision) -> Result:
@@ -220,7 +210,7 @@ class ImageRemoverWithoutLeases(ImageRemover):
         try:
             await self._list_leases()
         except RuntimeUnsupportedError:
-            return await super().remove(decision)
+            return await self._remover.remove(decision)
         detail = "kept: containerd's records of images and layers could not be read at the observation; try again later"
         return Result(decision, Outcome.FAILED, detail)
 

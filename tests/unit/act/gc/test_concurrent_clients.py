@@ -16,7 +16,7 @@ from tests.unit.act.gc.transactions import outcomes, remove_all
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.act.conftest import Opener
+    from tests.unit.act.conftest import Opener, Rig
 
 
 async def test_tag_pulled_with_another_digest_during_the_wait_refers_to_the_new_image(rig: Opener) -> None:
@@ -58,6 +58,11 @@ async def test_image_removed_by_another_client_during_the_wait_is_removed_and_no
         assert not made.node.store.leases
 
 
+def another_agent(made: Rig, directory: Path) -> RemovalRecovery:
+    """Return the recovery of an agent with another state directory."""
+    return RemovalRecovery(made.storage, directory / "other.lock", made.node.clock, stable_s=0.0)
+
+
 @pytest.mark.parametrize("call", ["Images.Delete", "Snapshots.List", "Leases.Delete"])
 async def test_removal_in_progress_is_left_alone_by_an_agent_with_another_state_directory(
     rig: Opener, tmp_path: Path, call: str
@@ -66,7 +71,7 @@ async def test_removal_in_progress_is_left_alone_by_an_agent_with_another_state_
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         names = {name for each in preview.removals for name in made.node.names_of(each.id)}
-        second = RemovalRecovery(made.storage, tmp_path / "other.lock", made.node.clock, stable_s=0.0)
+        second = another_agent(made, tmp_path)
         leases: list[int] = []
 
         async def recover() -> None:
@@ -90,7 +95,7 @@ async def test_images_restored_by_a_second_agent_after_a_long_suspension_are_kep
     async with rig(bulk=True) as made:
         before = set(made.node.store.names)
         preview = await made.collector.preview(Scope.IMAGES)
-        second = RemovalRecovery(made.storage, tmp_path / "other.lock", made.node.clock, stable_s=0.0)
+        second = another_agent(made, tmp_path)
 
         async def recover() -> None:
             made.node.advance(3600)
@@ -108,7 +113,7 @@ async def test_agent_that_was_suspended_before_its_deletions_deletes_no_name(rig
     async with rig(bulk=True) as made:
         before = set(made.node.store.names)
         preview = await made.collector.preview(Scope.IMAGES)
-        second = RemovalRecovery(made.storage, tmp_path / "other.lock", made.node.clock, stable_s=0.0)
+        second = another_agent(made, tmp_path)
 
         async def suspend() -> None:
             made.node.advance(3600)
@@ -127,7 +132,7 @@ async def test_removal_of_an_earlier_boot_is_restored_by_any_agent(rig: Opener, 
         before = set(made.node.store.names)
         made.server.faults.fail("Leases.Delete", times=1, status="UNAVAILABLE")
         await remove_all(made)
-        second = RemovalRecovery(made.storage, tmp_path / "other.lock", made.node.clock, stable_s=0.0)
+        second = another_agent(made, tmp_path)
         await second.run()
         assert before - set(made.node.store.names)
         (lease,) = made.node.store.leases.values()

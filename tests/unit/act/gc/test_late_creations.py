@@ -33,7 +33,7 @@ async def test_image_whose_container_is_prepared_during_the_restore_of_another_o
 
 
 async def test_image_whose_creation_waited_behind_other_writes_of_containerd_is_kept(rig: Opener) -> None:
-    """Such as the collection of the transaction before, whose end lets both the creation and the agent proceed."""
+    """A write is the garbage collection of the earlier transaction; after it the creation and the agent proceed."""
     async with rig(bulk=True, undo_window=timedelta()) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         late = next(each.id for each in preview.removals if made.node.images[each.id].chain_id)
