@@ -289,9 +289,7 @@ def _refusal(where: str, status: int, headers: dict[str, str], body: bytes) -> A
         found = msgspec.json.decode(body, type=ApiStatus)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         found = ApiStatus()
-    message = escape(found.message)
-    shown = message if len(message) <= _MAX_SHOWN else f"{message[:_MAX_SHOWN]}..."
-    parts = (f"HTTP {status}", escape(found.reason)[:_MAX_SHOWN], shown, _HINTS.get(status, ""))
+    parts = (f"HTTP {status}", _shown(found.reason), _shown(found.message), _HINTS.get(status, ""))
     return ApiServerRefusedError(
         f"{where}: {'; '.join(each for each in parts if each)}", status, found.reason, _retry_after_s(headers)
     )
@@ -310,4 +308,10 @@ def _cause(error: BaseException | None) -> str:
         return f"TLS failed: {_openssl(error)}"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return _shown(getattr(error, "strerror", None) or str(error)) or type(error).__name__
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of a text that the server may have chosen, escaped; h11 quotes malformed lines in full."""
+    text = escape(text)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

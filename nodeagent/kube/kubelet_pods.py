@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from nodeagent.errors import ObservationError
 from nodeagent.parsing import parse_json
 from nodeagent.record import replace
+from nodeagent.text import escape
 
 if TYPE_CHECKING:
     import http.client
@@ -177,7 +178,7 @@ def _shut_down(opened: list[socket.socket]) -> None:
 
 def _body(answer: http.client.HTTPResponse, access: KubeletAccess) -> bytes:
     if answer.status != 200:
-        parts = f"HTTP {answer.status} {answer.reason}", _error_text(answer), _HINTS.get(answer.status, "")
+        parts = f"HTTP {answer.status} {_shown(answer.reason)}", _error_text(answer), _HINTS.get(answer.status, "")
         raise ObservationError("; ".join(each for each in parts if each))
     if (answer.length or 0) > access.max_bytes:
         raise ObservationError(f"answer has {answer.length} bytes, more than {access.max_bytes}")
@@ -197,10 +198,14 @@ def _error_text(answer: http.client.HTTPResponse) -> str:
 
     The kubelet states the reason of a refusal in plain text, such as the user and the missing verb.
     """
-    words = answer.read1(_ERROR_BYTES).decode(errors="replace").split()
-    text = "".join(each if each.isprintable() else "?" for each in " ".join(words))
-    text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-    return "" if text == answer.reason else text
+    text = " ".join(answer.read1(_ERROR_BYTES).decode(errors="replace").split())
+    return "" if text == answer.reason else _shown(text)
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of a text that the server may have chosen, escaped; malformed lines are quoted in full."""
+    text = escape(text)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _context(access: KubeletAccess) -> ssl.SSLContext:
@@ -244,4 +249,4 @@ def _cause(error: Exception) -> str:
         )
     if isinstance(error, ConnectionRefusedError):
         return "connection refused; check that the kubelet is running and the port is correct"
-    return str(error) or type(error).__name__
+    return _shown(str(error)) or type(error).__name__

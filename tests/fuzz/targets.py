@@ -34,6 +34,7 @@ from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.policy_difference import compare_policies
 from nodeagent.plan.gc.saved_plan import compare, encode_policy, find_drift, parse_plan, refusal_of, seal, unseal
 from nodeagent.store import HoldFile
+from tests.fuzz.api_server_target import api_server_target
 from tests.fuzz.node_targets import node_targets
 from tests.fuzz.target import DefectError, Target
 
@@ -377,7 +378,11 @@ _FILTER_SEEDS: Final = (
 def open_targets() -> Iterator[dict[str, Target]]:
     """Return all targets by name."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with asyncio.Runner() as runner, tempfile.TemporaryDirectory(prefix="nodeagent-fuzz-", dir=memory) as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix="nodeagent-fuzz-", dir=memory) as directory,
+        asyncio.Runner() as runner,
+        api_server_target(Path(directory) / "api-server", runner) as api_server,
+    ):
         yield {
             "http": Target(lambda data: runner.run(http(data)), HTTP_SEEDS),
             "request": Target(request, _REQUEST_SEEDS),
@@ -385,5 +390,6 @@ def open_targets() -> Iterator[dict[str, Target]]:
             "saved-plan": Target(saved_plan, (_plan_seed(),)),
             "hold-file": Target(partial(hold_file, Path(directory)), _HOLD_SEEDS),
             "list-filter": Target(list_filter, _FILTER_SEEDS),
+            "api-server": api_server,
             **node_targets(Path(directory)),
         }

@@ -26,6 +26,7 @@ INPUTS = {
     "saved-plan": 10_000 * TIMES,
     "hold-file": 10_000 * TIMES,
     "list-filter": 20_000 * TIMES,
+    "api-server": 150 * TIMES,
     "manifest": 300 * TIMES,
     "kubelet-pods": 1_000 * TIMES,
     "kubelet-config": 150 * TIMES,

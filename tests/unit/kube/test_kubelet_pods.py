@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from nodeagent.model.kubelet_access import KubeletAccess
 from tests.support.kubelet_api import FORBIDDEN, LIST, POD, Answer, kubelet
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -137,7 +139,7 @@ async def test_only_a_list_of_a_verified_server_is_marked_as_verified(authority:
             Answer(500, b"Authorization error (user=agent, verb=get,\n subresource=pods)\n"),
             "HTTP 500 Internal Server Error; Authorization error (user=agent, verb=get, subresource=pods)",
         ),
-        (Answer(500, b"\x1b[2J\x00<b>" + b"x" * 5000), "HTTP 500 Internal Server Error; ?[2J?<b>xxx"),
+        (Answer(500, b"\x1b[2J\x00<b>" + b"x" * 5000), "HTTP 500 Internal Server Error; \\x1b[2J\\x00<b>xxx"),
         (Answer(500, b""), "HTTP 500 Internal Server Error"),
         (Answer(503, b"x", length=-1), "HTTP 503 Service Unavailable; x"),
         (Answer(302), "HTTP 302 Found"),
@@ -192,22 +194,47 @@ async def test_refused_connection_is_an_error() -> None:
     assert "connection refused" in error
 
 
-@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
-async def test_endless_answer_is_aborted_at_the_deadline(begin: bytes) -> None:
+@contextmanager
+def sending(answer: bytes, *, complete: bool) -> Iterator[str]:
+    """Send bytes to one client; then close the connection if the answer is complete."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             accepted, _ = server.accept()
             with accepted:
                 accepted.recv(4096)
-                accepted.sendall(begin)
-                accepted.recv(1)
+                accepted.sendall(answer)
+                if not complete:
+                    accepted.recv(1)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        error = await refused(KubeletAccess(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.2))
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
         thread.join()
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
+async def test_endless_answer_is_aborted_at_the_deadline(begin: bytes) -> None:
+    with sending(begin, complete=False) as url:
+        error = await refused(KubeletAccess(url, timeout_s=0.2))
     assert error.endswith("no answer in 0.2 s")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x1b[2J" + b"x" * 60_000 + b"\r\n\r\n",
+        b"HTTP/1.1 20\x1b[2J " + b"x" * 60_000 + b"\r\n\r\n",
+        b"HTTP/1.1 500 \x1b[2J" + b"x" * 60_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\x1b[2J" + b"x" * 60_000 + b"\r\n",
+    ],
+    ids=["no HTTP", "status", "reason", "chunk"],
+)
+async def test_malformed_answer_is_quoted_in_a_short_and_printable_error(answer: bytes) -> None:
+    with sending(answer, complete=True) as url:
+        error = await refused(KubeletAccess(url))
+    assert error.isprintable()
+    assert len(error) < 700
 
 
 async def test_unreadable_credentials_are_an_error_with_the_setting(tmp_path: Path, authority: Path) -> None:

@@ -1,0 +1,183 @@
+"""Fuzz target for answers of the API server: bytes over TLS, read by the client and by the plans of a registration."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.kube.api_client import ApiClient, ApiRequest
+from nodeagent.kube.api_credentials import ApiCredentials
+from nodeagent.model.api_access import ApiAccess
+from nodeagent.model.kubernetes import Lease, Node, NodeStatus, NodeSystemInfo, ObjectMeta
+from nodeagent.plan.kubernetes.heartbeat import (
+    ReportMemory,
+    complete_status,
+    is_lease_free,
+    renewed_lease,
+    sight_lease,
+    status_patch,
+)
+from nodeagent.plan.kubernetes.policy import RegistrationPolicy
+from nodeagent.plan.kubernetes.registration import plan_registration
+from nodeagent.text import escape
+from tests.fuzz.target import DefectError, Target
+from tests.support.certificates import Authority
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nodeagent.plan.kubernetes.heartbeat import LeaseSighting
+
+K = TypeVar("K", Node, Lease)
+NOW: Final = datetime(2026, 1, 10, 12, tzinfo=UTC)
+TOKEN: Final = "token-of-the-agent"
+_MAX_BYTES: Final = 8192
+_MAX_SHOWN: Final = 1000
+_OWN: Final = Node(
+    metadata=ObjectMeta(name="node-1", labels={"kubernetes.io/os": "linux"}),
+    status=NodeStatus(node_info=NodeSystemInfo(machine_id="5f", system_uuid="A0")),
+)
+_POLICY: Final = RegistrationPolicy(labels={"pool": "a"}, provider_id="test://1")
+
+
+class _Server:
+    """Sends the prepared answer to the next request, then closes the connection."""
+
+    def __init__(self) -> None:
+        self.answer = b""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(self.answer)
+            await writer.drain()
+        writer.close()
+
+
+class _Answers:
+    """Reads answers as the daemon does."""
+
+    def __init__(self, access: ApiAccess, server: _Server) -> None:
+        self._access = access
+        self._credentials = ApiCredentials(access)
+        self._server = server
+        self._sighting: LeaseSighting | None = None
+
+    async def read(self, data: bytes) -> bool:
+        """Read one answer: of a Lease after ``L``, of a Node otherwise."""
+        self._server.answer = data[1:]
+        node, lease, refused = None, None, False
+        try:
+            if data[:1] == b"L":
+                lease = await self._send(Lease)
+            else:
+                node = await self._send(Node)
+        except ApiServerRefusedError:
+            refused = True
+        self._sighting = sight_lease(self._sighting, lease, 0.0)
+        plan = plan_registration(node, _OWN, _POLICY, lease_free=is_lease_free(self._sighting, 60.0))
+        bodies: list[object] = [each for each in (plan.node, plan.patch) if each is not None]
+        bodies.append(renewed_lease(lease, node or _OWN, NOW))
+        if node is not None:
+            bodies.append(status_patch(complete_status(_OWN.status, ReportMemory(node.status))))
+        for body in bodies:
+            msgspec.json.encode(body)
+        return refused or node is not None or lease is not None
+
+    async def _send(self, kind: type[K]) -> K | None:
+        """Return the object in the answer; ``None`` for an incomplete or malformed answer.
+
+        Raises:
+            ApiServerRefusedError: the answer is a refusal.
+            DefectError: the text of the error is unsuitable for a log.
+        """
+        client = ApiClient(self._access, self._credentials)
+        try:
+            return await client.send(ApiRequest("GET", "/api/v1/nodes/node-1"), kind)
+        except ApiServerError as error:
+            text = str(error)
+            if len(text) > _MAX_SHOWN or escape(text) != text or TOKEN in text:
+                raise DefectError(f"unsuitable error text: {text[:_MAX_SHOWN]!r}") from error
+            if isinstance(error, ApiServerRefusedError):
+                raise
+            return None
+        finally:
+            client.close()
+
+
+def _answer(status: str, body: object, *headers: str) -> bytes:
+    """Return an answer whose body ends with the connection, so that its length can change."""
+    return "\r\n".join((f"HTTP/1.1 {status}", *headers, "", json.dumps(body))).encode()
+
+
+_NODE: Final = {
+    "kind": "Node",
+    "apiVersion": "v1",
+    "metadata": {
+        "name": "node-1",
+        "uid": "u-1",
+        "resourceVersion": "7",
+        "creationTimestamp": "2026-01-10T12:00:00Z",
+        "labels": {"a": "b"},
+        "annotations": {"nodeagent.dev/registered": "created"},
+    },
+    "spec": {
+        "providerID": "test://1",
+        "taints": [{"key": "k", "effect": "NoSchedule", "timeAdded": "2026-01-10T12:00:00Z"}],
+    },
+    "status": {
+        "capacity": {"cpu": "2"},
+        "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
+        "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-10T12:00:00Z"}],
+        "nodeInfo": {"machineID": "5f", "systemUUID": "a0", "swap": {"capacity": 5}},
+        "images": [{"names": ["r/a:1"], "sizeBytes": 5}],
+    },
+}
+_LEASE: Final = {
+    "kind": "Lease",
+    "metadata": {"name": "node-1", "resourceVersion": "9", "ownerReferences": []},
+    "spec": {
+        "holderIdentity": "node-1",
+        "leaseDurationSeconds": 40,
+        "renewTime": "2026-01-10T12:00:00.000000Z",
+    },
+}
+_REFUSAL: Final = {"kind": "Status", "status": "Failure", "reason": "Conflict", "message": "the object was modified"}
+_WITHOUT_HEARTBEAT: Final = _NODE | {"metadata": {"name": "node-1"}, "status": {}}
+_SEEDS: Final = (
+    b"N" + _answer("200 OK", _NODE),
+    b"N" + _answer("200 OK", _WITHOUT_HEARTBEAT),
+    b"L" + _answer("200 OK", _LEASE),
+    b"N" + _answer("409 Conflict", _REFUSAL),
+    b"L" + _answer("429 Too Many Requests", _REFUSAL, "Retry-After: 5"),
+    b"LHTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}",
+    b'NHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\n{"kind": "Node",\r\nb\r\n"spec": {}}\r\n0\r\n\r\n',
+    b"LHTTP/1.1 100 Continue\r\n\r\n" + _answer("200 OK", _LEASE),
+)
+
+
+@contextmanager
+def api_server_target(directory: Path, runner: asyncio.Runner) -> Iterator[Target]:
+    """Return the target, with a server of its own whose certificates are in ``directory``."""
+    authority = Authority(directory)
+    authority.issue("server")
+    (directory / "token").write_text(TOKEN)
+    server, context = _Server(), authority.server_context("server")
+    listener = runner.run(asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=context))
+    access = ApiAccess(
+        url=f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}",
+        ca_file=authority.ca_file,
+        token_file=directory / "token",
+        timeout_s=30,
+        max_bytes=_MAX_BYTES,
+    )
+    answers = _Answers(access, server)
+    yield Target(lambda data: runner.run(answers.read(data)), _SEEDS)
+    listener.close()
