@@ -71,6 +71,8 @@ _DROP_IN: Final = "50-nodeagent.conf"
 _PAGE: Final = re.compile(r"nodeagent(-[a-z]+)*\.1|nodeagent\.toml\.5")
 _MONITORING: Final = ("nodeagent.rules.yml", "grafana-dashboard.json")
 """Files for Prometheus and Grafana on other machines, placed for copying."""
+_OPTIONAL: Final = ("api-server.conf",)
+"""Drop-ins of the unit for optional functions, placed for copying."""
 
 
 def parts(
@@ -99,7 +101,7 @@ def parts(
     yield Part(layout.sysusers, _source("nodeagent.sysusers"))
     yield Part(layout.tmpfiles, _source("nodeagent.tmpfiles"))
     yield Part(layout.catalog, _source("nodeagent.catalog"))
-    for name in _MONITORING:
+    for name in (*_MONITORING, *_OPTIONAL):
         yield Part(layout.shared / name, _source(name))
     for name, text in pages.items():
         yield Part(layout.manual / f"man{name.rpartition('.')[2]}" / name, text)
@@ -117,7 +119,7 @@ def known_places(layout: Layout) -> tuple[Path, ...]:
         layout.units / UNIT,
         *(layout.units / name / _DROP_IN for name in _SLICES),
         *(layout.sysusers, layout.tmpfiles, layout.catalog),
-        *(layout.shared / name for name in _MONITORING),
+        *(layout.shared / name for name in (*_MONITORING, *_OPTIONAL)),
         *(layout.manual / "man1/nodeagent.1", layout.manual / "man5/nodeagent.toml.5"),
         *(layout.bash, layout.zsh, layout.fish, layout.command),
     )
@@ -154,6 +156,7 @@ def _signature(layout: Layout, path: Path, prefix: Path) -> str:
         layout.catalog: r"^Defined-By: nodeagent$",
         layout.shared / _MONITORING[0]: r"^  - name: nodeagent$",
         layout.shared / _MONITORING[1]: r'^  "uid": "nodeagent",$',
+        **dict.fromkeys((layout.shared / name for name in _OPTIONAL), r"^# Optional drop-in of nodeagent\.service,"),
         layout.bash: _COMPLETION,
         layout.zsh: _COMPLETION,
         layout.fish: _COMPLETION,

@@ -47,4 +47,4 @@ def _fix(error: str) -> str:
         return "set kubernetes.ca_file, or certificate-authority of the kubeconfig, to the CA of the API server"
     if "HTTP 401" in error:
         return "renew the token or certificate of the agent"
-    return "check kubernetes.server or kubeconfig, and IPAddressAllow= of the unit"
+    return "check kubernetes.server or kubeconfig, and IPAddressAllow= of the unit (drop-in api-server.conf)"
