@@ -11,6 +11,7 @@ from nodeagent.api.node.shutdown import delay_limit, lock_held, off_because, que
 from nodeagent.api.status import Status
 from nodeagent.cli.control_client import connect
 from nodeagent.cli.doctor_cluster import cluster_findings
+from nodeagent.cli.doctor_memory import cache_finding, memory_finding
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError
@@ -27,16 +28,12 @@ from nodeagent.host.probes import (
     read_psi_resources,
     read_unit_exposure,
 )
-from nodeagent.host.signals import SignalPaths, read_min_free_bytes, read_signals
 from nodeagent.kube.kubelet_config import read_kubelet_config
 from nodeagent.model import Role
-from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.observe.node_role import read_role
 from nodeagent.plan.clock_checks import check_clock, check_image_use
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
-from nodeagent.plan.memory_checks import CHECK as MEMORY_CHECK
-from nodeagent.plan.memory_checks import check_memory_thresholds
 from nodeagent.plan.node_checks import (
     Finding,
     Verdict,
@@ -95,6 +92,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Fin
         "cgroups": lambda: [check_cgroups(read_cgroup_controllers(root))],
         "pressure-stalls": lambda: [check_stalls(read_psi_resources(root))],
         "memory-thresholds": lambda: [memory_finding(settings, root)],
+        "page-cache-reclaim": lambda: [cache_finding(settings)],
         "logind-delay": lambda: shutdown_findings(settings, root),
         "role": lambda: role_findings(settings, root),
         "kubelet-overlap": lambda: kubelet_findings(settings, root),
@@ -270,25 +268,6 @@ def shutdown_findings(
     yield check_lock(*lock_held(facts, problem), off=off)
     for warning in delay.warnings:
         yield Finding("logind-delay", Verdict.WARNING, warning)
-
-
-def memory_finding(settings: Settings, root: Path) -> Finding:
-    """Return whether the memory thresholds are met before the kernel is out of memory.
-
-    Raises:
-        ObservationError: the kernel's reserve cannot be read.
-    """
-    observations, unread = read_signals(SignalPaths(None), SystemClock(), kernel_estimate=True, root=root)
-    reading = next((each for each in observations if each.signal is Signal.MEMORY_AVAILABLE), None)
-    if reading is None:
-        return Finding(MEMORY_CHECK, Verdict.SKIPPED, "; ".join(unread))
-    eviction = settings.eviction
-    return check_memory_thresholds(
-        eviction.thresholds if eviction.memory_source is MemorySource.WORKING_SET else (),
-        reading,
-        kernel_estimate=eviction.kernel_estimate,
-        min_free_bytes=read_min_free_bytes(root),
-    )
 
 
 def role_findings(settings: Settings, root: Path) -> Iterator[Finding]:

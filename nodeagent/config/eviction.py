@@ -40,6 +40,7 @@ class EvictionSettings(Record):
         interval_s: poll interval of the signals without pressure.
         memory_source: source of ``memory.available``.
         kernel_estimate: whether hard thresholds on ``memory.available`` count ``MemAvailable`` where that is lower.
+        reclaim_cache: whether active page cache of pods is reclaimed before evictions for ``memory.available``.
         annotation_namespaces: namespaces whose pods may set priority, static and mirror marks by annotations.
         verify_s: timeout for the end of an evicted pod's processes after the runtime reports it as stopped.
     """
@@ -50,6 +51,7 @@ class EvictionSettings(Record):
     interval_s: float = 10.0
     memory_source: MemorySource = MemorySource.WORKING_SET
     kernel_estimate: bool = True
+    reclaim_cache: bool = True
     stall: StallSettings = field(default_factory=StallSettings)
     verify_s: float = 10.0
     annotation_namespaces: frozenset[str] = frozenset()

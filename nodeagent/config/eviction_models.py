@@ -102,6 +102,11 @@ class EvictionSection(Section):
         description="Whether hard thresholds on memory.available count MemAvailable where that is lower than the "
         "kubelet's formula, which omits kernel memory and the watermarks at which the kernel kills processes.",
     )
+    reclaim: Switch = Field(
+        True,
+        description="Whether active page cache of pods is reclaimed before an eviction for memory.available, where the "
+        "kernel reports no shortage (MemAvailable). Requires the drop-in page-cache.conf of the unit.",
+    )
     memory_stall: Duration = Field(
         "100ms", description="Memory stall time (PSI) within stall_window that wakes the eviction loop. 0 disables."
     )

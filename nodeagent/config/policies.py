@@ -115,6 +115,7 @@ def eviction(config: Config) -> EvictionSettings:
         interval_s=parse_duration_s(section.interval),
         memory_source=MemorySource(section.memory_signal_source),
         kernel_estimate=section.kernel_memory_estimate,
+        reclaim_cache=section.reclaim,
         stall=StallSettings(
             *(
                 round(parse_duration_s(text) * 1_000_000)

@@ -146,6 +146,30 @@ def read_memory_min(directory: str) -> int | None:
     return _number(f"{directory}/memory.min")
 
 
+def read_memory_low(directory: str) -> int | None:
+    """Return ``memory.low`` of a cgroup in bytes, 0 for none; ``None`` if unreadable."""
+    return _number(f"{directory}/memory.low")
+
+
+def read_file_cache(directory: str) -> tuple[int, int] | None:
+    """Return the active and the inactive file pages of a cgroup in bytes; ``None`` if unreadable."""
+    text = _read(f"{directory}/memory.stat")
+    active, inactive = _field(text, b"active_file"), _field(text, b"inactive_file")
+    return None if active is None or inactive is None else (active, inactive)
+
+
+def read_memory_stall_us(directory: str) -> int | None:
+    """Return the time for which processes of a cgroup waited for memory, in microseconds; ``None`` without PSI.
+
+    Source: kernel psi.rst, ``total`` of ``some``.
+    """
+    text = _read(f"{directory}/memory.pressure")
+    if text is None or not text.startswith(b"some "):
+        return None
+    value = text.partition(b"\n")[0].rpartition(b"total=")[2]
+    return int(value) if value.isdigit() else None
+
+
 def read_memory_max(directory: str) -> int | None:
     """Return ``memory.max`` of a cgroup in bytes, 0 for none; ``None`` if unreadable."""
     text = _read(f"{directory}/memory.max")

@@ -71,7 +71,7 @@ _DROP_IN: Final = "50-nodeagent.conf"
 _PAGE: Final = re.compile(r"nodeagent(-[a-z]+)*\.1|nodeagent\.toml\.5")
 _MONITORING: Final = ("nodeagent.rules.yml", "grafana-dashboard.json")
 """Files for Prometheus and Grafana on other machines, placed for copying."""
-_OPTIONAL: Final = ("api-server.conf",)
+_OPTIONAL: Final = ("api-server.conf", "page-cache.conf")
 """Drop-ins of the unit for optional functions, placed for copying."""
 
 

@@ -26,6 +26,7 @@ _TIMEX_STATUS_OFFSET: Final = 40  # of struct timex on 64-bit Linux
 _SYSTEMD_ANALYZE_WITHIN_S: Final = 20
 _SYSTEMCTL_WITHIN_S: Final = 5
 _HOMES: Final = (PurePath("/home"), PurePath("/root"))
+_POD_CGROUPS: Final = "/sys/fs/cgroup/kubepods"
 _EXPOSURE: Final = re.compile(r"exposure level for \S+: ([0-9.]+)")
 
 
@@ -129,3 +130,19 @@ def read_unit_exposure(unit: str) -> float | None:
         return None
     exposure = _EXPOSURE.search(completed.stdout)
     return None if exposure is None else float(exposure[1])
+
+
+def read_writable_cgroups(unit: str) -> bool | None:
+    """Return whether the cgroups of pods are writable for an installed unit; ``None`` without it or without systemd.
+
+    Source: systemd.exec(5), ``ProtectControlGroups=`` and ``ReadWritePaths=``.
+    """
+    names = ("LoadState", "ProtectControlGroups", "ReadWritePaths")
+    completed = run("systemctl", "show", *(f"--property={name}" for name in names), unit, within_s=_SYSTEMCTL_WITHIN_S)
+    if completed is None or completed.returncode:
+        return None
+    values = dict(line.partition("=")[::2] for line in completed.stdout.splitlines())
+    if values.get("LoadState") != "loaded":
+        return None
+    paths = [path.lstrip("-+") for path in values.get("ReadWritePaths", "").split()]
+    return values.get("ProtectControlGroups") == "no" or any(path.startswith(_POD_CGROUPS) for path in paths)

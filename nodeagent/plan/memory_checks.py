@@ -1,4 +1,4 @@
-"""Check of the memory thresholds against the kernel's own estimate of available memory."""
+"""Checks of evictions for memory: thresholds against the kernel's own estimate, and the reclaim of page cache."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 CHECK: Final = "memory-thresholds"
+CACHE_CHECK: Final = "page-cache-reclaim"
 
 
 def check_memory_thresholds(
@@ -57,3 +58,20 @@ def check_memory_thresholds(
         f"raise the threshold above {format_bytes(int(distance))}"
         + ("" if kernel_estimate else ", or set eviction.kernel_memory_estimate = true"),
     )
+
+
+def check_cache_reclaim(off: str, *, writable: bool | None) -> Finding:
+    """Check that page cache of pods can be reclaimed before an eviction for memory.
+
+    Args:
+        off: why it is disabled; empty if it is enabled.
+        writable: whether the agent's unit may write to the cgroups of pods; ``None`` if unknown.
+    """
+    if off:
+        return Finding(CACHE_CHECK, Verdict.SKIPPED, off)
+    if writable is None:
+        return Finding(CACHE_CHECK, Verdict.SKIPPED, "unit not installed, or systemd not running")
+    if not writable:
+        evidence = "not permitted: a pod may be evicted while its page cache could be reclaimed"
+        return Finding(CACHE_CHECK, Verdict.SKIPPED, evidence, "install the drop-in page-cache.conf of the unit")
+    return Finding(CACHE_CHECK, Verdict.OK, "cgroups of pods are writable for the unit")

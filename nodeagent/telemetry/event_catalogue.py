@@ -129,6 +129,9 @@ EVENTS: Final[Mapping[str, Event]] = {
         "eec5c99131a24168b4e7b97d06d06943",
         "no pod list from the runtime within {waited_s} s; using the list of {age_s} s ago ({pods} pods)",
     ),
+    "page_cache_reclaimed": Event(
+        "4011e80b129f4d02bd3c3458540cf032", "page cache of {pods} reclaimed for {threshold}: cleared {cleared}"
+    ),
     "would_evict": Event("373ecfcfc07b40869aef6a76e8a6325a", "{pod_namespace}/{pod_name} would be evicted: {why}"),
     "no_evictable_pod": Event("03e7822adc9941beb383c49cd495620f", "no evictable pod for {threshold}: {because}"),
     "eviction_limit_reached": Event("ccb32f94d78e44e98e064b4f2e7d2eaf", "eviction limit reached: {why}"),

@@ -1,20 +1,26 @@
-"""Latency from a met memory threshold to the end of the pod, in a real node: with PSI triggers, and by polling.
+"""Evictions for memory in a real node: latency from a met threshold to the end of the pod, and OOM kills by the kernel.
 
-A pod above its request grows by 50 MiB/s with 200 MiB left on the node; the threshold is ``memory.available<100Mi``.
-A program in the node, independent of the agent, records the time at which memory.available falls below the threshold,
-and the end of the last process in the pod's cgroup. Ten runs of each; no run may have an OOM kill.
+A pod above its request grows with a known amount left on the node; the threshold is ``memory.available<100Mi``. A
+program in the node, independent of the agent, records the time at which memory.available falls below the threshold,
+and the end of the last process in the pod's cgroup. Ten runs of each series:
 
-    python -m tests.bench.node_eviction [RUNS [woken|polling|busy ...]]
+- ``woken``, ``polling``, ``busy``: 50 MiB/s with 200 MiB left; with PSI triggers, without, and on a busy node;
+- ``default``, ``three``: Debian's ``vm.min_free_kbytes``; one pod at 20 MiB/s, and three at 60 MiB/s each;
+- ``ending``: a pod that ignores its termination, with an hour of grace period left, beside one that uses less;
+- ``swap``: a pod at 60 MiB/s beside one of 150 MiB, on a node with swap.
+
+    python -m tests.bench.node_eviction [RUNS [SERIES ...]]
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
 import sys
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.support import hogs, reclaim, vm
 
@@ -22,9 +28,8 @@ if TYPE_CHECKING:
     from tests.support.vm import Node, RunningPod
 
 RUNS = 10
-ROOM_MIB = 200
-PACE_MIB = 50
 THRESHOLD_MIB = 100
+SWAP_MIB = 512
 CONFIG = f"""\
 role = "standalone"
 [log]
@@ -42,12 +47,66 @@ hard = "memory.available<{THRESHOLD_MIB}Mi"
 pressure_transition_period = "5s"
 max_evictions_per_window = 0
 """
-POLLING = 'memory_stall = "0s"\n'
 _AVAILABLE = (
     "awk '/^MemTotal/ {t = $2 * 1024} /^MemAvailable/ {m = $2 * 1024}"
     ' $1 == "anon" || $1 == "file" {u += $2} $1 == "inactive_file" {u -= $2}'
     " END {print int((m < t - u ? m : t - u) / 1048576)}' /proc/meminfo /sys/fs/cgroup/memory.stat"
 )
+_BURSTABLE = {"oom_score_adj": 990}
+_DEAF = "trap '' TERM; /bin/hog memory 200 200 200 & while :; do sleep 1; done"
+_MANY = {"memory_limit_in_bytes": 4 << 30}
+
+
+class Series(NamedTuple):
+    """Runs of one kind.
+
+    Attributes:
+        paces_mib: growth of each pod per second.
+        room_mib: available memory at the start of a run.
+        beside_mib: size of a pod that must not be evicted; 0 for none.
+        min_free_kib: ``vm.min_free_kbytes``; a machine of this size has 45056 by default.
+    """
+
+    text: str
+    paces_mib: tuple[int, ...] = (50,)
+    room_mib: int = 200
+    beside_mib: int = 0
+    min_free_kib: int = 8192
+    config: str = ""
+    prepare: str = "true"
+    end: str = "true"
+
+
+SERIES = {
+    "woken": Series("woken by PSI"),
+    "polling": Series("polling", config='memory_stall = "0s"\n'),
+    "default": Series("default min_free_kbytes, 20 MiB/s", paces_mib=(20,), room_mib=250, min_free_kib=45056),
+    "three": Series("default min_free_kbytes, 3 x 60 MiB/s", paces_mib=(60,) * 3, room_mib=350, min_free_kib=45056),
+    "ending": Series("terminating pod"),
+    "swap": Series(
+        "swap",
+        paces_mib=(60,),
+        room_mib=250,
+        beside_mib=150,
+        prepare=f"dd if=/dev/zero of=/swap bs=1M count={SWAP_MIB} status=none; chmod 600 /swap; mkswap -q /swap; "
+        "swapon /swap",
+        end="swapoff /swap; rm /swap",
+    ),
+    "busy": Series(
+        "busy node",
+        prepare="for n in 1 2; do systemd-run --quiet --unit busy-$n sh -c 'while :; do :; done'; done",
+        end="systemctl stop busy-1 busy-2",
+    ),
+}
+
+
+class Outcome(NamedTuple):
+    """Result of a run: evicted pods, OOM kills, and the times after the threshold was crossed."""
+
+    evicted: list[str]
+    kills: int
+    detected_ms: int
+    ended_ms: int
 
 
 def available_mib(node: Node) -> int:
@@ -60,119 +119,196 @@ def kills(node: Node) -> int:
     return int(node.get("/proc/vmstat").decode().partition("oom_kill ")[2].split()[0])
 
 
-def eviction_log(node: Node, unit: str) -> str:
-    """Return the logs of the agent, the measuring program and the kernel."""
-    return node.run(
-        f"journalctl -o short-monotonic --no-pager -u nodeagent -u {unit} | cut -c-600; dmesg | grep -iE 'oom|killed'"
-    ).stdout
-
-
-def remove(node: Node, pod: RunningPod) -> None:
-    """Remove the leftovers of an evicted pod."""
+def remove(node: Node, *gone: RunningPod) -> None:
+    """Stop and remove pods, again where the agent removes their containers at the same time."""
     node.python(
+        "import contextlib, time, grpc\n"
         "from pathlib import Path\n"
         "from tests.support.pods import Pods\n"
         "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/var/log/pods')) as pods:\n"
-        f"    pods.call('StopPodSandbox', {{'pod_sandbox_id': '{pod.sandbox_id}'}})\n"
-        f"    pods.call('RemovePodSandbox', {{'pod_sandbox_id': '{pod.sandbox_id}'}})\n"
+        f"    left = {[pod.sandbox_id for pod in gone]}\n"
+        "    ends = time.monotonic() + 60\n"
+        "    while left and time.monotonic() < ends:\n"
+        "        with contextlib.suppress(grpc.RpcError):\n"
+        "            pods.call('StopPodSandbox', {'pod_sandbox_id': left[0]})\n"
+        "            pods.call('RemovePodSandbox', {'pod_sandbox_id': left[0]})\n"
+        "            left.pop(0)\n"
+        "            continue\n"
+        "        time.sleep(0.5)\n",
+        timeout_s=120,
     )
 
 
-def last_detection_s(node: Node) -> float:
-    """Return the time of the last threshold_met event, in seconds since boot."""
-    lines = node.run("journalctl -u nodeagent -o cat --no-pager | grep threshold_met").stdout.splitlines()
-    since_boot = "import time; print(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))"
-    return datetime.fromisoformat(json.loads(lines[-1])["timestamp"]).timestamp() - float(node.python(since_boot))
+def events(node: Node, name: str, since: str) -> list[dict[str, object]]:
+    """Return the events of the agent with a name, since a journal cursor time."""
+    lines = node.run(f"journalctl -u nodeagent -o cat --no-pager --since '{since}' | grep '\"{name}\"' || true").stdout
+    found = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    return [each for each in found if each["event"] == name]
 
 
-def grow_once(node: Node, number: str) -> tuple[int, int]:
-    """Grow one pod over the threshold; return the milliseconds until the detection, and until the end of the pod."""
-    (growing,) = node.run_pods(
-        vm.Pod(f"growing-{number}", hogs.HOG, ("/bin/hog", "delayed", "memory", "16", str(PACE_MIB), "4000"))
-    )
-    node.run("sync; echo 3 > /proc/sys/vm/drop_caches")
-    surplus = available_mib(node) - ROOM_MIB
-    steady = None
-    if surplus > 0:
-        (steady,) = node.run_pods(
-            vm.Pod(
-                f"steady-{number}",
-                hogs.HOG,
-                ("/bin/hog", "memory", str(surplus), "1", str(surplus)),
-                qos="guaranteed",
-                resources={"memory_limit_in_bytes": 4 << 30},
+def ended(node: Node, pod: RunningPod) -> bool:
+    """Return whether no process of a pod is left."""
+    return node.run(f"grep -q 'populated 1' {pod.cgroup}/cgroup.events", check=False).code != 0
+
+
+class Runs:
+    """Runs of one series on one node."""
+
+    def __init__(self, node: Node, series: Series) -> None:
+        """Create runs without pods."""
+        self._node = node
+        self._series = series
+        self._steady: list[RunningPod] = []
+
+    def grow(self, number: int) -> Outcome:
+        """Grow the pods over the threshold until all of them ended."""
+        node = self._node
+        pods = node.run_pods(
+            *(
+                vm.Pod(f"growing-{number}-{each}", hogs.HOG, ("/bin/hog", "delayed", "memory", "8", str(pace), "4000"))
+                for each, pace in enumerate(self._series.paces_mib)
             )
         )
-        reclaim.poll(
-            "the steady pod has allocated its memory",
-            lambda: available_mib(node) < ROOM_MIB + 20,
-            timeout_s=60,
-            interval_s=0.2,
+        self._fill(number)
+        killed, since = kills(node), node.run("date '+%F %T'").stdout.strip()
+        watches = [f"watch-{number}-{each}-{os.getpid()}" for each in range(len(pods))]
+        node.run(
+            "; ".join(
+                f"systemd-run --quiet --unit {unit} {hogs.PATH_IN_NODE} watch {THRESHOLD_MIB} {pod.cgroup}"
+                for unit, pod in zip(watches, pods, strict=True)
+            )
         )
-    killed = kills(node)
-    unit = f"watch-{number}"
-    node.run(f"systemd-run --quiet --unit {unit} {hogs.PATH_IN_NODE} watch {THRESHOLD_MIB} {growing.cgroup}")
-    node.run(f"kill -USR1 $(cat {growing.cgroup}/cgroup.procs)")
-    try:
+        node.run("; ".join(f"kill -USR1 $(cat {pod.cgroup}/cgroup.procs)" for pod in pods))
+        units = " ".join(f"-u {unit}" for unit in watches)
+
+        def times(word: str) -> list[int]:
+            return [int(found) for found in re.findall(word + r" (\d+)", node.run(f"journalctl {units} -o cat").stdout)]
+
+        try:
+            reclaim.poll("the pods have ended", lambda: len(times("gone")) == len(pods), timeout_s=90, interval_s=0.5)
+        except TimeoutError:
+            print(self._log(since))
+            raise
+        met = [str(each["timestamp"]) for each in events(node, "threshold_met", since)]
+        evicted = [str(each["pod_name"]) for each in events(node, "evicted", since)]
+        crossed, boot = min(times("crossed")), self._boot_ms()
+        detected = round(datetime.fromisoformat(met[0]).timestamp() * 1000) - boot if met else 0
+        outcome = Outcome(evicted, kills(node) - killed, detected - crossed, min(times("gone")) - crossed)
+        if outcome.kills or len(evicted) != len(pods) or not all(each.startswith("growing") for each in evicted):
+            print(self._log(since))
+        remove(node, *pods)
+        return outcome
+
+    def end_slowly(self, number: int) -> Outcome:
+        """Evict one of two pods, the larger of which is terminating."""
+        node = self._node
+        ending, other = node.run_pods(
+            vm.Pod(f"ending-{number}", hogs.HOG, ("/bin/sh", "-c", _DEAF), resources=_BURSTABLE),
+            vm.Pod(f"other-{number}", hogs.HOG, ("/bin/hog", "memory", "100", "100", "100"), resources=_BURSTABLE),
+        )
         reclaim.poll(
-            "the pod has ended",
-            lambda: "gone" in node.run(f"journalctl -u {unit} -o cat").stdout,
+            "the pod has its memory",
+            lambda: int(node.get(f"{ending.cgroup}/memory.current")) > 190 << 20,
             timeout_s=60,
             interval_s=0.5,
         )
-    except TimeoutError:
-        print(eviction_log(node, unit))
-        raise
-    output = node.run(f"journalctl -u {unit} -o cat").stdout
-    crossed, ended = (int(found) for found in re.findall(r"(?:crossed|gone) (\d+)", output))
-    if kills(node) != killed:
-        sys.exit(f"run {number}: OOM kill by the kernel\n{eviction_log(node, unit)}")
-    if steady is not None:
-        if b"populated 1" not in node.get(f"{steady.pod.cgroup}/cgroup.events"):
-            sys.exit(f"run {number}: the steady pod was evicted too")
-        remove(node, steady)
-    remove(node, growing)
-    return round(last_detection_s(node) * 1000) - crossed, ended - crossed
-
-
-def series(node: Node, name: str, config: str, runs: int) -> None:
-    """Run and print one series."""
-    node.put("/etc/nodeagent/config.toml", config)
-    node.run("systemctl restart nodeagent", timeout_s=120)
-    took_ms = []
-    for number in range(runs):
-        took_ms.append(grow_once(node, f"{name.partition(' ')[0]}-{number}"))
-        print(
-            f"{name} {number + 1}: threshold detected after {took_ms[-1][0]} ms, pod ended after {took_ms[-1][1]} ms",
-            flush=True,
+        stop = (
+            "from pathlib import Path\nfrom tests.support.pods import Pods\n"
+            "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/'), timeout_s=600) as pods:\n"
+            f"    pods.call('StopContainer', {{'container_id': '{ending.container_id}', 'timeout': 3600}})\n"
         )
-        reclaim.poll("the memory of the pods is free again", lambda: available_mib(node) > ROOM_MIB, timeout_s=60)
+        node.put("/tmp/stop.py", stop)
+        node.run(
+            f"systemd-run --quiet --unit stop-{number}-{os.getpid()} -E PYTHONPATH={vm.HARNESS}"
+            " /opt/nodeagent/bin/python /tmp/stop.py; sleep 3"
+        )
+        killed, since = kills(node), node.run("date '+%F %T'").stdout.strip()
+        threshold = available_mib(node) + 50
+        text = CONFIG.replace(f"available<{THRESHOLD_MIB}Mi", f"available<{threshold}Mi")
+        node.put("/etc/nodeagent/config.toml", text)
+        node.run("systemctl restart nodeagent", timeout_s=120)
+        try:
+            reclaim.poll("a pod is evicted", lambda: bool(events(node, "evicted", since)), timeout_s=60, interval_s=0.5)
+        except TimeoutError:
+            print(self._log(since))
+        evicted = [str(each["pod_name"]) for each in events(node, "evicted", since)]
+        if not ended(node, ending) or ended(node, other) or len(evicted) != 1:
+            print(self._log(since))
+        node.run("systemctl stop nodeagent", timeout_s=120)
+        remove(node, ending, other)
+        return Outcome(evicted, kills(node) - killed, 0, 0)
+
+    def close(self) -> None:
+        """Remove the pods that stay between runs; report one that was evicted."""
+        for pod in self._steady:
+            if ended(self._node, pod):
+                print(f"{pod.pod.name} was evicted too")
+        if self._steady:
+            remove(self._node, *self._steady)
+
+    def _fill(self, number: int) -> None:
+        """Leave the wanted amount of memory on the node, by pods that stay for later runs."""
+        node, wanted = self._node, self._series.room_mib
+        node.run("sync; echo 3 > /proc/sys/vm/drop_caches")
+        pods = []
+        if not self._steady and (size := self._series.beside_mib):
+            words = ("/bin/hog", "memory", str(size), "1", str(size))
+            pods.append(vm.Pod("beside", hogs.HOG, words, resources=_BURSTABLE))
+            wanted += size
+        if (surplus := available_mib(node) - wanted) > 10:
+            words = ("/bin/hog", "memory", str(surplus), "1", str(surplus))
+            pods.append(vm.Pod(f"steady-{number}", hogs.HOG, words, qos="guaranteed", resources=_MANY))
+        self._steady += node.run_pods(*pods)
+        wanted = self._series.room_mib
+        reclaim.poll(
+            "the pods have their memory", lambda: available_mib(node) < wanted + 25, timeout_s=60, interval_s=0.3
+        )
+
+    def _boot_ms(self) -> int:
+        code = "import time; print(round((time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)) * 1000))"
+        return int(self._node.python(code))
+
+    def _log(self, since: str) -> str:
+        names = "threshold_met|evict|oom|pods_not_listed|warning"
+        return self._node.run(
+            f"journalctl -o cat --no-pager -u nodeagent --since '{since}' | grep -E '{names}' | cut -c-700 | tail -40; "
+            "dmesg | grep -iE 'oom|killed' | tail; grep -E 'MemA|Swap' /proc/meminfo"
+        ).stdout
+
+
+def run_series(node: Node, name: str, runs: int) -> None:
+    """Run and print one series."""
+    series = SERIES[name]
+    node.run(f"sysctl -qw vm.min_free_kbytes={series.min_free_kib}; {series.prepare}", timeout_s=120)
+    node.put("/etc/nodeagent/config.toml", CONFIG + series.config)
+    node.run("systemctl restart nodeagent", timeout_s=120)
+    of_series = Runs(node, series)
+    found = []
+    try:
+        for number in range(runs):
+            found.append(of_series.end_slowly(number) if name == "ending" else of_series.grow(number))
+            print(f"{series.text} {number + 1}: {found[-1]}, load {os.getloadavg()[0]:.1f}", flush=True)
+    finally:
+        of_series.close()
+        node.run(f"systemctl stop nodeagent; {series.end}", check=False, timeout_s=120)
+    print(f"{series.text}: {runs} runs, {sum(each.kills for each in found)} OOM kills")
     for interval, each_ms in (
-        ("threshold detected", [each[0] for each in took_ms]),
-        ("pod ended", [each[1] for each in took_ms]),
+        ("threshold detected", [each.detected_ms for each in found]),
+        ("first pod ended", [each.ended_ms for each in found]),
     ):
-        print(f"{name}, {interval}: median {statistics.median(each_ms):.0f} ms, worst {max(each_ms)} ms, {runs} runs")
+        print(f"{series.text}, {interval}: median {statistics.median(each_ms):.0f} ms, worst {max(each_ms)} ms")
 
 
 def main() -> None:
     """Boot a node and run the series."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
-    wanted = sys.argv[2:] or ["woken", "polling", "busy"]
     with vm.Node.boot(vm.ensure_disk(), memory_mib=1024) as node:
         node.import_images(vm.pause_image(), hogs.image())
         node.put(hogs.PATH_IN_NODE, hogs.program(), mode=0o755)
-        node.run(
-            "sysctl -w vm.min_free_kbytes=8192"
-        )  # a machine of this size reserves a tenth of its memory by default
         node.put("/etc/systemd/system/nodeagent.service", vm.CHECKOUT / "systemd" / "nodeagent.service")
         node.run("mkdir -p /etc/nodeagent; systemctl daemon-reload")
-        if "woken" in wanted:
-            series(node, "woken by PSI", CONFIG, runs)
-        if "polling" in wanted:
-            series(node, "polling", CONFIG + POLLING, runs)
-        if "busy" in wanted:
-            node.run("for n in 1 2; do systemd-run --quiet --unit busy-$n sh -c 'while :; do :; done'; done")
-            series(node, "busy node", CONFIG, runs)
+        for name in sys.argv[2:] or SERIES:
+            run_series(node, name, runs)
 
 
 if __name__ == "__main__":

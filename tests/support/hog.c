@@ -4,6 +4,8 @@
  *   hog memory START_MIB MIB_PER_S UP_TO_MIB    allocates START_MIB at once, then MIB_PER_S up to UP_TO_MIB
  *   hog pids COUNT                              starts COUNT sleeping child processes
  *   hog files DIRECTORY COUNT BYTES             writes COUNT files of BYTES each, then sleeps
+ *   hog cache FILE MIB TIMES                    writes a file and reads it as often through a mapping, so that its page
+ *                                               cache is active, then sleeps; TIMES 0 reads it again and again
  *   hog watch AVAILABLE_MIB CGROUP              prints the time at which the node's memory.available falls below
  *                                               AVAILABLE_MIB, and the end of the last process in the cgroup: two
  *                                               lines, milliseconds since boot
@@ -116,6 +118,31 @@ static void files(const char *directory, long count, long bytes)
     }
 }
 
+static void cache(const char *path, long mib, long times)
+{
+    static char block[MIB];
+    unsigned long sum = 0;
+    int file = open(path, O_CREAT | O_RDWR | O_TRUNC, 0600);
+    if (file < 0)
+        fail(path);
+    memset(block, 'x', sizeof block);
+    for (long made = 0; made < mib; made++)
+        if (write(file, block, sizeof block) != (ssize_t)sizeof block)
+            fail("write");
+    fsync(file);
+    posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    for (long done = 0; times == 0 || done < times; done++) {
+        char *p = mmap(NULL, mib * MIB, PROT_READ, MAP_SHARED, file, 0);
+        if (p == MAP_FAILED)
+            fail("mmap");
+        for (long at = 0; at < mib * MIB; at += 4096)
+            sum += p[at];
+        munmap(p, mib * MIB); /* the kernel counts an access of each page */
+    }
+    printf("cached %lu\n", sum % 2);
+    fflush(stdout);
+}
+
 static long field(const char *path, const char *name)
 {
     char line[256];
@@ -185,6 +212,8 @@ int main(int count, char **words)
         pids(atol(words[2]));
     else if (count == 5 && strcmp(words[1], "files") == 0)
         files(words[2], atol(words[3]), atol(words[4]));
+    else if (count == 5 && strcmp(words[1], "cache") == 0)
+        cache(words[2], atol(words[3]), atol(words[4]));
     else {
         fputs("hog: invalid arguments, see hog.c\n", stderr);
         return 2;

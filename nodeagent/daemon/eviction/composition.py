@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.act.eviction.cache_reclaimer import CgroupCacheReclaimer
 from nodeagent.act.eviction.container_removal import CriContainerCleaner
 from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult
 from nodeagent.act.eviction.reclaimer import Reclaimer
@@ -17,6 +18,7 @@ from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.daemon.eviction.loop import EvictionLoop
 from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
 from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
+from nodeagent.daemon.eviction.page_cache import PageCache
 from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
 from nodeagent.daemon.eviction.pod_monitor import PodMonitor
 from nodeagent.daemon.eviction.reporting import EvictionReporter
@@ -140,6 +142,14 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
     async def read_pods(with_disk: bool) -> PodInventory:  # noqa: FBT001 - the only parameter
         return await pod_reader.read(with_disk=with_disk)
 
+    monitors = Monitors(
+        SignalMonitor(context, signal_reader, read_layout, reporter),
+        PodMonitor(
+            read_pods, OomKillMonitor(context.logger), reporter, context.clock, read_usage=pod_reader.read_usage
+        ),
+        reporter,
+    )
+    reclaims_cache = settings.reclaim_cache and not agent.dry_run
     loop = EvictionLoop(
         context,
         settings,
@@ -165,18 +175,9 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
             ),
             history=AgentEvictionHistory(agent),
             dry_run=agent.dry_run,
+            page_cache=PageCache(CgroupCacheReclaimer(), monitors, context.clock) if reclaims_cache else None,
         ),
-        Monitors(
-            SignalMonitor(context, signal_reader, read_layout, reporter),
-            PodMonitor(
-                read_pods,
-                OomKillMonitor(context.logger),
-                reporter,
-                context.clock,
-                read_usage=pod_reader.read_usage,
-            ),
-            reporter,
-        ),
+        monitors,
         PressureTriggers(lambda name: loop.wake(name)),  # noqa: PLW0108 - the loop is created later
     )
     return loop

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.eviction.reporting import EvictionReporter
     from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
     from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 SETTLE_STEP_S: Final = 0.1
 
@@ -42,6 +43,13 @@ class EvictionHistory(Protocol):
         """Record a begun eviction as interrupted, such as ``cancelled``."""
 
 
+class CacheRelief(Protocol):
+    """Reclaim of page cache; see :class:`PageCache`."""
+
+    async def relieve(self, status: ThresholdStatus) -> bool:
+        """Reclaim page cache for a met threshold; return whether that cleared it."""
+
+
 class PassActions(Record, kw_only=True):
     """Actions of the eviction passes.
 
@@ -53,6 +61,7 @@ class PassActions(Record, kw_only=True):
         history: records evictions.
         dry_run: whether evictions are logged only.
         settle_step_s: interval of the readings after an action.
+        page_cache: reclaims page cache before evictions for memory; ``None`` if disabled, and in a dry run.
     """
 
     refused: Callable[[], Awaitable[str]]
@@ -62,6 +71,7 @@ class PassActions(Record, kw_only=True):
     history: EvictionHistory
     dry_run: bool
     settle_step_s: float = SETTLE_STEP_S
+    page_cache: CacheRelief | None = None
 
 
 class Monitors(NamedTuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli import doctor_checks as checks
+from nodeagent.cli import doctor_memory
 from nodeagent.cli.logind_fix import fix_logind
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.loading import load
@@ -123,12 +124,19 @@ def test_memory_threshold_below_the_watermarks_is_a_warning(
     write(tmp_path, "proc/sys/vm/min_free_kbytes", "45056\n")
     write(tmp_path, "sys/fs/cgroup/memory.stat", f"anon {700 << 20}\nfile {200 << 20}\ninactive_file {80 << 20}\n")
     eviction = replace(node_settings.eviction, kernel_estimate=kernel_estimate)
-    finding = checks.memory_finding(replace(node_settings, eviction=eviction), tmp_path)
+    finding = doctor_memory.memory_finding(replace(node_settings, eviction=eviction), tmp_path)
     assert (finding.check, finding.verdict) == ("memory-thresholds", verdict)
 
 
+def test_reclaim_of_page_cache_without_a_unit_or_disabled_is_skipped(node_settings: Settings) -> None:
+    assert doctor_memory.cache_finding(node_settings).verdict is Verdict.SKIPPED
+    eviction = replace(node_settings.eviction, reclaim_cache=False)
+    finding = doctor_memory.cache_finding(replace(node_settings, eviction=eviction))
+    assert (finding.verdict, finding.evidence) == (Verdict.SKIPPED, "eviction.reclaim = false")
+
+
 def test_memory_without_readings_is_skipped(node_settings: Settings, tmp_path: Path) -> None:
-    assert checks.memory_finding(node_settings, tmp_path).verdict is Verdict.SKIPPED
+    assert doctor_memory.memory_finding(node_settings, tmp_path).verdict is Verdict.SKIPPED
 
 
 def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def test_files_are_placed_at_their_standard_paths(installed: Path) -> None:
         "/usr/local/share/nodeagent/nodeagent.rules.yml",
         "/usr/local/share/nodeagent/grafana-dashboard.json",
         "/usr/local/share/nodeagent/api-server.conf",
+        "/usr/local/share/nodeagent/page-cache.conf",
         "/usr/local/share/man/man5/nodeagent.toml.5",
         "/usr/local/share/bash-completion/completions/nodeagent",
     } <= files(installed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.plan.memory_checks import check_memory_thresholds
+from nodeagent.plan.memory_checks import check_cache_reclaim, check_memory_thresholds
 from nodeagent.plan.node_checks import Verdict
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import read, thresholds
@@ -35,3 +35,19 @@ def test_threshold_below_the_distance_from_the_kernels_estimate_is_reported(
     assert found.verdict is verdict
     assert evidence in found.evidence
     assert bool(found.fix) is (verdict is Verdict.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("off", "writable", "verdict", "fix"),
+    [
+        ("", True, Verdict.OK, False),
+        ("", False, Verdict.SKIPPED, True),
+        ("", None, Verdict.SKIPPED, False),
+        ("eviction.reclaim = false", None, Verdict.SKIPPED, False),
+    ],
+)
+def test_page_cache_reclaim_is_checked_against_the_unit(
+    off: str, verdict: Verdict, *, writable: bool | None, fix: bool
+) -> None:
+    found = check_cache_reclaim(off, writable=writable)
+    assert (found.verdict, bool(found.fix)) == (verdict, fix)

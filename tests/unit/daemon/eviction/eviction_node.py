@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    from nodeagent.daemon.eviction.page_cache import PageCache
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.plan.eviction.effects import Victim
     from nodeagent.plan.eviction.eviction import Eviction
@@ -169,11 +170,23 @@ class Node:
     def abandon(self, record: EvictionRecord, cause: str) -> None:
         self.abandoned.append((record.id, cause))
 
-    def loop(self) -> EvictionLoop:
+    def loop(self, page_cache: Callable[[Monitors], PageCache] | None = None) -> EvictionLoop:
         reporter = EvictionReporter(self.context.logger)
         settings = EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft))
         self.effects = OutstandingEffects(
             self.context, self, find_layers=lambda _: {}, file=self.file, logger=self.context.logger
+        )
+        monitors = Monitors(
+            SignalMonitor(self.context, self, self.read_layout, reporter, watch_s=0.001),
+            PodMonitor(
+                self.read_pods,
+                OomKillMonitor(self.context.logger),
+                reporter,
+                self.clock,
+                read_usage=self.read_usage,
+                listed_within_s=0.001 if self.hangs else 60.0,
+            ),
+            reporter,
         )
         return EvictionLoop(
             self.context,
@@ -186,19 +199,9 @@ class Node:
                 history=self,
                 dry_run=self.dry_run,
                 settle_step_s=0.0,
+                page_cache=None if page_cache is None else page_cache(monitors),
             ),
-            Monitors(
-                SignalMonitor(self.context, self, self.read_layout, reporter, watch_s=0.001),
-                PodMonitor(
-                    self.read_pods,
-                    OomKillMonitor(self.context.logger),
-                    reporter,
-                    self.clock,
-                    read_usage=self.read_usage,
-                    listed_within_s=0.001 if self.hangs else 60.0,
-                ),
-                reporter,
-            ),
+            monitors,
             triggers=None,  # type: ignore[arg-type]
         )
 

@@ -1,0 +1,73 @@
+"""Reclaim of the page cache of pods, through their cgroups."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from nodeagent.host.cache_reclaim import is_writable, read_cache, reclaim_cache
+from nodeagent.model.pressure import QosClass
+from nodeagent.plan.eviction.cache_reclaim import PodCache
+
+if TYPE_CHECKING:
+    from nodeagent.host.cache_reclaim import CgroupCache
+    from nodeagent.model.pods import PodHandle, PodInventory
+    from nodeagent.model.pressure import PodFacts
+
+
+class CacheReclaimer(Protocol):
+    """Reads and reclaims the page cache of pods."""
+
+    async def read(self, pods: PodInventory) -> tuple[PodCache, ...]:
+        """Return the page cache of each pod, without pods of an unknown request and unreadable ones."""
+
+    async def read_one(self, handle: PodHandle) -> CgroupCache | None:
+        """Return page cache, working set and stall time of a pod; ``None`` if unreadable."""
+
+    async def is_permitted(self, handle: PodHandle) -> bool:
+        """Return whether the page cache of a pod can be reclaimed."""
+
+    async def reclaim(self, handle: PodHandle, size_bytes: int, *, swap: bool) -> str:
+        """Reclaim page cache of a pod, with ``swap`` on a node with swap; return the error, empty without one."""
+
+
+class CgroupCacheReclaimer:
+    """Reclaims through ``memory.reclaim``; see :class:`CacheReclaimer`."""
+
+    async def read(self, pods: PodInventory) -> tuple[PodCache, ...]:
+        """Return the page cache of each pod, without pods of an unknown request and unreadable ones."""
+        return await asyncio.to_thread(_read_all, pods)
+
+    async def read_one(self, handle: PodHandle) -> CgroupCache | None:
+        """Return page cache, working set and stall time of a pod; ``None`` if unreadable."""
+        return await asyncio.to_thread(read_cache, handle.cgroups)
+
+    async def is_permitted(self, handle: PodHandle) -> bool:
+        """Return whether the page cache of a pod can be reclaimed."""
+        return await asyncio.to_thread(lambda: bool(handle.cgroups) and all(map(is_writable, handle.cgroups)))
+
+    async def reclaim(self, handle: PodHandle, size_bytes: int, *, swap: bool) -> str:
+        """Reclaim page cache of a pod, with ``swap`` on a node with swap; return the error, empty without one."""
+        share = size_bytes // max(1, len(handle.cgroups))
+        errors = [
+            await asyncio.to_thread(reclaim_cache, each, share, swap=swap) for each in handle.cgroups if share > 0
+        ]
+        return next(filter(None, errors), "")
+
+
+def _read_all(pods: PodInventory) -> tuple[PodCache, ...]:
+    found = []
+    for pod in pods.facts:
+        request_bytes = _request_bytes(pod)
+        cache = read_cache(pods.handles[pod.uid].cgroups)
+        if cache is not None and request_bytes is not None:
+            protected = max(cache.low_bytes, request_bytes)
+            found.append(
+                PodCache(pod.uid, cache.active_bytes, cache.inactive_bytes, cache.working_set_bytes, protected)
+            )
+    return tuple(found)
+
+
+def _request_bytes(pod: PodFacts) -> int | None:
+    """Return the memory request; ``None`` if unknown. A best-effort pod has none."""
+    return 0 if pod.qos.value is QosClass.BEST_EFFORT else pod.memory_request_bytes.value

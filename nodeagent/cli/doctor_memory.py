@@ -1,0 +1,46 @@
+"""Checks of ``nodeagent doctor`` on evictions for memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.clock import SystemClock
+from nodeagent.host.probes import read_writable_cgroups
+from nodeagent.host.signals import SignalPaths, read_min_free_bytes, read_signals
+from nodeagent.model import Role
+from nodeagent.model.pressure import MemorySource, Signal
+from nodeagent.plan.memory_checks import CHECK, check_cache_reclaim, check_memory_thresholds
+from nodeagent.plan.node_checks import Finding, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+
+UNIT: Final = "nodeagent.service"
+
+
+def memory_finding(settings: Settings, root: Path) -> Finding:
+    """Return whether the memory thresholds are met before the kernel is out of memory.
+
+    Raises:
+        ObservationError: the kernel's reserve cannot be read.
+    """
+    observations, unread = read_signals(SignalPaths(None), SystemClock(), kernel_estimate=True, root=root)
+    reading = next((each for each in observations if each.signal is Signal.MEMORY_AVAILABLE), None)
+    if reading is None:
+        return Finding(CHECK, Verdict.SKIPPED, "; ".join(unread))
+    eviction = settings.eviction
+    return check_memory_thresholds(
+        eviction.thresholds if eviction.memory_source is MemorySource.WORKING_SET else (),
+        reading,
+        kernel_estimate=eviction.kernel_estimate,
+        min_free_bytes=read_min_free_bytes(root),
+    )
+
+
+def cache_finding(settings: Settings) -> Finding:
+    """Return whether page cache can be reclaimed before an eviction for memory."""
+    eviction = settings.eviction
+    off = eviction.off_because(Role.STANDALONE) or ("" if eviction.reclaim_cache else "eviction.reclaim = false")
+    return check_cache_reclaim(off, writable=None if off else read_writable_cgroups(UNIT))

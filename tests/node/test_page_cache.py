@@ -1,0 +1,117 @@
+"""Reclaim of page cache before an eviction for memory, in a real node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.node.test_eviction import alive, available_mib, events, start, wait_for
+from tests.support import hogs, reclaim, vm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.vm import Node, RunningPod
+
+pytestmark = [pytest.mark.node, pytest.mark.long]
+
+MIB = 1 << 20
+CACHE_MIB = 300
+DROP_INS = "/etc/systemd/system/nodeagent.service.d"
+QUIET_S = 35
+"""Longer than the time in which a threshold that is met again evicts a pod."""
+
+
+@pytest.fixture(scope="module")
+def node(disk: vm.Disk) -> Iterator[Node]:
+    with vm.Node.boot(disk, memory_mib=1024) as booted:
+        booted.import_images(vm.pause_image(), hogs.image())
+        booted.put("/etc/systemd/system/nodeagent.service", vm.CHECKOUT / "systemd" / "nodeagent.service")
+        booted.run("mkdir -p /etc/nodeagent; sysctl -qw vm.min_free_kbytes=8192; systemctl daemon-reload")
+        yield booted
+
+
+def active_mib(node: Node, pod: RunningPod) -> int:
+    stat = node.get(f"{pod.pod.cgroup}/memory.stat").decode()
+    return int(stat.partition("\nactive_file ")[2].split()[0]) // MIB
+
+
+def kernel_available_mib(node: Node) -> int:
+    return int(node.get("/proc/meminfo").decode().partition("MemAvailable:")[2].split()[0]) // 1024
+
+
+def run_reader(node: Node, name: str, times: int = 2) -> RunningPod:
+    """Run a pod with an active page cache; return it when the cache is complete."""
+    words = ("/bin/hog", "cache", "/cached", str(CACHE_MIB), str(times))
+    (reader,) = node.run_pods(vm.Pod(name, hogs.HOG, words, resources={"oom_score_adj": 990}))
+    reclaim.poll("the cache is active", lambda: active_mib(node, reader) > CACHE_MIB * 0.9, timeout_s=120, interval_s=1)
+    return reader
+
+
+def remove(node: Node, pod: RunningPod) -> None:
+    node.run("systemctl stop nodeagent", check=False, timeout_s=60)
+    node.python(
+        "from pathlib import Path\n"
+        "from tests.support.pods import Pods\n"
+        "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/var/log/pods')) as pods:\n"
+        f"    pods.call('StopPodSandbox', {{'pod_sandbox_id': '{pod.sandbox_id}'}})\n"
+        f"    pods.call('RemovePodSandbox', {{'pod_sandbox_id': '{pod.sandbox_id}'}})\n",
+        timeout_s=120,
+    )
+
+
+def permit(node: Node) -> None:
+    """Install the drop-in on a node without pods, as after a boot."""
+    node.put(f"{DROP_INS}/page-cache.conf", vm.CHECKOUT / "systemd" / "page-cache.conf")
+    node.run("systemctl daemon-reload; systemctl stop kubepods.slice", check=False)
+
+
+def start_below(node: Node) -> None:
+    """Start the agent with a threshold that the cache meets, and the kernel's estimate does not."""
+    threshold = available_mib(node) + 60
+    assert kernel_available_mib(node) > threshold + 60
+    start(node, f'hard = "memory.available<{threshold}Mi"')
+
+
+@pytest.mark.parametrize("lru", ["lru-gen", "classic-lru"])
+def test_pod_with_an_idle_page_cache_is_evicted_without_the_drop_in_and_kept_with_it(node: Node, lru: str) -> None:
+    node.run(f"echo {'y' if lru == 'lru-gen' else 'n'} > /sys/kernel/mm/lru_gen/enabled")
+    node.run(f"rm -rf {DROP_INS}; systemctl daemon-reload")
+    refused = run_reader(node, "refused")
+    try:
+        start_below(node)
+        (evicted,) = wait_for(node, "evicted")
+        assert evicted["pod_name"] == "refused"
+        assert any("page-cache.conf" in each["warning"] for each in events(node, "eviction_warning"))
+    finally:
+        remove(node, refused)
+
+    permit(node)
+    shown = node.run("systemd-analyze security nodeagent --no-pager", timeout_s=120).stdout
+    assert float(shown.rpartition("exposure level for nodeagent.service:")[2].split()[0]) <= 1.8, shown
+    reader = run_reader(node, "reader")
+    try:
+        start_below(node)
+        (reclaimed,) = wait_for(node, "page_cache_reclaimed")
+        assert (reclaimed["pods"], reclaimed["cleared"]) == (["default/reader"], True), reclaimed
+        node.run(f"sleep {QUIET_S}")
+        assert events(node, "eviction_started") == []
+        assert alive(node, reader)
+        assert "ok       page-cache-reclaim" in node.run("nodeagent doctor", check=False, timeout_s=120).stdout
+        print(lru, reclaimed)
+    finally:
+        remove(node, reader)
+
+
+def test_pod_whose_page_cache_is_in_use_is_evicted_soon(node: Node) -> None:
+    permit(node)
+    reader = run_reader(node, "busy", times=0)
+    try:
+        start_below(node)
+        (evicted,) = wait_for(node, "evicted", timeout_s=120)
+        assert evicted["pod_name"] == "busy"
+        assert len(events(node, "page_cache_reclaimed")) == 1
+        print(events(node, "page_cache_reclaimed"))
+    finally:
+        remove(node, reader)
