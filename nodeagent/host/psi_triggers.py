@@ -75,13 +75,19 @@ class PressureTriggers:
         return ""
 
     def add_memory_events(self) -> str:
-        """Register for memory events of pods, such as OOM kills; return the fault, empty on success."""
+        """Register for memory events of pods, such as OOM kills; return the fault, empty on success.
+
+        Without effect while registered. The cgroup of all pods exists from the first pod on, and systemd removes it
+        after the last one, so that the registration is repeated.
+        """
+        if MEMORY_EVENTS in self._names.values():
+            return ""
         base = self._root / "sys/fs/cgroup"
         path = next((each for name in _KUBEPODS if (each := base / name / "memory.events").exists()), None)
         if path is None:
             return f"{base}: no pod cgroup with memory.events"
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             return _fault(path, error)
         try:

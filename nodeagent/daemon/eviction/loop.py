@@ -67,6 +67,7 @@ class EvictionLoop:
             while not stop.is_set() and not await self._actions.refused():
                 self._woken.clear()
                 wake.clear()
+                self._triggers.add_memory_events()
                 wait_s = await self.run_pass(stop)
                 self._context.loop_statuses.waiting(LOOP_NAME, wait_s, SLACK_S)
                 if (pause := self._context.pass_lock.pause()) is not None:

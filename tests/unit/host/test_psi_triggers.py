@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from nodeagent.host.psi_triggers import PressureTriggers
+from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
 
 
 def open_descriptors() -> int:
@@ -41,6 +42,18 @@ def test_file_without_epoll_support_is_a_fault_and_closed(root: Path) -> None:
 def test_missing_pod_cgroup_is_a_fault(root: Path) -> None:
     triggers = PressureTriggers(print, root=root)
     assert "memory.events" in triggers.add_memory_events()
+    triggers.close()
+
+
+def test_pod_cgroup_is_watched_once_from_its_creation(root: Path) -> None:
+    triggers, pods = PressureTriggers(print, root=root), root / "sys/fs/cgroup/kubepods.slice"
+    assert triggers.add_memory_events()
+    before = open_descriptors()
+    pods.mkdir()
+    os.mkfifo(pods / "memory.events")  # a file that epoll accepts
+    for _ in range(2):
+        assert not triggers.add_memory_events()
+        assert (triggers.names, open_descriptors()) == ((MEMORY_EVENTS,), before + 1)
     triggers.close()
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from nodeagent.daemon.eviction.page_cache import PageCache
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
+    from nodeagent.host.psi_triggers import PressureTriggers
     from nodeagent.plan.eviction.effects import Victim
     from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
@@ -170,7 +171,11 @@ class Node:
     def abandon(self, record: EvictionRecord, cause: str) -> None:
         self.abandoned.append((record.id, cause))
 
-    def loop(self, page_cache: Callable[[Monitors], PageCache] | None = None) -> EvictionLoop:
+    def loop(
+        self,
+        page_cache: Callable[[Monitors], PageCache] | None = None,
+        triggers: PressureTriggers | None = None,
+    ) -> EvictionLoop:
         reporter = EvictionReporter(self.context.logger)
         settings = EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft))
         self.effects = OutstandingEffects(
@@ -202,7 +207,7 @@ class Node:
                 page_cache=None if page_cache is None else page_cache(monitors),
             ),
             monitors,
-            triggers=None,  # type: ignore[arg-type]
+            triggers,  # type: ignore[arg-type] # unused by single passes
         )
 
     def events(self, name: str = "") -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,13 @@ from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.daemon.eviction.composition import past_eviction
 from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
+from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
 from tests.unit.daemon.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass
 from tests.unit.plan.eviction.cases import disk, known, pod, read
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nodeagent.model.pods import PodHandle, PodInventory
     from nodeagent.model.pressure import Observation
     from nodeagent.plan.eviction.eviction import Eviction
@@ -286,3 +290,22 @@ def test_eviction_state_outlives_the_loop() -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
     asyncio.run(run_pass(node))
     assert len(node.context.eviction.evicted_s) == 1
+
+
+async def test_memory_events_are_watched_from_the_first_pod_on(tmp_path: Path) -> None:
+    triggers, stop, watched = PressureTriggers(print, root=tmp_path), asyncio.Event(), []
+
+    def readings() -> tuple[Observation, ...]:
+        watched.append(triggers.names)
+        if len(watched) == 1:
+            pods = tmp_path / "sys/fs/cgroup/kubepods.slice"
+            pods.mkdir(parents=True)
+            os.mkfifo(pods / "memory.events")  # a file that epoll accepts
+            loop.wake("test")
+        elif triggers.names or len(watched) > 20:
+            stop.set()
+        return (LOW,)
+
+    loop = Node(readings=readings).loop(triggers=triggers)
+    await loop.run(stop)
+    assert (watched[0], watched[-1]) == ((), (MEMORY_EVENTS,))
