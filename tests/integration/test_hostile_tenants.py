@@ -1,4 +1,4 @@
-"""Five attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
+"""Six attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
 
 The attacks use the parts of pods that their author controls: files, names, labels and annotations, processes.
 ``NODEAGENT_TEST_RUNS`` repeats the tests; see ``make campaign-tenants``.
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import reclaim
+from tests.support.answer_times import measured_answers
 from tests.support.command import nodeagent
 from tests.support.containerd import LoopFs
+from tests.support.hung_mount import hung_mount
 from tests.support.pressed import APP, MIB, PressedNode
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ RUNS = int(os.environ.get("NODEAGENT_TEST_RUNS", "1"))
 HOG_MIB = 160
 NEIGHBOUR_MIB = 40
 SHORT_MIB = 60
+LONGEST_S = 2.0
+"""Required bound of a stall of the event loop, far above those measured."""
 
 FORGED = {
     "nodeagent.dev/priority": "2000000000",
@@ -60,11 +64,18 @@ def node(containerd_factory: ContainerdFactory, tmp_path: Path) -> PressedNode:
 
 
 def evicted_under_pressure(node: PressedNode) -> list[str]:
-    """Run the daemon with a met threshold until it is cleared; return the evicted pods, each as NAMESPACE/NAME."""
-    with node.daemon(f'hard = "imagefs.available<{node.available_bytes // MIB + SHORT_MIB}Mi"'):
+    """Run the daemon with a met threshold until it is cleared; return the evicted pods, each as NAMESPACE/NAME.
+
+    Its event loop must not stall meanwhile.
+    """
+    limit = f'hard = "imagefs.available<{node.available_bytes // MIB + SHORT_MIB}Mi"'
+    with node.daemon(limit), measured_answers(node.metrics_socket) as times:
         node.wait_for("threshold_cleared", timeout_s=120)
         node.wait_passes(3)
     assert not node.events("pass_crashed")
+    assert times.answers
+    assert times.longest_s < LONGEST_S
+    print(f"longest answer {times.longest_s:.3f} s of {times.answers}")
     return [f"{each['pod_namespace']}/{each['pod_name']}" for each in node.events("evicted")]
 
 
@@ -95,6 +106,27 @@ def test_hog_with_hidden_files_is_evicted_and_no_neighbour(node: PressedNode, at
     os.sync()
     assert evicted_under_pressure(node) == ["default/hog"]
     assert node.running() == neighbours
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_hog_with_hidden_files_and_a_hung_mount_in_its_volume_among_throw_away_pods_is_evicted(
+    node: PressedNode, containerd_version: str, attempt: int
+) -> None:
+    del attempt
+    if containerd_version != "host":
+        pytest.skip("mounts are not shared with a containerd in its own mount namespace")
+    node.nodefs = node.directory / "kubelet"
+    neighbours = run_neighbours(node)
+    others = {f"throw-away-{number}" for number in range(10)}
+    for name in others:
+        node.run_pod(name, "dd if=/dev/zero of=/data bs=1M count=2", namespace="tenant")
+    hog = node.run_pod("hog", HIDING.strip(), labels=FORGED, annotations=FORGED)
+    os.sync()
+    volume = node.nodefs / "pods" / hog.sandbox.uid / "volumes" / "kubernetes.io~empty-dir" / "scratch"
+    (volume / "mount").mkdir(parents=True)
+    with hung_mount(volume / "mount"):
+        assert evicted_under_pressure(node) == ["default/hog"]
+    assert node.running() == neighbours | others
 
 
 @pytest.mark.parametrize("attempt", range(RUNS))

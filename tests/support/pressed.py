@@ -185,7 +185,7 @@ directory = {json.dumps(str(state))}
 [control]
 socket = ""
 [metrics]
-listen = {json.dumps(f"unix://{self._metrics_socket}")}
+listen = {json.dumps(f"unix://{self.metrics_socket}")}
 [log]
 format = "json"
 [eviction]
@@ -239,14 +239,15 @@ interval = "1s"
         reclaim.poll(f"{count} more passes", lambda: self._passes() >= ends, timeout_s=60 + 10 * count, interval_s=0.1)
 
     @property
-    def _metrics_socket(self) -> Path:
+    def metrics_socket(self) -> Path:
+        """Socket of metrics and health probes."""
         return self.containerd.base / "metrics.sock"
 
     def _passes(self) -> int:
         """Return the passes of the eviction loop, by its metrics."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10)
-            connection.connect(str(self._metrics_socket))
+            connection.connect(str(self.metrics_socket))
             connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
             answer = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
         found = re.search(r'^nodeagent_task_runs_total\{task="eviction"\} (\d+)', answer, re.MULTILINE)
@@ -256,7 +257,7 @@ interval = "1s"
         """Return a command prefix that mounts ``nodefs`` at the kubelet's root in a new mount namespace."""
         if self.nodefs is None:
             return []
-        mount = 'mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && mount --bind "$0" /var/lib/kubelet'
+        mount = 'mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && mount --rbind "$0" /var/lib/kubelet'
         return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", f'{mount} && exec "$@"', str(self.nodefs)]
 
     def _root(self, container: Container) -> Path:

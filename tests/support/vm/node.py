@@ -29,6 +29,9 @@ RUN_S = 60.0
 _START_S = 30.0
 _TAIL_LINES = 60
 
+_COUNTED = "shift=1,align=off,sleep=on"  # 2 ns per instruction, on one of the processors at a time
+_COUNTED_SLOWNESS = 10
+
 _CLOCK_SKEW_S = 15.0  # margin of a deadline on the host over the same one in the node
 
 _PYTHON = "/opt/nodeagent/bin/python"
@@ -54,8 +57,9 @@ class Node:
     emulator at the end of that thread. ``console`` is the serial output of kernel and systemd, of all boots.
     """
 
-    def __init__(self, disk: Disk, *, memory_mib: int, cpus: int) -> None:
+    def __init__(self, disk: Disk, *, memory_mib: int, cpus: int, counted: bool = False) -> None:
         self.source = disk
+        self._counted = counted
         self.memory_mib = memory_mib
         self.cpus = cpus
         self.base = reclaim.make_base()
@@ -68,17 +72,22 @@ class Node:
 
     @classmethod
     @contextlib.contextmanager
-    def boot(cls, disk: Disk, *, memory_mib: int = 2048, cpus: int = 2, timeout_s: float = BOOT_S) -> Iterator[Self]:
+    def boot(
+        cls, disk: Disk, *, memory_mib: int = 2048, cpus: int = 2, timeout_s: float = BOOT_S, counted: bool = False
+    ) -> Iterator[Self]:
         """Boot a copy of the disk and wait until systemd has started everything.
+
+        With ``counted`` the clock of the node advances by executed instructions, so that the load of this machine
+        changes no time measured in it; it is slower, and its waits take up to ten times their length here.
 
         A kernel under emulation occasionally hangs at boot; a first boot that exceeds its timeout is aborted,
         reported with its console, and booted again.
         """
-        node = cls(disk, memory_mib=memory_mib, cpus=cpus)
+        node = cls(disk, memory_mib=memory_mib, cpus=cpus, counted=counted)
         try:
             run_tool(["cp", "--sparse=always", str(disk.image), str(node.disk)])
             try:
-                node.start(timeout_s=min(timeout_s, HUNG_S))
+                node.start(timeout_s=timeout_s if counted else min(timeout_s, HUNG_S))
             except TimeoutError as error:
                 print(f"boot timed out: {error}; booting again", file=sys.stderr)
                 node.print_console()
@@ -242,7 +251,14 @@ class Node:
     def _command(self) -> list[str]:
         return [
             *("setpriv", "--pdeathsig", "KILL"),
-            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "Nehalem"),
+            *(
+                "qemu-system-x86_64",
+                "-accel",
+                f"tcg,thread={'single' if self._counted else 'multi'}",
+                "-cpu",
+                "Nehalem",
+            ),
+            *(("-icount", _COUNTED) if self._counted else ()),
             *("-m", str(self.memory_mib), "-smp", str(self.cpus), "-nodefaults", "-display", "none", "-no-reboot"),
             *("-kernel", str(self.source.kernel), "-initrd", str(self.source.initrd)),
             *("-append", "root=/dev/vda rw console=ttyS0 psi=1 loglevel=5 systemd.show_status=1 TERM=dumb"),
@@ -274,7 +290,8 @@ class Node:
         if self._control is None:
             raise NodeOffError(f"{argv}: node powered off")
         head = {"argv": argv, "env": env, "cwd": cwd, "timeout_s": timeout_s}
-        answer, raw = self._control.ask(head, stdin, timeout_s + _CLOCK_SKEW_S)
+        within_s = timeout_s * _COUNTED_SLOWNESS if self._counted else timeout_s
+        answer, raw = self._control.ask(head, stdin, within_s + _CLOCK_SKEW_S)
         if "error" in answer:
             raise NodeError(f"{argv}: {answer['error']}")
         stdout, stderr = raw[: answer["stdout"]], raw[answer["stdout"] :]
