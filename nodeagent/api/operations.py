@@ -61,6 +61,9 @@ OPERATIONS: Final = {
         "GET", "/v1/disk-usage", Access.READ, "Usage of the image filesystem by share", SchemaId.DISK_USAGE
     ),
     "Leaks": Operation("GET", "/v1/leaks", Access.READ, "Unreferenced blobs and snapshots", SchemaId.PREVIEW),
+    "NodeReport": Operation(
+        "GET", "/v1/report", Access.READ, "State of the node for a summary of many", SchemaId.NODE_REPORT
+    ),
     "EvictionPreview": Operation(
         "GET", "/v1/eviction", Access.READ, "Preview of the due or a simulated eviction", SchemaId.EVICTION_PREVIEW
     ),

@@ -61,6 +61,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Follow the events of the daemon", "nodeagent events"),
         ("Follow the removals as JSON lines", "nodeagent events -o json | grep '\"removal\"'"),
     ),
+    "report": (
+        ("Print the state of this node as one line of JSON", "nodeagent report"),
+        ("Sum up the reports of a fleet", "cat reports/*.jsonl | nodeagent report --merge"),
+        ("List the nodes that free most", "nodeagent report --merge fleet.jsonl -o json | jq .nodes[:5]"),
+    ),
     "pressure": (
         ("Show signals against eviction thresholds", "nodeagent pressure"),
         ("Watch distance and trend", "nodeagent pressure --watch"),

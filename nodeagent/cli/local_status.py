@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.cli.local_reading import as_json
 from nodeagent.cli.session import load_settings, open_for_command
+from nodeagent.daemon.node_report import report_document
 from nodeagent.daemon.status import StatusReader, pods_document, status_document
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from nodeagent.act.agent import Agent
+    from nodeagent.api.node_report import NodeReport
 
 
 class LocalStatus:
@@ -55,3 +57,8 @@ def open_local_status(config: str | PathLike[str] | None) -> Iterator[LocalStatu
             yield LocalStatus(runner, agent)
         finally:
             runner.run(opened.__aexit__(None, None, None))
+
+
+async def read_report(agent: Agent) -> NodeReport:
+    """Return the report of the node for a fleet."""
+    return await report_document(agent, StatusReader(agent), None)

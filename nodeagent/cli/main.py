@@ -61,6 +61,7 @@ _INSPECT: Final[tuple[Callable[..., None], ...]] = (
     inspection.du,
     inspection.top,
     inspection.events,
+    inspection.report,
 )
 _OPERATE: Final[tuple[Callable[..., None], ...]] = (
     operations.run,

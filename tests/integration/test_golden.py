@@ -22,13 +22,14 @@ import pytest
 import typer
 
 import nodeagent.api
-from nodeagent.api.codec import Document, decode, encode
+from nodeagent.api.codec import Document, decode, encode, encode_line
 from nodeagent.cli.main import app
 from nodeagent.clock import SystemClock
 from nodeagent.text import display_width, escape
 from tests.support import reclaim
 from tests.support.command_worker import CommandWorker, Role, running_daemon
 from tests.support.golden import joined, normalised, stored_form
+from tests.support.node_reports import fleet
 from tests.support.production_node import IMAGEFS, REPORTS, TAGS, ProductionNode, fill, write_config
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "du details": ("--details",),
     "top": ("--once",),
     "events": (),
+    "report merge": ("--merge", "{directory}/reports.jsonl"),
     "pressure": (),
     "node describe": (),
     "gc images": ("--dry-run",),
@@ -123,7 +125,7 @@ DOCUMENTS: Final = (
     *("status", "images", "images tree", "containers", "pods", "explain image", "explain pod", "du", "top", "pressure"),
     *("history", "history details", "gc images", "gc containers", "gc all", "gc leaks", "gc leaks deep", "evict"),
     *("gc undo list", "shutdown", "shutdown status", "doctor", "reload preview", "version", "config show effective"),
-    *("plan diff", "apply", "hold add", "hold list"),
+    *("plan diff", "apply", "hold add", "hold list", "report merge"),
 )
 """Commands of root whose JSON is checked against its schema."""
 ONCE: Final = {
@@ -169,6 +171,7 @@ class Grid:
         for name, role in self._roles.items():
             self._directory(name).mkdir()
             (self._directory(name) / "kubelet.yaml").write_text(KUBELET_CONFIG)
+            (self._directory(name) / "reports.jsonl").write_text("".join(map(encode_line, fleet(120))))
             os.chown(self._directory(name), role.uid, role.uid)
 
         self.root = self.worker("root")

@@ -2,6 +2,7 @@
 
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from nodeagent.cli.options import (
     at_endpoint,
     with_list_options,
 )
+from nodeagent.errors import UsageError
 
 PRESSURE_EPILOG = "Exit codes: 0 no threshold exceeded, 1 threshold exceeded, 2 wrong usage or configuration."
 DOCTOR_EPILOG = "Exit codes: 0 no problem, 1 a problem (with --strict also a warning), 2 wrong usage."
@@ -208,6 +210,42 @@ def history(
     if pass_id:
         limit, idle = EVERY_PASS, True
     show_history(config, HistoryRequest(pass_id, since, image, limit, idle, details), listing, direct=direct)
+
+
+def report(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE", help="Files of reports to merge; - is standard input")
+    ] = None,
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge reports of many nodes into a summary")] = False,
+    doctor: Annotated[bool, typer.Option("--doctor", help="Add problems and warnings of 'nodeagent doctor'")] = False,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Nodes per list of the table")] = 10,
+    output: Annotated[
+        Output | None,
+        typer.Option("--output", "-o", help="Output format [default: json on one line, with --merge table]"),
+    ] = None,
+    direct: DirectOption = False,
+) -> None:
+    """Print the state of this node on one line, for a fleet.
+
+    The line is a JSON document: version, role, planned removals with their bytes, filesystems, pressure, warnings.
+    --merge reads such lines from files or standard input and sums them up; of several reports of a node the newest
+    counts. Lines that are no reports are named on standard error, with exit code 3.
+    """
+    from nodeagent.cli.report import merge_reports, show_report  # noqa: PLC0415
+    from nodeagent.cli.source import Source  # noqa: PLC0415
+
+    if merge:
+        if doctor or direct or config is not None or endpoint is not None:
+            raise UsageError("--merge reads reports: --config, --endpoint, --doctor and --direct are excluded")
+        merge_reports(files or (), "table" if output is None else output.value, most=top)
+        return
+    if files:
+        raise UsageError("files are read with --merge only")
+    show_report(
+        Source(config, at_endpoint(endpoint), direct), "json" if output is None else output.value, doctor=doctor
+    )
 
 
 def status(

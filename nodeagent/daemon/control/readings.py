@@ -22,6 +22,7 @@ from nodeagent.daemon.control.caller import CALLER
 from nodeagent.daemon.control.exclusive import run_exclusively
 from nodeagent.daemon.control.request_fields import check_number, check_text, parse_scope
 from nodeagent.daemon.control.requested_pass import PlanKey, require_agent
+from nodeagent.daemon.node_report import report_document
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
 from nodeagent.daemon.status import StatusReader, pods_document, pressure_document, status_document, without_agent
@@ -183,6 +184,10 @@ class Readings:
         """Return unreferenced blobs and snapshots."""
         minimum_age_s = check_number(request.minimum_age_seconds, _LONGEST_AGE_S, "minimum_age_seconds")
         return await self._document(lambda agent: gc.list_leaks(agent, minimum_age_s, rooted=request.rooted))
+
+    async def node_report(self, _: requests.Empty) -> str:
+        """Return the state of the node for a summary of many."""
+        return await self._document(lambda agent: report_document(agent, self._status_reader(), self._context))
 
     async def eviction_preview(self, request: requests.EvictionPreviewRequest) -> str:
         """Return the preview of an eviction, now or with simulated readings."""

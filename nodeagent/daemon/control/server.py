@@ -59,7 +59,7 @@ _CLOSE_GRACE_S: Final = 65.0
 _LONG: Final = frozenset(
     {
         *("Plan", "Pods", "History", "PreviewReload", "Images", "ImageLayers", "Containers", "PodList", "Explain"),
-        *("DiskUsage", "Leaks", "EvictionPreview", "ShutdownPlan", "ShutdownStatus"),
+        *("DiskUsage", "Leaks", "NodeReport", "EvictionPreview", "ShutdownPlan", "ShutdownStatus"),
     }
 )
 """Reading operations that end when the client disconnects: others wait for them."""

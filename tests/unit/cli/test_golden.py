@@ -21,6 +21,7 @@ import nodeagent.api.control
 import nodeagent.api.diagnostics
 import nodeagent.api.eviction
 import nodeagent.api.explain
+import nodeagent.api.fleet
 import nodeagent.api.history
 import nodeagent.api.holds
 import nodeagent.api.lists
@@ -233,7 +234,7 @@ def test_every_reference_is_found_in_a_pipe(node: Node) -> None:
             "status",
             "top --once",
         ),
-        *("pressure", "evict --dry-run", "shutdown --dry-run", "version", f"explain {PROXY}"),
+        *("report", "pressure", "evict --dry-run", "shutdown --dry-run", "version", f"explain {PROXY}"),
     ],
 )
 def test_json_has_exactly_the_fields_of_its_published_schema(node: Node, command: str) -> None:

@@ -1,0 +1,169 @@
+"""``nodeagent report``: the state of this node as one line of JSON, or the summary of many such lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from nodeagent.api.codec import decode, encode
+from nodeagent.api.document_error import DocumentError
+from nodeagent.api.fleet import Fleet
+from nodeagent.api.node_report import NodeReport
+from nodeagent.cli.display import standard_output
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.fleet_view import fleet_lines
+from nodeagent.cli.output import warn
+from nodeagent.cli.reading import print_document, read, typed
+from nodeagent.errors import NodeAgentError, UsageError
+from nodeagent.text import to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import BinaryIO
+
+    from nodeagent.act.agent import Agent
+    from nodeagent.cli.source import Source
+
+_MAX_LINE_BYTES: Final = 4 << 20
+"""A report has some kilobytes, with each warning of a broken node some tens of them."""
+_MAX_REPORTED: Final = 20
+_ROOT: Final = Path("/")
+
+
+class Merged(NamedTuple):
+    """The lines of the inputs.
+
+    Attributes:
+        reports: in the order of their lines.
+        faults: place and cause of each line that is no report.
+    """
+
+    reports: list[NodeReport]
+    faults: list[str]
+
+
+def show_report(source: Source, form: str, *, doctor: bool) -> None:
+    """Print the report of this node; exit code 1 if it has no plan, since the node could not be observed.
+
+    Args:
+        source: of the document.
+        form: ``json`` (one line), ``yaml``, or ``table`` for the summary of this node alone.
+        doctor: whether to run the checks of ``doctor`` too; always by this command.
+
+    Raises:
+        NodeAgentError: the daemon refuses or fails the request, or without a daemon the runtime is not found.
+    """
+    document = read("NodeReport", {}, source, _read_report)
+    if doctor:
+        document = {**document, "checks": _checks(source)}
+    if form == "table":
+        _show_fleet(Fleet.of([typed(document, NodeReport)]), form, most=1)
+    elif form == "json":
+        sys.stdout.write(f"{to_json(document)}\n")
+    else:
+        print_document(document, form)
+    sys.exit(ExitCode.DONE if document["planned"] is not None else ExitCode.FAILED)
+
+
+def merge_reports(files: Sequence[Path], form: str, *, most: int) -> None:
+    """Print the summary of the reports in files, or on standard input without files.
+
+    Exit code 3 if some lines are no reports, each of which is named on standard error.
+
+    Raises:
+        UsageError: a file cannot be read; nothing is printed.
+        NodeAgentError: no line is a report.
+    """
+    merged = _merge(files)
+    for each in merged.faults[:_MAX_REPORTED]:
+        warn(f"nodeagent: {each}")
+    if len(merged.faults) > _MAX_REPORTED:
+        warn(f"nodeagent: and {len(merged.faults) - _MAX_REPORTED} more lines that are no reports")
+    if not merged.reports:
+        count = len(merged.faults)
+        raise NodeAgentError(f"no report in {count} line{'' if count == 1 else 's'}; nothing to merge")
+    _show_fleet(Fleet.of(merged.reports, malformed=len(merged.faults)), form, most=most)
+    sys.exit(ExitCode.PARTIAL if merged.faults else ExitCode.DONE)
+
+
+def _show_fleet(fleet: Fleet, form: str, *, most: int) -> None:
+    if form != "table":
+        sys.stdout.write(encode(fleet, form))
+        return
+    display = standard_output()
+    display.write(fleet_lines(fleet, display.columns, most=most))
+
+
+async def _read_report(agent: Agent) -> NodeReport:
+    from nodeagent.cli.local_status import read_report  # noqa: PLC0415 - not with a daemon
+
+    return await read_report(agent)
+
+
+def _checks(source: Source) -> list[dict[str, Any]]:
+    """Return the problems and warnings of ``doctor``."""
+    from nodeagent.cli.doctor_checks import run_checks  # noqa: PLC0415 - only on request
+    from nodeagent.cli.session import load_settings  # noqa: PLC0415
+    from nodeagent.plan.node_checks import Verdict  # noqa: PLC0415
+
+    settings = load_settings(None if source.config is None else Path(source.config), source.overrides)
+    return [
+        {"check": each.check, "verdict": each.verdict.value, "evidence": each.evidence, "fix": each.fix}
+        for each in run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
+        if each.verdict in (Verdict.PROBLEM, Verdict.WARNING)
+    ]
+
+
+def _merge(files: Sequence[Path]) -> Merged:
+    """Return the reports of all lines; lines of white space are omitted.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    merged = Merged([], [])
+    for name, lines in _inputs(files):
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                merged.reports.append(_report(line))
+            except DocumentError as error:
+                merged.faults.append(f"{name}: line {number}: {error}")
+    return merged
+
+
+def _report(line: bytes) -> NodeReport:
+    """Return the report in a line.
+
+    Raises:
+        DocumentError: the line is too long or no report.
+    """
+    if len(line) > _MAX_LINE_BYTES:
+        raise DocumentError(f"longer than {_MAX_LINE_BYTES} bytes")
+    return decode(line, NodeReport)
+
+
+def _inputs(files: Iterable[Path]) -> Iterator[tuple[str, Iterator[bytes]]]:
+    names = list(files)
+    if not names:
+        yield "standard input", _lines(sys.stdin.buffer)
+    for each in names:
+        if str(each) == "-":
+            yield "standard input", _lines(sys.stdin.buffer)
+            continue
+        try:
+            with each.open("rb") as file:
+                yield str(each), _lines(file)
+        except OSError as error:
+            raise UsageError(f"cannot read {each}: {error.strerror or error}; nothing was merged") from error
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file; of a longer line only so much that its length is recognised."""
+    while line := file.readline(_MAX_LINE_BYTES + 1):
+        rest = line
+        while len(rest) > _MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(_MAX_LINE_BYTES + 1)
+        yield line
