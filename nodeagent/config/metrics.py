@@ -10,6 +10,8 @@ from nodeagent.record import Record
 
 LISTEN_FORM: Final = '"ADDRESS:PORT" such as "127.0.0.1:20310" or "[::1]:20310", "unix:///PATH", or "off"'
 OFF: Final = "off"
+TEXTFILE_ENDING: Final = ".prom"
+TEXTFILE_FORM: Final = "an absolute path of a .prom file, or empty"
 _MAX_PATH_BYTES: Final = 107
 """Source: unix(7), ``sun_path`` with its final zero."""
 _ADDRESS: Final = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<four>[^\[\]:]+)):(?P<port>\d{1,5})", re.ASCII)
@@ -49,9 +51,13 @@ class MetricsSettings(Record):
 
     Attributes:
         listen: listen address; ``None`` disables the endpoint.
+        textfile: file of all metrics for the textfile collector of node_exporter; empty disables it.
+        textfile_interval_s: time between two writes of that file.
     """
 
     listen: Listen | None = DEFAULT_LISTEN
+    textfile: str = ""
+    textfile_interval_s: float = 30.0
 
 
 def parse_listen(text: str) -> Listen | None:
@@ -79,6 +85,24 @@ def parse_listen(text: str) -> Listen | None:
     if not 1 <= port <= 65535:
         raise ValueError("the port must be from 1 to 65535")
     return Listen(str(address), port)
+
+
+def parse_textfile(text: str) -> str:
+    """Return the path of the metrics file in a text; empty for none.
+
+    The name must end in ``.prom``: node_exporter reads no others, and no other file is replaced by mistake.
+
+    Raises:
+        ValueError: invalid path; the text names the allowed form.
+    """
+    if not text:
+        return ""
+    name = text.rpartition("/")[2]
+    if not text.startswith("/") or not text.isprintable() or text != os.path.normpath(text) or "//" in text:
+        raise ValueError(f"must be {TEXTFILE_FORM}")
+    if not name.endswith(TEXTFILE_ENDING) or name.startswith("."):
+        raise ValueError(f"the name must end in {TEXTFILE_ENDING} and not start with a dot: write {TEXTFILE_FORM}")
+    return text
 
 
 def _socket_path(text: str) -> str:

@@ -11,7 +11,7 @@ from nodeagent.config.eviction_models import EvictionSection, KubeletSection
 from nodeagent.config.fields import Count, Directory, Duration, OptionalPath, Period, Section, Size, SocketPath, Switch
 from nodeagent.config.gc_models import ContainerGCSection, ImageGCSection, ProtectSection
 from nodeagent.config.kubernetes_models import KubernetesSection
-from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM
+from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, TEXTFILE_FORM
 from nodeagent.config.paths import CONTROL_SOCKET
 from nodeagent.config.shutdown_models import ShutdownSection
 from nodeagent.units import parse_duration_s
@@ -111,6 +111,13 @@ class MetricsSection(Section):
         "the unit (IPAddressAllow). A unix socket is accessible to owner and group; below /run/nodeagent, to the group "
         "nodeagent.",
     )
+    textfile: Annotated[str, AfterValidator(forms.textfile), Field(json_schema_extra={"form": TEXTFILE_FORM})] = Field(
+        "",
+        description="File of all metrics, for the textfile collector of node_exporter, such as "
+        "/var/lib/node_exporter/textfile/nodeagent.prom. Its directory must exist, belong to root, be writable by root "
+        "only, and be allowed in the unit (ReadWritePaths). Removed when the daemon stops.",
+    )
+    textfile_interval: Period = Field("30s", description="Time between two writes of the metrics file.")
 
 
 class Config(Section):

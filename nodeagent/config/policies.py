@@ -64,7 +64,11 @@ def settings(config: Config, *, kubernetes: KubernetesSettings | None = None) ->
         kubelet=kubelet(config),
         shutdown=shutdown(config),
         control=control(config),
-        metrics=MetricsSettings(parse_listen(config.metrics.listen)),
+        metrics=MetricsSettings(
+            parse_listen(config.metrics.listen),
+            config.metrics.textfile,
+            parse_duration_s(config.metrics.textfile_interval),
+        ),
         kubernetes=kubernetes,
         reload_grace_s=parse_duration_s(config.reload_grace),
     )

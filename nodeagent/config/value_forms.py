@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nodeagent.config.metrics import parse_listen
+from nodeagent.config.metrics import parse_listen, parse_textfile
 from nodeagent.plan.gc.image_protection import parse_rule
 from nodeagent.text import encodable
 from nodeagent.units import DURATION_FORM, QUANTITY_FORM, parse_bytes, parse_duration_s
@@ -77,6 +77,11 @@ def listen(value: str) -> str:
     """Return a listen address."""
     parse_listen(value)
     return value
+
+
+def textfile(value: str) -> str:
+    """Return the path of a metrics file, or an empty text."""
+    return parse_textfile(value)
 
 
 def rule(value: str) -> str:

@@ -17,6 +17,7 @@ from nodeagent.daemon.control.server import ControlServer
 from nodeagent.daemon.control.socket import refuse_second_agent
 from nodeagent.daemon.eviction.composition import eviction_tasks
 from nodeagent.daemon.http.metrics_task import MetricsTask
+from nodeagent.daemon.http.textfile_task import TextfileTask
 from nodeagent.daemon.kubernetes.task import RegistrationTask
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import (
@@ -74,6 +75,7 @@ def daemon_tasks(context: DaemonContext) -> Sequence[DaemonTask]:
         ReloadTask(context, notifier),
         ControlServer(context),
         MetricsTask(context),
+        TextfileTask(context),
         RegistrationTask(context),
     )
 

@@ -222,6 +222,8 @@ EVENTS: Final[Mapping[str, Event]] = {
     "metrics_unavailable": Event(
         "abe6ef61748d4e48a2a8385dacaa2e70", "metrics and health unavailable on {listen}: {error}"
     ),
+    "metrics_file_written": Event("d3f4408fb9bd494aa87817ac59591207", "metrics written to {path} every {interval_s} s"),
+    "metrics_file_unavailable": Event("208aa1b5383042e2bd74980a57d6842b", "metrics not written to {path}: {error}"),
     "metrics_crashed": Event("717d07ee0a5b49ae9d323344d22391f6", "request for {path} crashed; this is a bug"),
 }
 

@@ -60,6 +60,8 @@ with _without_servers():
     from prometheus_client.registry import Collector, CollectorRegistry
 
 OPENMETRICS: Final = "application/openmetrics-text"
+TEXTFILE_TIME: Final = "nodeagent_textfile_timestamp_seconds"
+"""Metric of the metrics file only."""
 _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LAYOUT_RETRY_S: Final = 60.0
 
@@ -140,6 +142,26 @@ class Exposition(Collector):
                 return _PLAIN, _text_format(self._registry.collect())
             finally:
                 self._gauges = Counters(self._context.clock)
+
+    async def render_textfile(self) -> str:
+        """Return all metrics of the agent in text format 0.0.4, with the time of this reading.
+
+        The metrics of the process are omitted: node_exporter exposes its own with the same names.
+        """
+        async with self._one_at_a_time:
+            self._gauges = Counters(self._context.clock)
+            self._set_agent_gauges(self._gauges)
+            self._set_task_gauges(self._gauges)
+            self._set_pressure_gauges(self._gauges, await self._read_signals())
+            try:
+                return _text_format((self._file_time(), *self.collect())).decode()
+            finally:
+                self._gauges = Counters(self._context.clock)
+
+    def _file_time(self) -> Family:
+        family = Family(TEXTFILE_TIME, "Time at which this file was written.", Kind.GAUGE.value)
+        family.add_sample(TEXTFILE_TIME, {}, self._context.clock.now().timestamp())
+        return family
 
     def collect(self) -> Iterable[Family]:
         """Return every metric with a value, for the registry."""

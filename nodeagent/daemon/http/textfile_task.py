@@ -1,0 +1,126 @@
+"""The metrics file task: writes all metrics for the textfile collector of node_exporter.
+
+The daemon writes as root, so the file is written only into a directory that no other user can change, by the rule of
+configuration files: a link placed there by another user would let the agent replace a file of root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.config.file_trust import open_trusted
+from nodeagent.daemon.loops import wait_for_any
+from nodeagent.errors import ConfigError
+from nodeagent.files import replace_file
+
+if TYPE_CHECKING:
+    from nodeagent.config.metrics import MetricsSettings
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.http.metrics import Exposition
+
+NAME: Final = "metrics-file"
+_MODE: Final = 0o644
+_SLACK_S: Final = 60.0
+_SWAP_POLL_S: Final = 0.2
+_LONG_S: Final = 3600.0
+_HINTS: Final = {
+    errno.EROFS: "; allow the directory in the unit: ReadWritePaths=, by systemctl edit nodeagent",
+    errno.ENOENT: "; create the directory, owned by root",
+}
+
+
+class TextfileTask:
+    """Writes the file of the settings in force, over reloads, and removes it at the end.
+
+    A write that fails is retried at the next interval; its cause is logged once.
+    """
+
+    def __init__(self, context: DaemonContext) -> None:
+        """Compose the task; :meth:`run` writes the file."""
+        self._context = context
+        self._loop_statuses = context.loop_statuses
+        self._logger = context.logger.bind(task=NAME)
+        self._exposition: Exposition | None = None
+        self._reported: str | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Write the file until stopped."""
+        while not stop.is_set():
+            settings = self._settings
+            if not settings.textfile:
+                await self._wait(_LONG_S, settings, stop)
+                continue
+            path = Path(settings.textfile)
+            self._reported = None
+            try:
+                while not stop.is_set() and self._settings == settings:
+                    await self._write(path, settings)
+                    await self._wait(settings.textfile_interval_s, settings, stop)
+            finally:
+                await asyncio.to_thread(_remove, path)
+            if not stop.is_set() and not self._settings.textfile:
+                self._loop_statuses.disabled(NAME, 'metrics.textfile = ""')
+
+    @property
+    def _settings(self) -> MetricsSettings:
+        return self._context.settings.metrics
+
+    async def _write(self, path: Path, settings: MetricsSettings) -> None:
+        self._loop_statuses.running(NAME, _SLACK_S)
+        problem = ""
+        try:
+            text = await (await self._load()).render_textfile()
+            await asyncio.to_thread(_write_trusted, path, text)
+        except ConfigError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"{error.strerror or error}{_HINTS.get(error.errno or 0, '')}"
+        if problem != self._reported:
+            if problem:
+                self._logger.warning("metrics_file_unavailable", path=str(path), error=problem)
+            else:
+                self._logger.info("metrics_file_written", path=str(path), interval_s=settings.textfile_interval_s)
+        self._reported = problem
+        self._loop_statuses.ended(NAME, "failed" if problem else "complete", detail=problem, failed=bool(problem))
+        self._loop_statuses.waiting(NAME, settings.textfile_interval_s, _SLACK_S)
+
+    async def _load(self) -> Exposition:
+        if self._exposition is None:
+            self._exposition = (await asyncio.to_thread(_exposition))(self._context)
+        return self._exposition
+
+    async def _wait(self, seconds: float, settings: MetricsSettings, stop: asyncio.Event) -> None:
+        """Wait, until other settings are in force at the latest."""
+        if self._settings == settings:
+            await wait_for_any(seconds, stop, self._context.renew)
+        while self._context.renew.is_set() and self._settings == settings and not stop.is_set():
+            await wait_for_any(_SWAP_POLL_S, stop)  # the swap waits for the end of the running pass
+
+
+def _write_trusted(path: Path, text: str) -> None:
+    """Replace the file, if no user other than root can change its directory.
+
+    Raises:
+        ConfigError: the directory is not trusted, with the correction.
+        OSError: the file cannot be written.
+    """
+    os.close(open_trusted(path.parent, directory=True))
+    replace_file(path, text, mode=_MODE)
+
+
+def _remove(path: Path) -> None:
+    """Remove the file, so that its values do not outlive the daemon; not from a directory that is not trusted."""
+    with suppress(ConfigError, OSError):
+        os.close(open_trusted(path.parent, directory=True))
+        path.unlink()
+
+
+def _exposition() -> type[Exposition]:
+    from nodeagent.daemon.http.metrics import Exposition  # noqa: PLC0415 - imports the Prometheus library when it is used
+
+    return Exposition
