@@ -108,10 +108,12 @@ def _problem(descriptor: int, path: Path, status: os.stat_result, own_uid: int, 
 def _is_config_map(directory: int) -> bool:
     """Return whether a directory is a volume of Kubernetes, which is writable by its mode and mounted read-only.
 
-    Its link to the current version belongs to root and has one name: no other user can create or copy such a link.
+    The link to its current version belongs to root. That alone is no proof: in a directory that all users can write,
+    any user can move a link of root to this name.
     """
     try:
         link = os.stat(_CONFIG_MAP_LINK, dir_fd=directory, follow_symlinks=False)
+        read_only = bool(os.fstatvfs(directory).f_flag & os.ST_RDONLY)
     except OSError:
         return False
-    return stat.S_ISLNK(link.st_mode) and link.st_uid == 0 and link.st_nlink == 1
+    return read_only and stat.S_ISLNK(link.st_mode) and link.st_uid == 0 and link.st_nlink == 1

@@ -82,6 +82,25 @@ def test_configuration_that_a_local_user_could_write_is_refused(
         assert "not trusted" in (ended.stdout + ended.stderr).replace("\n", " ")
 
 
+def test_link_of_root_moved_by_a_local_user_makes_no_writable_directory_trusted(
+    place: Path, attacker: Attacker
+) -> None:
+    etc = place / "etc"
+    (etc / "config.d").mkdir(parents=True)
+    (etc / "config.toml").write_text("")
+    (etc / "config.d" / "10.toml").write_text("dry_run = true\n")
+    (etc / "config.d" / "20.toml").symlink_to("../config.toml")
+    (etc / "config.d").chmod(0o777)
+
+    def move() -> None:
+        (etc / "config.d" / "20.toml").rename(etc / "config.d" / "..data")
+        (etc / "config.d" / "10.toml").unlink()
+
+    assert attacker.succeeds(move)
+    with pytest.raises(ConfigError, match="not trusted"):
+        load(etc / "config.toml", environment={})
+
+
 def test_kubelet_of_a_local_user_receives_no_request(place: Path, attacker: Attacker) -> None:
     received = place / "received"
     received.mkdir()

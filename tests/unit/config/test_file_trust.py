@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from os import close
 from pathlib import Path
@@ -16,7 +17,7 @@ from nodeagent.errors import ConfigError
 from tests.support.command import nodeagent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 OTHER = 54321
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
@@ -103,21 +104,43 @@ def test_target_of_a_link_is_checked_with_its_directories(config: Path, tmp_path
     assert f"{config.parent} is writable by all users" in refusal(tmp_path / "second.toml")
 
 
-@AS_ROOT
-def test_mounted_config_map_is_trusted(config: Path) -> None:
+@pytest.fixture
+def mounted(config: Path) -> Iterator[Path]:
+    """Return the configuration in a mounted volume that all users can write by its mode."""
     config.parent.chmod(0o777)
-    (config.parent / "..data").symlink_to(".")
-    assert load(config, environment={}).source
-    os.chown(config.parent / "..data", OTHER, OTHER, follow_symlinks=False)
-    assert "is writable by all users" in refusal(config)
+    directory = str(config.parent)
+    if subprocess.run(["mount", "--bind", directory, directory], capture_output=True, check=False).returncode:
+        pytest.skip("only root mounts directories")
+    yield config
+    subprocess.run(["umount", directory], check=True)
+
+
+def make_read_only(directory: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(directory)], check=True)
 
 
 @AS_ROOT
-def test_hard_link_to_a_link_of_root_makes_no_config_map(config: Path, tmp_path: Path) -> None:
-    config.parent.chmod(0o777)
-    (tmp_path / "link").symlink_to(".")
-    (config.parent / "..data").hardlink_to(tmp_path / "link")
-    assert "is writable by all users" in refusal(config)
+def test_config_map_mounted_read_only_is_trusted(mounted: Path) -> None:
+    (mounted.parent / "..data").symlink_to(".")
+    assert "is writable by all users" in refusal(mounted)
+    make_read_only(mounted.parent)
+    assert load(mounted, environment={}).source
+
+
+@AS_ROOT
+def test_link_of_another_user_makes_no_config_map(mounted: Path) -> None:
+    (mounted.parent / "..data").symlink_to(".")
+    os.chown(mounted.parent / "..data", OTHER, OTHER, follow_symlinks=False)
+    make_read_only(mounted.parent)
+    assert "is writable by all users" in refusal(mounted)
+
+
+@AS_ROOT
+def test_hard_link_to_a_link_of_root_makes_no_config_map(mounted: Path) -> None:
+    (mounted.parent / "link").symlink_to(".")
+    (mounted.parent / "..data").hardlink_to(mounted.parent / "link")
+    make_read_only(mounted.parent)
+    assert "is writable by all users" in refusal(mounted)
 
 
 @AS_ROOT
