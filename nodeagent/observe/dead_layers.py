@@ -32,12 +32,16 @@ class DeadLayers:
         self._runtime = runtime
         self._settled: dict[str, tuple[ContainerState, int | None]] = {}
         self._read_once: frozenset[str] = frozenset()
+        self._all: tuple[Iterable[Container], dict[str, int]] = (), {}
 
     async def read(self, containers: Iterable[Container], warnings: list[str]) -> dict[str, int]:
         """Return the sizes by id, where known; add a warning if they cannot be read.
 
         Source: CRI ``ContainerStats.writable_layer``.
         """
+        before, all_sizes = self._all
+        if containers is before:  # unchanged since the previous listing, and all were read
+            return dict(all_sizes)
         running = ContainerState.RUNNING
         dead = {each.id: each.state for each in containers if each.state is not running}
         settled = {key: entry for key, entry in self._settled.items() if dead.get(key) is entry[0]}
@@ -57,4 +61,7 @@ class DeadLayers:
                 if dead[each] is not ContainerState.UNKNOWN and (each in found or each in self._read_once):
                     settled[each] = dead[each], found.get(each)
         self._settled, self._read_once = settled, frozenset(missing)
+        self._all = (
+            (containers, dict(sizes)) if isinstance(containers, tuple) and len(settled) == len(dead) else ((), {})
+        )
         return sizes

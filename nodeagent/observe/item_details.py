@@ -34,6 +34,8 @@ class ItemDetails:
         self._containers: dict[str, Container] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._completed: dict[str, tuple[Sandbox, Sandbox]] = {}
+        self._all_containers: tuple[tuple[Container, ...], Mapping[str, Container], tuple[Container, ...]] = (), {}, ()
+        self._all_sandboxes: tuple[Sequence[Sandbox], tuple[Sandbox, ...]] = (), ()
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def with_images(
@@ -42,6 +44,9 @@ class ItemDetails:
         """Return the sandboxes with their own images, and the ids of sandboxes whose image could not be read."""
         if scope is Scope.CONTAINERS:
             return tuple(sandboxes), frozenset()
+        earlier_listed, earlier_completed = self._all_sandboxes
+        if sandboxes is earlier_listed:  # unchanged since the previous listing, and all were read
+            return earlier_completed, frozenset()
         listed = frozenset(map(_ID, sandboxes))
         known = self._sandboxes = _only(self._sandboxes, listed)
         if listed - known.keys():
@@ -72,7 +77,10 @@ class ItemDetails:
                 complete = replace(sandbox, image=details.image, log_directory=details.log_directory)
                 filled[sandbox.id] = sandbox, complete
         self._completed = filled
-        return tuple(filled.get(each.id, (each, each))[1] for each in sandboxes), frozenset(unread)
+        completed = tuple(filled.get(each.id, (each, each))[1] for each in sandboxes)
+        is_complete = isinstance(sandboxes, tuple) and len(filled) == len(sandboxes)
+        self._all_sandboxes = (sandboxes, completed) if is_complete else ((), ())
+        return completed, frozenset(unread)
 
     async def with_details(
         self, containers: Sequence[Container], sandboxes: Sequence[Sandbox], info: RuntimeInfo, scope: Scope
@@ -108,9 +116,18 @@ class ItemDetails:
         if not mounting:  # most exited containers of a large node are of ready pods
             may_need = [each for each in containers if each.state is _EXITED and each.pod_uid not in ready]
         await asyncio.gather(*(read(container.id) for container in may_need if must_read(container)))
+        return self._with_known(tuple(containers), known)
+
+    def _with_known(self, containers: tuple[Container, ...], known: Mapping[str, Container]) -> tuple[Container, ...]:
+        """Return the containers with the known details; the previous tuple if neither changed."""
         if not known:
-            return tuple(containers)
-        return tuple([_merged(each, known[each.id]) if each.id in known else each for each in containers])
+            return containers
+        earlier_listed, earlier_known, earlier_merged = self._all_containers
+        if containers is earlier_listed and known == earlier_known:
+            return earlier_merged
+        merged = tuple([_merged(each, known[each.id]) if each.id in known else each for each in containers])
+        self._all_containers = containers, known, merged
+        return merged
 
 
 def _only(known: Mapping[str, T], listed: Collection[str]) -> dict[str, T]:

@@ -13,6 +13,8 @@ from operator import attrgetter, eq
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec.structs import force_setattr
+
 from nodeagent.plan.reason_codes import SENTENCES, ReasonCode
 from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_duration
@@ -210,6 +212,7 @@ class Plan(Record):
         ends_undo: whether undo windows end before the removals, because space is needed.
         targets: on a node with several image filesystems, those from which images are removed; ``wanted_bytes`` is the
             sum. Empty on a node with one.
+        removals: the removals, in order of execution. Computed.
     """
 
     kind: str
@@ -222,12 +225,12 @@ class Plan(Record):
     blocked: str = ""
     ends_undo: bool = False
     targets: tuple[FilesystemTarget, ...] = ()
+    removals: tuple[Decision, ...] = ()
 
-    @property
-    def removals(self) -> tuple[Decision, ...]:
-        """The removals, in order of execution."""
+    def __post_init__(self) -> None:
+        """Compute the removals once, as they are read many times and plans of large nodes keep most items."""
         remove = Verdict.REMOVE
-        return tuple([decision for decision in self.decisions if decision.verdict is remove])
+        force_setattr(self, "removals", tuple([each for each in self.decisions if each.verdict is remove]))
 
     @property
     def frees_bytes(self) -> int:

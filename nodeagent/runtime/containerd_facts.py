@@ -48,8 +48,13 @@ def is_pinned(stored: StoredImage) -> bool:
 
 
 def with_pins(images: Sequence[Image], storage: StorageGraph) -> tuple[Image, ...]:
-    """Return the images with pins from containerd's labels added; a pin on any of an image's names counts."""
+    """Return the images with pins from containerd's labels added; a pin on any of an image's names counts.
+
+    The same tuple is returned if no pin is added.
+    """
     pinned = {image_id for image_id, record in storage.records.items() if record.pinned}
+    if not any(image.id in pinned and not image.pinned for image in images):
+        return tuple(images)
     return tuple(replace(image, pinned=True) if image.id in pinned and not image.pinned else image for image in images)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeNotFoundError
-from nodeagent.model import Container, Image, RuntimeInfo, Sandbox
+from nodeagent.model import RuntimeInfo
 from nodeagent.record import replace
 from nodeagent.runtime.connection import Method
 from nodeagent.runtime.cri_messages import (
@@ -28,6 +29,7 @@ from nodeagent.runtime.long_lists import LongList
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from nodeagent.model import Container, Image, Sandbox
     from nodeagent.runtime.connection import RuntimeConnection
     from nodeagent.runtime.cri_messages import ContainerDetails, ContainerUsage, RuntimeStatus, SandboxDetails
 
@@ -37,6 +39,9 @@ _STATS_S = 30.0
 _LIST_S = 30.0
 _CHANGE_S = 120.0
 _STOP_MARGIN_S = 30.0
+_IMAGES_OF: Final = attrgetter("images")
+_SANDBOXES_OF: Final = attrgetter("items")
+_CONTAINERS_OF: Final = attrgetter("containers")
 
 _VERSION = Method(_RUNTIME + "Version", api.VersionRequest, api.VersionResponse, "Version")
 _STATUS = Method(_RUNTIME + "Status", api.StatusRequest, api.StatusResponse, "Status")
@@ -121,9 +126,9 @@ class CriClient:
         self._images = LongList(connection, _LIST_IMAGES, _STREAM_IMAGES)
         self._sandboxes = LongList(connection, _LIST_SANDBOXES, _STREAM_SANDBOXES)
         self._containers = LongList(connection, _LIST_CONTAINERS, _STREAM_CONTAINERS)
-        self._decoded_images = DecodeCache(decode_image)
-        self._decoded_sandboxes = DecodeCache(decode_listed_sandbox)
-        self._decoded_containers = DecodeCache(decode_container)
+        self._decoded_images = DecodeCache(_IMAGES_OF, decode_image)
+        self._decoded_sandboxes = DecodeCache(_SANDBOXES_OF, decode_listed_sandbox)
+        self._decoded_containers = DecodeCache(_CONTAINERS_OF, decode_container)
 
     async def version(self) -> RuntimeInfo:
         """Return the runtime's name and version. Source: CRI ``VersionResponse``."""
@@ -135,11 +140,11 @@ class CriClient:
         return decode_status(await self._connection.unary(_STATUS, api.StatusRequest(verbose=True)))
 
     async def list_images(self) -> tuple[Image, ...]:
-        """Return all images in the runtime's order, one per id."""
-        decode, found = self._decoded_images.start(), list[Image]()
+        """Return all images in the runtime's order, one per id; the previous tuple if only the order changed."""
+        listing = self._decoded_images.start()
         async for part in self._images.read(api.ListImagesRequest()):
-            found += decode(part.images)
-        return merge_images(found)
+            listing.add(part)
+        return merge_images(listing.finish())
 
     async def image_ids(self) -> frozenset[str]:
         """Return the id of every image."""
@@ -180,11 +185,14 @@ class CriClient:
             return
 
     async def list_sandboxes(self) -> tuple[Sandbox, ...]:
-        """Return all sandboxes in the runtime's order, without their own images."""
-        decode, found = self._decoded_sandboxes.start(), list[Sandbox]()
+        """Return all sandboxes, without their own images.
+
+        They are in the runtime's order; of a large node the previous tuple if only the order changed.
+        """
+        listing = self._decoded_sandboxes.start()
         async for part in self._sandboxes.read(api.ListPodSandboxRequest()):
-            found += decode(part.items)
-        return tuple(found)
+            listing.add(part)
+        return listing.finish()
 
     async def sandbox_status(self, sandbox_id: str) -> Sandbox:
         """Return one sandbox with its own image and log directory where reported."""
@@ -212,11 +220,14 @@ class CriClient:
             return
 
     async def list_containers(self) -> tuple[Container, ...]:
-        """Return all containers in any state, in the runtime's order, without the fields of their status."""
-        decode, found = self._decoded_containers.start(), list[Container]()
+        """Return all containers in any state, without the fields of their status.
+
+        They are in the runtime's order; of a large node the previous tuple if only the order changed.
+        """
+        listing = self._decoded_containers.start()
         async for part in self._containers.read(api.ListContainersRequest()):
-            found += decode(part.containers)
-        return tuple(found)
+            listing.add(part)
+        return listing.finish()
 
     async def container_status(self, container_id: str) -> Container:
         """Return one container with its finish time, log path and mounted images.

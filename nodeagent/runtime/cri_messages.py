@@ -7,6 +7,7 @@ many objects of a list share are one object (``sys.intern``), which takes less m
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from sys import intern
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ _CONTAINER_STATES = {
     api.CONTAINER_EXITED: ContainerState.EXITED,
 }
 _NO_TRAITS = ContainerTraits()
+_ID = attrgetter("id")
 
 
 class RuntimeStatus(Record):
@@ -146,9 +148,15 @@ def _snapshotters(config: object) -> tuple[str, ...]:
 
 
 def merge_images(listed: Iterable[Image]) -> tuple[Image, ...]:
-    """Return the images in the runtime's order, one per id; names of repeated entries are merged."""
+    """Return the images in the runtime's order, one per id; names of repeated entries are merged.
+
+    The same tuple is returned if no id is repeated.
+    """
+    whole = tuple(listed)
+    if len(frozenset(map(_ID, whole))) == len(whole):
+        return whole
     images: dict[str, Image] = {}
-    for image in listed:
+    for image in whole:
         known = images.get(image.id)
         images[image.id] = image if known is None else _merge(known, image)
     return tuple(images.values())

@@ -1,14 +1,18 @@
 """Decoded values of the previous listing, since most objects of a large node are unchanged between two listings.
 
-The messages of the previous listing are kept and compared, field by field and without regard to the order of map
-entries, which differs between two answers of a runtime written in Go. Messages of a large listing would take too much
-memory; of those only digests are kept, whose computation takes three times as long. Rejected: the encoded bytes of an
-item as its key, as they depend on the order of map entries.
+The messages of the previous listing are kept and compared, without regard to the order of map entries, which differs
+between two answers of a runtime written in Go: first the whole answer, then, as containerd lists its objects in the
+random order of a hash table, each item with the previous one of its id. The values of a listing without any change are
+the same tuple as before, so that results computed from it are reused (``nodeagent.last_result``).
+
+Messages of a large listing would take too much memory; of those only digests are kept, whose computation takes three
+times as long. Rejected: the encoded bytes of an item as its key, as they depend on the order of map entries.
 """
 
 from __future__ import annotations
 
 import hashlib
+from itertools import repeat
 from operator import attrgetter, eq
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -17,6 +21,7 @@ from google.protobuf.message import Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+Answer = TypeVar("Answer", bound=Message)
 Item = TypeVar("Item", bound=Message)
 Value = TypeVar("Value")
 
@@ -33,96 +38,175 @@ decoded again and again.
 _ID: Final = attrgetter("id")
 
 
-class _Listing(Generic[Item, Value]):
-    """Decoded values of one listing.
+class _Known(Generic[Answer, Item, Value]):
+    """The values of a listing, with the messages or the digests to compare the next one with.
 
     Attributes:
-        by_digest: whether ``values`` is by the digest of the message; otherwise it is by its id.
-        values: the decoded values.
-        messages: the messages by id; none with digests.
-        sizes: their encoded sizes by id.
-        size_bytes: encoded size of the whole listing.
+        by_digest: whether the listing was compared by digests.
+        size_bytes: encoded size of the listing.
+        values: the decoded values, in the order of the listing.
+        digests: the values by the digest of their message; only with digests.
+        answers: the parts of the listing, each with the position of its first item; only without digests, as the rest.
+        ids: the ids of the items.
+        items: the items.
+        sizes: their encoded sizes.
     """
 
     def __init__(self, *, by_digest: bool) -> None:
         self.by_digest = by_digest
-        self.values: dict[bytes | str, Value] = {}
-        self.messages: dict[str, Item] = {}
-        self.sizes: dict[str, int] = {}
         self.size_bytes = 0
+        self.values: list[Value] = []
+        self.digests: dict[bytes, Value] = {}
+        self.answers: list[tuple[Answer, int]] = []
+        self.ids: list[str] = []
+        self.items: list[Item] = []
+        self.sizes: list[int] = []
+        self._positions: dict[str, int] | None = None
+        self._result: tuple[Value, ...] | None = None
 
     @property
     def is_large(self) -> bool:
         """Whether the next listing is compared by digests."""
         return self.size_bytes > (MESSAGES_UP_TO_BYTES // 2 if self.by_digest else MESSAGES_UP_TO_BYTES)
 
+    @property
+    def positions(self) -> dict[str, int]:
+        """Return the position of each id, of several the last."""
+        if self._positions is None:
+            self._positions = dict(zip(self.ids, range(len(self.ids)), strict=True))
+        return self._positions
 
-class DecodeCache(Generic[Item, Value]):
+    @property
+    def result(self) -> tuple[Value, ...]:
+        """Return the values, always the same tuple."""
+        if self._result is None:
+            self._result = tuple(self.values)
+        return self._result
+
+    def drop_messages(self) -> None:
+        """Release the memory of the messages; the next listing is compared by digests."""
+        self.answers.clear()
+        self.items.clear()
+
+
+class DecodeCache(Generic[Answer, Item, Value]):
     """Decoded values of the previous listing, by the content of the message. Values are immutable."""
 
-    def __init__(self, decode: Callable[[Item], Value]) -> None:
-        """Take the decoder of one item; the messages have an ``id``."""
-        self._decode = decode
-        self._known: _Listing[Item, Value] = _Listing(by_digest=False)
+    def __init__(self, items_of: Callable[[Answer], Iterable[Item]], decode: Callable[[Item], Value]) -> None:
+        """Take the items of an answer, each with an ``id``, and the decoder of one item."""
+        self.items_of = items_of
+        self.decode = decode
+        self.known: _Known[Answer, Item, Value] = _Known(by_digest=False)
 
-    def start(self) -> Callable[[Iterable[Item]], list[Value]]:
-        """Return the decoder of one listing, called for each of its parts.
+    def start(self) -> Listing[Answer, Item, Value]:
+        """Return a new listing without parts."""
+        return Listing(self)
 
-        Its values replace those of the previous listing with the last part decoded so far.
-        """
-        previous = self._known
-        by_digest = previous.is_large
-        if previous.by_digest is not by_digest:
-            previous = _Listing(by_digest=by_digest)
-        listing: _Listing[Item, Value] = _Listing(by_digest=by_digest)
-        add = self._add_by_digest if by_digest else self._add_messages
-        count = 0
 
-        def decode_part(items: Iterable[Item]) -> list[Value]:
-            nonlocal count
-            values = add(listing, previous, items)
-            count += len(values)
-            self._known = listing if count >= CACHED_FROM_ITEMS else _Listing(by_digest=False)
-            if listing.is_large:  # the next listing is compared by digests
-                listing.messages.clear()
-            return values
+class Listing(Generic[Answer, Item, Value]):
+    """One listing, decoded part by part; a listing that is not finished leaves the cache unchanged."""
 
-        return decode_part
+    def __init__(self, cache: DecodeCache[Answer, Item, Value]) -> None:
+        """Begin without parts."""
+        self._cache = cache
+        by_digest = cache.known.is_large
+        is_comparable = cache.known.by_digest is by_digest
+        self._previous = cache.known if is_comparable else _Known[Answer, Item, Value](by_digest=by_digest)
+        self._listed = _Known[Answer, Item, Value](by_digest=by_digest)
+        self._all_unchanged = True
+        self._same_order = True
 
-    def _add_messages(
-        self, listing: _Listing[Item, Value], previous: _Listing[Item, Value], items: Iterable[Item]
-    ) -> list[Value]:
-        """Add a part to a listing; return its values."""
-        part = list(items)
-        ids: list[str] = list(map(_ID, part))
-        # in the interpreter's own loops, which take a third of the time of a loop over the items
-        unchanged = list(map(eq, part, map(previous.messages.get, ids)))
-        if all(unchanged):
-            values = list(map(previous.values.__getitem__, ids))
-            sizes = list(map(previous.sizes.__getitem__, ids))
+    def add(self, answer: Answer) -> None:
+        """Decode the changed items of one part."""
+        if self._listed.by_digest:
+            self._add_by_digest(answer)
+            return
+        if not self._add_same_answer(answer):
+            self._add_items(answer)
+        if self._listed.is_large:
+            self._listed.drop_messages()
+
+    def finish(self) -> tuple[Value, ...]:
+        """Return the values of all parts; those of an unchanged listing are the previous tuple, in its order."""
+        previous, listed = self._previous, self._listed
+        if len(listed.values) < CACHED_FROM_ITEMS:
+            self._cache.known = _Known(by_digest=False)
+        elif self._all_unchanged and len(listed.values) == len(previous.values) and self._has_same_items():
+            self._cache.known = previous
+            return previous.result
         else:
-            each_kept = list(zip(part, ids, unchanged, strict=True))
-            values = [previous.values[key] if kept else self._decode(item) for item, key, kept in each_kept]
-            sizes = [previous.sizes[key] if kept else item.ByteSize() for item, key, kept in each_kept]
-        # of equal messages the new one is kept: a message keeps the memory of its whole answer
-        listing.messages.update(zip(ids, part, strict=True))
-        listing.values.update(zip(ids, values, strict=True))
-        listing.sizes.update(zip(ids, sizes, strict=True))
-        listing.size_bytes += sum(sizes)
-        return values
+            self._cache.known = listed
+        return listed.result
 
-    def _add_by_digest(
-        self, listing: _Listing[Item, Value], previous: _Listing[Item, Value], items: Iterable[Item]
-    ) -> list[Value]:
-        """Add a part to a listing; return its values."""
-        values = []
-        for item in items:
+    def _has_same_items(self) -> bool:
+        """Return whether the items are the previous ones, of which each item equals one and the number is the same."""
+        count = len(self._listed.values)
+        if self._listed.by_digest:
+            return len(self._listed.digests) == len(self._previous.digests) == count
+        return self._same_order or len(set(self._listed.ids)) == len(self._previous.positions) == count
+
+    def _add_same_answer(self, answer: Answer) -> bool:
+        """Add a part if it equals the previous one at its place; return whether it does."""
+        previous, listed, number = self._previous, self._listed, len(self._listed.answers)
+        start = len(listed.values)
+        if number >= len(previous.answers) or previous.answers[number][1] != start:
+            return False
+        before = previous.answers[number][0]
+        if answer != before:
+            return False
+        end = previous.answers[number + 1][1] if number + 1 < len(previous.answers) else len(previous.values)
+        self._extend(
+            before,  # rather than the equal one, so that only one of both takes memory
+            previous.ids[start:end],
+            previous.items[start:end],
+            previous.values[start:end],
+            previous.sizes[start:end],
+        )
+        return True
+
+    def _add_items(self, answer: Answer) -> None:
+        """Add a part; decode the items that differ from the previous ones of their ids."""
+        previous, start = self._previous, len(self._listed.values)
+        items = list(self._cache.items_of(answer))
+        # in the interpreter's own loops, which take a third of the time of a loop over the items
+        ids: list[str] = list(map(_ID, items))
+        if ids == previous.ids[start : start + len(ids)]:
+            positions = list(range(start, start + len(ids)))
+        else:
+            positions = list(map(previous.positions.get, ids, repeat(-1)))
+            self._same_order = False
+        earlier: list[Item | None] = [*previous.items, None]  # the last one is that of an unlisted id
+        unchanged = list(map(eq, items, map(earlier.__getitem__, positions)))
+        if all(unchanged):
+            values = list(map(previous.values.__getitem__, positions))
+            sizes = list(map(previous.sizes.__getitem__, positions))
+        else:
+            self._all_unchanged = False
+            decode, rows = self._cache.decode, list(zip(items, positions, unchanged, strict=True))
+            values = [previous.values[at] if is_kept else decode(item) for item, at, is_kept in rows]
+            sizes = [previous.sizes[at] if is_kept else item.ByteSize() for item, at, is_kept in rows]
+        # of equal messages the new one is kept: a message keeps the memory of its whole answer
+        self._extend(answer, ids, items, values, sizes)
+
+    def _extend(self, answer: Answer, ids: list[str], items: list[Item], values: list[Value], sizes: list[int]) -> None:
+        listed = self._listed
+        listed.answers.append((answer, len(listed.values)))
+        listed.ids += ids
+        listed.items += items
+        listed.values += values
+        listed.sizes += sizes
+        listed.size_bytes += sum(sizes)
+
+    def _add_by_digest(self, answer: Answer) -> None:
+        """Add a part; decode the items whose digest the previous listing lacks."""
+        previous, listed = self._previous.digests, self._listed
+        for item in self._cache.items_of(answer):
             encoded = item.SerializeToString(deterministic=True)  # with the map entries in a fixed order
             key = hashlib.blake2b(encoded, digest_size=16).digest()
-            value = previous.values.get(key)
+            value = previous.get(key)
             if value is None:
-                value = self._decode(item)
-            listing.values[key] = value
-            listing.size_bytes += len(encoded)
-            values.append(value)
-        return values
+                value = self._cache.decode(item)
+                self._all_unchanged = False
+            listed.digests[key] = value
+            listed.values.append(value)
+            listed.size_bytes += len(encoded)

@@ -25,7 +25,8 @@ UNDO: Final = "undo"
 
 def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastPass:
     """Return the history record of a pass with every planned removal; image names are from ``snapshot``."""
-    names = {image.id: image.references for image in snapshot.images}
+    removed = {result.decision.id for result in report.results}
+    names = {image.id: image.references for image in snapshot.images if image.id in removed} if removed else {}
     return PastPass(
         id=report.id,
         started_at=report.started_at,

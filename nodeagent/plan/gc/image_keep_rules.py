@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.last_result import keep_last_result
 from nodeagent.plan.decision import NO_FAILURES, Reason, ReasonCode
 from nodeagent.plan.gc.holds import held_images
 from nodeagent.plan.gc.image_origin import origin_keep_reasons
@@ -66,7 +67,12 @@ class KeepRule(Record):
 
 def _in_use(context: KeepContext) -> Mapping[str, Reason]:
     """Keep every image referenced by a container, in any state, or by a sandbox."""
-    return {image_id: in_use_reason(image_id, context.users) for image_id in context.users.images}
+    return _in_use_reasons(context.users)
+
+
+@keep_last_result
+def _in_use_reasons(users: ImageUsers) -> Mapping[str, Reason]:
+    return {image_id: in_use_reason(image_id, users) for image_id in users.images}
 
 
 def _pinned(context: KeepContext) -> Mapping[str, Reason]:

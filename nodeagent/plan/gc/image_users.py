@@ -6,6 +6,7 @@ from collections import defaultdict
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from nodeagent.last_result import keep_last_result
 from nodeagent.model import ContainerState
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.gc.image_references import ImageIndex
@@ -15,7 +16,7 @@ from nodeagent.record import Record
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from nodeagent.model import Container, NodeSnapshot, Sandbox
+    from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
 
 _MARKS = {
     ContainerState.RUNNING: "",
@@ -64,17 +65,27 @@ class ImageUsers(Record):
 
 
 def find_users(snapshot: NodeSnapshot) -> ImageUsers:
-    """Return the users of the listed images; references to unlisted images are ignored."""
-    index = ImageIndex(snapshot.images)
+    """Return the users of the listed images; references to unlisted images are ignored.
+
+    The users of the same lists are computed once.
+    """
+    return _find_users(tuple(snapshot.images), tuple(snapshot.containers), tuple(snapshot.sandboxes))
+
+
+@keep_last_result
+def _find_users(
+    images: tuple[Image, ...], containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]
+) -> ImageUsers:
+    index = ImageIndex(images)
     by_container: defaultdict[str, list[Container]] = defaultdict(list)
     by_sandbox: defaultdict[str, list[Sandbox]] = defaultdict(list)
     by_references: defaultdict[tuple[str, str, str, tuple[str, ...]], list[Container]] = defaultdict(list)
-    for container, references in zip(snapshot.containers, map(_REFERENCES, snapshot.containers), strict=True):
+    for container, references in zip(containers, map(_REFERENCES, containers), strict=True):
         by_references[references].append(container)
     for members in by_references.values():
         for image_id in index.resolve_all(image_references(members[0])):
             by_container[image_id] += members
-    for sandbox in snapshot.sandboxes:
+    for sandbox in sandboxes:
         for image_id in index.resolve(sandbox.image):
             by_sandbox[image_id].append(sandbox)
     return ImageUsers(index, dict(by_container), dict(by_sandbox))
@@ -95,16 +106,7 @@ def images_in_use(snapshot: NodeSnapshot) -> frozenset[str]:
     its former and its current image.
     Source: kubelet image manager, ``detectImages``; CRI ``Container`` and ``Mount.image``.
     """
-    # Without the users of each image: a large node has ten times as many containers as distinct references.
-    index = ImageIndex(snapshot.images)
-    found = {
-        image_id
-        for *references, volumes in set(map(_REFERENCES, snapshot.containers))
-        for image_id in index.resolve_all((*references, *volumes))
-    }
-    for reference in {sandbox.image for sandbox in snapshot.sandboxes}:
-        found.update(index.resolve(reference))
-    return frozenset(found)
+    return find_users(snapshot).images
 
 
 def in_use_reason(image_id: str, users: ImageUsers) -> Reason:

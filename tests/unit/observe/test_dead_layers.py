@@ -79,3 +79,20 @@ async def test_failed_listing_is_a_warning_and_known_sizes_remain() -> None:
     runtime.error = RuntimeRequestError("ListContainerStats", "", "UNKNOWN", "simulated")
     assert await layers.read([container("a"), container("b")], warnings) == {"a": 5}
     assert warnings == ["size of writable layers unknown: ListContainerStats failed: UNKNOWN: simulated"]
+
+
+async def test_sizes_of_the_same_tuple_are_independent_results() -> None:
+    layers, listed = DeadLayers(Runtime({"a": 5})), (container("a"),)
+    for _ in range(3):
+        sizes = await layers.read(listed, [])
+        assert sizes == {"a": 5}
+        sizes.clear()
+
+
+async def test_unsettled_sizes_of_the_same_tuple_are_read_again() -> None:
+    runtime = Runtime({"a": 5, "b": None, "c": 1})
+    layers, listed = DeadLayers(runtime), (container("a", state=ContainerState.UNKNOWN), container("b"), container("c"))
+    assert await layers.read(listed, []) == {"a": 5, "c": 1}
+    runtime.sizes |= {"a": 6, "b": 7}
+    assert await layers.read(listed, []) == {"a": 6, "b": 7, "c": 1}
+    assert runtime.listings == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
+from nodeagent.model import Container
 from nodeagent.runtime import decode_cache
 from nodeagent.runtime.cri_messages import decode_container, decode_image
 from nodeagent.runtime.decode_cache import DecodeCache
@@ -16,7 +18,6 @@ from nodeagent.runtime.decode_cache import DecodeCache
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nodeagent.model import Container
 
 IMAGE: Final = f"sha256:{'5' * 64}"
 
@@ -45,17 +46,32 @@ def listed(number: int, **fields: object) -> api.Container:
     return container
 
 
-def as_answer(*containers: api.Container) -> list[api.Container]:
-    """Return the containers as messages of an answer of their own."""
+def as_answer(*containers: api.Container) -> api.ListContainersResponse:
+    """Return the containers in an answer of their own."""
     answer = api.ListContainersResponse(containers=containers)
-    return list(api.ListContainersResponse.FromString(answer.SerializeToString()).containers)
+    return api.ListContainersResponse.FromString(answer.SerializeToString())
 
 
-def cache() -> DecodeCache[api.Container, Container]:
+Cache = DecodeCache[api.ListContainersResponse, api.Container, Container]
+
+
+def new_cache() -> Cache:
+    return Cache(attrgetter("containers"), decode_container)
+
+
+def read(made: Cache, *answers: api.ListContainersResponse) -> tuple[Container, ...]:
+    """Return the values of a listing in these parts."""
+    listing = made.start()
+    for each in answers:
+        listing.add(each)
+    return listing.finish()
+
+
+def cache() -> Cache:
     """Return a cache with two listings, so that the next one is compared by the kind of the fixture."""
-    made = DecodeCache(decode_container)
+    made = new_cache()
     for _ in range(2):
-        made.start()(as_answer(*map(listed, range(4))))
+        read(made, as_answer(*map(listed, range(4))))
     return made
 
 
@@ -78,9 +94,9 @@ CHANGES: Final[dict[str, api.Container]] = {
 @pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES.keys())
 def test_changed_container_is_decoded_again_and_the_others_are_not(changed: api.Container) -> None:
     made = cache()
-    before = made.start()(as_answer(*map(listed, range(4))))
-    after = made.start()(as_answer(listed(0), listed(1), changed, listed(3)))
-    assert after == [decode_container(each) for each in (listed(0), listed(1), changed, listed(3))]
+    before = read(made, as_answer(*map(listed, range(4))))
+    after = read(made, as_answer(listed(0), listed(1), changed, listed(3)))
+    assert after == tuple(decode_container(each) for each in (listed(0), listed(1), changed, listed(3)))
     assert after[2] != before[2]
     assert [after[number] is before[number] for number in (0, 1, 3)] == [True] * 3
 
@@ -88,21 +104,53 @@ def test_changed_container_is_decoded_again_and_the_others_are_not(changed: api.
 def test_removed_label_is_noticed() -> None:
     made, without = cache(), listed(1)
     del without.labels["app"]
-    after = made.start()(as_answer(listed(0), without))
+    after = read(made, as_answer(listed(0), without))
     assert [dict(each.labels) for each in after] == [dict(listed(0).labels), {"io.kubernetes.pod.uid": "uid-1"}]
 
 
 def test_label_moved_to_the_annotations_is_noticed() -> None:
     made, moved = cache(), listed(1, annotations={"app": "web"})
     del moved.labels["app"]
-    assert made.start()(as_answer(moved)) == [decode_container(moved)]
+    assert read(made, as_answer(moved)) == (decode_container(moved),)
 
 
-def test_unchanged_containers_at_other_positions_are_reused() -> None:
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)], ids=["same", "other"])
+def test_values_of_an_unchanged_listing_are_the_previous_tuple_in_any_order(order: tuple[int, ...]) -> None:
     made = cache()
-    before = made.start()(as_answer(*map(listed, range(4))))
-    after = made.start()(as_answer(*map(listed, (3, 1, 0, 2))))
-    assert [id(each) for each in after] == [id(before[number]) for number in (3, 1, 0, 2)]
+    before = read(made, as_answer(*map(listed, range(4))))
+    assert read(made, as_answer(*map(listed, order))) is before
+    assert read(made, *(as_answer(listed(number)) for number in order)) is before
+
+
+@pytest.mark.parametrize("numbers", [(3, 1, 0), (3, 1, 0, 2, 4), (3, 1, 0, 0), (0, 1, 2, 3, 3), (0, 1, 2)], ids=str)
+def test_unchanged_containers_of_a_changed_listing_are_reused(numbers: tuple[int, ...]) -> None:
+    made = cache()
+    before = read(made, as_answer(*map(listed, range(4))))
+    after = read(made, as_answer(*map(listed, numbers)))
+    assert after == tuple(decode_container(listed(number)) for number in numbers)
+    old = [(each, number) for each, number in zip(after, numbers, strict=True) if number < len(before)]
+    assert all(each is before[number] for each, number in old)
+
+
+def test_listing_that_is_not_finished_changes_nothing() -> None:
+    made = cache()
+    before = read(made, as_answer(*map(listed, range(4))))
+    made.start().add(as_answer(listed(0), listed(1, state=api.CONTAINER_EXITED)))
+    assert read(made, as_answer(*map(listed, range(4)))) is before
+
+
+def test_changed_container_in_one_of_several_parts_is_noticed() -> None:
+    made, changed = cache(), listed(1, state=api.CONTAINER_EXITED)
+    before = read(made, as_answer(listed(0), listed(1)), as_answer(listed(2), listed(3)))
+    after = read(made, as_answer(listed(0), changed), as_answer(listed(2), listed(3)))
+    assert after == (before[0], decode_container(changed), before[2], before[3])
+    assert read(made, as_answer(listed(0), listed(1)), as_answer(listed(2), listed(3))) == before
+
+
+def test_part_listed_twice_is_not_the_previous_listing() -> None:
+    made, half = cache(), as_answer(listed(0), listed(1))
+    read(made, half, as_answer(listed(2), listed(3)))
+    assert read(made, half, half) == tuple(decode_container(listed(number)) for number in (0, 1, 0, 1))
 
 
 def test_other_order_of_map_entries_is_no_change() -> None:
@@ -111,16 +159,16 @@ def test_other_order_of_map_entries_is_no_change() -> None:
     for each in "hgfedcba":
         other.labels[each] = each
     made = cache()
-    before = made.start()(as_answer(one))
-    assert made.start()(as_answer(other))[0] is before[0]
+    before = read(made, as_answer(one))
+    assert read(made, as_answer(other)) is before
 
 
 def test_content_of_two_containers_exchanged_under_their_ids_is_noticed() -> None:
     made = cache()
     first, second = listed(1, labels={"app": "one"}), listed(2, labels={"app": "two"})
-    made.start()(as_answer(first, second))
+    read(made, as_answer(first, second))
     first.id, second.id = second.id, first.id
-    after = made.start()(as_answer(first, second))
+    after = read(made, as_answer(first, second))
     assert [(each.id, each.labels["app"]) for each in after] == [(first.id, "one"), (second.id, "two")]
 
 
@@ -128,33 +176,34 @@ def test_listings_that_alternate_are_decoded_each_time() -> None:
     made = cache()
     odd, even = as_answer(listed(1), listed(2, labels={"app": "b"})), as_answer(listed(2), listed(3))
     for _ in range(3):
-        assert made.start()(odd) == [decode_container(each) for each in odd]
-        assert made.start()(even) == [decode_container(each) for each in even]
+        assert read(made, odd) == tuple(map(decode_container, odd.containers))
+        assert read(made, even) == tuple(map(decode_container, even.containers))
 
 
 def test_container_listed_twice_with_different_content_has_both_values() -> None:
     made = cache()
     twice = as_answer(listed(1), listed(1, state=api.CONTAINER_EXITED), listed(1))
     for _ in range(3):
-        assert made.start()(twice) == [decode_container(each) for each in twice]
+        assert read(made, twice) == tuple(map(decode_container, twice.containers))
 
 
 def test_changed_size_of_an_image_is_noticed() -> None:
-    made = DecodeCache(decode_image)
+    made = DecodeCache(attrgetter("images"), decode_image)
     image = api.Image(id=IMAGE, repo_tags=["registry.example/app:1"], size=5)
     for size, tag, pinned in ((5, "1", False), (6, "1", False), (6, "2", False), (6, "2", True), (0, "2", True)):
         changed = api.Image(id=image.id, repo_tags=[f"registry.example/app:{tag}"], size=size, pinned=pinned)
-        assert made.start()([changed]) == [decode_image(changed)]
+        listing = made.start()
+        listing.add(api.ListImagesResponse(images=[changed]))
+        assert listing.finish() == (decode_image(changed),)
 
 
 def test_listing_is_reused_again_after_it_shrank(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, one = DecodeCache(decode_container), as_answer(listed(1))
-    monkeypatch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", 8 * one[0].ByteSize())
+    made = new_cache()
+    monkeypatch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", 8 * listed(1).ByteSize())
     for numbers in (range(20), range(20), range(5), range(5), range(2), range(2), range(20), range(20)):
-        assert made.start()(as_answer(*map(listed, numbers))) == [decode_container(listed(each)) for each in numbers]
-    last = made.start()(as_answer(*map(listed, range(20))))
-    again = made.start()(as_answer(*map(listed, range(20))))
-    assert all(each is other for each, other in zip(again, last, strict=True))
+        assert read(made, as_answer(*map(listed, numbers))) == tuple(decode_container(listed(each)) for each in numbers)
+    last = read(made, as_answer(*map(listed, range(20))))
+    assert read(made, as_answer(*map(listed, range(20)))) is last
 
 
 _CHANGES: Final[dict[str, Callable[[int], api.Container]]] = {
@@ -176,9 +225,12 @@ def test_values_are_those_of_the_decoder_for_all_sequences_of_listings(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode_cache, "CACHED_FROM_ITEMS", 1)
         patch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", up_to_bytes)
-        made = DecodeCache(decode_container)
+        made, previous = new_cache(), tuple[Container, ...]()
         for each in listings:
-            answer = as_answer(*(_CHANGES[change](number) for number, change in each))
-            decode, size = made.start(), max(1, len(answer) // parts)
-            values = [value for at in range(0, len(answer), size) for value in decode(answer[at : at + size])]
-            assert values == [decode_container(item) for item in answer]
+            items, size = [_CHANGES[change](number) for number, change in each], max(1, len(each) // parts)
+            values = read(made, *(as_answer(*items[at : at + size]) for at in range(0, len(items), size)))
+            expected = tuple(map(decode_container, items))
+            assert values == expected or (
+                values is previous and sorted(map(repr, values)) == sorted(map(repr, expected))
+            )
+            previous = values
