@@ -1,4 +1,7 @@
-"""The threat model: each threat names a defence and existing tests, and every test of this directory is named."""
+"""The threat model names a defence and existing tests for each threat; every test of this directory is named in it.
+
+The results against version 0.1 are in the document of the tests.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,45 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "nodeagent" / "docs" / "threat-model.md"
+RESULTS = PAGE.with_name("tests.md")
 NAME = re.compile(r"`([a-z0-9_]{20,})`")
 TEST = re.compile(r"def test_(\w+)\(")
 
 
-def rows() -> list[list[str]]:
-    found = [line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("|")]
-    return [row for row in found if row[0].strip() not in ("Threat", "---")]
+def rows(page: Path, heading: str) -> list[list[str]]:
+    found = [line.strip("|").split("|") for line in page.read_text().splitlines() if line.startswith("|")]
+    return [row for row in found if row[0].strip() not in (heading, "---")]
 
 
-def named() -> set[str]:
-    return {name for row in rows() for name in NAME.findall(row[-1])}
+THREATS = rows(PAGE, "Threat")
+RESULTS_OF_ATTACKS = rows(RESULTS, "Attack")
+
+
+def named(table: list[list[str]], column: int) -> set[str]:
+    return {name for row in table for name in NAME.findall(row[column])}
+
+
+def attacks() -> set[str]:
+    """Return the tests of this directory."""
+    texts = (path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
+    return {name for text in texts for name in TEST.findall(text)}
 
 
 def test_each_threat_has_a_defence_and_a_test() -> None:
-    assert len(rows()) > 20
-    assert [row for row in rows() if len(row) != 3 or not row[1].strip() or not NAME.search(row[2])] == []
+    assert len(THREATS) > 20
+    assert [row for row in THREATS if len(row) != 3 or not row[1].strip() or not NAME.search(row[2])] == []
 
 
 def test_every_named_test_exists() -> None:
     texts = (path.read_text() for path in TESTS.rglob("test_*.py"))
-    assert named() - {name for text in texts for name in TEST.findall(text)} == set()
+    existing = {name for text in texts for name in TEST.findall(text)}
+    assert (named(THREATS, 2) | named(RESULTS_OF_ATTACKS, 1)) - existing == set()
 
 
 def test_every_attack_of_this_directory_is_named() -> None:
-    attacks = (path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
-    assert {name for text in attacks for name in TEST.findall(text)} - named() == set()
+    assert attacks() - named(THREATS, 2) == set()
+
+
+def test_every_attack_of_this_directory_has_a_result_against_version_0_1() -> None:
+    assert attacks() - named(RESULTS_OF_ATTACKS, 1) == set()
+    assert [row for row in RESULTS_OF_ATTACKS if len(row) != 3 or not row[2].strip()] == []
