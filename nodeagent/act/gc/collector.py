@@ -287,7 +287,8 @@ class Collector:
         return Preview(Scope.IMAGES, snapshot, (plan,))
 
     async def _report(self, progress: PassProgress, started_s: float, stop: asyncio.Event) -> PassReport:
-        measurement = Measurement(progress, self._read_filesystem, stop)
+        hurried = progress.trigger == EVICTION_TRIGGER
+        measurement = Measurement(progress, self._read_filesystem, stop, hurried=hurried)
         measured: tuple[MeasuredFilesystem, ...] = ()
         if not self._dry_run:
             try:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.model import FsObservation, NodeSnapshot
 
 SETTLE_WITHIN_S: Final = 10.0
+SETTLE_HURRIED_S: Final = 0.3
 SETTLE_STEP_S: Final = 0.1
 MEASUREMENT_SLACK_BYTES: Final = 1 << 20
 
@@ -29,12 +30,22 @@ class Measurement:
     """Measures the image filesystems of one pass: one, or each of several."""
 
     def __init__(
-        self, progress: PassProgress, read_filesystem: Callable[[str], FsObservation], stop: asyncio.Event
+        self,
+        progress: PassProgress,
+        read_filesystem: Callable[[str], FsObservation],
+        stop: asyncio.Event,
+        *,
+        hurried: bool = False,
     ) -> None:
-        """Begin a measurement; ``stop`` ends waits."""
+        """Begin a measurement; ``stop`` ends waits.
+
+        With ``hurried`` it waits for a moment only, and not while others consume the freed bytes: the caller
+        measures the effect itself, as the eviction loop does.
+        """
         self._progress = progress
         self._read_filesystem = read_filesystem
         self._stop = stop
+        self._hurried = hurried
         self._before = readings_of(progress.preview.snapshot)
 
     async def read(self) -> tuple[MeasuredFilesystem, ...]:
@@ -108,12 +119,15 @@ class Measurement:
         exact = any(plan.accounting is Accounting.LAYERS for plan in self._progress.plans)
         certain_bytes = max(0, self._predicted_bytes(before.path) * 98 // 100 - MEASUREMENT_SLACK_BYTES)
         target_bytes = before.available_bytes + certain_bytes
-        waited_s = 0.0
+        waited_s, last_bytes = 0.0, 0
+        within_s = min(SETTLE_WITHIN_S, SETTLE_HURRIED_S) if self._hurried else SETTLE_WITHIN_S
         while True:
             measured = self._read_filesystem(before.path)
             settled = not exact or not certain_bytes or measured.available_bytes >= target_bytes
-            if settled or waited_s >= SETTLE_WITHIN_S or self._stop.is_set():
+            consumed = self._hurried and measured.available_bytes < last_bytes
+            if settled or consumed or waited_s >= within_s or self._stop.is_set():
                 return measured
+            last_bytes = measured.available_bytes
             if not waited_s:
                 await make_visible([before.path])
             waited_s += SETTLE_STEP_S
