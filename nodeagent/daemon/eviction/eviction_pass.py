@@ -128,11 +128,11 @@ class EvictionPass:
             return self._withheld(plan) or (PassResult.RECLAIMED if self._reclaimed else PassResult.NO_PRESSURE)
         if plan.reclaim:
             return PassResult.RECLAIMING
+        if self._actions.page_cache is not None and await self._actions.page_cache.relieve(plan.selected):
+            return PassResult.RECLAIMED
         if plan.limited is not None:
             self._without_victim |= {plan.selected.threshold}
             return self._limited(plan)
-        if self._actions.page_cache is not None and await self._actions.page_cache.relieve(plan.selected):
-            return PassResult.RECLAIMED
         with_disk = MEANINGS[plan.selected.threshold.signal].filesystem is not None
         return await self._evict_one(evaluation, with_disk=with_disk)
 

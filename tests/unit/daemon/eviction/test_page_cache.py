@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nodeagent.daemon.eviction.page_cache import PageCache
 from nodeagent.host.cache_reclaim import CgroupCache
 from nodeagent.plan.eviction.cache_reclaim import PodCache
+from nodeagent.plan.eviction.policy import EvictionPolicy
 from tests.unit.builders import MIB
 from tests.unit.daemon.eviction.eviction_node import Node, run_pass
 from tests.unit.plan.eviction.cases import pod, read
@@ -120,3 +121,13 @@ async def test_pod_is_evicted_at_once_if_the_kernel_is_short_of_memory_too() -> 
     node, cache = Node(), Cache(kernel_mib=40)
     await run_pass(node, loop_of(node, cache))
     assert (node.evicted, cache.calls) == (["reader"], [])
+
+
+async def test_page_cache_is_reclaimed_also_while_the_limit_of_evictions_keeps_all_pods() -> None:
+    node, cache = Node(policy=EvictionPolicy(max_evictions_per_window=1)), Cache(permitted=False)
+    loop = loop_of(node, cache)
+    await run_pass(node, loop)
+    node.pods, cache.permitted = (pod("reader", memory=500),), True
+    node.evicted.clear()
+    await run_pass(node, loop)
+    assert (node.evicted, len(cache.calls)) == ([], 1)
