@@ -120,23 +120,17 @@ def kills(node: Node) -> int:
     return int(node.get("/proc/vmstat").decode().partition("oom_kill ")[2].split()[0])
 
 
-def remove(node: Node, *gone: RunningPod) -> None:
-    """Stop and remove pods, again where the agent removes their containers at the same time."""
+def remove_all(node: Node) -> None:
+    """Remove all pods of the node with the agent stopped."""
+    node.run("systemctl stop nodeagent", check=False, timeout_s=120)
     node.python(
-        "import contextlib, time, grpc\n"
         "from pathlib import Path\n"
         "from tests.support.pods import Pods\n"
         "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/var/log/pods')) as pods:\n"
-        f"    left = {[pod.sandbox_id for pod in gone]}\n"
-        "    ends = time.monotonic() + 60\n"
-        "    while left and time.monotonic() < ends:\n"
-        "        with contextlib.suppress(grpc.RpcError):\n"
-        "            pods.call('StopPodSandbox', {'pod_sandbox_id': left[0]})\n"
-        "            pods.call('RemovePodSandbox', {'pod_sandbox_id': left[0]})\n"
-        "            left.pop(0)\n"
-        "            continue\n"
-        "        time.sleep(0.5)\n",
-        timeout_s=120,
+        "    for sandbox in pods.list_sandboxes():\n"
+        "        pods.call('StopPodSandbox', {'pod_sandbox_id': sandbox.id})\n"
+        "        pods.call('RemovePodSandbox', {'pod_sandbox_id': sandbox.id})\n",
+        timeout_s=300,
     )
 
 
@@ -155,21 +149,25 @@ def ended(node: Node, pod: RunningPod) -> bool:
 class Runs:
     """Runs of one series on one node."""
 
-    def __init__(self, node: Node, series: Series) -> None:
-        """Create runs without pods."""
+    def __init__(self, node: Node, series: Series, runs: int) -> None:
+        """Create the growing pods of all runs, which wait."""
         self._node = node
         self._series = series
         self._steady: list[RunningPod] = []
-
-    def grow(self, number: int) -> Outcome:
-        """Grow the pods over the threshold until all of them ended."""
-        node = self._node
-        pods = node.run_pods(
+        self._boot_ms = self._read_boot_ms()
+        words = [("/bin/hog", "delayed", "memory", "8", str(pace), "4000") for pace in series.paces_mib]
+        self._waiting = node.run_pods(
             *(
-                vm.Pod(f"growing-{number}-{each}", hogs.HOG, ("/bin/hog", "delayed", "memory", "8", str(pace), "4000"))
-                for each, pace in enumerate(self._series.paces_mib)
+                vm.Pod(f"growing-{number}-{each}", hogs.HOG, command, resources=_BURSTABLE)
+                for number in range(runs)
+                for each, command in enumerate(words)
             )
         )
+
+    def grow(self, number: int) -> Outcome:
+        """Grow the pods of a run over the threshold until all of them ended."""
+        node, count = self._node, len(self._series.paces_mib)
+        pods, self._waiting = self._waiting[:count], self._waiting[count:]
         self._fill(number)
         killed, since = kills(node), node.run("date '+%F %T'").stdout.strip()
         watches = [f"watch-{number}-{each}-{os.getpid()}" for each in range(len(pods))]
@@ -192,12 +190,11 @@ class Runs:
             raise
         met = [str(each["timestamp"]) for each in events(node, "threshold_met", since)]
         evicted = [str(each["pod_name"]) for each in events(node, "evicted", since)]
-        crossed, boot = min(times("crossed")), self._boot_ms()
-        detected = round(datetime.fromisoformat(met[0]).timestamp() * 1000) - boot if met else 0
+        crossed = min(times("crossed"))
+        detected = round(datetime.fromisoformat(met[0]).timestamp() * 1000) - self._boot_ms if met else 0
         outcome = Outcome(evicted, kills(node) - killed, detected - crossed, min(times("gone")) - crossed)
         if outcome.kills or len(evicted) != len(pods) or not all(each.startswith("growing") for each in evicted):
             print(self._log(since))
-        remove(node, *pods)
         return outcome
 
     def end_slowly(self, number: int) -> Outcome:
@@ -237,17 +234,15 @@ class Runs:
         evicted = [str(each["pod_name"]) for each in events(node, "evicted", since)]
         if not ended(node, ending) or ended(node, other) or len(evicted) != 1:
             print(self._log(since))
-        node.run("systemctl stop nodeagent", timeout_s=120)
-        remove(node, ending, other)
+        remove_all(node)
         return Outcome(evicted, kills(node) - killed, 0, 0)
 
     def close(self) -> None:
-        """Remove the pods that stay between runs; report one that was evicted."""
+        """Remove all pods; report one beside the growing ones that was evicted."""
         for pod in self._steady:
             if ended(self._node, pod):
                 print(f"{pod.pod.name} was evicted too")
-        if self._steady:
-            remove(self._node, *self._steady)
+        remove_all(self._node)
 
     def _fill(self, number: int) -> None:
         """Leave the wanted amount of memory on the node, by pods that stay for later runs."""
@@ -267,7 +262,7 @@ class Runs:
             "the pods have their memory", lambda: available_mib(node) < wanted + 25, timeout_s=300, interval_s=0.3
         )
 
-    def _boot_ms(self) -> int:
+    def _read_boot_ms(self) -> int:
         code = "import time; print(round((time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)) * 1000))"
         return int(self._node.python(code))
 
@@ -285,7 +280,7 @@ def run_series(node: Node, name: str, runs: int) -> None:
     node.run(f"sysctl -qw vm.min_free_kbytes={series.min_free_kib}; {series.prepare}", timeout_s=120)
     node.put("/etc/nodeagent/config.toml", CONFIG + series.config)
     node.run("systemctl restart nodeagent", timeout_s=120)
-    of_series = Runs(node, series)
+    of_series = Runs(node, series, 0 if name == "ending" else runs)
     found = []
     try:
         for number in range(runs):
@@ -293,7 +288,7 @@ def run_series(node: Node, name: str, runs: int) -> None:
             print(f"{series.text} {number + 1}: {found[-1]}, load {os.getloadavg()[0]:.1f}", flush=True)
     finally:
         of_series.close()
-        node.run(f"systemctl stop nodeagent; {series.end}", check=False, timeout_s=120)
+        node.run(series.end, check=False, timeout_s=120)
     print(f"{series.text}: {runs} runs, {sum(each.kills for each in found)} OOM kills")
     for interval, each_ms in (
         ("threshold detected", [each.detected_ms for each in found]),
