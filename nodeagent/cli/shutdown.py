@@ -60,7 +60,7 @@ def status(source: Source, form: str, *, limit: int) -> None:
 
 
 def run_stop_hook(config: Path | None, unit: str) -> None:
-    """Stop the pods if the whole node is shutting down; the stop hook of the unit.
+    """Stop the pods, or wait for the daemon that stops them, if the whole node is shutting down; the stop hook.
 
     With an invalid configuration the last valid settings are used.
 
@@ -79,7 +79,7 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
 
     with ignore_hangup():  # a reload signal to all processes of the unit must not end this one
         unit_stop = read_unit_stop(unit)
-        if not unit_stop.is_node_stopping:
+        if not (unit_stop.is_node_stopping or unit_stop.is_announced):
             return
         try:
             settings = load_settings(config, {})

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 STOPPING: Final = "stopping"
 _BUS: Final = "dbus.service"
 _LOGIND: Final = "systemd-logind.service"
+_PREPARING: Final = ("--property=PreparingForShutdown", "--value")
 _OPERATIONS: Final = frozenset({"poweroff", "reboot", "halt", "kexec", "soft-reboot"})
 _WITHIN_S = 5.0
 _RESTART_WITHIN_S = 30.0
@@ -29,11 +30,13 @@ class UnitStop(Record):
         system_state: output of ``systemctl is-system-running``; empty where not known.
         timeout_us: ``TimeoutStopUSec`` of the unit; ``None`` for no limit or where not known.
         operation: the requested operation, such as ``reboot``; empty where not known.
+        is_announced: whether logind has announced a shutdown, and waits for the locks of services.
     """
 
     system_state: str
     timeout_us: int | None = None
     operation: str = ""
+    is_announced: bool = False
 
     @property
     def is_node_stopping(self) -> bool:
@@ -44,17 +47,19 @@ class UnitStop(Record):
 def read_unit_stop(unit: str) -> UnitStop:
     """Return the system state and the time limit of a unit's stop; values that systemd does not report are omitted.
 
-    Source: systemctl(1), ``is-system-running``; systemd.service(5), ``TimeoutStopSec=``.
+    Source: systemctl(1), ``is-system-running``; systemd.service(5), ``TimeoutStopSec=``; loginctl(1),
+    ``show-session`` without a session; org.freedesktop.login1(5), ``PreparingForShutdown``.
     """
     state = _systemctl_output("is-system-running")
-    if state != STOPPING or not unit:
-        return UnitStop(state)
-    operation = _pending_operation(_systemctl_output("list-jobs", "--no-legend", "--plain"))
+    announced = state != STOPPING and _output("loginctl", "show-session", *_PREPARING) == "yes"
+    if not unit or not (state == STOPPING or announced):
+        return UnitStop(state, is_announced=announced)
+    operation = "" if announced else _pending_operation(_systemctl_output("list-jobs", "--no-legend", "--plain"))
     try:
         timeout_us = parse_span_us(_systemctl_output("show", "--property=TimeoutStopUSec", "--value", unit))
     except ValueError:
-        return UnitStop(state, operation=operation)
-    return UnitStop(state, None if timeout_us == USEC_INFINITY else timeout_us, operation)
+        return UnitStop(state, operation=operation, is_announced=announced)
+    return UnitStop(state, None if timeout_us == USEC_INFINITY else timeout_us, operation, announced)
 
 
 def _pending_operation(jobs: str) -> str:
@@ -103,7 +108,11 @@ class LogindUnit:
 
 
 def _systemctl_output(*words: str) -> str:
-    done = _run(*words, within_s=_WITHIN_S)
+    return _output("systemctl", *words)
+
+
+def _output(*words: str) -> str:
+    done = run(*words, within_s=_WITHIN_S)
     return done.stdout.strip() if done is not None else ""
 
 

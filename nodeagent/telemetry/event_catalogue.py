@@ -180,6 +180,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "logind_restart": Event("6c5a232a70924b39a9c45d04f36acf08", "restarting logind: {because}"),
     "logind_restart_failed": Event("6ef447f40f174bc59ff6cde22e6f9dcb", "cannot restart logind: {error}"),
+    "unit_stop_delayed": Event(
+        "19066fd6c0114d19b796bb1893a8852f", "stop of the unit delayed by up to {within_s} s: {because}"
+    ),
     "shutdown_already_done": Event("a15e797622ec45fd8cdc9708b162e0ea", "pods already stopped"),
     "shutdown_crashed": Event("d564df3516464689ba522cc39c4e98c7", "node shutdown crashed; this is a bug"),
     "inhibitor_task_crashed": Event(

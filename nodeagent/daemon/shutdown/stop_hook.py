@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 _LIST_WITHIN_S: Final = 5.0
+_UNLIMITED_S: Final = 3600.0
 
 
 async def stop_pods_at_unit_stop(
@@ -36,14 +37,18 @@ async def stop_pods_at_unit_stop(
 ) -> StopEnd | None:
     """Stop the pods in order if the node is shutting down and no other process of the agent has stopped them.
 
+    If logind has announced a shutdown and still waits for the daemon, this waits for it, too.
+
     Returns:
         The end of this shutdown, or of the daemon's own if that was complete; ``None`` if no pod had to be stopped.
     """
-    if not unit_stop.is_node_stopping:
-        logger.debug("unit_stop", system_state=unit_stop.system_state)
-        return None
     clock = SystemClock()
     recorder = ShutdownRecorder.open(settings, clock, logger, this_boot or userspace_id())
+    if not unit_stop.is_node_stopping:
+        logger.debug("unit_stop", system_state=unit_stop.system_state)
+        if unit_stop.is_announced:
+            _wait_for_daemon(recorder, unit_stop)
+        return None
     role = await RoleWatch(clock, logger).evaluate(settings.role)
     disabled_because = settings.shutdown.off_because(role.role, role.reason)
     if disabled_because:
@@ -67,6 +72,23 @@ async def stop_pods_at_unit_stop(
         return await _stop_pods(
             settings, recorder, shutdown_budget(settings.shutdown.phases, limit), role.role, unit_stop.operation
         )
+
+
+def _wait_for_daemon(recorder: ShutdownRecorder, unit_stop: UnitStop) -> None:
+    """Wait until the daemon, which systemd stops after this hook, has stopped the pods.
+
+    Without it they would be stopped by systemd in any order, since the lock ends with the daemon. A claim is tried only
+    while a shutdown is recorded as in progress, since the daemon's own must not fail.
+    """
+    if recorder.in_progress() is None:
+        return
+    limit_ms = DelayLimit.of_unit_stop(unit_stop.timeout_us).limit_ms
+    within_s = _UNLIMITED_S if limit_ms is None else limit_ms / 1000
+    recorder.logger.warning(
+        "unit_stop_delayed", because="pods are being stopped for a node shutdown", within_s=within_s
+    )
+    with recorder.files.claim(within_s):
+        pass
 
 
 async def _stop_pods(

@@ -20,8 +20,8 @@ def bin_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def script(directory: Path, text: str) -> None:
-    path = directory / "systemctl"
+def script(directory: Path, text: str, name: str = "systemctl") -> None:
+    path = directory / name
     path.write_text(f'#!/bin/sh\necho "$@" >> {directory}/calls\n{text}\n')
     path.chmod(0o755)
 
@@ -44,6 +44,23 @@ def test_system_state_and_time_limit_of_a_unit_stop_are_read(
     unit_stop = read_unit_stop("nodeagent.service")
     assert unit_stop == expected
     assert unit_stop.is_node_stopping is (state == "stopping")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("yes", UnitStop("running", 60_000_000, is_announced=True)),
+        ("no", UnitStop("running")),
+        ("", UnitStop("running")),
+    ],
+)
+def test_shutdown_announced_by_logind_is_read_before_systemd_begins_it(
+    bin_directory: Path, answer: str, expected: UnitStop
+) -> None:
+    script(bin_directory, 'case "$1" in is-system-running) echo running;; show) echo 1min;; esac')
+    script(bin_directory, f'echo "{answer}"', "loginctl")
+    assert read_unit_stop("nodeagent.service") == expected
+    assert not expected.is_node_stopping
 
 
 def test_without_systemctl_the_state_is_unknown_and_a_restart_fails(

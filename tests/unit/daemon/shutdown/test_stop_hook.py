@@ -104,6 +104,32 @@ async def test_stop_of_the_unit_alone_stops_no_pod(hook: StopHookNode, state: st
     assert hook.server.calls == []
 
 
+async def test_stop_of_the_unit_in_a_shutdown_waits_until_the_daemon_has_stopped_the_pods(hook: StopHookNode) -> None:
+    hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC)))
+    with hook.files.claim() as claimed:
+        assert claimed
+        stopping = asyncio.create_task(
+            asyncio.to_thread(lambda: asyncio.run(hook.stop(UnitStop("running", 600_000_000, is_announced=True))))
+        )
+        async with asyncio.timeout(60):
+            while "unit_stop_delayed" not in hook.events():  # noqa: ASYNC110 - a log of another thread
+                await asyncio.sleep(0.01)
+        assert not stopping.done()
+    assert await stopping is None
+    assert hook.server.calls == []
+
+
+@pytest.mark.parametrize("end", [None, StopEnd.CANCELLED, StopEnd.COMPLETE])
+async def test_stop_of_the_unit_waits_for_no_shutdown_that_has_ended(hook: StopHookNode, end: StopEnd | None) -> None:
+    if end is not None:
+        hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), end=end))
+    with hook.files.claim() as claimed:
+        assert claimed
+        assert await hook.stop(UnitStop("running", 600_000_000, is_announced=True)) is None
+    assert hook.server.calls == []
+    assert "unit_stop_delayed" not in hook.events()
+
+
 async def test_complete_shutdown_of_the_daemon_is_not_repeated(hook: StopHookNode) -> None:
     hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), end=StopEnd.COMPLETE))
     assert await hook.stop() is StopEnd.COMPLETE
