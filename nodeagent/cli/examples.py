@@ -36,6 +36,26 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Grant the agent its rules in a cluster", "nodeagent manifest rbac | kubectl apply -f -"),
         ("Limit the rules to one node", "nodeagent manifest rbac --node edge-7"),
     ),
+    "manifest daemonset": (
+        (
+            "Run the agent on all nodes, in dry run",
+            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.1 | kubectl apply -f -",
+        ),
+        (
+            "Print a DaemonSet that removes, for Prometheus",
+            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.1 --no-dry-run --pod-monitor",
+        ),
+    ),
+    "manifest static-pod": (
+        (
+            "Run the agent on this node only",
+            "nodeagent manifest static-pod --image IMAGE > /etc/kubernetes/manifests/nodeagent.yaml",
+        ),
+        (
+            "Print a pod for a node of k3s",
+            "nodeagent manifest static-pod --image IMAGE --socket /run/k3s/containerd/containerd.sock",
+        ),
+    ),
     "explain": (
         ("Explain why an image is kept or removed", "nodeagent explain docker.io/library/nginx:1.25"),
         ("Explain the containers, sandboxes and logs of a pod", "nodeagent explain shop/redis-0"),

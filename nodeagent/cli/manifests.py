@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from nodeagent import __version__
 from nodeagent.errors import UsageError
 from nodeagent.plan.kubernetes.rules import RULES, role_documents
+from nodeagent.plan.kubernetes.workloads import CAPABILITIES, CONFIG_DIRECTORY, Workload, daemon_set_objects, static_pod
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,500}", re.ASCII)
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_PATH: Final = re.compile(r"(/[A-Za-z0-9._+-]+)+", re.ASCII)
+_UNAVAILABLE: Final = re.compile(r"[1-9][0-9]{0,5}|([1-9][0-9]?|100)%", re.ASCII)
+_SHARED: Final = frozenset({"/etc/kubernetes", "/var/lib", "/var/lib/kubelet", "/var/run"})
+_REASONS: Final[Mapping[str, str]] = {
+    "automountServiceAccountToken:": "not used beside a kubelet; rules for other uses: nodeagent manifest rbac",
+    "hostPID:": "no process of the host is read: the role is configured, and the kubelet evicts and stops pods",
+    "hostNetwork:": "metrics and probes on loopback, and a start without the pod network, as on a full disk",
+    "mountPropagation:": "without it the pod would keep the files of removed containers on the disk",
+    "runAsUser:": "the socket of the runtime belongs to root",
+    "tolerations:": "a node under disk pressure is tainted when the agent is needed most",
+}
+"""Comments above lines of a pod, by their beginning."""
 
 
 def print_rbac(nodes: Sequence[str]) -> None:
@@ -38,3 +56,86 @@ def _lines(document: dict[str, Any]) -> list[str]:
             if rule.namespace == namespace
         ]
     return [*comments, yaml.safe_dump(document, sort_keys=False)]
+
+
+def print_daemon_set(workload: Workload) -> None:
+    """Print service account, configuration and DaemonSet.
+
+    Raises:
+        UsageError: a value is not valid in a manifest.
+    """
+    _check(workload)
+    parts = "---\n".join(map(_yaml, daemon_set_objects(workload)))
+    sys.stdout.write(f"{_head(workload)}{parts}")
+
+
+def print_static_pod(workload: Workload) -> None:
+    """Print the static pod, with its configuration file as a comment.
+
+    Raises:
+        UsageError: a value is not valid in a manifest.
+    """
+    _check(workload)
+    config = "".join(f"#   {line}".rstrip() + "\n" for line in workload.config().splitlines())
+    note = f"# Required on the node before, as {CONFIG_DIRECTORY}/config.toml:\n{config}"
+    sys.stdout.write(f"{_head(workload)}{note}{_yaml(static_pod(workload))}")
+
+
+def _check(workload: Workload) -> None:
+    directory = workload.socket.rpartition("/")[0]
+    for option, value, pattern, form in (
+        ("--image", workload.image, _IMAGE, "an image reference"),
+        ("--namespace", workload.namespace, _NAMESPACE, "the name of a namespace"),
+        ("--socket", workload.socket, _PATH, "an absolute path"),
+        ("--image-root", workload.image_root, _PATH, "an absolute path"),
+        ("--manifests", workload.manifests or "/none", _PATH, "an absolute path, or empty"),
+        ("--max-unavailable", workload.max_unavailable, _UNAVAILABLE, "a number from 1, or 1% to 100%"),
+    ):
+        if not pattern.fullmatch(value) or "/../" in f"{value}/":
+            raise UsageError(f"{option} {escape(value)!r}: not {form}")
+    for option, path in (
+        ("--socket", directory),
+        ("--image-root", workload.image_root),
+        ("--manifests", workload.manifests or "/a/none"),
+    ):
+        if path.count("/") < 2 or path in _SHARED:
+            raise UsageError(f"{option}: {path or '/'} is shared with other services; it is not mounted as a whole")
+
+
+def _head(workload: Workload) -> str:
+    """Return the comment above a manifest: version, mounts and capabilities with their purpose."""
+    lines = [
+        f"nodeagent {__version__} beside a kubelet{', dry run: removes nothing' if workload.dry_run else ''}.",
+        "Mounts of the host:",
+        *(
+            f"  {each.path} ({'writable' if each.writable else 'read-only'}): {each.purpose}"
+            for each in workload.host_paths
+        ),
+        "Capabilities, all others are dropped:",
+        *(f"  {name}: {purpose}" for name, purpose in CAPABILITIES.items()),
+    ]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as a block."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]
+
+
+def _yaml(document: dict[str, Any]) -> str:
+    """Return an object with comments above the lines that need a reason."""
+    lines = []
+    for line in yaml.dump(document, Dumper=_Dumper, sort_keys=False).splitlines():
+        start = line.lstrip(" ")
+        reason = next((text for key, text in _REASONS.items() if start.startswith(key)), None)
+        if reason is not None:
+            lines.append(f"{line[: len(line) - len(start)]}# {reason}")
+        lines.append(line)
+    return "".join(f"{line}\n" for line in lines)

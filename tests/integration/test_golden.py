@@ -118,6 +118,8 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "uninstall": ("--root", "{directory}/root"),
     "completion": ("bash",),
     "manifest rbac": ("--node", "node-1"),
+    "manifest daemonset": ("--image", "registry.test/nodeagent:1"),
+    "manifest static-pod": ("--image", "registry.test/nodeagent:1"),
     "api": (),
 }
 """Arguments by the name of the output, which starts with the command; carried out in this order."""
@@ -130,6 +132,7 @@ DOCUMENTS: Final = (
 """Commands of root whose JSON is checked against its schema."""
 ONCE: Final = {
     *("events", "node describe", "reload", "run", "demo", "install", "uninstall", "completion", "manifest rbac", "api"),
+    *("manifest daemonset", "manifest static-pod"),
     *("config reference", "config default", "config import", "help", "hold add", "hold remove"),
 }
 """Commands whose output does not depend on the width, or takes long: on 80 columns and in a pipe only."""
@@ -140,6 +143,8 @@ ABRIDGED: Final = {
     "api": 12,
     "config default": 12,
     "manifest rbac": 12,
+    "manifest daemonset": 12,
+    "manifest static-pod": 20,
     "demo": 12,
     "evict simulated": 2,
 }

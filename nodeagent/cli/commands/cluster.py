@@ -31,6 +31,22 @@ def node_describe(
     describe(config, at_endpoint(endpoint), output.value, images=show_images)
 
 
+ImageOption = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Image of the agent")]
+NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Namespace of the objects")]
+DryRunSwitch = Annotated[
+    bool, typer.Option("--dry-run/--no-dry-run", help="Plan and log only; the default until its plans were read")
+]
+SocketOption = Annotated[str, typer.Option("--socket", metavar="PATH", help="Socket of the container runtime")]
+ImageRootOption = Annotated[
+    str, typer.Option("--image-root", metavar="DIR", help="Directory of the runtime's images and snapshots")
+]
+ManifestsOption = Annotated[
+    str, typer.Option("--manifests", metavar="DIR", help="Directory of static pods; empty for none")
+]
+_SOCKET = "/run/containerd/containerd.sock"
+_IMAGE_ROOT = "/var/lib/containerd"
+_MANIFESTS = "/etc/kubernetes/manifests"
+
 manifest_app = typer.Typer(
     cls=CommandGroup,
     help="Print objects for a Kubernetes cluster.",
@@ -53,3 +69,52 @@ def manifest_rbac(
     from nodeagent.cli.manifests import print_rbac  # noqa: PLC0415
 
     print_rbac(node or [])
+
+
+@manifest_app.command("daemonset", epilog=EPILOG)
+def manifest_daemonset(
+    image: ImageOption,
+    namespace: NamespaceOption = "kube-system",
+    dry_run: DryRunSwitch = True,
+    socket: SocketOption = _SOCKET,
+    image_root: ImageRootOption = _IMAGE_ROOT,
+    manifests: ManifestsOption = _MANIFESTS,
+    max_unavailable: Annotated[
+        str, typer.Option("--max-unavailable", metavar="N|PERCENT", help="Nodes that are updated at a time")
+    ] = "10%",
+    pod_monitor: Annotated[
+        bool, typer.Option("--pod-monitor", help="Metrics on the node's address, and a PodMonitor")
+    ] = False,
+) -> None:
+    """Print a DaemonSet for nodes with a kubelet.
+
+    Its configuration is a ConfigMap. The pod has the mounts and capabilities that the agent uses and no others; a
+    comment states the purpose of each.
+    """
+    from nodeagent import __version__  # noqa: PLC0415
+    from nodeagent.cli.manifests import print_daemon_set  # noqa: PLC0415
+    from nodeagent.plan.kubernetes.workloads import Workload  # noqa: PLC0415
+
+    print_daemon_set(
+        Workload(image, __version__, namespace, socket, image_root, manifests, dry_run, max_unavailable, pod_monitor)
+    )
+
+
+@manifest_app.command("static-pod", epilog=EPILOG)
+def manifest_static_pod(
+    image: ImageOption,
+    namespace: NamespaceOption = "kube-system",
+    dry_run: DryRunSwitch = True,
+    socket: SocketOption = _SOCKET,
+    image_root: ImageRootOption = _IMAGE_ROOT,
+    manifests: ManifestsOption = _MANIFESTS,
+) -> None:
+    """Print a static pod for a node with a kubelet.
+
+    Its configuration is /etc/nodeagent of the node, whose required content is a comment.
+    """
+    from nodeagent import __version__  # noqa: PLC0415
+    from nodeagent.cli.manifests import print_static_pod  # noqa: PLC0415
+    from nodeagent.plan.kubernetes.workloads import Workload  # noqa: PLC0415
+
+    print_static_pod(Workload(image, __version__, namespace, socket, image_root, manifests, dry_run))

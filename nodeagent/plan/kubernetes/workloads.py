@@ -1,0 +1,211 @@
+"""Objects that run the agent in a container beside a kubelet: as a DaemonSet, or as a static pod."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+from nodeagent.plan.kubernetes.host_paths import host_paths
+from nodeagent.plan.kubernetes.rules import NAME
+from nodeagent.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.plan.kubernetes.host_paths import HostPath
+
+METRICS_PORT: Final = 20310
+MANIFESTS: Final = "/etc/kubernetes/manifests"
+CONFIG_DIRECTORY: Final = "/etc/nodeagent"
+CAPABILITIES: Final[Mapping[str, str]] = {
+    "DAC_OVERRIDE": "files of other users below the log roots",
+    "DAC_READ_SEARCH": "sizes of directories of other users in writable layers",
+}
+"""Added to a container without any, with their purpose."""
+_STOP_WITHIN_S: Final = 60
+_LABEL: Final = "app.kubernetes.io/name"
+
+
+class Workload(Record):
+    """The values of the manifests.
+
+    Attributes:
+        version: of the agent.
+        socket: path of the runtime's socket.
+        image_root: root directory of the runtime's images and snapshots.
+        manifests: directory of static pods; empty for a kubelet without one.
+        dry_run: whether nothing is removed.
+        max_unavailable: number or percentage of nodes that are updated at a time.
+        scraped: whether metrics listen on the address of the node, for Prometheus in the cluster.
+    """
+
+    image: str
+    version: str
+    namespace: str = "kube-system"
+    socket: str = "/run/containerd/containerd.sock"
+    image_root: str = "/var/lib/containerd"
+    manifests: str = MANIFESTS
+    dry_run: bool = True
+    max_unavailable: str = "10%"
+    scraped: bool = False
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of all objects."""
+        return {_LABEL: NAME}
+
+    @property
+    def host_paths(self) -> tuple[HostPath, ...]:
+        """The directories of the host in the container."""
+        return tuple(host_paths(self.socket.rpartition("/")[0], self.image_root, self.manifests))
+
+    @property
+    def most_updated(self) -> int | str:
+        """``max_unavailable`` in the form of the API: a number, or text with a percentage."""
+        return int(self.max_unavailable) if self.max_unavailable.isdecimal() else self.max_unavailable
+
+    def config(self) -> str:
+        """Return the configuration file.
+
+        The role is fixed: a pod is run by a kubelet, whose traces a container does not see in full.
+        """
+        listen = f'\n[metrics]\nlisten = "0.0.0.0:{METRICS_PORT}"\n' if self.scraped else ""
+        kubelet = f'\n[kubelet]\nmanifests = "{self.manifests}"\n' if self.manifests != MANIFESTS else ""
+        return (
+            f"dry_run = {str(self.dry_run).lower()}\n"
+            f'role = "beside-kubelet"\n\n[runtime]\nendpoint = "unix://{self.socket}"\n{kubelet}{listen}'
+        )
+
+
+def daemon_set_objects(workload: Workload) -> tuple[dict[str, Any], ...]:
+    """Return service account, configuration and DaemonSet, and the PodMonitor if metrics are scraped."""
+    metadata = {"name": NAME, "namespace": workload.namespace, "labels": workload.labels}
+    config = workload.config()
+    version = {"app.kubernetes.io/version": workload.version}
+    digest = hashlib.sha256(config.encode()).hexdigest()
+    objects: list[dict[str, Any]] = [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": metadata,
+            "automountServiceAccountToken": False,
+        },
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"config.toml": config}},
+        {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {**metadata, "labels": {**workload.labels, **version}},
+            "spec": {
+                "selector": {"matchLabels": workload.labels},
+                "updateStrategy": {
+                    "type": "RollingUpdate",
+                    "rollingUpdate": {"maxUnavailable": workload.most_updated},
+                },
+                "template": {
+                    "metadata": {
+                        "labels": {**workload.labels, **version},
+                        "annotations": {f"{NAME}/config-sha256": digest},
+                    },
+                    "spec": {
+                        "serviceAccountName": NAME,
+                        **_pod_spec(workload, {"name": "config", "configMap": {"name": NAME}}, arguments=()),
+                    },
+                },
+            },
+        },
+    ]
+    if workload.scraped:
+        objects.append(
+            {
+                "apiVersion": "monitoring.coreos.com/v1",
+                "kind": "PodMonitor",
+                "metadata": metadata,
+                "spec": {
+                    "selector": {"matchLabels": workload.labels},
+                    "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics"}],
+                },
+            }
+        )
+    return tuple(objects)
+
+
+def static_pod(workload: Workload) -> dict[str, Any]:
+    """Return the pod for the kubelet's directory of static pods; its configuration is a directory of the host.
+
+    A static pod cannot refer to a ConfigMap or a service account. Source: kubelet, static pods.
+    """
+    directory = {"path": CONFIG_DIRECTORY, "type": "Directory"}
+    arguments = ("--dry-run",) if workload.dry_run else ()
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": NAME,
+            "namespace": workload.namespace,
+            "labels": {**workload.labels, "app.kubernetes.io/version": workload.version},
+        },
+        "spec": _pod_spec(workload, {"name": "config", "hostPath": directory}, arguments=arguments),
+    }
+
+
+def _pod_spec(workload: Workload, config: dict[str, Any], *, arguments: tuple[str, ...]) -> dict[str, Any]:
+    paths = workload.host_paths
+    mounts: list[dict[str, Any]] = [{"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True}]
+    mounts += map(_mount, paths)
+    mounts.append({"name": "tmp", "mountPath": "/tmp"})  # noqa: S108 - of the container alone
+    volumes: list[dict[str, Any]] = [config]
+    volumes += [
+        {
+            "name": each.name,
+            "hostPath": {"path": each.path, "type": "DirectoryOrCreate" if each.create else "Directory"},
+        }
+        for each in paths
+    ]
+    volumes.append({"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}})
+    return {
+        "priorityClassName": "system-node-critical",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "hostPID": False,
+        "hostNetwork": True,
+        "terminationGracePeriodSeconds": _STOP_WITHIN_S,
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [_container(workload, mounts, arguments)],
+        "volumes": volumes,
+    }
+
+
+def _mount(path: HostPath) -> dict[str, Any]:
+    propagation = {"mountPropagation": "HostToContainer"} if path.has_mounts else {}
+    return {"name": path.name, "mountPath": path.path, "readOnly": not path.writable, **propagation}
+
+
+def _container(workload: Workload, mounts: list[dict[str, Any]], arguments: tuple[str, ...]) -> dict[str, Any]:
+    port = {"name": "metrics", "containerPort": METRICS_PORT, "hostPort": METRICS_PORT, "protocol": "TCP"}
+    return {
+        "name": NAME,
+        "image": workload.image,
+        "command": [NAME, "run", "--config", f"{CONFIG_DIRECTORY}/config.toml", *arguments],
+        **({"ports": [port]} if workload.scraped else {}),
+        "livenessProbe": {**_probe("/healthz"), "initialDelaySeconds": 30, "periodSeconds": 30, "failureThreshold": 4},
+        "readinessProbe": {**_probe("/readyz"), "periodSeconds": 10, "failureThreshold": 3},
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "64Mi"},
+            "limits": {"memory": "1Gi"},
+        },
+        "securityContext": {
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "privileged": False,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], "add": sorted(CAPABILITIES)},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": mounts,
+    }
+
+
+def _probe(path: str) -> dict[str, Any]:
+    return {"httpGet": {"host": "127.0.0.1", "port": METRICS_PORT, "path": path}, "timeoutSeconds": 5}

@@ -1,0 +1,77 @@
+"""``nodeagent manifest daemonset`` and ``static-pod``: YAML with comments, and refused values."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from nodeagent import __version__
+from nodeagent.plan.kubernetes.workloads import Workload, daemon_set_objects, static_pod
+from tests.support.terminal import in_pipe
+
+IMAGE = ("--image", "registry.example.com:5000/team/nodeagent@sha256:" + "0" * 64)
+
+
+def test_daemonset_is_printed_as_its_objects() -> None:
+    shown = in_pipe("manifest", "daemonset", *IMAGE, "--pod-monitor", "--max-unavailable", "3", "--no-dry-run")
+    made = Workload(IMAGE[1], __version__, dry_run=False, max_unavailable="3", scraped=True)
+    assert (shown.code, shown.err) == (0, "")
+    assert tuple(yaml.safe_load_all(shown.out)) == daemon_set_objects(made)
+    assert [each["kind"] for each in yaml.safe_load_all(shown.out)] == [
+        "ServiceAccount",
+        "ConfigMap",
+        "DaemonSet",
+        "PodMonitor",
+    ]
+
+
+def test_static_pod_is_printed_as_its_object() -> None:
+    shown = in_pipe("manifest", "static-pod", *IMAGE, "--socket", "/run/k3s/containerd/containerd.sock")
+    assert (shown.code, shown.err) == (0, "")
+    made = Workload(IMAGE[1], __version__, socket="/run/k3s/containerd/containerd.sock")
+    assert yaml.safe_load(shown.out) == static_pod(made)
+    assert '#   role = "beside-kubelet"\n' in shown.out
+
+
+@pytest.mark.parametrize(
+    "line", ["hostPID: false", "hostNetwork: true", "runAsUser: 0", "automountServiceAccountToken:"]
+)
+def test_privilege_has_its_reason_above_it(line: str) -> None:
+    lines = in_pipe("manifest", "daemonset", *IMAGE).out.splitlines()
+    for number, each in enumerate(lines):
+        if each.strip().startswith(line):
+            assert lines[number - 1].strip().startswith("# ")
+
+
+def test_dry_run_is_stated_first() -> None:
+    first = in_pipe("manifest", "daemonset", *IMAGE).out.splitlines()[0]
+    assert first == f"# nodeagent {__version__} beside a kubelet, dry run: removes nothing."
+    first = in_pipe("manifest", "daemonset", *IMAGE, "--no-dry-run").out.splitlines()[0]
+    assert first == f"# nodeagent {__version__} beside a kubelet."
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("--image", each) for each in ("", "a b", "a\nkind: Pod", "-x", "a\x1b[2J", "{{x}}")),
+        *(("--namespace", each) for each in ("", "Kube", "a_b", "a\n", "-a", "a" * 64)),
+        *(
+            ("--socket", each)
+            for each in ("containerd.sock", "/containerd.sock", "/run/crio.sock", "/run/../x/s", '/a"/s')
+        ),
+        *(("--image-root", each) for each in ("/", "/var", "/var/lib", "/proc", "/run", "lib", "/var/lib/../..", "")),
+        *(("--manifests", each) for each in ("/", "/etc", "/etc/kubernetes", "manifests", "/var/lib/kubelet")),
+        *(("--max-unavailable", each) for each in ("0", "0%", "101%", "-1", "x", "1.5", "\u0661", "9999999")),
+    ],
+)
+def test_value_that_is_not_valid_in_a_manifest_is_refused(option: str, value: str) -> None:
+    given = {"--image": IMAGE[1], option: value}
+    shown = in_pipe("manifest", "daemonset", *(f"{name}={each}" for name, each in given.items()))
+    assert (shown.code, shown.out, option in shown.err) == (2, "", True)
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["daemonset", "static-pod"])
+def test_image_is_required(command: str) -> None:
+    shown = in_pipe("manifest", command)
+    assert (shown.code, shown.out, "--image" in shown.err) == (2, "", True)

@@ -1,0 +1,129 @@
+"""Manifests of the agent in a container: structure, privileges, and mounts from one table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.config.loading import load
+from nodeagent.config.policies import settings
+from nodeagent.model import Role
+from nodeagent.plan.kubernetes.host_paths import STATE, host_paths, unit_write_access
+from nodeagent.plan.kubernetes.workloads import CAPABILITIES, METRICS_PORT, Workload, daemon_set_objects, static_pod
+from nodeagent.record import replace
+
+UNIT = (Path(__file__).parents[4] / "systemd/nodeagent.service").read_text()
+WORKLOAD = Workload("registry.example.com/nodeagent:1", "1.2.3")
+PATHS = tuple(host_paths("/run/containerd", "/var/lib/containerd", "/etc/kubernetes/manifests"))
+
+
+def specs(workload: Workload = WORKLOAD) -> list[dict[str, Any]]:
+    daemon_set = daemon_set_objects(workload)[2]
+    return [daemon_set["spec"]["template"]["spec"], static_pod(workload)["spec"]]
+
+
+def setting(name: str) -> set[str]:
+    """Return the values of a setting of the unit, without the mark of optional paths."""
+    (value,) = re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
+    return {each.lstrip("-") for each in value.split()}
+
+
+def test_write_access_of_the_table_is_that_of_the_unit() -> None:
+    state = {f"/var/lib/{each}" for each in setting("StateDirectory")}
+    assert state == {STATE}
+    assert unit_write_access() == setting("ReadWritePaths") | state
+    assert {each.path for each in PATHS if each.writable} == unit_write_access()
+
+
+@pytest.mark.parametrize("spec", specs(), ids=["daemonset", "static-pod"])
+def test_mounts_are_those_of_the_table_besides_configuration_and_temporary_files(spec: dict[str, Any]) -> None:
+    (container,) = spec["containers"]
+    mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+    volumes = {each["name"]: each for each in spec["volumes"]}
+    assert {each["name"] for each in mounts.values()} == volumes.keys()
+    assert mounts.keys() == {each.path for each in PATHS} | {"/etc/nodeagent", "/tmp"}
+    for each in PATHS:
+        assert volumes[each.name]["hostPath"]["path"] == each.path == mounts[each.path]["mountPath"]
+        assert mounts[each.path]["readOnly"] is not each.writable
+        assert (mounts[each.path].get("mountPropagation") == "HostToContainer") is each.has_mounts
+    assert mounts["/etc/nodeagent"]["readOnly"] is True
+    assert "emptyDir" in volumes["tmp"]
+
+
+def test_no_mount_has_the_secrets_of_pods_or_the_whole_host() -> None:
+    for each in PATHS:
+        assert not any(Path(one).is_relative_to(each.path) for one in ("/var/lib/kubelet", "/etc", "/proc", "/var/run"))
+
+
+@pytest.mark.parametrize("spec", specs(), ids=["daemonset", "static-pod"])
+def test_container_has_two_capabilities_and_a_read_only_root(spec: dict[str, Any]) -> None:
+    security = spec["containers"][0]["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"], "add": sorted(CAPABILITIES)}
+    assert {f"CAP_{each}" for each in CAPABILITIES} <= setting("CapabilityBoundingSet")
+    assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
+    assert (security["privileged"], security["seccompProfile"]) == (False, {"type": "RuntimeDefault"})
+    assert (spec["hostPID"], spec["automountServiceAccountToken"]) == (False, False)
+    assert spec["priorityClassName"] == "system-node-critical"
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+
+
+@pytest.mark.parametrize("scraped", [False, True])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_configuration_is_valid_with_the_role_of_a_node_with_a_kubelet(
+    tmp_path: Path, dry_run: bool, scraped: bool
+) -> None:
+    workload = replace(WORKLOAD, dry_run=dry_run, scraped=scraped, socket="/run/k3s/containerd/containerd.sock")
+    path = tmp_path / "config.toml"
+    path.write_text(daemon_set_objects(workload)[1]["data"]["config.toml"])
+    found = settings(load(path, {}).config)
+    assert (found.dry_run, found.role) == (dry_run, Role.BESIDE_KUBELET)
+    assert found.endpoint == "unix:///run/k3s/containerd/containerd.sock"
+    assert found.metrics.listen is not None
+    assert (found.metrics.listen.port, found.metrics.listen.is_loopback) == (METRICS_PORT, not scraped)
+
+
+def test_dry_run_is_the_default_and_an_argument_of_the_static_pod() -> None:
+    assert WORKLOAD.dry_run
+    assert static_pod(WORKLOAD)["spec"]["containers"][0]["command"][-1] == "--dry-run"
+    assert "--dry-run" not in static_pod(replace(WORKLOAD, dry_run=False))["spec"]["containers"][0]["command"]
+
+
+def test_selectors_match_the_pods_and_no_label_of_the_version() -> None:
+    _, _, daemon_set, monitor = daemon_set_objects(replace(WORKLOAD, scraped=True))
+    labels = daemon_set["spec"]["template"]["metadata"]["labels"]
+    for selector in (daemon_set["spec"]["selector"]["matchLabels"], monitor["spec"]["selector"]["matchLabels"]):
+        assert selector.items() <= labels.items()
+        assert WORKLOAD.version not in selector.values()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (port,) = daemon_set["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert endpoint["port"] == port["name"]
+
+
+def test_changed_configuration_updates_the_pods() -> None:
+    annotations = [
+        daemon_set_objects(each)[2]["spec"]["template"]["metadata"]["annotations"]
+        for each in (WORKLOAD, WORKLOAD, replace(WORKLOAD, dry_run=False))
+    ]
+    assert annotations[0] == annotations[1] != annotations[2]
+
+
+def test_static_pod_refers_to_no_object_of_the_cluster() -> None:
+    spec = static_pod(WORKLOAD)["spec"]
+    assert "serviceAccountName" not in spec
+    assert all(each.keys() & {"hostPath", "emptyDir"} for each in spec["volumes"])
+
+
+@pytest.mark.parametrize(
+    ("manifests", "mounted"), [("/etc/kubernetes/manifests", True), ("/etc/static", True), ("", False)]
+)
+def test_directory_of_static_pods_is_mounted_and_configured(tmp_path: Path, manifests: str, mounted: bool) -> None:
+    workload = replace(WORKLOAD, manifests=manifests)
+    path = tmp_path / "config.toml"
+    path.write_text(workload.config())
+    found = settings(load(path, {}).config).kubelet.manifests
+    assert (str(found or "")) == manifests
+    for spec in specs(workload):
+        assert ("manifests" in {each["name"] for each in spec["volumes"]}) is mounted
