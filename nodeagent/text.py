@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Expressions are compiled when first used: most commands show ASCII text alone.
 _SHORT: Final = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}
-_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_SURROGATES: Final = "[\ud800-\udfff]"
 _RAW_BYTES: Final = range(0xDC80, 0xDD00)  # Source: PEP 383
-_BEYOND_ASCII: Final = re.compile("[^\x20-\x7e\n]")
+_BEYOND_ASCII: Final = "[^\x20-\x7e\n]"
 _MAX_INDENTED_LENGTH: Final = 1 << 18
 """Characters up to which the standard library indents; its encoder is written in Python then, five times as slow."""
-_INVISIBLE: Final = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
+_INVISIBLE: Final = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 """Invisible characters, printable according to ``str.isprintable``. Source: Unicode, Default_Ignorable_Code_Point."""
 _TRAILING_JAMO: Final = frozenset(map(chr, (*range(0x1160, 0x1200), *range(0xD7B0, 0xD800))))
 ELLIPSIS: Final = "\u2026"
@@ -56,7 +55,7 @@ def encodable(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return _SURROGATES.sub(lambda found: _escaped(found[0]), text)
+        return re.sub(_SURROGATES, lambda found: _escaped(found[0]), text)
     return text
 
 
@@ -82,7 +81,7 @@ def to_json(value: object, *, indent: int | None = None, default: Callable[[obje
     if indent is not None and len(text) <= _MAX_INDENTED_LENGTH:
         text, indent = json.dumps(value, ensure_ascii=False, indent=indent, default=default), None
     if not text.isascii() or "\x7f" in text:
-        text = _BEYOND_ASCII.sub(lambda found: _json_escaped(found[0]), text)
+        text = re.sub(_BEYOND_ASCII, lambda found: _json_escaped(found[0]), text)
     if indent is None:
         return text
     import msgspec  # noqa: PLC0415 - only for large documents
@@ -94,7 +93,7 @@ def to_json(value: object, *, indent: int | None = None, default: Callable[[obje
 
 
 def _is_plain(text: str) -> bool:
-    return text.isprintable() and (text.isascii() or _INVISIBLE.search(text) is None)
+    return text.isprintable() and (text.isascii() or re.search(_INVISIBLE, text) is None)
 
 
 def _escaped(character: str) -> str:
@@ -111,7 +110,7 @@ def _escaped(character: str) -> str:
 def _json_escaped(character: str) -> str:
     if _is_plain(character):
         return character
-    if _SURROGATES.match(character):
+    if re.match(_SURROGATES, character):
         return "\\" + _escaped(character)  # JSON requires an escaped backslash
     units = character.encode("utf-16-be").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))

@@ -20,8 +20,9 @@ from nodeagent.record import Record
 from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.cri_storage import CriOnlyStorage
 from nodeagent.runtime.disk_format import DiskFormat, disk_format
-from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage
+from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.store import HoldFile, Store, gap_limits
 

@@ -80,7 +80,8 @@ class ImageFilesystemReader:
         paths = storage.store_paths if storage is not None else {}
         in_use = (storage.stores if storage is not None else frozenset()).union(configured)
         stores = {store: paths[store] for store in sorted(in_use) if store in paths}
-        readings = {path: await self._try(path) for path in dict.fromkeys((*reported, *stores.values()))}
+        each_path = tuple(dict.fromkeys((*reported, *stores.values())))
+        readings = dict(zip(each_path, await asyncio.gather(*map(self._try, each_path)), strict=True))
         found = _group(reported, stores, readings)
         first = found[0]
         if len(found) == 1 and first.stores >= stores.keys():

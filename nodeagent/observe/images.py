@@ -11,17 +11,19 @@ from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.record import replace
 from nodeagent.runtime.containerd_facts import pull_times, with_pins
-from nodeagent.runtime.storage_backend import CriOnlyStorage
+from nodeagent.runtime.cri_storage import CriOnlyStorage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nodeagent.model import Hold, Image, ImageFilesystem, NodeSnapshot, UnreferencedPiece
     from nodeagent.observe.image_filesystems import ImageFilesystemReader
+    from nodeagent.observe.list_check import CheckedLists
     from nodeagent.observe.snapshot_sources import HoldReader, NodeMemory, PodImageSource
     from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import RuntimeStatus
+    from nodeagent.runtime.namespace_lists import StorageLists
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.store import ClockReading
 
@@ -89,6 +91,13 @@ class ImageObserver:
             self._storage = CriOnlyStorage()
             return None
 
+    async def list_records(self) -> StorageLists | NodeAgentError | None:
+        """Return the lists for a storage graph, or the error of a failed one; ``None`` on other runtimes."""
+        try:
+            return await self._storage.list_records()
+        except NodeAgentError as error:
+            return error
+
     async def reported_paths(self) -> tuple[tuple[str, ...], str]:
         """Return the mount points that the runtime reports, and the cause if there is none."""
         return await self._filesystem_reader.reported_paths()
@@ -96,7 +105,7 @@ class ImageObserver:
     async def complete(  # noqa: PLR0913, PLR0917 - one argument per reading
         self,
         snapshot: NodeSnapshot,
-        stored: tuple[StoredContainer, ...] | None,
+        checked: CheckedLists,
         status: RuntimeStatus,
         reported: tuple[tuple[str, ...], str],
         warnings: list[str],
@@ -106,35 +115,35 @@ class ImageObserver:
 
         Args:
             snapshot: the snapshot, with the images that CRI lists.
-            stored: containerd's own records of containers; ``None`` on other runtimes.
+            checked: the lists of the runtime and containerd's own records.
             status: the status of the runtime.
             reported: the mount points that the runtime reports, and the cause if there is none.
             warnings: receives a sentence for each unreadable part.
             at: the reading of the clocks at the observation.
         """
         paths, error = reported
-        storage = await self._build_graph(snapshot.images, stored, status, next(iter(paths), "/"), warnings)
+        storage = await self._build_graph(snapshot.images, checked, status, next(iter(paths), "/"), warnings)
         filesystems = await self._filesystem_reader.read(paths, error, storage, status.snapshotters)
         self.filesystems = filesystems.several
         if storage is not None:
             snapshot = replace(snapshot, images=with_pins(snapshot.images, storage))
         pulled = pull_times(snapshot.images, storage)
         in_use = images_in_use(snapshot)
-        use = _NOT_OBSERVED  # contradictory lists would record used images as unused, and unlisted ones as removed
-        if not snapshot.contradictions:
-            use = await asyncio.to_thread(self._memory.observe, pulled, in_use, at)
-        holds: tuple[Hold, ...] = ()
-        holds_error = ""
-        try:
-            read = await asyncio.to_thread(self._read_holds)
-            holds = holds_in_force(read, snapshot.clock, snapshot.observed_at)
-        except StoreError as unreadable:
-            holds_error = str(unreadable)
+
+        def read_state() -> tuple[ImageUseRecord, tuple[Hold, ...], str]:
+            # contradictory lists would record used images as unused, and unlisted ones as removed
+            use = _NOT_OBSERVED if snapshot.contradictions else self._memory.observe(pulled, in_use, at)
+            try:
+                return use, self._read_holds(), ""
+            except StoreError as unreadable:
+                return use, (), str(unreadable)
+
+        use, holds, holds_error = await asyncio.to_thread(read_state)
         pods = await self._read_pod_images()  # read last, since pods may have been bound during the observation
         warnings += pods.warnings
         return replace(
             snapshot,
-            holds=holds,
+            holds=holds_in_force(holds, snapshot.clock, snapshot.observed_at),
             pod_images=pods,
             image_sources=self._image_sources(storage),
             holds_error=holds_error,
@@ -149,13 +158,23 @@ class ImageObserver:
     async def _build_graph(
         self,
         images: Sequence[Image],
-        stored: tuple[StoredContainer, ...] | None,
+        checked: CheckedLists,
         status: RuntimeStatus,
         path: str,
         warnings: list[str],
     ) -> StorageGraph | None:
         try:
-            return await self._storage.build_graph(images, snapshotter=status.snapshotter, path=path, containers=stored)
+            if isinstance(self._storage, CriOnlyStorage):
+                return None
+            if isinstance(checked.records, NodeAgentError):
+                raise checked.records
+            return await self._storage.build_graph(
+                images,
+                snapshotter=status.snapshotter,
+                path=path,
+                containers=checked.stored,
+                lists=checked.records,
+            )
         except NodeAgentError as error:
             warnings.append(f"sizes are upper bounds: containerd's own services failed: {error}")
             return None

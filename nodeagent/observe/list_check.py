@@ -28,9 +28,11 @@ from nodeagent.record import replace
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection, Sequence
 
+    from nodeagent.errors import NodeAgentError
     from nodeagent.model import Container, Image, Sandbox
     from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri_messages import ContainerUsage
+    from nodeagent.runtime.namespace_lists import StorageLists
 
 CONFIRM_S: Final = 1.0
 """Time between a suspicious listing and the second one."""
@@ -88,17 +90,26 @@ class ListStored(Protocol):
         """Return every record; ``None`` without containerd's own services."""
 
 
+class ListRecords(Protocol):
+    """Lists the other records of containerd."""
+
+    async def __call__(self) -> StorageLists | NodeAgentError | None:
+        """Return the records, or the error of a failed list; ``None`` without containerd's own services."""
+
+
 class CheckedLists(NamedTuple):
     """Lists of one reading, with the confirmed contradictions between them.
 
     Attributes:
         lists: the lists of CRI.
         stored: containerd's own records; ``None`` without its own services.
+        records: its other records, read at the same time.
         contradictions: the confirmed contradictions.
     """
 
     lists: RuntimeLists
     stored: tuple[StoredContainer, ...] | None
+    records: StorageLists | NodeAgentError | None
     contradictions: tuple[ListContradiction, ...] = ()
 
 
@@ -108,6 +119,7 @@ class _Reading(NamedTuple):
     lists: RuntimeLists
     ids: ListedIds
     stored: tuple[StoredContainer, ...] | None
+    records: StorageLists | NodeAgentError | None
 
 
 def _union(first: ListedIds | None, second: ListedIds) -> ListedIds:
@@ -129,6 +141,7 @@ class ListCheck:
         runtime: RuntimeReader,
         find_running: FindRunning,
         list_stored: ListStored,
+        list_records: ListRecords,
         *,
         confirm_s: float = CONFIRM_S,
     ) -> None:
@@ -136,6 +149,7 @@ class ListCheck:
         self._runtime = runtime
         self._find_running = find_running
         self._list_stored = list_stored
+        self._list_records = list_records
         self._confirm_s = confirm_s
         self._known: ListedIds | None = None
         self._present: frozenset[str] = frozenset()
@@ -166,9 +180,15 @@ class ListCheck:
         images, missing_images = await self._check_vanished_images(known, reading)
         contradictions += images
         self._remember(missing if contradictions else None, reading, missing_images)
-        return CheckedLists(reading.lists, reading.stored, tuple(contradictions))
+        return CheckedLists(reading.lists, reading.stored, reading.records, tuple(contradictions))
 
     async def _list(self, *, with_images: bool) -> _Reading:
+        if not with_images:
+            return await self._list_objects(with_images=False)
+        reading, records = await asyncio.gather(self._list_objects(with_images=True), self._list_records())
+        return reading._replace(records=records)
+
+    async def _list_objects(self, *, with_images: bool) -> _Reading:
         images = await self._runtime.list_images() if with_images else None
         containers, sandboxes = await asyncio.gather(self._runtime.list_containers(), self._runtime.list_sandboxes())
         stored = await self._list_stored()
@@ -181,7 +201,7 @@ class ListCheck:
         elif not running_known and self._known is None:
             existing |= await self._with_stats()
         lists = replace(lists, existing=existing, running_known=running_known or stored is not None)
-        return _Reading(lists, ids, stored)
+        return _Reading(lists, ids, stored, None)
 
     async def _with_stats(self) -> frozenset[str]:
         """Return the ids of containers with statistics, which are a separate list in the runtime."""

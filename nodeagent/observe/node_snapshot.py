@@ -108,7 +108,8 @@ class Observer:
             read_holds=read_holds,
             read_pod_images=read_pod_images,
         )
-        self._lists = ListCheck(cri, find_running, self.images.list_stored, confirm_s=settings.confirm_s)
+        list_stored, list_records = self.images.list_stored, self.images.list_records
+        self._lists = ListCheck(cri, find_running, list_stored, list_records, confirm_s=settings.confirm_s)
         self.list_problem = ""
 
     async def observe(self, scope: Scope) -> NodeSnapshot:
@@ -128,12 +129,13 @@ class Observer:
         warnings: list[str] = []
         directories, links = await self._list_logs(scope, warnings)
         with_images = scope is not Scope.CONTAINERS
-        info, status, reported, (lists, stored, contradictions) = await asyncio.gather(
+        info, status, reported, checked = await asyncio.gather(
             self._cri.version(),
             self._cri.status(),
             self.images.reported_paths() if with_images else _no_paths(),
             self._lists.read(with_images=with_images),
         )
+        lists, stored, _, contradictions = checked
         self.list_problem = "; ".join(each.detail for each in contradictions)
         at = self._read_clocks()
         trust = await asyncio.to_thread(self._memory.read_clock, at)
@@ -165,7 +167,7 @@ class Observer:
             with_valid_times, snapshot, at, self._memory.first_seen, logs=scope is not Scope.IMAGES
         )
         if with_images:
-            snapshot = await self.images.complete(snapshot, stored, status, reported, warnings, at)
+            snapshot = await self.images.complete(snapshot, checked, status, reported, warnings, at)
         return replace(snapshot, warnings=tuple(warnings))
 
     async def _list_logs(

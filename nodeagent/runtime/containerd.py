@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from datetime import timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from nodeagent._proto.containerd.services.containers.v1 import containers_pb2
@@ -35,10 +36,11 @@ from nodeagent.runtime.containerd_records import (
     decode_snapshot,
     decode_stored_image,
 )
+from nodeagent.runtime.decode_cache import DecodeCache
 from nodeagent.runtime.long_lists import LongList
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from nodeagent.clock import Clock
     from nodeagent.runtime.connection import RuntimeConnection
@@ -51,6 +53,10 @@ _SNAPSHOTTERS = "io.containerd.snapshotter.v1"
 _CONTENT_STORE = "io.containerd.content.v1"
 
 
+def _image_names(answer: images_pb2.ListImagesResponse) -> Iterable[images_pb2.Image]:
+    return answer.images
+
+
 class ContainerdClient:
     """Calls to containerd in one namespace. Every method raises the errors of :meth:`RuntimeConnection.unary`.
 
@@ -61,6 +67,8 @@ class ContainerdClient:
         self._connection = connection
         self.namespace = namespace
         self._containers = LongList(connection, methods.CONTAINERS, methods.CONTAINERS_STREAMED)
+        # names are three per image and small, so that those of small nodes are kept too
+        self._images = DecodeCache(_image_names, decode_stored_image, key=attrgetter("name"), from_items=0)
 
     def in_namespace(self, name: str) -> ContainerdClient:
         """Return a client in another namespace."""
@@ -96,7 +104,11 @@ class ContainerdClient:
         got = await self._connection.unary(
             methods.IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata(namespace)
         )
-        return tuple(map(decode_stored_image, got.images))
+        if namespace not in (None, self.namespace):
+            return tuple(map(decode_stored_image, got.images))
+        listing = self._images.start()
+        listing.add(got)
+        return listing.finish()
 
     async def list_image_records(self) -> tuple[tuple[StoredImage, bytes], ...]:
         """Return every image name, each with its complete record as an encoded message."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from itertools import repeat
 from operator import attrgetter, eq
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
@@ -35,7 +35,7 @@ The digests of a larger listing are kept until it has half of this size, so that
 decoded again and again.
 """
 
-_ID: Final = attrgetter("id")
+_ID: Final[Callable[[Any], str]] = attrgetter("id")
 
 
 class _Known(Generic[Answer, Item, Value]):
@@ -92,10 +92,25 @@ class _Known(Generic[Answer, Item, Value]):
 class DecodeCache(Generic[Answer, Item, Value]):
     """Decoded values of the previous listing, by the content of the message. Values are immutable."""
 
-    def __init__(self, items_of: Callable[[Answer], Iterable[Item]], decode: Callable[[Item], Value]) -> None:
-        """Take the items of an answer, each with an ``id``, and the decoder of one item."""
+    def __init__(
+        self,
+        items_of: Callable[[Answer], Iterable[Item]],
+        decode: Callable[[Item], Value],
+        key: Callable[[Item], str] = _ID,
+        from_items: int | None = None,
+    ) -> None:
+        """Create an empty cache.
+
+        Args:
+            items_of: returns the items of an answer.
+            decode: decoder of one item.
+            key: the unique text of an item.
+            from_items: number of items from which values are kept; ``None`` for :data:`CACHED_FROM_ITEMS`.
+        """
         self.items_of = items_of
         self.decode = decode
+        self.key = key
+        self.from_items = from_items
         self.known: _Known[Answer, Item, Value] = _Known(by_digest=False)
 
     def start(self) -> Listing[Answer, Item, Value]:
@@ -129,7 +144,8 @@ class Listing(Generic[Answer, Item, Value]):
     def finish(self) -> tuple[Value, ...]:
         """Return the values of all parts; those of an unchanged listing are the previous tuple, in its order."""
         previous, listed = self._previous, self._listed
-        if len(listed.values) < CACHED_FROM_ITEMS:
+        fewest = self._cache.from_items
+        if len(listed.values) < (CACHED_FROM_ITEMS if fewest is None else fewest):
             self._cache.known = _Known(by_digest=False)
         elif self._all_unchanged and len(listed.values) == len(previous.values) and self._has_same_items():
             self._cache.known = previous
@@ -169,7 +185,7 @@ class Listing(Generic[Answer, Item, Value]):
         previous, start = self._previous, len(self._listed.values)
         items = list(self._cache.items_of(answer))
         # in the interpreter's own loops, which take a third of the time of a loop over the items
-        ids: list[str] = list(map(_ID, items))
+        ids: list[str] = list(map(self._cache.key, items))
         if ids == previous.ids[start : start + len(ids)]:
             positions = list(range(start, start + len(ids)))
         else:

@@ -11,20 +11,16 @@ Source: containerd ``docs/garbage-collection.md``, labels ``containerd.io/gc.*``
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.errors import RuntimeRequestError
 from nodeagent.record import Record
-from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import GC_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import (
         Blob,
         Lease,
@@ -141,7 +137,7 @@ class Stored:
             self.edges[node] = (*self.edges.get(node, ()), *targets)
         if found is _NO_REFERENCES:
             return
-        self.snapshotters.update(_snapshotters(each.kind for each in found.to))
+        self.snapshotters.update(snapshotters_in(each.kind for each in found.to))
         self.optional.update(found.optional)
         if found.has_layers:
             self.with_layers.add(node)
@@ -229,109 +225,21 @@ class Inventory(Record):
         return self.closure(Node(CONTENT, digest) for digest in sorted(self.expected))
 
 
-async def read_inventory(
-    client: ContainerdClient,
-    snapshotter: str | None,
-    *,
-    now: datetime,
-    known: Stored | None = None,
-    containers: tuple[StoredContainer, ...] | None = None,
-) -> Inventory:
-    """Read a namespace with at most :data:`~nodeagent.runtime.bounded_calls.MAX_CALLS` calls at a time.
-
-    Args:
-        client: containerd, in the namespace to read.
-        snapshotter: the configured one; ``None`` selects the one used by most images.
-        now: leases that expired before are omitted.
-        known: an earlier reading; this object is returned if unchanged.
-        containers: the container records, if just listed.
-    """
-
-    async def list_containers() -> tuple[StoredContainer, ...]:
-        return await client.list_containers() if containers is None else containers
-
-    lists = _SnapshotLists(client, snapshotter, known)
-    (images, blobs, stored_containers, leases, ingests, namespaces), _ = await asyncio.gather(
-        asyncio.gather(
-            client.list_images(),
-            client.list_content(known.blobs if known else None),
-            list_containers(),
-            client.list_leases(),
-            client.list_ingests(),
-            client.list_namespaces(),
-        ),
-        lists.read(known.snapshotters if known is not None else ()),
-    )
-    valid = [lease for lease in leases if not _expired(lease, now)]
-    resources = await run_bounded(client.list_lease_resources, [lease.id for lease in valid])
-    kinds = [resource.type for each in resources for resource in each]
-    used = Counter(_snapshotters(kinds)) + Counter(each.snapshotter for each in stored_containers if each.snapshotter)
-    foreign = await run_bounded(client.list_digests, [name for name in namespaces if name != client.namespace])
-    stored = await _read_stored(blobs, {*used, snapshotter or ""} - {""}, lists, known)
-    used += stored.snapshotters
-    return Inventory(
-        stored,
-        images=images,
-        containers=stored_containers,
-        leases=tuple(zip(valid, resources, strict=True)),
-        expected=frozenset(ingest.expected for ingest in ingests if ingest.expected),
-        foreign=frozenset().union(*foreign),
-        snapshotter=snapshotter or next((name for name, _ in used.most_common(1)), DEFAULT_SNAPSHOTTER),
-    )
+def sum_by_store(sizes: Mapping[Node, int]) -> dict[str, int]:
+    """Return the sum of the sizes by snapshotter, with the empty name for blobs."""
+    sums: dict[str, int] = {}
+    for node, size in sizes.items():
+        store = "" if node.kind == CONTENT else node.kind.removeprefix(SNAPSHOTS)
+        sums[store] = sums.get(store, 0) + size
+    return sums
 
 
-class _SnapshotLists:
-    """The snapshots of each snapshotter, listed once."""
-
-    def __init__(self, client: ContainerdClient, required: str | None, known: Stored | None) -> None:
-        self._client = client
-        self._required = required
-        self._known: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
-        self.found: dict[str, Mapping[str, Snapshot]] = {}
-
-    async def read(self, snapshotters: Iterable[str]) -> None:
-        """List the snapshots of the snapshotters that have not been listed."""
-        missing = sorted({*snapshotters} - self.found.keys())
-        self.found.update(zip(missing, await run_bounded(self._list, missing), strict=True))
-
-    async def _list(self, name: str) -> Mapping[str, Snapshot]:
-        try:
-            return await self._client.list_snapshots(name, self._known.get(name))
-        except RuntimeRequestError:
-            if name == self._required:
-                raise
-            return {}  # labels can name a snapshotter that is no longer loaded
-
-
-async def _read_stored(
-    blobs: Mapping[str, Blob], names: set[str], lists: _SnapshotLists, known: Stored | None
-) -> Stored:
-    """Return the blobs with the snapshots of every named snapshotter, and of those in the labels of blobs."""
-    same_blobs = known is not None and _same(blobs, known.blobs)
-    named = known if known is not None and same_blobs else await asyncio.to_thread(Stored, blobs, {})
-    snapshotters = sorted({*names, *named.snapshotters} or {DEFAULT_SNAPSHOTTER})
-    before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
-    await lists.read(snapshotters)
-    snapshots = {name: lists.found[name] for name in snapshotters}
-    same = (
-        same_blobs
-        and snapshots.keys() == before.keys()
-        and all(_same(snapshots[key], before[key]) for key in snapshotters)
-    )
-    return known if known is not None and same else await asyncio.to_thread(Stored, blobs, snapshots)
-
-
-def _same(new: Mapping[str, object], old: Mapping[str, object]) -> bool:
-    """Return whether two listings have identical entries."""
-    return len(new) == len(old) and all(old.get(key) is value for key, value in new.items())
-
-
-def _snapshotters(kinds: Iterable[str]) -> list[str]:
+def snapshotters_in(kinds: Iterable[str]) -> list[str]:
     """Return the snapshotters in these node kinds."""
     return [kind.removeprefix(SNAPSHOTS) for kind in kinds if kind.startswith(SNAPSHOTS)]
 
 
-def _expired(lease: Lease, now: datetime) -> bool:
+def is_expired(lease: Lease, now: datetime) -> bool:
     """Return whether a lease expired.
 
     One with an invalid expiry time has not, as in containerd, and neither has one with a label of unknown meaning.

@@ -1,9 +1,8 @@
-# ruff: noqa: ARG002 - the null backend ignores its arguments
 """Storage below CRI: image names, layers and unreferenced content.
 
 CRI lists images with compressed sizes and removes them one by one. A storage backend adds a runtime's own records:
 the storage graph, the names and users of images that CRI does not list, deletion by name, garbage collection.
-:class:`ContainerdStorage` is the backend for containerd; :class:`CriOnlyStorage` is the null backend for every other
+:class:`ContainerdStorage` is the backend for containerd; ``CriOnlyStorage`` is the null backend for every other
 runtime, and for ``runtime.containerd_api = "off"``: sizes are upper bounds and every removal is a CRI call.
 
 Rejected: an optional client, which would require a check in every caller.
@@ -15,7 +14,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.errors import ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.record import Record
 from nodeagent.runtime.all_records import read_all_records
 from nodeagent.runtime.bounded_calls import run_bounded
@@ -24,6 +23,7 @@ from nodeagent.runtime.creations import Creations
 from nodeagent.runtime.disk_format import NO_STORES, Stores
 from nodeagent.runtime.image_leases import ImageLeases
 from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER
+from nodeagent.runtime.namespace_lists import StorageLists, list_namespace
 from nodeagent.runtime.undo_leases import UndoLeases
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from nodeagent.runtime.disk_format import DiskFormat
     from nodeagent.runtime.image_records import ImageExtent
     from nodeagent.runtime.storage_graph import LayerCache
-
-_DISABLED = "runtime.containerd_api is off"
-_NO_RECORDS = "references are recorded only by containerd's own services: disabled or unavailable"
 
 
 class RemovalRecords(Record):
@@ -71,6 +68,9 @@ class StorageBackend(Protocol):
     def enabled(self) -> bool:
         """Whether the runtime's own services are used; false for CRI alone."""
 
+    async def list_records(self) -> StorageLists | None:
+        """Return the lists for a storage graph, to be read at the time of CRI's lists; ``None`` for CRI alone."""
+
     async def build_graph(
         self,
         images: Sequence[Image],
@@ -78,6 +78,7 @@ class StorageBackend(Protocol):
         snapshotter: str | None,
         path: str,
         containers: tuple[StoredContainer, ...] | None = None,
+        lists: StorageLists | None = None,
     ) -> StorageGraph | None:
         """Return the storage graph of ``images``; ``None`` if the backend has no records.
 
@@ -86,6 +87,7 @@ class StorageBackend(Protocol):
             snapshotter: the configured one; ``None`` selects the one used by most images.
             path: a path on the image filesystem, whose type determines allocation sizes.
             containers: the container records, if just listed.
+            lists: those of :meth:`list_records`, if just read.
         """
 
     async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
@@ -147,87 +149,6 @@ class StorageBackend(Protocol):
         """Records for image removals that can be undone; ``None`` for CRI alone."""
 
 
-class CriOnlyStorage:
-    """The null backend: no records beyond CRI. Deletions and collections fail."""
-
-    enabled = False
-
-    async def build_graph(
-        self,
-        images: Sequence[Image],
-        *,
-        snapshotter: str | None,
-        path: str,
-        containers: tuple[StoredContainer, ...] | None = None,
-    ) -> StorageGraph | None:
-        """Return ``None``, since CRI has no records of layers."""
-        return None
-
-    async def find_unreferenced(
-        self,
-        *,
-        snapshotter: str | None,
-        path: str,
-    ) -> tuple[UnreferencedPiece, ...]:
-        """Raise ObservationError, since CRI has no records of references."""
-        raise ObservationError(_NO_RECORDS)
-
-    async def read_store_paths(self) -> Mapping[str, str]:
-        """Return an empty mapping."""
-        return {}
-
-    async def read_all_records(self, snapshotters: Collection[str], cri_ids: frozenset[str]) -> RuntimeRecords:
-        """Raise ObservationError, since CRI has no such records."""
-        raise ObservationError(_NO_RECORDS)
-
-    async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
-        """Return an empty tuple."""
-        return ()
-
-    async def list_containers(self) -> tuple[StoredContainer, ...]:
-        """Return an empty tuple."""
-        return ()
-
-    async def read_writable_bytes(self) -> dict[str, int]:
-        """Return an empty mapping."""
-        return {}
-
-    async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
-        """Return ``None``."""
-        return None
-
-    async def has_writable_layer(self, container_id: str) -> bool:
-        """Return false."""
-        return False
-
-    async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Raise NodeAgentError, since CRI removes images, not names."""
-        raise NodeAgentError(_DISABLED)
-
-    async def pin_image(self, name: str) -> bool:
-        """Raise NodeAgentError, since CRI cannot pin an image."""
-        raise NodeAgentError(_DISABLED)
-
-    async def delete_content(self, digest: str) -> bool:
-        """Raise NodeAgentError, since CRI has no blobs."""
-        raise NodeAgentError(_DISABLED)
-
-    async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
-        """Raise NodeAgentError, since CRI has no snapshots."""
-        raise NodeAgentError(_DISABLED)
-
-    async def collect_garbage(self) -> None:
-        """Raise NodeAgentError, since CRI has no garbage collection."""
-        raise NodeAgentError(_DISABLED)
-
-    async def remove_orphaned_directories(self, snapshotter: str) -> None:
-        """Do nothing, since CRI has no access to snapshots."""
-
-    @property
-    def removals(self) -> None:
-        """Return ``None``: RemoveImage cannot be undone."""
-
-
 class ContainerdStorage:
     """containerd's own services, on the socket that also serves CRI."""
 
@@ -261,6 +182,14 @@ class ContainerdStorage:
         undo = UndoLeases(client, leases)
         self._removals = RemovalRecords(leases, undo, Creations(client, clock), self._extents, self._snapshotters)
 
+    async def list_records(self) -> StorageLists:
+        """Return the lists for a storage graph."""
+        cache = self._cache
+        listing = (
+            list_namespace(self._client, now=self._clock.now()) if cache is None else cache.list_namespace(self._client)
+        )
+        return StorageLists(*await asyncio.gather(listing, self._read_stores()))
+
     async def build_graph(
         self,
         images: Sequence[Image],
@@ -268,10 +197,16 @@ class ContainerdStorage:
         snapshotter: str | None,
         path: str,
         containers: tuple[StoredContainer, ...] | None = None,
+        lists: StorageLists | None = None,
     ) -> StorageGraph:
         """Return the storage graph of ``images``."""
-        return await self._cache_for(path).build(
-            self._client, images, snapshotter=snapshotter, containers=containers, read_stores=self._read_stores
+        cache = self._cache_for(path)
+        return await cache.build(
+            self._client,
+            images,
+            snapshotter=snapshotter,
+            containers=containers,
+            lists=lists if lists is not None else await self.list_records(),
         )
 
     async def read_store_paths(self) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ from nodeagent.model import ImageRecord, ReferenceKind, StorageGraph, StoredPiec
 from nodeagent.record import Record, replace
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import SnapshotKind, SnapshotUsage, Stamp
-from nodeagent.runtime.disk_format import NO_STORES, DiskFormat, DiskFormats, Stores
+from nodeagent.runtime.disk_format import NO_STORES, DiskFormat, DiskFormats
 from nodeagent.runtime.image_leases import is_undo
 from nodeagent.runtime.image_records import ImageExtent, image_extent, resolve_images
 from nodeagent.runtime.metadata_graph import (
@@ -29,17 +29,19 @@ from nodeagent.runtime.metadata_graph import (
     SNAPSHOTS,
     Inventory,
     Node,
-    read_inventory,
+    sum_by_store,
 )
+from nodeagent.runtime.namespace_lists import list_namespace, make_inventory
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import Lease, Snapshot, StoredContainer, StoredImage
     from nodeagent.runtime.metadata_graph import Stored
+    from nodeagent.runtime.namespace_lists import NamespaceLists, StorageLists
 
 _FOREIGN = ReferenceKind.OTHER_NAMESPACE
 
@@ -94,6 +96,7 @@ class LayerCache:
         self._usage_store = usage_store
         self._targets: dict[str, tuple[str, Stamp]] = {}
         self._stored: frozenset[Node] | None = None
+        self._missing: frozenset[tuple[str, str]] = frozenset()
 
     async def build(
         self,
@@ -102,7 +105,7 @@ class LayerCache:
         *,
         snapshotter: str | None = None,
         containers: tuple[StoredContainer, ...] | None = None,
-        read_stores: Callable[[], Awaitable[Stores]] | None = None,
+        lists: StorageLists | None = None,
     ) -> StorageGraph:
         """Return the storage graph of ``images``.
 
@@ -114,17 +117,19 @@ class LayerCache:
             images: as listed by CRI, read before this call.
             snapshotter: the configured one; ``None`` selects the one used by most images.
             containers: the container records, if just listed; with many containers their list is the longest call.
-            read_stores: reads the directories of the snapshotters and of the content store.
+            lists: the lists of the namespace, if read at the time of CRI's; read again if they lack an image or a
+                snapshot of a container that the earlier ones did not lack.
 
         Raises:
             RuntimeUnavailableError: no connection.
             RuntimeRequestError: a listing failed; without it the graph would be wrong.
         """
         await self._load_usage()
-        if read_stores is None:
-            inventory = await self._read(client, snapshotter, containers)
-        else:
-            inventory, self._stores = await asyncio.gather(self._read(client, snapshotter, containers), read_stores())
+        if containers is None:
+            containers = await client.list_containers()
+        self._stores = lists.stores if lists is not None else NO_STORES
+        namespace = await self._current(client, images, containers, lists)
+        inventory = await make_inventory(client, namespace, snapshotter, containers)
         images = sorted(images, key=lambda each: each.id)  # containerd lists the same images in changing order
         layout = self._layout
         if layout is None or not _is_valid(layout, inventory, images):
@@ -146,8 +151,8 @@ class LayerCache:
             _with_references(layout, others),
             pending_bytes=sum(pending.values()),
             undo_bytes=sum(undo.values()),
-            pending_by_store=_by_store(pending),
-            undo_by_store=_by_store(undo),
+            pending_by_store=sum_by_store(pending),
+            undo_by_store=sum_by_store(undo),
             store_paths=self._stores.paths,
         )
 
@@ -159,7 +164,8 @@ class LayerCache:
         Pieces with a ``containerd.io/gc.root`` label are included and marked. Blobs that also exist in another
         namespace are included with that reference: deleting them removes the record and frees no bytes.
         """
-        inventory = await self._read(client, snapshotter)
+        lists, containers = await asyncio.gather(self.list_namespace(client), client.list_containers())
+        inventory = await make_inventory(client, lists, snapshotter, containers)
         referenced = set().union(
             inventory.referenced_by_images(inventory.images),
             inventory.referenced_by_containers(),
@@ -215,14 +221,31 @@ class LayerCache:
             if all(known.get(each.name) == each.target for each in own)
         }
 
-    async def _read(
+    async def list_namespace(self, client: ContainerdClient) -> NamespaceLists:
+        """Return the lists of the namespace; unchanged entries are those of the last graph.
+
+        Raises:
+            RuntimeUnavailableError: no connection.
+            RuntimeRequestError: a list failed.
+        """
+        known = self._layout.stored if self._layout else None
+        return await list_namespace(client, now=self._clock.now(), known=known)
+
+    async def _current(
         self,
         client: ContainerdClient,
-        snapshotter: str | None,
-        containers: tuple[StoredContainer, ...] | None = None,
-    ) -> Inventory:
-        known = self._layout.stored if self._layout else None
-        return await read_inventory(client, snapshotter, now=self._clock.now(), known=known, containers=containers)
+        images: Sequence[Image],
+        containers: Sequence[StoredContainer],
+        lists: StorageLists | None,
+    ) -> NamespaceLists:
+        """Return the lists of the namespace, read now if they lack what the earlier ones did not lack."""
+        namespace = lists.namespace if lists is not None else await self.list_namespace(client)
+        missing = namespace.missing(images, containers)
+        if lists is not None and missing - self._missing:
+            namespace = await self.list_namespace(client)
+            missing = namespace.missing(images, containers)
+        self._missing = missing
+        return namespace
 
     async def _load_usage(self) -> None:
         if self._usage_store is not None and self._stored is None:
@@ -311,15 +334,6 @@ class LayerCache:
 
     def _piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
         return DiskFormats(self._disk, self._stores.formats).stored_piece(node, inventory, usage)
-
-
-def _by_store(sizes: Mapping[Node, int]) -> dict[str, int]:
-    """Return the sum of the sizes by snapshotter, with the empty name for blobs."""
-    sums: dict[str, int] = {}
-    for node, size in sizes.items():
-        store = "" if node.kind == CONTENT else node.kind.removeprefix(SNAPSHOTS)
-        sums[store] = sums.get(store, 0) + size
-    return sums
 
 
 async def _snapshot_usage(client: ContainerdClient, node: Node) -> SnapshotUsage | None:

@@ -14,8 +14,8 @@ from nodeagent.host import podlogs
 from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.decision import ItemKind
 from nodeagent.record import Record
+from nodeagent.runtime.cri_storage import CriOnlyStorage
 from nodeagent.runtime.features import mounts_images
-from nodeagent.runtime.storage_backend import CriOnlyStorage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
+from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.observe.list_check import MAX_STATUS_CALLS, CheckedLists, ListCheck
 from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
@@ -76,7 +76,7 @@ class Runtime:
         async def no_records() -> None:
             return None
 
-        return ListCheck(self, self.find_running, no_records, confirm_s=0.0)
+        return ListCheck(self, self.find_running, no_records, no_records, confirm_s=0.0)
 
 
 def read(check: ListCheck) -> CheckedLists:
@@ -219,6 +219,25 @@ def test_missing_container_remains_a_contradiction_after_the_removal_of_thousand
         del runtime.containers[f"c{number}"], runtime.sandboxes[f"sb-p{number}"]
     for _ in range(3):
         assert "i1000" not in removed_images(read(check))
+
+
+async def test_records_are_those_of_the_second_reading_after_a_suspicion() -> None:
+    runtime = Runtime()
+    records: list[NodeAgentError] = []
+
+    async def no_stored() -> None:
+        return None
+
+    async def list_records() -> NodeAgentError:
+        runtime.hidden = {"c1"} if not records else set()
+        records.append(NodeAgentError(f"listing {len(records) + 1} failed"))
+        return records[-1]
+
+    runtime.kernel = True
+    check = ListCheck(runtime, runtime.find_running, no_stored, list_records, confirm_s=0.0)
+    checked = await check.read(with_images=True)
+    assert str(checked.records) == "listing 2 failed"
+    assert checked.contradictions == ()
 
 
 async def test_concurrent_readings_do_not_contradict_each_other() -> None:

@@ -22,7 +22,7 @@ from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
-from nodeagent.runtime.storage_backend import CriOnlyStorage
+from nodeagent.runtime.cri_storage import CriOnlyStorage
 from nodeagent.sim.store import BLOCK_BYTES
 from tests.unit.act.gc.transactions import CHANGES, crash
 

@@ -1,0 +1,203 @@
+"""The lists of one namespace of containerd, and the inventory made of them.
+
+They take as long as the lists of CRI, and are read at the same time. Objects that are created meanwhile may be in the
+lists of CRI only; the graph then lists the namespace again, see :meth:`NamespaceLists.missing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from nodeagent.errors import RuntimeRequestError
+from nodeagent.record import Record
+from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.disk_format import NO_STORES, Stores
+from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER, Inventory, Stored, is_expired, snapshotters_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from nodeagent.model import Image
+    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.containerd_records import (
+        Blob,
+        Lease,
+        LeasedResource,
+        Snapshot,
+        StoredContainer,
+        StoredImage,
+    )
+
+    SnapshotList = Mapping[str, Snapshot] | RuntimeRequestError
+
+
+class NamespaceLists(Record):
+    """Lists of one namespace without its containers.
+
+    Attributes:
+        leases: unexpired leases with their resources.
+        expected: digests of the blobs being written.
+        foreign: digests of blobs that also exist in other namespaces.
+        snapshots: by snapshotter and key, of the snapshotters of the earlier reading; the error of a failed list.
+        known: the earlier reading, whose unchanged entries are part of these lists.
+    """
+
+    images: tuple[StoredImage, ...]
+    blobs: Mapping[str, Blob]
+    leases: tuple[tuple[Lease, tuple[LeasedResource, ...]], ...]
+    expected: frozenset[str]
+    foreign: frozenset[str]
+    snapshots: Mapping[str, SnapshotList]
+    known: Stored | None = None
+
+    def missing(self, images: Iterable[Image], containers: Iterable[StoredContainer]) -> frozenset[tuple[str, str]]:
+        """Return the objects of other lists that these lack.
+
+        Args:
+            images: as listed by CRI; their names without a record are missing.
+            containers: the container records; their snapshots without a record are missing.
+        """
+        names = {each.name for each in self.images}
+        listed = {name for image in images for name in (image.id, *image.references)}
+        snapshots = {
+            name: found for name, found in self.snapshots.items() if not isinstance(found, RuntimeRequestError)
+        }
+        unlisted = {
+            (each.snapshotter, each.snapshot_key)
+            for each in containers
+            if each.snapshotter in snapshots and each.snapshot_key not in snapshots[each.snapshotter]
+        }
+        return frozenset(("", name) for name in listed - names) | unlisted
+
+
+class StorageLists(Record):
+    """Lists from which a graph is built.
+
+    Attributes:
+        namespace: the records of CRI's namespace without containers.
+        stores: the directories of the snapshotters and of the content store.
+    """
+
+    namespace: NamespaceLists
+    stores: Stores = NO_STORES
+
+
+async def list_namespace(client: ContainerdClient, *, now: datetime, known: Stored | None = None) -> NamespaceLists:
+    """List the records of a namespace.
+
+    Args:
+        client: containerd, in the namespace to list.
+        now: leases that expired before are omitted.
+        known: an earlier reading.
+
+    Raises:
+        RuntimeUnavailableError: no connection.
+        RuntimeRequestError: a list failed, other than that of a snapshotter.
+    """
+    before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
+    (blobs, images, leases, ingests, namespaces), snapshots = await asyncio.gather(
+        asyncio.gather(
+            client.list_content(known.blobs if known else None),
+            client.list_images(),
+            client.list_leases(),
+            client.list_ingests(),
+            client.list_namespaces(),
+        ),
+        _list_snapshots(client, before, known),
+    )
+    valid = [lease for lease in leases if not is_expired(lease, now)]
+    resources = await run_bounded(client.list_lease_resources, [lease.id for lease in valid])
+    foreign = await run_bounded(client.list_digests, [name for name in namespaces if name != client.namespace])
+    return NamespaceLists(
+        images=images,
+        blobs=blobs,
+        leases=tuple(zip(valid, resources, strict=True)),
+        expected=frozenset(ingest.expected for ingest in ingests if ingest.expected),
+        foreign=frozenset().union(*foreign),
+        snapshots=snapshots,
+        known=known,
+    )
+
+
+async def make_inventory(
+    client: ContainerdClient,
+    lists: NamespaceLists,
+    snapshotter: str | None,
+    containers: tuple[StoredContainer, ...],
+) -> Inventory:
+    """Return the inventory of a namespace; its ``stored`` is that of the earlier reading if unchanged.
+
+    Args:
+        client: containerd, for the snapshots of snapshotters that have not been listed.
+        lists: the lists of the namespace.
+        snapshotter: the configured one; ``None`` selects the one used by most images.
+        containers: the container records.
+
+    Raises:
+        RuntimeUnavailableError: no connection.
+        RuntimeRequestError: the snapshots of the configured snapshotter cannot be listed.
+    """
+    kinds = [resource.type for _, each in lists.leases for resource in each]
+    used = Counter(snapshotters_in(kinds)) + Counter(each.snapshotter for each in containers if each.snapshotter)
+    stored = await _read_stored(client, lists, {*used, snapshotter or ""} - {""}, snapshotter)
+    used += stored.snapshotters
+    return Inventory(
+        stored,
+        images=lists.images,
+        containers=containers,
+        leases=lists.leases,
+        expected=lists.expected,
+        foreign=lists.foreign,
+        snapshotter=snapshotter or next((name for name, _ in used.most_common(1)), DEFAULT_SNAPSHOTTER),
+    )
+
+
+async def _list_snapshots(
+    client: ContainerdClient, snapshotters: Iterable[str], known: Stored | None
+) -> dict[str, SnapshotList]:
+    """Return the snapshots of each snapshotter, or the error of its list."""
+    before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
+
+    async def read(name: str) -> SnapshotList:
+        try:
+            return await client.list_snapshots(name, before.get(name))
+        except RuntimeRequestError as error:
+            return error
+
+    names = sorted(snapshotters)
+    return dict(zip(names, await run_bounded(read, names), strict=True))
+
+
+async def _read_stored(
+    client: ContainerdClient, lists: NamespaceLists, names: set[str], required: str | None
+) -> Stored:
+    """Return the blobs with the snapshots of every named snapshotter, and of those in the labels of blobs."""
+    blobs, known = lists.blobs, lists.known
+    same_blobs = known is not None and _same(blobs, known.blobs)
+    named = known if known is not None and same_blobs else await asyncio.to_thread(Stored, blobs, {})
+    snapshotters = {*names, *named.snapshotters} or {DEFAULT_SNAPSHOTTER}
+    before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
+    listed = {**lists.snapshots, **await _list_snapshots(client, snapshotters - lists.snapshots.keys(), known)}
+    snapshots = {}
+    for name in sorted(snapshotters):
+        found = listed[name]
+        if not isinstance(found, RuntimeRequestError):
+            snapshots[name] = found
+        elif name == required:
+            raise found
+        else:
+            snapshots[name] = {}  # labels can name a snapshotter that is no longer loaded
+    same = (
+        same_blobs
+        and snapshots.keys() == before.keys()
+        and all(_same(found, before[name]) for name, found in snapshots.items())
+    )
+    return known if known is not None and same else await asyncio.to_thread(Stored, blobs, snapshots)
+
+
+def _same(new: Mapping[str, object], old: Mapping[str, object]) -> bool:
+    """Return whether two listings have identical entries."""
+    return len(new) == len(old) and all(old.get(key) is value for key, value in new.items())

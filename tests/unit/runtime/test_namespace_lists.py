@@ -1,0 +1,118 @@
+"""Lists of a namespace that are read at the time of CRI's lists: reuse, and what changed meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.errors import RuntimeRequestError
+from nodeagent.model import Image, ReferenceKind
+from nodeagent.runtime.containerd_facts import PINNED_LABEL
+from nodeagent.runtime.containerd_records import StoredContainer
+from nodeagent.runtime.namespace_lists import StorageLists
+from nodeagent.runtime.storage_graph import LayerCache
+from tests.unit.runtime.graph_cases import A, B, keys, records_with_references
+
+if TYPE_CHECKING:
+    from nodeagent.runtime.containerd import ContainerdClient
+    from tests.unit.runtime.conftest import Store
+
+C = Image("sha256:c", ("c:1",))
+
+
+async def read_lists(cache: LayerCache, client: ContainerdClient) -> StorageLists:
+    return StorageLists(await cache.list_namespace(client))
+
+
+def stored_container(key: str) -> StoredContainer:
+    return StoredContainer("container-a", "a:1", "overlayfs", key, {})
+
+
+async def test_graph_of_lists_that_have_every_image_is_the_same_without_another_listing(
+    client: ContainerdClient, store: Store
+) -> None:
+    cache = LayerCache()
+    first = await cache.build(client, [A, B])
+    lists = await read_lists(cache, client)
+    store.image("c", "base", "c1")  # not listed by CRI: a further listing would find it
+    second = await cache.build(client, [A, B], lists=lists)
+    assert second == first
+    assert second.by_image is first.by_image
+
+
+async def test_image_pulled_between_the_lists_has_its_pieces(client: ContainerdClient, store: Store) -> None:
+    cache = LayerCache()
+    await cache.build(client, [A, B])
+    lists = await read_lists(cache, client)
+    store.image("c", "base", "c1")
+    graph = await cache.build(client, [A, B, C], lists=lists)
+    assert keys(graph, C) == {"m-c", "sha256:c", "l-base", "l-c1", "base", "base/c1"}
+    assert graph.records[C.id].complete
+
+
+async def test_tag_moved_to_another_image_between_the_lists_belongs_to_that_image(
+    client: ContainerdClient, store: Store
+) -> None:
+    cache = LayerCache()
+    await cache.build(client, [A, B])
+    lists = await read_lists(cache, client)
+    store.image("c", "base", "c1", tags=("a:1",))
+    graph = await cache.build(client, [Image(A.id), B, Image(C.id, ("a:1",))], lists=lists)
+    assert set(graph.records[C.id].names) == {"a:1", "sha256:c"}
+    assert graph.records[A.id].names == ("sha256:a",)
+
+
+async def test_container_created_between_the_lists_references_the_layers_of_its_image(
+    client: ContainerdClient, store: Store
+) -> None:
+    cache = LayerCache()
+    await cache.build(client, [A, B], containers=())
+    lists = await read_lists(cache, client)
+    store.snapshots["overlayfs"]["writable"] = ("base/a1", {})
+    graph = await cache.build(client, [A, B], containers=(stored_container("writable"),), lists=lists)
+    assert records_with_references(graph) == dict.fromkeys(("base", "base/a1"), (ReferenceKind.CONTAINER,))
+
+
+async def test_permanently_missing_objects_are_listed_again_only_once(client: ContainerdClient, store: Store) -> None:
+    cache = LayerCache()
+    images, containers = [A, Image("sha256:x", ("x:1",))], (stored_container("removed"),)
+    for _ in range(2):  # the first graph has to find the snapshotters
+        await cache.build(client, images, containers=containers, lists=await read_lists(cache, client))
+    lists = await read_lists(cache, client)
+    store.image_labels["a:1"] = {PINNED_LABEL: "pinned"}  # visible in a further listing only
+    graph = await cache.build(client, images, containers=containers, lists=lists)
+    assert not graph.records[A.id].pinned
+
+
+async def test_failed_list_of_the_configured_snapshotter_fails_the_graph(
+    client: ContainerdClient, store: Store
+) -> None:
+    cache = LayerCache()
+    await cache.build(client, [A], snapshotter="overlayfs")
+    snapshots = store.snapshots.pop("overlayfs")
+    lists = await read_lists(cache, client)
+    store.snapshots["overlayfs"] = snapshots
+    with pytest.raises(RuntimeRequestError):
+        await cache.build(client, [A], snapshotter="overlayfs", lists=lists)
+
+
+async def test_changed_label_of_an_image_name_is_listed(client: ContainerdClient, store: Store) -> None:
+    before = await client.list_images()
+    assert await client.list_images() == before
+    store.image_labels["a:1"] = {PINNED_LABEL: "pinned"}
+    store.images["b:1"] = "m-a"
+    del store.images["sha256:b"]
+    after = {each.name: each for each in await client.list_images()}
+    assert after["a:1"].labels == {PINNED_LABEL: "pinned"}
+    assert after["b:1"].target == "m-a"
+    assert set(after) == {"a:1", "b:1", "sha256:a"}
+
+
+async def test_names_of_another_namespace_are_not_mixed_up(client: ContainerdClient, store: Store) -> None:
+    own = await client.list_images()
+    store.image_labels["a:1"] = {"other": "namespace"}
+    other = {each.name: each for each in await client.list_images("other")}
+    assert other["a:1"].labels == {"other": "namespace"}
+    store.image_labels.clear()
+    assert await client.list_images() == own
