@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.btrfs import start_commits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 _WITHIN_S: Final = 2.0
-_IN_PROGRESS: Final = threading.Lock()
+_COMMITS: Final = GuardedCall[None]()
 
 
 async def make_visible(paths: Iterable[str]) -> None:
@@ -21,13 +21,5 @@ async def make_visible(paths: Iterable[str]) -> None:
 
     While a filesystem hangs, it occupies one thread, and no further commit is started.
     """
-    with suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.to_thread(_start_commits, tuple(paths)), _WITHIN_S)
-
-
-def _start_commits(paths: Sequence[str]) -> None:
-    if _IN_PROGRESS.acquire(blocking=False):
-        try:
-            start_commits(paths)
-        finally:
-            _IN_PROGRESS.release()
+    with suppress(HangingCallError):
+        await _COMMITS.run(partial(start_commits, tuple(paths)), within_s=_WITHIN_S)

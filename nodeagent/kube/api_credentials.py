@@ -5,7 +5,6 @@ Secrets are kept out of every error, log line and ``repr``.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import os
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.config.file_trust import open_trusted
 from nodeagent.errors import ApiServerUnavailableError, ConfigError
+from nodeagent.guarded_call import GuardedCall
 from nodeagent.model.api_access import check_server_url
 from nodeagent.parsing import parse_yaml
 
@@ -65,7 +65,7 @@ class ApiCredentials:
         self._access = access
         self._identity: ApiIdentity | None = None
         self._stamps: dict[Path, tuple[int, int, int]] = {}
-        self._reading: asyncio.Future[ApiIdentity] | None = None
+        self._guard = GuardedCall[ApiIdentity]()
 
     async def current(self) -> ApiIdentity:
         """Return the identity in force. Files that cannot be read, as on a dead mount, occupy one thread at most.
@@ -73,10 +73,7 @@ class ApiCredentials:
         Raises:
             ApiServerUnavailableError: as :meth:`read`.
         """
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(asyncio.to_thread(self.read))
-            self._reading.add_done_callback(_retrieve)
-        return await asyncio.shield(self._reading)
+        return await self._guard.run(self.read)
 
     def read(self) -> ApiIdentity:
         """Return the identity in force; blocking.
@@ -108,12 +105,6 @@ class ApiCredentials:
     def discard(self) -> None:
         """Read all files at the next call, such as after a refusal of the credentials."""
         self._identity = None
-
-
-def _retrieve(reading: asyncio.Future[ApiIdentity]) -> None:
-    """Retrieve the error of a reading for which no request waits any more; asyncio would log it."""
-    if not reading.cancelled():
-        reading.exception()
 
 
 class _Files:

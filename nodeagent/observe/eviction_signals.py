@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, ObservationError
+from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_files import KUBELET_ROOT
 from nodeagent.host.signals import SignalPaths, read_other_filesystem, read_signals
@@ -86,25 +87,6 @@ class EvaluatedSignals(Record):
     warnings: tuple[str, ...]
 
 
-class _GuardedRead:
-    """Reads in a thread that may never return; at most one thread is lost."""
-
-    def __init__(self) -> None:
-        self._hung: asyncio.Future[_Read] | None = None
-
-    async def read(self, work: Callable[[], _Read]) -> tuple[_Read, str]:
-        """Return the readings, and the cause if there is none: text after the noun."""
-        if self._hung is not None and not self._hung.done():
-            return _NOTHING, "still does not answer"
-        reading = asyncio.ensure_future(asyncio.to_thread(work))
-        done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
-        if not done:
-            # A thread in statfs on a dead mount never returns. It is reused, so that at most one thread is lost.
-            self._hung = reading
-            return _NOTHING, f"does not answer within {_READ_WITHIN_S:g} s"
-        return await reading, ""
-
-
 class EvictionSignalReader:
     """Reads all signals of the node. A hanging filesystem delays only its own signals."""
 
@@ -121,8 +103,8 @@ class EvictionSignalReader:
         self._settings = settings
         self._clock = clock
         self._root = root
-        self._first = _GuardedRead()
-        self._others = _GuardedRead()
+        self._first = GuardedCall[_Read]()
+        self._others = GuardedCall[_Read]()
 
     async def read_layout(
         self, cri: CriClient, imagefs_path: str, find: FindImageFilesystems | None = None
@@ -186,8 +168,8 @@ class EvictionSignalReader:
         Other image filesystems are read apart, so that one of them delays no signal but its own.
         """
         (first, late), (others, others_late) = await asyncio.gather(
-            self._first.read(partial(self._read_signals, layout.paths)),
-            self._others.read(partial(self._read_others, layout.others)),
+            _read_in_time(self._first, partial(self._read_signals, layout.paths)),
+            _read_in_time(self._others, partial(self._read_others, layout.others)),
         )
         if late:
             first = await asyncio.to_thread(self._read_signals, SignalPaths(None))
@@ -240,6 +222,14 @@ class EvictionSignalReader:
     def now(self) -> Moment:
         """Return the current instant."""
         return Moment(self._clock.now(), self._clock.monotonic_s())
+
+
+async def _read_in_time(guard: GuardedCall[_Read], read: Callable[[], _Read]) -> tuple[_Read, str]:
+    """Return the readings, and the cause if there is none: text after the noun."""
+    try:
+        return await guard.run(read, within_s=_READ_WITHIN_S), ""
+    except HangingCallError as error:
+        return _NOTHING, str(error)
 
 
 class LayoutCache:

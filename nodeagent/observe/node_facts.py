@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent import __version__
 from nodeagent.errors import NodeAgentError, ObservationError
+from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.machine import read_machine
 from nodeagent.host.node import node_name
@@ -41,7 +42,7 @@ class NodeFactsReader:
         self._settings = settings
         self._clock = clock
         self._root = root
-        self._hung: asyncio.Future[int | None] | None = None
+        self._nodefs = GuardedCall[int | None]()
 
     async def read(
         self,
@@ -74,12 +75,10 @@ class NodeFactsReader:
 
     async def _read_nodefs(self) -> int | None:
         """Return the size of nodefs; ``None`` while it does not answer, which occupies one thread at most."""
-        if self._hung is not None and not self._hung.done():
+        try:
+            return await self._nodefs.run(self._nodefs_bytes, within_s=_READ_WITHIN_S)
+        except HangingCallError:
             return None
-        reading = asyncio.ensure_future(asyncio.to_thread(self._nodefs_bytes))
-        done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
-        self._hung = None if done else reading
-        return reading.result() if done else None
 
     def _nodefs_bytes(self) -> int | None:
         try:

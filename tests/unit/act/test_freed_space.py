@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.act import freed_space
 from nodeagent.act.freed_space import make_visible
+from nodeagent.guarded_call import GuardedCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,12 +27,13 @@ async def test_hanging_filesystem_occupies_one_thread(monkeypatch: pytest.Monkey
         released.wait(20)
 
     monkeypatch.setattr(freed_space, "start_commits", hang)
-    first = asyncio.create_task(make_visible(["/dead"]))
+    monkeypatch.setattr(freed_space, "_WITHIN_S", 0.01)
+    monkeypatch.setattr(freed_space, "_COMMITS", GuardedCall())
+    await make_visible(["/dead"])
     await asyncio.to_thread(started.wait, 20)
     await make_visible(["/var"])
     assert committed == [("/dead",)]
     released.set()
-    await first
 
 
 async def test_commit_is_started_again_after_a_failed_one(monkeypatch: pytest.MonkeyPatch) -> None:
