@@ -7,10 +7,11 @@ not the initial one, the reading is incomplete and the role unknown: a node in a
 configure its role.
 
 A process counts by its command name or ``argv[0]``, if it runs as root or as the agent's user and in the PID namespace
-of the agent. Processes of nested PID namespaces do not count: a kubelet needs the PIDs of its host, so that "kubelet"
-in a nested namespace is a node in a container (kind, k3d) with a runtime of its own, or a tenant's attempt to disable
-eviction. A kubelet in a container with the host's PID namespace (RKE, Talos) counts, and so does a tenant's process
-there: such a pod is privileged anyway. ``/proc/PID/exe`` is not read, since that takes ``CAP_SYS_PTRACE``.
+of the agent. Set-user-ID programs of other users do not count: any user can start ``su`` under the name of a kubelet.
+Processes of nested PID namespaces do not count: a kubelet needs the PIDs of its host, so that "kubelet" in a nested
+namespace is a node in a container (kind, k3d) with a runtime of its own, or a tenant's attempt to disable eviction. A
+kubelet in a container with the host's PID namespace (RKE, Talos) counts, and so does a tenant's process there: such a
+pod is privileged anyway. ``/proc/PID/exe`` is not read, since that takes ``CAP_SYS_PTRACE``.
 
 Listeners count on the ports 10248 and 10250 if root or the agent's user owns them; their process is unknown. A root
 process of a pod in the host's network can therefore disable eviction: in doubt the agent runs beside a kubelet.
@@ -150,8 +151,8 @@ class KubeletTraceReader:
     def _manages_node(self, status: bytes) -> bool:
         """Return whether a process is alive, in this PID namespace, and of a user with access to the runtime.
 
-        Source: proc(5), ``status``: ``State``, ``Uid`` (the second is the effective one), ``NSpid`` (a PID for each
-        namespace, starting with that of the reader).
+        Source: proc(5), ``status``: ``State``, ``Uid`` (real, effective, saved and that of files; the first is of the
+        user who started a set-user-ID program), ``NSpid`` (a PID for each namespace, starting with that of the reader).
         """
         fields = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
         if fields.get(b"State", b"").strip()[:1] in (b"Z", b"X"):
@@ -159,7 +160,7 @@ class KubeletTraceReader:
         if len(fields.get(b"NSpid", b"").split()) > 1:
             return False
         users = fields.get(b"Uid", b"").split()
-        return len(users) < 2 or not users[1].isdigit() or int(users[1]) in self._uids
+        return all(not each.isdigit() or int(each) in self._uids for each in users)
 
 
 def read_kubelet_traces(clock: Clock, root: Path | None = None) -> KubeletTraces:

@@ -28,15 +28,18 @@ from nodeagent.model import ContainerState, FsObservation, ListContradiction, No
 from nodeagent.parsing import parse_json
 from nodeagent.plan.gc.consistency import RuntimeLists, SuspicionKind, find_suspicions
 from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.plan.shutdown.stop_signals import signal_number
 from nodeagent.runtime.containerd_records import decode_blob, decode_snapshot, decode_stored_image
 from nodeagent.runtime.cri_messages import (
     decode_container,
     decode_container_details,
     decode_container_usage,
+    decode_filesystem,
     decode_image,
     decode_sandbox,
     decode_sandbox_details,
     decode_status,
+    decode_stop_signal,
     merge_images,
 )
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Inventory, Stored
@@ -142,9 +145,10 @@ _NEVER_EXPLAINED: Final = (SuspicionKind.DUPLICATE_ID, SuspicionKind.ID_MISSING)
 
 
 def runtime(data: bytes) -> bool:
-    """Decode, check and plan answers of the runtime, given as JSON of their messages or, after a digit, as bytes."""
-    if data[:1].isdigit():
-        return _decoded(_ANSWERS[int(data[:1])], data[1:])
+    """Decode, check and plan answers of the runtime, given as JSON of their messages or, after a letter, as bytes."""
+    kind = data[0] - ord("a") if data else -1
+    if kind in range(len(_ANSWERS)):
+        return _decoded(_ANSWERS[kind], data[1:])
     try:
         document = parse_json(data)
     except ValueError:
@@ -202,6 +206,8 @@ _ANSWERS: Final[tuple[tuple[type[Message], Callable[[Any], object]], ...]] = (
     (api.PodSandboxStatusResponse, decode_sandbox_details),
     (api.StatusResponse, decode_status),
     (api.ListContainerStatsResponse, lambda answer: [decode_container_usage(each) for each in answer.stats]),
+    (api.ImageStatusResponse, lambda answer: signal_number(decode_stop_signal(answer))),
+    (api.ImageFsInfoResponse, lambda answer: [decode_filesystem(each) for each in answer.image_filesystems]),
     (images_pb2.Image, decode_stored_image),
     (content_pb2.Info, decode_blob),
     (snapshots_pb2.Info, decode_snapshot),
@@ -243,6 +249,8 @@ def _runtime_seeds() -> tuple[bytes, ...]:
     ]
     document = {"images": images, "containers": containers, "sandboxes": sandboxes}
     info = json.dumps({"config": {"linux": {"resources": {"oom_score_adj": 5}}}, "pid": 5, "image": "r/a:1"})
+    stop = json.dumps({"imageSpec": {"config": {"StopSignal": "SIGRTMIN+3"}}})
+    filesystem = {"timestamp": str(ended), "fs_id": {"mountpoint": "/v"}, "used_bytes": {"value": "5"}}
     status = {"status": containers[1] | {"finished_at": str(ended)}, "info": {"info": info}}
     messages: tuple[Message, ...] = (
         ParseDict({"images": images}, api.ListImagesResponse()),
@@ -250,10 +258,15 @@ def _runtime_seeds() -> tuple[bytes, ...]:
         ParseDict({"items": sandboxes}, api.ListPodSandboxResponse()),
         ParseDict(status, api.ContainerStatusResponse(), ignore_unknown_fields=True),
         ParseDict({"status": sandboxes[0], "info": {"info": info}}, api.PodSandboxStatusResponse()),
+        ParseDict({"image": images[0], "info": {"info": stop}}, api.ImageStatusResponse(), ignore_unknown_fields=True),
+        ParseDict({"image_filesystems": [filesystem]}, api.ImageFsInfoResponse()),
     )
     return (
         json.dumps(document).encode(),
-        *(b"%d" % number + each.SerializeToString() for number, each in enumerate(messages)),
+        *(
+            bytes([ord("a") + [kind for kind, _ in _ANSWERS].index(type(each))]) + each.SerializeToString()
+            for each in messages
+        ),
     )
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import stat
+import subprocess
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.api.client import ControlClient, DaemonRefusedError
+from nodeagent.clock import SystemClock
 from nodeagent.config.loading import load
 from nodeagent.errors import ConfigError, ObservationError
+from nodeagent.host.kubelet_detection import read_kubelet_traces
 from nodeagent.host.port_owners import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model import TRUSTED, Hold
@@ -25,7 +30,6 @@ from tests.unit.control_node import serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.security.conftest import Attacker
 
@@ -121,6 +125,32 @@ def test_kubelet_of_a_local_user_receives_no_request(place: Path, attacker: Atta
         asyncio.run(KubeletPods(access, port_owners).read())
     os.waitpid(pid, 0)
     assert (received / "request").read_bytes() == b""
+
+
+def test_program_of_root_started_by_a_local_user_as_kubelet_is_no_kubelet(attacker: Attacker) -> None:
+    user = attacker.uid
+    program = Path("/usr/bin/su")
+    if not program.is_file() or not program.stat().st_mode & stat.S_ISUID:
+        pytest.skip("su is not installed")
+    with subprocess.Popen(
+        ["kubelet"],
+        executable=program,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        user=user,
+        group=user,
+        extra_groups=[],
+        cwd="/",
+    ) as started:
+        try:
+            status = Path(f"/proc/{started.pid}/status").read_text()
+            assert f"Uid:\t{user}\t0\t" in status, "the attack itself has a defect"
+            found = read_kubelet_traces(SystemClock(), Path("/")).processes
+            assert started.poll() is None
+            assert started.pid not in {each.pid for each in found}
+        finally:
+            started.kill()
 
 
 def test_control_socket_of_a_local_user_receives_no_command(place: Path, attacker: Attacker) -> None:

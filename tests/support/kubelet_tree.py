@@ -17,7 +17,7 @@ Ngid:\t0
 Pid:\t{pid}
 PPid:\t1
 TracerPid:\t0
-Uid:\t{uid}\t{uid}\t{uid}\t{uid}
+Uid:\t{real_uid}\t{uid}\t{uid}\t{uid}
 Gid:\t{uid}\t{uid}\t{uid}\t{uid}
 FDSize:\t256
 Groups:\t \n\
@@ -58,6 +58,7 @@ def add_process(
     arguments: Iterable[str] = (),
     *,
     uid: int = 0,
+    real_uid: int | None = None,
     inside: Iterable[int] = (),
     state: str = "S (sleeping)",
 ) -> Path:
@@ -67,7 +68,16 @@ def add_process(
     (directory / "comm").write_text(f"{name[:15]}\n")
     (directory / "cmdline").write_text("".join(f"{each}\0" for each in arguments))
     numbers = "\t".join(map(str, (pid, *inside)))
-    (directory / "status").write_text(_STATUS.format(name=name[:15], state=state, pid=pid, uid=uid, inside=numbers))
+    (directory / "status").write_text(
+        _STATUS.format(
+            name=name[:15],
+            state=state,
+            pid=pid,
+            uid=uid,
+            real_uid=uid if real_uid is None else real_uid,
+            inside=numbers,
+        )
+    )
     return directory
 
 

@@ -96,6 +96,11 @@ def test_process_of_another_user_than_root_or_the_agent_is_ignored(root: Path) -
     assert KubeletTraceReader(Clock(), root, uid=4711).read().processes == (KubeletProcess(812, "kubelet"),)
 
 
+def test_set_user_id_program_of_another_user_is_ignored(root: Path) -> None:
+    add_process(root, 812, "su", ("kubelet", "--config=/tmp/config"), real_uid=4711)
+    assert read(root).processes == ()
+
+
 @pytest.mark.parametrize("state", ["Z (zombie)", "X (dead)"])
 def test_dead_process_is_ignored(root: Path, state: str) -> None:
     add_process(root, 812, "kubelet", ("kubelet",), state=state)
