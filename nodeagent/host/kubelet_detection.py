@@ -4,7 +4,8 @@ All of them are readable under the unit's hardening: ``hidepid`` (``ProtectProc=
 mount, which is 0, so that root in group 0 sees every process. An agent in a container, or in a unit with
 ``PrivatePIDs=`` or another group, sees fewer. If process 1 or the socket tables are missing, or the PID namespace is
 not the initial one, the reading is incomplete and the role unknown: a node in a container (LXC, nspawn) has to
-configure its role.
+configure its role. So it is for an agent in a container with the host's PIDs, recognised by its cgroup: files of the
+kubelet, the only trace of a stopped one, are hidden there.
 
 A process counts by its command name or ``argv[0]``, if it runs as root or as the agent's user and in the PID namespace
 of the agent. Set-user-ID programs of other users do not count: any user can start ``su`` under the name of a kubelet.
@@ -47,6 +48,9 @@ _NAME: Final = re.compile(
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 _HYPERKUBE: Final = b"hyperkube"
 _FIRST_NAMESPACE: Final = "pid:[4026531836]"  # Source: kernel proc_ns.h, PROC_PID_INIT_INO
+_FIRST_CGROUP_NAMESPACE: Final = "cgroup:[4026531835]"  # Source: kernel proc_ns.h, PROC_CGROUP_INIT_INO
+_CONTAINER_CGROUP: Final = re.compile(rb"/kubepods|(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+"""Path of a pod's or a container's cgroup, named by its id."""
 _READ_BYTES: Final = 4096
 _MAX_ARGUMENTS_BYTES: Final = 128 << 10
 _ALL_EVERY_S: Final = 30.0
@@ -99,8 +103,10 @@ class KubeletTraceReader:
             pids = sorted(int(name) for name in os.listdir(proc) if name.isdecimal())  # noqa: PTH208 - only names are needed
             if pids[:1] != [1]:
                 hidden.append(f"process 1 is hidden in {proc}")
-            elif _namespace(proc) not in ("", _FIRST_NAMESPACE):
+            elif _namespace(proc, "pid") not in ("", _FIRST_NAMESPACE):
                 hidden.append("processes of the node are hidden: the agent runs in its own PID namespace")
+            elif _is_container(proc):
+                hidden.append("files of the node are hidden: the agent runs in a container")
         except OSError as error:
             hidden.append(read_error(error))
             return
@@ -183,12 +189,27 @@ def _read(path: str, limit_bytes: int = _READ_BYTES) -> bytes:
         os.close(descriptor)
 
 
-def _namespace(proc: str) -> str:
-    """Return the PID namespace of the agent; empty if the kernel does not report it."""
+def _namespace(proc: str, kind: str) -> str:
+    """Return a namespace of the agent, ``pid`` or ``cgroup``; empty if the kernel does not report it."""
     try:
-        return os.readlink(f"{proc}/self/ns/pid")  # noqa: PTH115 - the target is a name
+        return os.readlink(f"{proc}/self/ns/{kind}")  # noqa: PTH115 - the target is a name
     except OSError:
         return ""
+
+
+def _is_container(proc: str) -> bool:
+    """Return whether the agent is in a cgroup namespace of its own, or in the cgroup of a pod or container.
+
+    Runtimes create a cgroup namespace with cgroup v2; with v1, and on request, the path has the id. A service of
+    systemd has neither. Mount namespaces do not differ in kind, and roots cannot be compared without
+    ``CAP_SYS_PTRACE``.
+    """
+    if _namespace(proc, "cgroup") not in ("", _FIRST_CGROUP_NAMESPACE):
+        return True
+    try:
+        return _CONTAINER_CGROUP.search(_read(f"{proc}/self/cgroup")) is not None
+    except OSError:
+        return False
 
 
 def _printable(name: bytes) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.host.kubelet_detection import KubeletTraceReader
-from nodeagent.model import KubeletProcess, KubeletTraces
+from nodeagent.model import KubeletProcess, KubeletTraces, Role
+from nodeagent.plan.node_role import decide_role
 from tests.support.kubelet_tree import ESTABLISHED, add_file, add_process, add_socket, make_node
 
 if TYPE_CHECKING:
@@ -166,6 +167,34 @@ def test_nested_pid_namespace_makes_the_reading_incomplete(root: Path, namespace
     (root / "proc/self/ns").mkdir()
     (root / "proc/self/ns/pid").symlink_to(namespace)
     assert (read(root) == KubeletTraces()) == complete
+
+
+@pytest.mark.parametrize(
+    ("namespace", "cgroup", "complete"),
+    [
+        ("cgroup:[4026531835]", "0::/system.slice/nodeagent.service\n", True),
+        ("cgroup:[4026531835]", f"0::/user.slice/{'a' * 63}\n", True),
+        ("", "", True),
+        ("cgroup:[4026532711]", "0::/\n", False),
+        ("cgroup:[4026531835]", "0::/kubepods.slice/kubepods-pod12.slice/x.scope\n", False),
+        ("cgroup:[4026531835]", f"9:pids:/docker/{'0a' * 32}\n8:cpu:/\n", False),
+        ("cgroup:[4026531835]", f"0::/system.slice/nerdctl-{'0a' * 32}.scope\n", False),
+        ("", f"0::/machine.slice/libpod-{'0a' * 32}.scope/container\n", False),
+    ],
+)
+def test_container_with_the_pids_of_the_host_makes_the_reading_incomplete(
+    root: Path, namespace: str, cgroup: str, complete: bool
+) -> None:
+    (root / "proc/self/ns").mkdir(parents=True)
+    (root / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
+    if namespace:
+        (root / "proc/self/ns/cgroup").symlink_to(namespace)
+    if cgroup:
+        (root / "proc/self/cgroup").write_text(cgroup)
+    found = read(root)
+    hidden = "files of the node are hidden: the agent runs in a container"
+    assert found.unreadable == (() if complete else (hidden,))
+    assert decide_role(found, None).role is (Role.STANDALONE if complete else Role.BESIDE_KUBELET)
 
 
 @pytest.mark.parametrize("port", [10248, 10250])

@@ -100,3 +100,20 @@ def test_processes_are_visible_under_the_hardening_of_the_unit(tmp_path: Path) -
         exec setpriv --bounding-set -all --inh-caps -all --no-new-privs "$PYTHON" -c "$PROGRAM" "$ROOT"
     """
     assert in_namespaces(tmp_path, script) == [["kubelet"], [], NESTED]
+
+
+def test_own_cgroup_namespace_makes_the_role_unknown() -> None:
+    words = ["unshare", "--user", "--map-root-user", "--cgroup"]
+    program = [*words, sys.executable, "-c", _PROGRAM, "/"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    if ended.returncode and "unshare:" in ended.stderr:
+        pytest.skip(f"namespaces not permitted for this user: {ended.stderr.strip()}")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)[2][:1] in (
+        ["files of the node are hidden: the agent runs in a container"],
+        NESTED,  # the tests themselves run in a PID namespace of their own
+    )
