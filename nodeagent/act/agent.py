@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from nodeagent.act.agent_parts import AgentParts
     from nodeagent.act.gc.dry_run_changes import DryRunWatch
     from nodeagent.act.gc.outcomes import PassReport, Result
     from nodeagent.act.gc.pass_record import PassStart
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot, RoleDecision
     from nodeagent.observe.bound_pods import BoundPods
     from nodeagent.observe.node_snapshot import Observer
+    from nodeagent.observe.watched_pods import WatchedPods
     from nodeagent.plan.gc.storage_breakdown import Breakdown
     from nodeagent.runtime.connection import CallObserver
     from nodeagent.runtime.cri import CriClient
@@ -67,6 +69,7 @@ class Agent:
     Attributes:
         storage: the runtime's own image and layer records.
         bound_pods: pods bound to this node, with the state of the kubelet's list.
+        watched_pods: pods of this node as watched at the API server.
         roles: role watch of this node, evaluated by every pass.
         record: whether the agent writes state files (image use, history).
         dry_run: whether passes only report the planned removals.
@@ -85,6 +88,7 @@ class Agent:
     recovery: RemovalRecovery
     undo: ImageUndo
     bound_pods: BoundPods
+    watched_pods: WatchedPods
     roles: RoleWatch
     record: bool
     dry_run: bool
@@ -287,6 +291,20 @@ def _abandoning(recorder: HistoryRecorder) -> Iterator[None]:
         raise
 
 
+def _collector(
+    parts: AgentParts, observer: Observer, recovery: RemovalRecovery, undo: ImageUndo, *, dry_run: bool
+) -> Collector:
+    return Collector(
+        observer,
+        parts.make_removers(observer),
+        parts.settings.policy,
+        clock=parts.clock,
+        read_filesystem=parts.read_filesystem,
+        completion=RemovalCompletion(parts.storage.collect_garbage, recovery.run, undo),
+        dry_run=dry_run,
+    )
+
+
 @asynccontextmanager
 async def open_agent(  # noqa: PLR0913 - the options of a composition
     settings: Settings,
@@ -296,6 +314,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
     clock: Clock | None = None,
     observer_of_calls: CallObserver | None = None,
     roles: RoleWatch | None = None,
+    watched_pods: WatchedPods | None = None,
 ) -> AsyncIterator[Agent]:
     """Compose an agent from its settings; its connection is closed on exit.
 
@@ -306,6 +325,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         clock: the system clock unless given.
         observer_of_calls: called after every call to the runtime; see ``RuntimeConnection``.
         roles: the daemon's role watch, with its hysteresis; a new one unless given.
+        watched_pods: the daemon's watch of pods; none unless given.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
@@ -313,20 +333,19 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
     clock = clock or SystemClock()
     roles = RoleWatch(clock) if roles is None else roles
     await roles.evaluate(settings.role)
-    opened = open_parts(settings, record=record, clock=clock, roles=roles, observer_of_calls=observer_of_calls)
+    opened = open_parts(
+        settings,
+        record=record,
+        clock=clock,
+        roles=roles,
+        watched_pods=watched_pods,
+        observer_of_calls=observer_of_calls,
+    )
     async with opened as parts:
         observer = parts.make_observer()
         recovery = RemovalRecovery(parts.storage, parts.pass_lock, clock)
         undo = parts.make_undo()
-        collector = Collector(
-            observer,
-            parts.make_removers(observer),
-            settings.policy,
-            clock=clock,
-            read_filesystem=parts.read_filesystem,
-            completion=RemovalCompletion(parts.storage.collect_garbage, recovery.run, undo),
-            dry_run=dry_run,
-        )
+        collector = _collector(parts, observer, recovery, undo, dry_run=dry_run)
         history = History(settings.state_directory, writer=own_process(), is_running=is_running)
         writer = HistoryWriter(history, configured_retention(settings), clock, parts.is_clock_trusted)
         yield Agent(
@@ -342,6 +361,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             recovery,
             undo,
             parts.bound_pods,
+            parts.watched_pods,
             roles,
             record,
             dry_run,

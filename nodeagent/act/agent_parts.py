@@ -16,6 +16,7 @@ from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.observe.pod_images import make_bound_pods, make_pod_image_reader
 from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
+from nodeagent.observe.watched_pods import WatchedPods
 from nodeagent.record import Record
 from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.containerd import ContainerdClient
@@ -49,7 +50,8 @@ class AgentParts(Record):
         storage: the runtime's own image and layer records.
         roles: role watch of this node, evaluated by every snapshot.
         bound_pods: pods bound to this node, with the state of the kubelet's list.
-        read_pod_images: reads the images that the kubelet's pods reference.
+        watched_pods: pods of this node as watched at the API server.
+        read_pod_images: reads the images that pods of this node reference.
     """
 
     settings: Settings
@@ -59,18 +61,26 @@ class AgentParts(Record):
     store: Store
     roles: RoleWatch
     bound_pods: BoundPods
+    watched_pods: WatchedPods
     read_pod_images: PodImageSource
 
     @classmethod
-    def compose(
-        cls, settings: Settings, clock: Clock, connection: RuntimeConnection, store: Store, roles: RoleWatch
+    def compose(  # noqa: PLR0913 - the shared parts
+        cls,
+        settings: Settings,
+        clock: Clock,
+        connection: RuntimeConnection,
+        *,
+        store: Store,
+        roles: RoleWatch,
+        watched_pods: WatchedPods,
     ) -> Self:
         """Return the parts of an agent on a connection."""
         storage = _storage_backend(settings, connection, clock, store)
         cri = CriClient(connection)
         bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
-        read_pod_images = make_pod_image_reader(settings.kubelet, clock, bound_pods).read
-        return cls(settings, clock, cri, storage, store, roles, bound_pods, read_pod_images)
+        read_pod_images = make_pod_image_reader(settings.kubelet, clock, bound_pods, watched_pods).read
+        return cls(settings, clock, cri, storage, store, roles, bound_pods, watched_pods, read_pod_images)
 
     @property
     def pass_lock(self) -> Path:
@@ -108,6 +118,7 @@ class AgentParts(Record):
             read_role=self.read_role,
             find_running=partial(find_running, clock=self.clock),
             read_pod_images=self.read_pod_images,
+            read_pod_list=self.watched_pods.pod_list,
         )
 
     def make_removers(self, observer: Observer) -> RemoverFactory:
@@ -137,12 +148,13 @@ class AgentParts(Record):
 
 
 @asynccontextmanager
-async def open_parts(
+async def open_parts(  # noqa: PLR0913 - as of an agent
     settings: Settings,
     *,
     record: bool,
     clock: Clock,
     roles: RoleWatch,
+    watched_pods: WatchedPods | None = None,
     observer_of_calls: CallObserver | None = None,
 ) -> AsyncIterator[AgentParts]:
     """Return the parts of an agent on a connection of their own, closed on exit; arguments as of ``open_agent``.
@@ -152,8 +164,9 @@ async def open_parts(
     """
     gaps = gap_limits(settings.image_interval_s, settings.policy.images.maximum_unused_age_s)
     store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record, gaps=gaps)
+    watched = WatchedPods(clock) if watched_pods is None else watched_pods
     async with configured_connection(settings, with_removals=True, observer=observer_of_calls) as connection:
-        yield AgentParts.compose(settings, clock, connection, store, roles)
+        yield AgentParts.compose(settings, clock, connection, store=store, roles=roles, watched_pods=watched)
 
 
 def pass_lock(settings: Settings) -> Path:

@@ -88,10 +88,11 @@ class PodListStatus(Part, frozen=True, kw_only=True):
     """A list of the pods bound to this node, other than the runtime's.
 
     Attributes:
-        source: ``kubelet``.
+        source: ``API server`` or ``kubelet``.
         observed_at: time of the last successful reading; ``None`` before the first.
         pods: number of pods in it.
-        completeness: ``source-listed``, ``unconfirmed``, ``partial`` or ``unknown``; none proves a deletion.
+        completeness: ``synced`` or ``outdated`` of a watch of the API server, of which ``synced`` proves deletions;
+            ``source-listed``, ``unconfirmed`` or ``partial`` of the kubelet's list, which proves none; or ``unknown``.
         detail: evidence against completeness; empty without any.
         problem: cause of the last failure; empty after a success.
     """

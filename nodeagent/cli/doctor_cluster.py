@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nodeagent.cli.session import run_async
 from nodeagent.clock import SystemClock
 from nodeagent.host.node import node_name
-from nodeagent.plan.kubernetes.access_check import check_api_access
+from nodeagent.plan.kubernetes.access_check import check_api_access, check_pod_access
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 
 def cluster_findings(settings: Settings) -> Iterator[Finding]:
-    """Yield the finding on trust, credentials and rules; none where no API server is configured."""
+    """Yield the findings on trust, credentials, rules and watched pods; none where no API server is configured."""
     access = settings.kubernetes.access
     if access is None:
         return
-    from nodeagent.observe.api_access_check import read_api_access  # noqa: PLC0415 - imports OpenSSL
+    from nodeagent.observe.api_access_check import read_api_access, read_pod_access  # noqa: PLC0415 - imports OpenSSL
 
-    facts = run_async(read_api_access(access, node_name(settings.kubelet.node_name)))
+    name = node_name(settings.kubelet.node_name)
+    facts = run_async(read_api_access(access, name))
     yield check_api_access(
         facts.error, facts.missing, facts.expires_at, is_registered=facts.is_registered, now=SystemClock().now()
     )
+    if settings.kubernetes.watch_pods and not facts.error:
+        yield check_pod_access(*run_async(read_pod_access(access, name)))

@@ -180,6 +180,11 @@ def _pod_lists(status: Status) -> list[Line]:
         line = Line(f"pod list: {escape(each.address)}: {each.pods} pods{age}", "dim")
         if each.problem:
             line = Line(f"pod list: {escape(each.problem)}", "bold red")
+        if each.completeness == "synced":
+            line.append("; synced", "dim")
+        if each.completeness == "outdated":
+            because = f": {escape(each.detail)}" if each.detail else ""
+            line.append(f"; outdated{because}; no deletion is proven", "bold yellow")
         if each.completeness == "partial":
             line.append(f"; {escape(each.detail)}; no image is removed", "bold yellow")
         lines.append(line)

@@ -20,6 +20,7 @@ class KubernetesSettings(Record):
         reservation: resources that pods cannot use.
         max_pods: number of pods that the scheduler may place on the node.
         register: whether the node is registered where no kubelet does it.
+        watch_pods: whether the pods of this node are watched at the API server.
         access: access to the API server; ``None`` without one.
         registration: configured part of the Node object.
     """
@@ -28,6 +29,7 @@ class KubernetesSettings(Record):
     reservation: Reservation = NO_RESERVATION
     max_pods: int = 0
     register: bool = False
+    watch_pods: bool = False
     access: ApiAccess | None = None
     registration: RegistrationPolicy = field(default_factory=RegistrationPolicy)
 

@@ -115,6 +115,11 @@ class KubernetesSection(Section):
         description="Whether the daemon registers this node and sends its heartbeats. Refused beside a kubelet, and "
         "suspended in a dry run. The API server must be allowed in the unit (IPAddressAllow).",
     )
+    watch_pods: Switch = Field(
+        False,
+        description="Whether the daemon watches the pods of this node at the API server: the best source of priority, "
+        "requests and QoS, and beside a kubelet the only proof that a pod is deleted.",
+    )
     kubeconfig: OptionalPath = Field(
         "",
         description="kubeconfig with server, CA and credentials of its current context. Excludes the five settings "
@@ -190,8 +195,9 @@ def api_access(section: KubernetesSection) -> ApiAccess | None:
     if not section.kubeconfig and not section.server:
         if any(files):
             raise ConfigError("credentials without server: set server, or kubeconfig alone")
-        if section.register_node:
-            raise ConfigError("register_node = true requires kubeconfig or server")
+        for name in ("register_node", "watch_pods"):
+            if getattr(section, name):
+                raise ConfigError(f"{name} = true requires kubeconfig or server")
         return None
     ca_file, token_file, certificate_file, key_file = (Path(each) if each else None for each in files)
     return ApiAccess(
@@ -208,6 +214,7 @@ def kubernetes_settings(section: KubernetesSection) -> KubernetesSettings:
     """Return the settings of a valid section."""
     return KubernetesSettings(
         register=section.register_node,
+        watch_pods=section.watch_pods,
         access=api_access(section),
         registration=RegistrationPolicy(
             labels=parse_labels(section.labels),

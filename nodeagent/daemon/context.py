@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.daemon.reload_grace import BY_RELOAD, ReloadGrace, StoredMode, grace_needed_s
 from nodeagent.observe.node_role import RoleWatch
+from nodeagent.observe.watched_pods import WatchedPods
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.telemetry.counters import Counters
 
@@ -64,6 +65,7 @@ class DaemonContext:
         pausing: taken while a pause starts or ends, so that the pause in force and the stored one agree.
         counters: metrics counted from events and calls.
         roles: role of this node, for all tasks.
+        watched_pods: pods of this node as watched at the API server.
     """
 
     settings: Settings
@@ -92,6 +94,7 @@ class DaemonContext:
         self.pausing = asyncio.Lock()
         self.counters = Counters(self.clock)
         self.roles = RoleWatch(self.clock, self.logger)
+        self.watched_pods = WatchedPods(self.clock)
         self._next: Settings | None = None
 
     @property

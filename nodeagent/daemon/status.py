@@ -295,16 +295,18 @@ async def _runtime(agent: Agent) -> RuntimeStatus:
 
 
 async def _pod_lists(agent: Agent) -> tuple[PodListStatus, ...]:
-    """Return the state of the kubelet's list, read again if it is older than ``_POD_LIST_AGE_S`` or failed."""
+    """Return the state of the watch, and of the kubelet's list, which is read again if it is old or failed."""
+    watch = agent.watched_pods.reading()
+    watched = () if watch is None else (PodListStatus.of(watch),)
     before = agent.bound_pods.state
     if before is None:
-        return ()
+        return watched
     try:
         async with asyncio.timeout(_READ_WITHIN_S):
             state = await agent.bound_pods.read(max_age_s=_READ_WITHIN_S if before.error else _POD_LIST_AGE_S)
     except TimeoutError:
         state = before.with_error(f"{before.address}: no answer within {_READ_WITHIN_S:g} s")
-    return (PodListStatus.of(state or before),)
+    return (*watched, PodListStatus.of(state or before))
 
 
 def _filesystems(agent: Agent, layout: SignalLayout, others: Sequence[ImageFilesystem]) -> tuple[FilesystemStatus, ...]:

@@ -18,6 +18,7 @@ from nodeagent.daemon.control.socket import refuse_second_agent
 from nodeagent.daemon.eviction.composition import eviction_tasks
 from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.http.textfile_task import TextfileTask
+from nodeagent.daemon.kubernetes.pod_watch import PodWatchTask
 from nodeagent.daemon.kubernetes.task import RegistrationTask
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import (
@@ -77,6 +78,7 @@ def daemon_tasks(context: DaemonContext) -> Sequence[DaemonTask]:
         MetricsTask(context),
         TextfileTask(context),
         RegistrationTask(context),
+        PodWatchTask(context),
     )
 
 
@@ -213,6 +215,7 @@ async def _serve_one_agent(context: DaemonContext) -> None:
         clock=context.clock,
         observer_of_calls=context.observe_call,
         roles=context.roles,
+        watched_pods=context.watched_pods,
     ) as agent:
         _log_start(agent, context.logger)
         await agent.log_interrupted(context.logger)

@@ -7,56 +7,20 @@ It is built on h11, asyncio and ssl, which the daemon has loaded or takes 3 MiB 
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Final, TypeVar
 
-import h11
 import msgspec
 
-from nodeagent import __version__
-from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.kube.tls_stream import TlsStream
-from nodeagent.record import Record
-from nodeagent.text import escape
+from nodeagent.errors import ApiServerUnavailableError
+from nodeagent.kube.api_connection import ApiConnection, ClosedBeforeAnswerError, cause_of, place_of, refusal
 
 if TYPE_CHECKING:
-    from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
+    from nodeagent.kube.api_connection import ApiRequest
+    from nodeagent.kube.api_credentials import ApiCredentials
     from nodeagent.model.api_access import ApiAccess
 
 T = TypeVar("T")
-JSON: Final = "application/json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
-_MAX_SHOWN: Final = 300
-_MAX_RETRY_AFTER_S: Final = 60.0
-_HINTS: Final = {
-    401: "credentials refused: expired, revoked or of another cluster",
-    403: "the identity of the agent lacks this rule",
-}
-
-
-class ApiStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer of a refused request. Source: Kubernetes ``metav1.Status``."""
-
-    reason: str = ""
-    message: str = ""
-
-
-class ApiRequest(Record):
-    """One request.
-
-    Attributes:
-        method: such as ``PATCH``.
-        target: path and query, quoted.
-        body: JSON; empty without a body.
-        content_type: form of the body.
-    """
-
-    method: str
-    target: str
-    body: bytes = b""
-    content_type: str = JSON
 
 
 class ApiClient:
@@ -66,7 +30,7 @@ class ApiClient:
         """Create a client; the first request opens the connection."""
         self._access = access
         self._credentials = credentials
-        self._connection: _Connection | None = None
+        self._connection: ApiConnection | None = None
         self._lock = asyncio.Lock()
 
     async def send(self, request: ApiRequest, kind: type[T]) -> T:
@@ -85,7 +49,7 @@ class ApiClient:
             except TimeoutError as error:
                 self._close()
                 raise ApiServerUnavailableError(
-                    f"{self._where(request)}: no answer in {self._access.timeout_s:g} s"
+                    f"{place_of(request)}: no answer in {self._access.timeout_s:g} s"
                 ) from error
             except BaseException:
                 self._close()
@@ -93,11 +57,11 @@ class ApiClient:
         if status >= 300:
             if status == 401:
                 self._credentials.discard()
-            raise _refusal(self._where(request), status, headers, body)
+            raise refusal(place_of(request), status, headers, body)
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise ApiServerUnavailableError(f"{self._where(request)}: answer is not a {kind.__name__}") from error
+            raise ApiServerUnavailableError(f"{place_of(request)}: answer is not a {kind.__name__}") from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -109,15 +73,15 @@ class ApiClient:
         if connection is not None and connection.identity is identity and connection.reusable:
             try:
                 return await connection.exchange(request, self._access.max_bytes)
-            except _ClosedBeforeAnswerError:
+            except ClosedBeforeAnswerError:
                 pass  # an idle connection that the server has closed
         self._close()
-        self._connection = await _Connection.open(identity, self._where(request))
+        self._connection = await ApiConnection.open(identity, place_of(request))
         try:
             return await self._connection.exchange(request, self._access.max_bytes)
-        except _ClosedBeforeAnswerError as error:
+        except ClosedBeforeAnswerError as error:
             raise ApiServerUnavailableError(
-                f"{self._where(request)}: {_cause(error.__cause__) if error.__cause__ else 'connection closed'}"
+                f"{place_of(request)}: {cause_of(error.__cause__) if error.__cause__ else 'connection closed'}"
             ) from error
 
     def _close(self) -> None:
@@ -125,193 +89,81 @@ class ApiClient:
             self._connection.close()
         self._connection = None
 
-    def _where(self, request: ApiRequest) -> str:
-        return f"API server: {request.method} {request.target.partition('?')[0]}"
 
+class ApiStream:
+    """The lines of one long answer, over a connection of its own.
 
-class _ClosedBeforeAnswerError(Exception):
-    """The server closed the connection before the first byte of an answer."""
+    A server may end it at any time; the caller then sends the next request.
+    """
 
+    def __init__(self, access: ApiAccess, credentials: ApiCredentials, *, idle_s: float, max_line_bytes: int) -> None:
+        """Prepare a stream.
 
-class _Connection:
-    """One TLS connection."""
+        Args:
+            access: deadline of the first byte of the answer.
+            credentials: of the request.
+            idle_s: time without a complete line after which the stream ends.
+            max_line_bytes: limit of a line.
+        """
+        self._access = access
+        self._credentials = credentials
+        self._idle_s = idle_s
+        self._max_line_bytes = max_line_bytes
+        self._connection: ApiConnection | None = None
+        self._where = ""
+        self._pending = bytearray()
+        self._searched = 0
 
-    def __init__(self, identity: ApiIdentity, stream: TlsStream, where: str) -> None:
-        self.identity = identity
-        self._stream = stream
-        self._where = where
-        self._http = h11.Connection(h11.CLIENT)
-
-    @classmethod
-    async def open(cls, identity: ApiIdentity, where: str) -> _Connection:
-        """Return an open connection to a verified server.
+    async def open(self, request: ApiRequest) -> None:
+        """Send the request; return once the server accepts it.
 
         Raises:
-            ApiServerUnavailableError: no connection, or the certificate is not trusted.
+            ApiServerRefusedError: the server refused the request; the text has status, reason and message.
+            ApiServerUnavailableError: no answer in time.
         """
-        parts = urlsplit(identity.url)
-        host = parts.hostname or ""
-        context = await asyncio.to_thread(tls_context, identity)
+        self._where = place_of(request)
         try:
-            reader, writer = await asyncio.open_connection(host, parts.port or 443)
-        except (OSError, UnicodeError) as error:
-            raise ApiServerUnavailableError(f"{where}: {_cause(error)}") from error
-        try:
-            stream = TlsStream(reader, writer, context, identity.server_name or host)
-            await stream.handshake()
-        except (OSError, ValueError) as error:
-            writer.transport.abort()
-            raise ApiServerUnavailableError(f"{where}: {_cause(error)}") from error
-        except BaseException:  # a deadline or a cancellation
-            writer.transport.abort()
-            raise
-        return cls(identity, stream, where)
+            async with asyncio.timeout(self._access.timeout_s):
+                identity = await self._credentials.current()
+                self._connection = await ApiConnection.open(identity, self._where)
+                status, headers = await self._connection.begin(request)
+                refused = await self._connection.rest(self._max_line_bytes) if status >= 300 else b""
+        except ClosedBeforeAnswerError as error:
+            raise ApiServerUnavailableError(f"{self._where}: {cause_of(error.__cause__)}") from error
+        except TimeoutError as error:
+            raise ApiServerUnavailableError(f"{self._where}: no answer in {self._access.timeout_s:g} s") from error
+        if status >= 300:
+            if status == 401:
+                self._credentials.discard()
+            raise refusal(self._where, status, headers, refused)
 
-    @property
-    def reusable(self) -> bool:
-        """Whether another request can be sent."""
-        return self._http.our_state is h11.IDLE and not self._stream.closed
-
-    async def exchange(self, request: ApiRequest, max_bytes: int) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body of the answer.
+    async def next_line(self) -> bytes | None:
+        """Return the next line; ``None`` at the end of the answer, or after the idle time.
 
         Raises:
-            _ClosedBeforeAnswerError: the connection was closed before an answer.
-            ApiServerUnavailableError: the answer is malformed, incomplete or too large.
+            ApiServerUnavailableError: the answer is incomplete, or a line is too long.
         """
-        self._where = f"API server: {request.method} {request.target.partition('?')[0]}"
-        answered = False
         try:
-            await self._stream.write(self._encoded(request))
-            status, headers, body = 0, dict[str, str](), bytearray()
-            while True:
-                event = await self._next_event()
-                if isinstance(event, h11.Response):
-                    answered = True
-                    status = event.status_code
-                    headers = {name.decode().lower(): value.decode("latin-1") for name, value in event.headers}
-                elif isinstance(event, h11.Data):
-                    body += event.data
-                    if len(body) > max_bytes:
-                        raise ApiServerUnavailableError(f"{self._where}: answer has more than {max_bytes} bytes")
-                elif isinstance(event, h11.EndOfMessage):
-                    break
-        except (OSError, h11.ProtocolError, EOFError) as error:
-            if not answered and not isinstance(error, h11.ProtocolError):
-                raise _ClosedBeforeAnswerError from error
-            raise ApiServerUnavailableError(f"{self._where}: incomplete answer: {_cause(error)}") from error
-        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
-            self._http.start_next_cycle()
-        return status, headers, bytes(body)
-
-    def _encoded(self, request: ApiRequest) -> bytes:
-        parts = urlsplit(self.identity.url)
-        headers = [
-            ("Host", parts.netloc),
-            ("Accept", JSON),
-            ("User-Agent", f"nodeagent/{__version__}"),
-            ("Content-Length", str(len(request.body))),
-        ]
-        if request.body:
-            headers.append(("Content-Type", request.content_type))
-        if self.identity.token:
-            headers.append(("Authorization", f"Bearer {self.identity.token}"))
-        target = parts.path.rstrip("/") + request.target
-        sent = self._http.send(h11.Request(method=request.method, target=target, headers=headers)) or b""
-        sent += self._http.send(h11.Data(data=request.body)) or b"" if request.body else b""
-        return sent + (self._http.send(h11.EndOfMessage()) or b"")
-
-    async def _next_event(self) -> Any:  # noqa: ANN401 - the events of h11
-        while True:
-            event = self._http.next_event()
-            if event is not h11.NEED_DATA:
-                return event
-            data = await self._stream.read()
-            if not data and self._http.their_state is h11.SEND_RESPONSE:
-                raise EOFError("connection closed")
-            self._http.receive_data(data)
+            async with asyncio.timeout(self._idle_s):
+                while (end := self._pending.find(b"\n", self._searched)) < 0:
+                    if len(self._pending) > self._max_line_bytes:
+                        raise ApiServerUnavailableError(
+                            f"{self._where}: line has more than {self._max_line_bytes} bytes"
+                        )
+                    self._searched = len(self._pending)
+                    data = None if self._connection is None else await self._connection.next_data()
+                    if data is None:
+                        return None
+                    self._pending += data
+        except TimeoutError:
+            return None
+        line = bytes(self._pending[:end])
+        del self._pending[: end + 1]
+        self._searched = 0
+        return line
 
     def close(self) -> None:
-        """Drop the connection without waiting for the server."""
-        self._stream.abort()
-
-
-def tls_context(identity: ApiIdentity) -> ssl.SSLContext:
-    """Return a TLS context that verifies the server and presents the client certificate; blocking.
-
-    Raises:
-        ApiServerUnavailableError: the CA or the client certificate cannot be loaded.
-    """
-    try:
-        context = ssl.create_default_context(cadata=identity.ca or None)
-    except (ssl.SSLError, ValueError) as error:
-        raise ApiServerUnavailableError(f"API server: cannot load the CA certificates: {_openssl(error)}") from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Python 3.13 also requires extensions, such as key identifiers, that the CAs of older clusters lack.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    context.set_alpn_protocols(["http/1.1"])
-    if identity.certificate:
-        _load_certificate(context, identity)
-    return context
-
-
-def _load_certificate(context: ssl.SSLContext, identity: ApiIdentity) -> None:
-    """Load the client certificate from memory: OpenSSL reads files only, and a key is not written to a disk."""
-    descriptor = -1
-    try:
-        descriptor = os.memfd_create("nodeagent-client", os.MFD_CLOEXEC)
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(identity.certificate.rstrip() + b"\n" + identity.key)
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=_no_password)
-    except (OSError, ValueError) as error:
-        raise ApiServerUnavailableError(
-            f"API server: cannot load the client certificate and its key: {_openssl(error)}"
-        ) from error
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _no_password() -> str:
-    """Refuse an encrypted key; OpenSSL would ask on the terminal."""
-    raise ValueError("the key is encrypted")
-
-
-def _openssl(error: Exception) -> str:
-    """Return the reason of an error of OpenSSL, without its source lines."""
-    reason = getattr(error, "reason", None)
-    return str(reason).lower().replace("_", " ") if reason else str(error) or type(error).__name__
-
-
-def _refusal(where: str, status: int, headers: dict[str, str], body: bytes) -> ApiServerRefusedError:
-    """Return the error of a refused request. Source: Kubernetes API conventions, response status kind."""
-    try:
-        found = msgspec.json.decode(body, type=ApiStatus)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        found = ApiStatus()
-    parts = (f"HTTP {status}", _shown(found.reason), _shown(found.message), _HINTS.get(status, ""))
-    return ApiServerRefusedError(
-        f"{where}: {'; '.join(each for each in parts if each)}", status, found.reason, _retry_after_s(headers)
-    )
-
-
-def _retry_after_s(headers: dict[str, str]) -> float | None:
-    text = headers.get("retry-after", "").strip()
-    return min(_MAX_RETRY_AFTER_S, float(text)) if text.isascii() and text.isdecimal() and len(text) < 10 else None
-
-
-def _cause(error: BaseException | None) -> str:
-    """Return the cause of a failed connection, with the correction where it is known."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"server certificate not trusted: {error.verify_message}; check the CA, the server name and the clock"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {_openssl(error)}"
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    return _shown(getattr(error, "strerror", None) or str(error)) or type(error).__name__
-
-
-def _shown(text: str) -> str:
-    """Return the beginning of a text that the server may have chosen, escaped; h11 quotes malformed lines in full."""
-    text = escape(text)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None

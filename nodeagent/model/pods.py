@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - stored pods are decoded by these types
 from typing import TYPE_CHECKING
 
+from nodeagent.model.pod_list import PodListSource
+from nodeagent.model.pressure import QosClass  # noqa: TC001 - as above
 from nodeagent.model.workload import LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, ContainerState
 from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nodeagent.model.pressure import Footprint, LayerUsage, Moment, PodFacts, QosClass
+    from nodeagent.model.pressure import Footprint, LayerUsage, Moment, PodFacts
     from nodeagent.model.shutdown import ShutdownPod
     from nodeagent.model.workload import Container, Sandbox
 
@@ -57,6 +58,7 @@ class PodSpec(Record):
         is_verified: whether its source is authentic: a manifest, or a kubelet with a verified certificate. Priority,
             static and mirror are not taken from another one.
         malformed: error of a malformed definition, whose other fields are its readable ones; empty normally.
+        listed_by: the list that has it; without meaning for a manifest.
 
     Source: Kubernetes ``Pod``.
     """
@@ -80,6 +82,7 @@ class PodSpec(Record):
     images: tuple[str, ...] = ()
     is_verified: bool = True
     malformed: str = ""
+    listed_by: PodListSource = PodListSource.KUBELET
 
 
 class ContainerTraits(Record):

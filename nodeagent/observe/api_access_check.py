@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from nodeagent.errors import ApiServerError
-from nodeagent.kube.api_client import ApiClient, ApiRequest
+from nodeagent.kube.api_client import ApiClient
+from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.certificate_dates import expiry
 from nodeagent.kube.node_api import NodeApi
+from nodeagent.kube.pod_api import PodApi
+from nodeagent.observe.node_identity import read_foreign
 from nodeagent.plan.kubernetes.rules import access_reviews
 from nodeagent.record import Record
 
@@ -44,6 +47,19 @@ class ApiAccessFacts(Record):
     expires_at: datetime | None = None
     is_registered: bool = False
     missing: tuple[str, ...] = ()
+
+
+async def read_pod_access(access: ApiAccess, node: str) -> tuple[int, str]:
+    """Return the number of pods that the API server lists for a node, and the reason that they prove nothing."""
+    client = ApiClient(access, ApiCredentials(access))
+    try:
+        pods, _ = await PodApi(client, node).list()
+        foreign = await read_foreign(NodeApi(client, node))
+    except ApiServerError as error:
+        return 0, str(error)
+    finally:
+        client.close()
+    return len(pods), foreign
 
 
 async def read_api_access(access: ApiAccess, node: str) -> ApiAccessFacts:

@@ -32,7 +32,7 @@ VANISHED_S: Final = 600.0
 """Time for which a pod has to be missing in lists with other pods of its source until its images are not named."""
 
 _API: Final = "api"
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
+ENDED: Final = frozenset({"Succeeded", "Failed"})
 _SHOWN: Final = 3
 
 
@@ -81,7 +81,7 @@ class BoundPods:
     def pods(self) -> Iterator[tuple[PodSpec, bool]]:
         """Yield the pods that have not ended, and whether the latest list has them."""
         for key, (spec, _) in (self._bound or {}).items():
-            if spec.phase not in _ENDED:
+            if spec.phase not in ENDED:
                 yield spec, key in self._listed
 
     async def read(self, *, max_age_s: float = MAX_AGE_S) -> PodListReading | None:
@@ -119,7 +119,7 @@ class BoundPods:
         sources = {_source(each) for each in pods}
         kept: dict[str, tuple[PodSpec, float | None]] = {}
         for key, (spec, missing_s) in (self._bound or {}).items():
-            if key in listed or spec.deleting or spec.phase in _ENDED or (spec.namespace, spec.name) in names:
+            if key in listed or spec.deleting or spec.phase in ENDED or (spec.namespace, spec.name) in names:
                 continue
             since_s = None
             if _source(spec) in sources:

@@ -25,6 +25,7 @@ from nodeagent.observe.list_check import CONFIRM_S, ListCheck
 from nodeagent.observe.log_trees import PodLogReader
 from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.pods.deletion import checked_pod_list
 from nodeagent.record import Record, replace
 from nodeagent.runtime.containerd_facts import unlisted_containers
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from nodeagent.model import (
         ContainerLogLink,
         FsObservation,
+        PodList,
         PodLogDirectory,
     )
     from nodeagent.observe.list_check import FindRunning
@@ -70,7 +72,7 @@ class ObserverSettings(Record):
     confirm_s: float = CONFIRM_S
 
 
-class Observer:
+class Observer:  # 11 attributes: one for each source of the snapshot
     """Reads a node from its runtime, its filesystems and the agent's state database.
 
     Attributes:
@@ -92,11 +94,13 @@ class Observer:
         read_role: RoleReader,
         find_running: FindRunning,
         read_pod_images: PodImageSource = no_pod_images,
+        read_pod_list: Callable[[], PodList | None] = lambda: None,
     ) -> None:
         self._cri = cri
         self._read_clocks: Callable[[], ClockReading] = lambda: read_clocks(clock, read_boot_id())
         self._memory = memory
         self._read_role = read_role
+        self._read_pod_list = read_pod_list
         self._logs = PodLogReader(settings.pod_log_root, settings.container_log_root, clock)
         self._dead_layers = DeadLayers(cri)
         self._details = ItemDetails(cri)
@@ -160,6 +164,7 @@ class Observer:
             pod_log_directories=directories,
             dead_log_links=links,
             booted_at=at.wall - timedelta(seconds=at.boottime_s),
+            pod_list=checked_pod_list(self._read_pod_list(), sandboxes),
             contradictions=contradictions,
             clock=trust,
         )

@@ -16,7 +16,7 @@ from nodeagent.kube.kubelet_pods import KubeletPods, pods_address
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import NO_POD_IMAGES, PodImages
 from nodeagent.model.pod_list import Completeness
-from nodeagent.observe.bound_pods import MAX_AGE_S, BoundPods
+from nodeagent.observe.bound_pods import ENDED, MAX_AGE_S, BoundPods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import PodSpec
     from nodeagent.observe.bound_pods import SandboxLister
     from nodeagent.observe.pod_definitions import ManifestLister
+    from nodeagent.observe.watched_pods import WatchedPods
 
 _MANIFESTS_S: Final = 5.0
 
@@ -38,15 +39,24 @@ async def no_pod_images() -> PodImages:
 class PodImageReader:
     """Reads the images named by pods; concurrent readings share one."""
 
-    def __init__(self, clock: Clock, *, bound: BoundPods, manifests: ManifestLister | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        bound: BoundPods,
+        manifests: ManifestLister | None = None,
+        watched: WatchedPods | None = None,
+    ) -> None:
         """Create a reader.
 
         Args:
             clock: dates the readings.
             bound: the pods bound to this node.
             manifests: the static pods' manifests; ``None`` for none.
+            watched: pods as watched at the API server; ``None`` for none.
         """
         self._clock = clock
+        self._watched = watched
         self._bound = bound
         self._manifests = manifests
         self._lock = asyncio.Lock()
@@ -75,6 +85,12 @@ class PodImageReader:
         _add(named, self._static, "static manifest")
         for spec, is_listed in self._bound.pods():
             _add(named, (spec,), "kubelet" if is_listed else "earlier list of the kubelet")
+        if self._watched is not None:
+            source = "API server"
+            if self._watched.configured and not self._watched.is_current:
+                source = "earlier list of the API server"
+                warnings.append("the watch of pods at the API server is interrupted; see pod list in nodeagent status")
+            _add(named, (each for each in self._watched.pods if each.phase not in ENDED), source)
         sorted_names = {reference: tuple(sorted(pods)) for reference, pods in named.items()}
         return PodImages(sorted_names, "; ".join(errors), tuple(warnings))
 
@@ -121,10 +137,12 @@ def make_bound_pods(settings: KubeletSettings, clock: Clock, list_sandboxes: San
     )
 
 
-def make_pod_image_reader(settings: KubeletSettings, clock: Clock, bound: BoundPods) -> PodImageReader:
+def make_pod_image_reader(
+    settings: KubeletSettings, clock: Clock, bound: BoundPods, watched: WatchedPods | None = None
+) -> PodImageReader:
     """Return the reader of the configured sources."""
     manifests = ManifestReader(settings.manifests) if settings.manifests is not None else None
-    return PodImageReader(clock, bound=bound, manifests=manifests)
+    return PodImageReader(clock, bound=bound, manifests=manifests, watched=watched)
 
 
 def _add(named: defaultdict[str, set[str]], pods: Iterable[PodSpec], source: str) -> None:

@@ -158,6 +158,9 @@ METRICS: Final[Mapping[str, Metric]] = {
         Kind.GAUGE, "1 if the last reading of a list of the pods bound to this node succeeded.", ("source",)
     ),
     "nodeagent_pod_list_partial": Metric(Kind.GAUGE, "1 while a pod list is known to lack pods.", ("source",)),
+    "nodeagent_pod_list_synced": Metric(
+        Kind.GAUGE, "1 while a pod list has all pods, so that a missing one is deleted.", ("source",)
+    ),
     "nodeagent_pod_list_pods": Metric(Kind.GAUGE, "Pods in a pod list.", ("source",)),
     "nodeagent_pod_list_read_timestamp_seconds": Metric(
         Kind.GAUGE, "Time of the last successful reading of a pod list.", ("source",)

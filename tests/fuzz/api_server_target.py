@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.kube.api_client import ApiClient, ApiRequest
+from nodeagent.kube.api_client import ApiClient
+from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.model.api_access import ApiAccess
 from nodeagent.model.kubernetes import Lease, Node, NodeStatus, NodeSystemInfo, ObjectMeta

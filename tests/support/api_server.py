@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support.api_pods import Pods
 
 if TYPE_CHECKING:
     import ssl
@@ -22,8 +24,9 @@ NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+PODS = "/api/v1/pods"
 TOKEN = "token-of-the-agent"
-_KINDS = {NODES: "nodes", LEASES: "leases", EVENTS: "events"}
+_KINDS = {NODES: "nodes", LEASES: "leases", EVENTS: "events", PODS: "pods"}
 _LABELS = ("kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os")
 
 
@@ -58,12 +61,14 @@ class Received:
     content_type: str
 
 
-class ApiServer:  # 11 attributes: state, faults and requests of one server
+class ApiServer:  # 13 attributes: state, faults and requests of one server
     """State of the double; set its attributes and read ``requests`` from a test.
 
     Attributes:
         node_identity: whether the client is a node certificate under NodeRestriction, not a service account.
         token: accepted bearer token; a client certificate is accepted too.
+        pods: pods of the node.
+        bookmark_s: time after which a quiet watch gets a bookmark.
     """
 
     def __init__(self) -> None:
@@ -73,6 +78,8 @@ class ApiServer:  # 11 attributes: state, faults and requests of one server
         self.denied: set[tuple[str, str]] = set()
         self.node_identity = False
         self.token = TOKEN
+        self.pods = Pods()
+        self.bookmark_s = 0.05
         self.stopped = threading.Event()
         self.received = threading.Event()
         self.lock = threading.Lock()
@@ -109,6 +116,8 @@ class ApiServer:  # 11 attributes: state, faults and requests of one server
         refused = self._authorise(request, collection, name, sub)
         if refused is not None:
             return refused
+        if collection == PODS:
+            return self.pods.page(request.query)
         if request.method == "POST":
             return self._create(collection, request.body)
         stored = self.objects[collection].get(name)
@@ -135,7 +144,8 @@ class ApiServer:  # 11 attributes: state, faults and requests of one server
             return _status(401, "Unauthorized", "Unauthorized")
         asked = request.body["spec"]["resourceAttributes"]
         resource = asked["resource"] + (f"/{asked['subresource']}" if asked["subresource"] else "")
-        method = {"get": "GET", "create": "POST", "patch": "PATCH", "update": "PUT"}[asked["verb"]]
+        verbs = {"get": "GET", "create": "POST", "patch": "PATCH", "update": "PUT", "list": "GET", "watch": "GET"}
+        method = verbs[asked["verb"]]
         return 201, {**request.body, "status": {"allowed": (method, resource) not in self.denied}}
 
     def _create(self, collection: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -234,7 +244,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.double.received.set()
             fault = self.double.faults.pop(0) if self.double.faults else None
             done = (0, {}) if fault and fault.behaviour != "close-after" else self.double.answer(request)
-        if fault is None:
+        if fault is None and done[0] == 200 and request.path == PODS and "watch=1" in request.query:
+            self._watch(int(parse_qs(request.query)["resourceVersion"][0]))
+        elif fault is None:
             self._send(done[0], json.dumps(done[1]), {})
         else:
             self._send_fault(fault)
@@ -248,6 +260,25 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.behaviour in ("hang", "slow"):
             self.double.stopped.wait(30)
         self.close_connection = True
+
+    def _watch(self, version: int) -> None:
+        """Stream the changes after a version until the client leaves, or an error was sent."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        pods, known = self.double.pods, version
+        while not self.double.stopped.wait(self.double.bookmark_s):
+            with self.double.lock:
+                found = list(pods.changes(known)) or [(known, pods.bookmark(known))]
+            known = found[-1][0]
+            for _, event in found:
+                line = json.dumps(event).encode() + b"\n"
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+            self.wfile.flush()
+            if found[-1][1]["type"] == "ERROR":
+                break
+        self.wfile.write(b"0\r\n\r\n")
 
     do_GET = do_POST = do_PUT = do_PATCH = handle_request  # noqa: N815 - names of http.server
 

@@ -121,7 +121,7 @@ def container(
 
 def synced(*uids: str) -> PodList:
     """Return a synced list of the API server."""
-    return PodList(PodListSource.API_SERVER, frozenset(uids), synced=True)
+    return PodList(PodListSource.API_SERVER, frozenset(uids), synced=True, listed_at=ago(0))
 
 
 def kubelet_list(*uids: str) -> PodList:

@@ -47,7 +47,9 @@ from tests.support.other_user import UNPRIVILEGED_UID, as_other_user
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from contextlib import AbstractAsyncContextManager
 
+    from nodeagent.act.agent import Agent
     from nodeagent.sim.faults import Faults
 
 ROOT = Peer(1, 0, frozenset({0}))
@@ -175,6 +177,13 @@ def _configuration(root: Path, sockets: Path, max_per_pod_container: int) -> str
     )
 
 
+def _opened_agent(context: DaemonContext) -> AbstractAsyncContextManager[Agent]:
+    settings, watched = context.settings, context.watched_pods
+    return open_agent(
+        settings, record=True, dry_run=settings.dry_run, observer_of_calls=context.observe_call, watched_pods=watched
+    )
+
+
 @asynccontextmanager
 async def serving(
     tmp_path: Path,
@@ -220,9 +229,7 @@ async def serving(
         stack.enter_context(mock.patch.object(control_socket, "group_number", number_of))
         stack.enter_context(mock.patch.object(control, "group_number", number_of))
         server = await stack.enter_async_context(SimServer(sim, directory / "cri.sock"))
-        context.agent = await stack.enter_async_context(
-            open_agent(made, record=True, dry_run=made.dry_run, observer_of_calls=context.observe_call)
-        )
+        context.agent = await stack.enter_async_context(_opened_agent(context))
         node.faults = server.faults
         unhandled: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, error: unhandled.append(error))

@@ -138,12 +138,10 @@ def workloads(draw: st.DrawFn, listed: tuple[Image, ...]) -> dict[str, Any]:
     }
 
 
-POD_LISTS = st.builds(
-    PodList,
-    st.sampled_from(PodListSource),
-    st.sets(st.sampled_from([f"uid-{pod}" for pod in PODS])).map(frozenset),
-    st.booleans(),
-)
+_UIDS = st.sets(st.sampled_from([f"uid-{pod}" for pod in PODS])).map(frozenset)
+POD_LISTS = st.tuples(
+    st.sampled_from(PodListSource), _UIDS, st.booleans(), _UIDS, st.sampled_from([None, ago(0), ago(3600), ago(86400)])
+).map(lambda values: PodList(*values))
 
 
 @st.composite

@@ -192,7 +192,8 @@ class Exposition(Collector):
             gauges.set("nodeagent_memory_persistent", agent.store.health.persistent, "images")
             gauges.set("nodeagent_memory_persistent", not agent.history_writer.problem, "history")
             gauges.set("nodeagent_history_records_dropped_total", agent.history.dropped)
-            _set_pod_list_gauges(gauges, agent.bound_pods.state)
+            for state in (agent.watched_pods.reading(), agent.bound_pods.state):
+                _set_pod_list_gauges(gauges, state)
             for each in agent.observer.images.filesystems or ():
                 if each.observed is not None:
                     labels = (",".join(sorted(each.stores - {""})), each.path)
@@ -247,6 +248,7 @@ def _set_pod_list_gauges(gauges: Counters, state: PodListReading | None) -> None
     source = state.source.value
     gauges.set("nodeagent_pod_list_up", not state.error, source)
     gauges.set("nodeagent_pod_list_partial", state.completeness is Completeness.PARTIAL, source)
+    gauges.set("nodeagent_pod_list_synced", state.completeness is Completeness.SYNCED, source)
     if state.observed_at is not None:
         gauges.set("nodeagent_pod_list_pods", state.pods, source)
         gauges.set("nodeagent_pod_list_read_timestamp_seconds", state.observed_at.timestamp(), source)

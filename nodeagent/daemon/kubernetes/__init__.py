@@ -1,9 +1,11 @@
-"""Registration and heartbeats of a node without a kubelet.
+"""The node in a cluster: registration and heartbeats without a kubelet, and the watch of its pods.
 
-Three loops of one session: registration until it succeeds, then the Lease and the status beside each other, each with a
-connection of its own, so that a slow status report does not delay the Lease. Local loops do not wait for any of them.
+A registration has three loops of one session: registration until it succeeds, then the Lease and the status beside each
+other, each with a connection of its own, so that a slow status report does not delay the Lease. Local loops do not wait
+for any of them.
 """
 
 from typing import Final
 
 NAME: Final = "kubernetes"
+POD_WATCH: Final = "pod-watch"

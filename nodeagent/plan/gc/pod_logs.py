@@ -126,7 +126,7 @@ class _DirectoryChecker:
     def _check_unlisted(self, directory: PodLogDirectory) -> _Removable:
         """Check a directory of a pod without containers and sandboxes in the runtime."""
         pods = self._snapshot.pod_list
-        exists = is_in_pod_list(directory.uid, (), pods)
+        exists = is_in_pod_list(directory.uid, (), pods, directory.tree.changed_at if directory.tree else None)
         if exists and pods is not None:
             return _present(f"in the pod list of the {pods.source}")
         if exists is None and self._snapshot.role is Role.BESIDE_KUBELET:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 CHECK: Final = "kubernetes"
+PODS_CHECK: Final = "kubernetes-pods"
 _SOON_S: Final = 7 * 86_400.0
 _RENEW: Final = "renew the certificate; the agent reads the new file without a restart"
 
@@ -40,6 +41,19 @@ def check_api_access(
         return Finding(CHECK, Verdict.WARNING, f"the client certificate expires at {until}", _RENEW)
     state = "the node is registered" if is_registered else "the node is not registered yet"
     return Finding(CHECK, Verdict.OK, f"the API server answers and grants every rule; {state}")
+
+
+def check_pod_access(pods: int, problem: str) -> Finding:
+    """Return the finding on the list that a watch of pods starts with.
+
+    Args:
+        pods: number of listed pods.
+        problem: cause of a failure, or the reason that the list proves nothing; empty for none.
+    """
+    if problem:
+        fix = "set kubelet.node_name to the name of this node's object" if "Node object" in problem else _fix(problem)
+        return Finding(PODS_CHECK, Verdict.PROBLEM, f"{problem}: no deletion of a pod is proven", fix)
+    return Finding(PODS_CHECK, Verdict.OK, f"the API server lists {pods} pods of this node, whose ids match")
 
 
 def _fix(error: str) -> str:

@@ -24,6 +24,7 @@ class Rule(Record):
         purpose: for display.
         group: API group; empty for the core group.
         namespace: empty for resources of the cluster.
+        of_node: whether the objects have the name of a node; otherwise they are those bound to it.
     """
 
     resource: str
@@ -31,6 +32,7 @@ class Rule(Record):
     purpose: str
     group: str = ""
     namespace: str = ""
+    of_node: bool = True
 
     def text(self, verb: str) -> str:
         """Return one verb of the rule, for display."""
@@ -44,6 +46,9 @@ RULES: Final = (
     Rule("nodes/status", ("patch",), "report the node status"),
     Rule("leases", ("get", "update"), "renew the heartbeat", "coordination.k8s.io", LEASE_NAMESPACE),
     Rule("leases", ("create",), "create the heartbeat", "coordination.k8s.io", LEASE_NAMESPACE),
+    Rule(
+        "pods", ("list", "watch"), "watch the pods of this node: their priority, requests and deletion", of_node=False
+    ),
     Rule("events", ("create",), "report evictions, failures and shutdowns", "events.k8s.io", EVENT_NAMESPACE),
 )
 
@@ -54,10 +59,18 @@ def access_reviews(node: str) -> tuple[tuple[Rule, str, dict[str, Any]], ...]:
     for rule in RULES:
         resource, _, subresource = rule.resource.partition("/")
         for verb in rule.verbs:
-            attributes = {"group": rule.group, "resource": resource, "subresource": subresource, "verb": verb}
+            attributes: dict[str, Any] = {
+                "group": rule.group,
+                "resource": resource,
+                "subresource": subresource,
+                "verb": verb,
+            }
             if rule.namespace:
                 attributes["namespace"] = rule.namespace
-            if verb != "create":
+            if not rule.of_node:
+                requirement = {"key": "spec.nodeName", "operator": "In", "values": [node]}
+                attributes["fieldSelector"] = {"requirements": [requirement]}
+            elif verb != "create":
                 attributes["name"] = node
             body = {
                 "apiVersion": "authorization.k8s.io/v1",
@@ -72,7 +85,8 @@ def role_documents(nodes: Sequence[str] = ()) -> tuple[dict[str, Any], ...]:
     """Return service account, roles and bindings with the rules, as objects of the API.
 
     Args:
-        nodes: names of the nodes to which the rules are limited, except those of ``create``; none for all nodes.
+        nodes: names of the nodes to which the rules are limited, except those of ``create`` and those on pods, which
+            RBAC cannot limit to a node; none for all nodes.
     """
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
     documents: list[dict[str, Any]] = [
@@ -99,6 +113,6 @@ def role_documents(nodes: Sequence[str] = ()) -> tuple[dict[str, Any], ...]:
 
 def _policy_rule(rule: Rule, nodes: Sequence[str]) -> dict[str, Any]:
     made: dict[str, Any] = {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
-    if nodes and "create" not in rule.verbs:
+    if nodes and rule.of_node and "create" not in rule.verbs:
         made["resourceNames"] = list(nodes)
     return made

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState, Role
-from nodeagent.record import Record
+from nodeagent.record import Record, replace
 from nodeagent.units import format_duration, format_time
 
 if TYPE_CHECKING:
@@ -113,13 +113,27 @@ def pod_uid_of(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
     return sandbox.uid if sandbox is not None else ""
 
 
-def is_in_pod_list(uid: str, sandboxes: Iterable[Sandbox], pods: PodList | None) -> bool | None:
+def checked_pod_list(pods: PodList | None, sandboxes: Iterable[Sandbox]) -> PodList | None:
+    """Return a pod list as one that proves nothing if it has none of the pods that run here for the API server.
+
+    Such a list is of another node or another cluster.
+    """
+    running = {each.uid for each in sandboxes if each.ready and each.uid and each.from_api_server}
+    if pods is None or not running or not running.isdisjoint(pods.uids):
+        return pods
+    return replace(pods, synced=False)
+
+
+def is_in_pod_list(
+    uid: str, sandboxes: Iterable[Sandbox], pods: PodList | None, active_at: datetime | None
+) -> bool | None:
     """Return whether a pod exists by the pod list; ``None`` if the list does not decide.
 
     Args:
         uid: of the pod.
         sandboxes: of the pod; without any its UID has to be one of the API server.
         pods: the list; ``None`` without one.
+        active_at: latest trace of the pod on this node; ``None`` if unknown.
     """
     if pods is None:
         return None
@@ -127,7 +141,7 @@ def is_in_pod_list(uid: str, sandboxes: Iterable[Sandbox], pods: PodList | None)
         return True
     own = tuple(sandboxes)
     from_api_server = all(each.from_api_server for each in own) if own else _API_UID.fullmatch(uid) is not None
-    return False if pods.proves_absence and from_api_server else None
+    return False if from_api_server and pods.lacks(uid, active_at) else None
 
 
 def contradiction(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
@@ -161,7 +175,9 @@ def _gather(snapshot: NodeSnapshot, ready: AbstractSet[str]) -> dict[str, _Pod]:
 
 
 def _check_pod(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, evicted: bool) -> PodDeletionStatus:
-    exists = is_in_pod_list(uid, pod.sandboxes, snapshot.pod_list)
+    exists = None
+    if snapshot.pod_list is not None:
+        exists = is_in_pod_list(uid, pod.sandboxes, snapshot.pod_list, _last_activity(pod, None)[0])
     if exists is None and snapshot.role is Role.BESIDE_KUBELET:
         return _UNPROVEN
     active = min(pod.contradictions) if pod.contradictions else _activity(pod)

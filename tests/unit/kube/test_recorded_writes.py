@@ -1,4 +1,4 @@
-"""The double of the API server answers as a real one: writes of each identity, recorded from Kubernetes 1.36."""
+"""The double of the API server answers as a real one: requests of each identity, recorded from Kubernetes 1.36."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("fact", RECORDED, ids=lambda fact: f"{fact['identity']}: {fact['what']}")
-def test_write_has_the_recorded_answer(fact: dict[str, Any]) -> None:
+def test_request_has_the_recorded_answer(fact: dict[str, Any]) -> None:
     server = ApiServer()
     server.node_identity = fact["identity"] == "node"
     server.put(NODES, "node-1", {})
     server.put(LEASES, "node-1", {})
     method, _, target = fact["request"].partition(" ")
-    request = Received(method, urlsplit(target).path, "", BODIES[fact["what"]], TOKEN, "", "")
+    parts = urlsplit(target)
+    request = Received(method, parts.path, parts.query, BODIES.get(fact["what"]), TOKEN, "", "")
     status, answer = server.answer(request)
     assert status == fact["code"]
     if status >= 400:

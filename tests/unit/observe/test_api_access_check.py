@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from nodeagent.kube.certificate_dates import expiry
 from nodeagent.model.api_access import ApiAccess
-from nodeagent.observe.api_access_check import read_api_access
-from nodeagent.plan.kubernetes.access_check import check_api_access
+from nodeagent.model.machine import Machine
+from nodeagent.observe.api_access_check import read_api_access, read_pod_access
+from nodeagent.plan.kubernetes.access_check import check_api_access, check_pod_access
 from nodeagent.plan.kubernetes.rules import RULES, role_documents
 from nodeagent.plan.node_checks import Finding, Verdict
-from tests.support.api_server import NODES, ApiServer, serving_api
+from tests.support.api_pods import pod
+from tests.support.api_server import NODES, TOKEN, ApiServer, serving_api
 from tests.support.certificates import Authority
 from tests.support.command import nodeagent
 
@@ -137,7 +139,7 @@ def test_manifest_grants_exactly_the_rules_and_names_a_purpose_for_each() -> Non
         for verb in rule["verbs"]
     }
     assert granted == {
-        (rule.resource, verb, rule.namespace, () if verb == "create" else ("node-1",))
+        (rule.resource, verb, rule.namespace, () if verb == "create" or not rule.of_node else ("node-1",))
         for rule in RULES
         for verb in rule.verbs
     }
@@ -146,7 +148,38 @@ def test_manifest_grants_exactly_the_rules_and_names_a_purpose_for_each() -> Non
 
 def test_document_lists_every_rule_with_its_purpose() -> None:
     text = (Path(__file__).parents[3] / "nodeagent/docs/kubernetes.md").read_text()
-    rows = re.findall(r"^\| ((?:get|create|patch|update)[^|]*) \| ([^|]+) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| ((?:get|create|patch|update|list)[^|]*) \| ([^|]+) \|$", text, re.MULTILINE)
     assert [(each.replace("`", ""), purpose) for each, purpose in rows] == [
         (rule.text(", ".join(rule.verbs)), rule.purpose) for rule in RULES
     ]
+
+
+@pytest.mark.parametrize(
+    ("machine_id", "verdict", "words"),
+    [
+        ("m", Verdict.OK, "1 pods of this node, whose ids match"),
+        ("other", Verdict.PROBLEM, "the Node object is of another machine: its machine id differs"),
+        (None, Verdict.PROBLEM, "there is no Node object with this name"),
+    ],
+)
+async def test_pods_are_listed_and_the_node_object_compared_with_this_machine(
+    authority: Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    machine_id: str | None,
+    verdict: Verdict,
+    words: str,
+) -> None:
+    own = Machine("node-1", machine_id="m", system_uuid="u")
+    monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
+    server = ApiServer()
+    server.pods.put(pod("a"))
+    if machine_id is not None:
+        server.put(NODES, "node-1", {"status": {"nodeInfo": {"machineID": machine_id, "systemUUID": "u"}}})
+    (tmp_path / "token").write_text(TOKEN)
+    with serving_api(server, partial(authority.server_context, "server")) as url:
+        access = ApiAccess(url=url, ca_file=authority.ca_file, token_file=tmp_path / "token")
+        found = check_pod_access(*await read_pod_access(access, "node-1"))
+    assert found.verdict is verdict
+    assert words in found.evidence

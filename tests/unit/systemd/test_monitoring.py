@@ -80,6 +80,7 @@ def test_dashboard_shows_every_metric_except_listed_ones() -> None:
         "nodeagent_pass_end_timestamp_seconds": "end time of each task's last run",
         "nodeagent_history_records_dropped_total": "whether the history is on disk",
         "nodeagent_pod_list_pods": "part of the status",
+        "nodeagent_pod_list_synced": "part of the status",
         "nodeagent_task_enabled": "part of the configuration",
         "nodeagent_task_runs_total": "passes",
     }

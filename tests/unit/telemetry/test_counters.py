@@ -43,6 +43,7 @@ FROM_STATE = {
     "nodeagent_history_records_dropped_total",
     "nodeagent_pod_list_up",
     "nodeagent_pod_list_partial",
+    "nodeagent_pod_list_synced",
     "nodeagent_pod_list_pods",
     "nodeagent_pod_list_read_timestamp_seconds",
 }

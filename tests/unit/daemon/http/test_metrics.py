@@ -135,6 +135,13 @@ class _Agent:
     class history_writer:  # noqa: N801
         problem = "disk full"
 
+    class watched_pods:  # noqa: N801
+        """The watch of pods."""
+
+        @staticmethod
+        def reading() -> PodListReading | None:
+            return None
+
     class bound_pods:  # noqa: N801
         state: PodListReading | None = LISTED
 
@@ -222,13 +229,18 @@ async def test_state_of_the_agent_is_exposed() -> None:
     [
         pytest.param(None, {}, id="no kubelet"),
         pytest.param(PodListReading(PodListSource.KUBELET), {}, id="not read"),
-        pytest.param(LISTED, {"up": 1, "partial": 1} | SIZE, id="partial"),
+        pytest.param(LISTED, {"up": 1, "partial": 1, "synced": 0} | SIZE, id="partial"),
         pytest.param(
-            PodListReading(PodListSource.KUBELET, error="HTTP 403"), {"up": 0, "partial": 0}, id="never answered"
+            replace(LISTED, completeness=Completeness.SYNCED), {"up": 1, "partial": 0, "synced": 1} | SIZE, id="synced"
+        ),
+        pytest.param(
+            PodListReading(PodListSource.KUBELET, error="HTTP 403"),
+            {"up": 0, "partial": 0, "synced": 0},
+            id="never answered",
         ),
         pytest.param(
             replace(LISTED, error="HTTP 403", completeness=Completeness.SOURCE_LISTED),
-            {"up": 0, "partial": 0} | SIZE,
+            {"up": 0, "partial": 0, "synced": 0} | SIZE,
             id="failed later",
         ),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.model import ContainerState, PodList, Role
 from nodeagent.model.workload import ANNOTATION_SOURCE
-from nodeagent.plan.pods.deletion import check_pods, is_in_pod_list
+from nodeagent.plan.pods.deletion import check_pods, checked_pod_list, is_in_pod_list
 from nodeagent.record import replace
 from tests.unit.builders import ago, container, kubelet_list, sandbox, snapshot, synced
 
@@ -282,4 +282,40 @@ def test_evicted_pod_is_deleted_without_grace_period_once_nothing_is_running(
 def test_only_a_synced_list_of_the_api_server_decides_on_a_missing_pod(
     uid: str, pods: PodList | None, exists: bool | None
 ) -> None:
-    assert is_in_pod_list(uid, (), pods) is exists
+    assert is_in_pod_list(uid, (), pods, ago(10)) is exists
+
+
+@pytest.mark.parametrize(
+    ("active_s", "changes", "exists"),
+    [
+        pytest.param(10, {"listed_at": ago(5)}, False, id="bound before the list"),
+        pytest.param(5, {"listed_at": ago(5)}, None, id="at the time of the list"),
+        pytest.param(1, {"listed_at": ago(5)}, None, id="newer than the list"),
+        pytest.param(None, {"listed_at": ago(5)}, None, id="no trace with a time"),
+        pytest.param(10, {"listed_at": None}, None, id="no list"),
+        pytest.param(1, {"listed_at": None, "deleted": frozenset({UID})}, False, id="deletion reported"),
+        pytest.param(10, {"synced": False, "deleted": frozenset({UID})}, None, id="watch interrupted"),
+    ],
+)
+def test_missing_pod_is_deleted_only_if_reported_or_older_than_the_list(
+    active_s: float | None, changes: dict[str, Any], exists: bool | None
+) -> None:
+    active_at = None if active_s is None else ago(active_s)
+    assert is_in_pod_list(UID, (), replace(synced(), **changes), active_at) is exists
+
+
+@pytest.mark.parametrize(
+    ("running", "listed", "proves"),
+    [
+        pytest.param((), (), True, id="nothing runs"),
+        pytest.param(("a", "b"), ("b",), True, id="one of two listed"),
+        pytest.param(("a",), ("c",), False, id="none listed"),
+    ],
+)
+def test_list_without_any_running_pod_of_the_api_server_proves_nothing(
+    running: tuple[str, ...], listed: tuple[str, ...], proves: bool
+) -> None:
+    ready = [replace(sandbox(each, ready=True), uid=each, annotations={ANNOTATION_SOURCE: "api"}) for each in running]
+    found = checked_pod_list(synced(*listed), ready)
+    assert found is not None
+    assert found.proves_absence is proves

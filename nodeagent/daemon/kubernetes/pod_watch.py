@@ -1,0 +1,112 @@
+"""The task that watches this node's pods at the API server, over reloads."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.daemon.kubernetes import POD_WATCH
+from nodeagent.daemon.loops import wait_for_any
+from nodeagent.errors import StoreError
+from nodeagent.plan.kubernetes.pod_watch import restored
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.model.pods import PodSpec
+
+CHANGE_POLL_S: Final = 1.0
+
+
+class PodWatchTask:
+    """Runs sessions while the watch is configured."""
+
+    def __init__(self, context: DaemonContext) -> None:
+        """Take the daemon context; :meth:`run` imports the client of the API server if it is needed."""
+        self._context = context
+        self._logger = context.logger.bind(task=POD_WATCH)
+        self._ran = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until stopped."""
+        while not stop.is_set():
+            settings = self._context.settings
+            if not _is_enabled(settings):
+                if self._ran:
+                    self._context.loop_statuses.disabled(POD_WATCH, "not enabled")
+                    self._context.watched_pods.reset()
+                    self._ran = False
+                await wait_for_any(CHANGE_POLL_S, stop)
+                continue
+            self._ran = True
+            try:
+                await self._run_session(settings, stop)
+            except Exception:  # an unexpected error must not end the daemon's other tasks
+                self._logger.exception("pass_crashed", loop=POD_WATCH)
+                await wait_for_any(CHANGE_POLL_S * 10, stop)
+
+    async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
+        # import h11, ssl and the objects of the API, which a daemon without a watch does not load
+        from nodeagent.daemon.kubernetes.pod_session import PodWatchParts, PodWatchSession  # noqa: PLC0415
+        from nodeagent.host.node import node_name  # noqa: PLC0415
+        from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
+        from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
+        from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
+        from nodeagent.kube.pod_api import PodApi, PodWatch  # noqa: PLC0415
+        from nodeagent.observe.node_identity import read_foreign  # noqa: PLC0415
+        from nodeagent.store.watched_pods import write_watched_pods  # noqa: PLC0415
+
+        access, name = settings.kubernetes.access, node_name(settings.kubelet.node_name)
+        if access is None:
+            return
+        watched = self._context.watched_pods
+        address = f"API server, pods of {name}"
+        if watched.address != address:
+            watched.reset()
+            watched.address = address
+            await self._restore(settings, name)
+        client = ApiClient(access, credentials := ApiCredentials(access))
+
+        async def store(pods: tuple[PodSpec, ...], at: datetime) -> None:
+            await asyncio.to_thread(write_watched_pods, settings.state_directory, name, pods, at)
+
+        parts = PodWatchParts(
+            list_pods=PodApi(client, name).list,
+            foreign=partial(read_foreign, NodeApi(client, name)),
+            make_watch=lambda: PodWatch(access, credentials, name),
+            store=store,
+            jitter=random.random,
+        )
+        session = PodWatchSession(parts, watched, self._context.clock, self._logger, self._context.loop_statuses)
+        work = asyncio.create_task(session.run())
+        try:
+            while not (work.done() or stop.is_set()) and self._context.settings is settings:
+                await wait_for_any(CHANGE_POLL_S, stop)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+            client.close()
+
+    async def _restore(self, settings: Settings, name: str) -> None:
+        """Use the pods of an earlier run as facts until the first list."""
+        from nodeagent.store.watched_pods import read_watched_pods  # noqa: PLC0415
+
+        try:
+            stored = await asyncio.to_thread(read_watched_pods, settings.state_directory, name)
+        except StoreError as error:
+            self._logger.warning("store_notice", notice=str(error))
+            return
+        if stored is not None:
+            self._context.watched_pods.state = restored(stored.pods, stored.at)
+
+
+def _is_enabled(settings: Settings) -> bool:
+    """Return whether the pods are watched; not with the settings of a standby configuration."""
+    kubernetes = settings.kubernetes
+    return kubernetes.watch_pods and kubernetes.access is not None

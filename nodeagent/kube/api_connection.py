@@ -1,0 +1,273 @@
+"""One TLS connection to the Kubernetes API server, with HTTP/1.1 by h11."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import h11
+import msgspec
+
+from nodeagent import __version__
+from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
+from nodeagent.kube.tls_stream import TlsStream
+from nodeagent.record import Record
+from nodeagent.text import escape
+
+if TYPE_CHECKING:
+    from nodeagent.kube.api_credentials import ApiIdentity
+
+JSON: Final = "application/json"
+_MAX_SHOWN: Final = 300
+_MAX_RETRY_AFTER_S: Final = 60.0
+_HINTS: Final = {
+    401: "credentials refused: expired, revoked or of another cluster",
+    403: "the identity of the agent lacks this rule",
+}
+
+
+class ApiStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer of a refused request. Source: Kubernetes ``metav1.Status``."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class ApiRequest(Record):
+    """One request.
+
+    Attributes:
+        method: such as ``PATCH``.
+        target: path and query, quoted.
+        body: JSON; empty without a body.
+        content_type: form of the body.
+    """
+
+    method: str
+    target: str
+    body: bytes = b""
+    content_type: str = JSON
+
+
+class ClosedBeforeAnswerError(Exception):
+    """The server closed the connection before the first byte of an answer."""
+
+
+class ApiConnection:
+    """One TLS connection."""
+
+    def __init__(self, identity: ApiIdentity, stream: TlsStream, where: str) -> None:
+        self.identity = identity
+        self._stream = stream
+        self._where = where
+        self._http = h11.Connection(h11.CLIENT)
+
+    @classmethod
+    async def open(cls, identity: ApiIdentity, where: str) -> ApiConnection:
+        """Return an open connection to a verified server.
+
+        Raises:
+            ApiServerUnavailableError: no connection, or the certificate is not trusted.
+        """
+        parts = urlsplit(identity.url)
+        host = parts.hostname or ""
+        context = await asyncio.to_thread(tls_context, identity)
+        try:
+            reader, writer = await asyncio.open_connection(host, parts.port or 443)
+        except (OSError, UnicodeError) as error:
+            raise ApiServerUnavailableError(f"{where}: {cause_of(error)}") from error
+        try:
+            stream = TlsStream(reader, writer, context, identity.server_name or host)
+            await stream.handshake()
+        except (OSError, ValueError) as error:
+            writer.transport.abort()
+            raise ApiServerUnavailableError(f"{where}: {cause_of(error)}") from error
+        except BaseException:  # a deadline or a cancellation
+            writer.transport.abort()
+            raise
+        return cls(identity, stream, where)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request can be sent."""
+        return self._http.our_state is h11.IDLE and not self._stream.closed
+
+    async def exchange(self, request: ApiRequest, max_bytes: int) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body of the answer.
+
+        Raises:
+            ClosedBeforeAnswerError: the connection was closed before an answer.
+            ApiServerUnavailableError: the answer is malformed, incomplete or too large.
+        """
+        status, headers = await self.begin(request)
+        body = await self.rest(max_bytes)
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+        return status, headers, body
+
+    async def begin(self, request: ApiRequest) -> tuple[int, dict[str, str]]:
+        """Send a request; return status and headers of the answer.
+
+        Raises:
+            ClosedBeforeAnswerError: the connection was closed before an answer.
+            ApiServerUnavailableError: the answer is malformed.
+        """
+        self._where = place_of(request)
+        try:
+            await self._stream.write(self._encoded(request))
+            while not isinstance(event := await self._next_event(), h11.Response):
+                pass
+        except (OSError, EOFError) as error:
+            raise ClosedBeforeAnswerError from error
+        except h11.ProtocolError as error:
+            raise self._incomplete(error) from error
+        return event.status_code, {name.decode().lower(): value.decode("latin-1") for name, value in event.headers}
+
+    async def rest(self, max_bytes: int) -> bytes:
+        """Return the rest of the body.
+
+        Raises:
+            ApiServerUnavailableError: the answer is malformed, incomplete or too large.
+        """
+        body = bytearray()
+        while (data := await self.next_data()) is not None:
+            body += data
+            if len(body) > max_bytes:
+                raise ApiServerUnavailableError(f"{self._where}: answer has more than {max_bytes} bytes")
+        return bytes(body)
+
+    async def next_data(self) -> bytes | None:
+        """Return the next part of the body; ``None`` at its end.
+
+        Raises:
+            ApiServerUnavailableError: the answer is malformed or incomplete.
+        """
+        try:
+            while not isinstance(event := await self._next_event(), h11.Data | h11.EndOfMessage):
+                pass
+        except (OSError, h11.ProtocolError, EOFError) as error:
+            raise self._incomplete(error) from error
+        return bytes(event.data) if isinstance(event, h11.Data) else None
+
+    def _incomplete(self, error: Exception) -> ApiServerUnavailableError:
+        return ApiServerUnavailableError(f"{self._where}: incomplete answer: {cause_of(error)}")
+
+    def _encoded(self, request: ApiRequest) -> bytes:
+        parts = urlsplit(self.identity.url)
+        headers = [
+            ("Host", parts.netloc),
+            ("Accept", JSON),
+            ("User-Agent", f"nodeagent/{__version__}"),
+            ("Content-Length", str(len(request.body))),
+        ]
+        if request.body:
+            headers.append(("Content-Type", request.content_type))
+        if self.identity.token:
+            headers.append(("Authorization", f"Bearer {self.identity.token}"))
+        target = parts.path.rstrip("/") + request.target
+        sent = self._http.send(h11.Request(method=request.method, target=target, headers=headers)) or b""
+        sent += self._http.send(h11.Data(data=request.body)) or b"" if request.body else b""
+        return sent + (self._http.send(h11.EndOfMessage()) or b"")
+
+    async def _next_event(self) -> Any:  # noqa: ANN401 - the events of h11
+        while True:
+            event = self._http.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            data = await self._stream.read()
+            if not data and self._http.their_state is h11.SEND_RESPONSE:
+                raise EOFError("connection closed")
+            self._http.receive_data(data)
+
+    def close(self) -> None:
+        """Drop the connection without waiting for the server."""
+        self._stream.abort()
+
+
+def tls_context(identity: ApiIdentity) -> ssl.SSLContext:
+    """Return a TLS context that verifies the server and presents the client certificate; blocking.
+
+    Raises:
+        ApiServerUnavailableError: the CA or the client certificate cannot be loaded.
+    """
+    try:
+        context = ssl.create_default_context(cadata=identity.ca or None)
+    except (ssl.SSLError, ValueError) as error:
+        raise ApiServerUnavailableError(f"API server: cannot load the CA certificates: {_openssl(error)}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Python 3.13 also requires extensions, such as key identifiers, that the CAs of older clusters lack.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.set_alpn_protocols(["http/1.1"])
+    if identity.certificate:
+        _load_certificate(context, identity)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, identity: ApiIdentity) -> None:
+    """Load the client certificate from memory: OpenSSL reads files only, and a key is not written to a disk."""
+    descriptor = -1
+    try:
+        descriptor = os.memfd_create("nodeagent-client", os.MFD_CLOEXEC)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(identity.certificate.rstrip() + b"\n" + identity.key)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=_no_password)
+    except (OSError, ValueError) as error:
+        raise ApiServerUnavailableError(
+            f"API server: cannot load the client certificate and its key: {_openssl(error)}"
+        ) from error
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _no_password() -> str:
+    """Refuse an encrypted key; OpenSSL would ask on the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _openssl(error: Exception) -> str:
+    """Return the reason of an error of OpenSSL, without its source lines."""
+    reason = getattr(error, "reason", None)
+    return str(reason).lower().replace("_", " ") if reason else str(error) or type(error).__name__
+
+
+def place_of(request: ApiRequest) -> str:
+    """Return a request for display, without its query."""
+    return f"API server: {request.method} {request.target.partition('?')[0]}"
+
+
+def refusal(where: str, status: int, headers: dict[str, str], body: bytes) -> ApiServerRefusedError:
+    """Return the error of a refused request. Source: Kubernetes API conventions, response status kind."""
+    try:
+        found = msgspec.json.decode(body, type=ApiStatus)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        found = ApiStatus()
+    parts = (f"HTTP {status}", _shown(found.reason), _shown(found.message), _HINTS.get(status, ""))
+    return ApiServerRefusedError(
+        f"{where}: {'; '.join(each for each in parts if each)}", status, found.reason, _retry_after_s(headers)
+    )
+
+
+def _retry_after_s(headers: dict[str, str]) -> float | None:
+    text = headers.get("retry-after", "").strip()
+    return min(_MAX_RETRY_AFTER_S, float(text)) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+
+
+def cause_of(error: BaseException | None) -> str:
+    """Return the cause of a failed connection, with the correction where it is known."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"server certificate not trusted: {error.verify_message}; check the CA, the server name and the clock"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {_openssl(error)}"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return _shown(getattr(error, "strerror", None) or str(error)) or type(error).__name__
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of a text that the server may have chosen, escaped; h11 quotes malformed lines in full."""
+    text = escape(text)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -1,0 +1,279 @@
+"""State of a watch of this node's pods: a consistent list, then every change of it in order.
+
+A pod that is missing proves its deletion only under the conditions of :func:`proof_problem`, and per pod of
+:meth:`nodeagent.model.pod_list.PodList.lacks`: the API server that serves the watch may lag behind the one that the
+kubelet reads, so a pod that the watch has never shown may be too new for it.
+
+Source: Kubernetes API concepts, efficient detection of changes; client-go ``Reflector``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.model.pod_list import Completeness, PodList, PodListReading, PodListSource
+from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.plan.pods.annotations import ANNOTATION_HASH, ANNOTATION_MIRROR
+from nodeagent.record import Record, field, replace
+from nodeagent.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from nodeagent.model.kubernetes import Node
+    from nodeagent.model.pods import PodSpec
+
+SYNC_GRACE_S: Final = 60.0
+"""Time for which the watch has to be connected without interruption until a missing pod counts as deleted."""
+FRESH_S: Final = 180.0
+"""Age of the last answer after which the watch proves nothing; bookmarks come about every minute."""
+MAX_PODS: Final = 5000
+MAX_DELETED: Final = 2048
+FIRST_RETRY_S: Final = 1.0
+LAST_RETRY_S: Final = 60.0
+JITTER_SHARE: Final = 0.5
+_UNREAD_NODE: Final = "the Node object has not been compared with this machine"
+
+
+class EventKind(StrEnum):
+    """Kinds of a change. Source: Kubernetes ``watch.EventType``."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+    BOOKMARK = "BOOKMARK"
+
+
+class PodEvent(Record):
+    """One change of a pod.
+
+    Attributes:
+        kind: ``None`` for an event that cannot be read.
+        pod: the pod after the change; ``None`` for a bookmark or an unreadable event.
+        resource_version: version from which a watch continues; empty if unreadable.
+    """
+
+    kind: EventKind | None
+    pod: PodSpec | None = None
+    resource_version: str = ""
+
+
+class WatchState(Record):
+    """Pods by the API server, and their currency. All times in monotonic seconds unless stated.
+
+    Attributes:
+        pods: by UID.
+        deleted: UIDs whose deletion the watch reported, or that a later list lacks; the newest last.
+        resource_version: version from which the watch continues; empty if a list is necessary.
+        listed_s: time at which the last complete list was requested; ``None`` before the first.
+        connected_s: begin of the watch without an interruption; ``None`` while it is interrupted.
+        answered_s: time of the last list, change or bookmark; ``None`` before the first.
+        answered_at: the same by the wall clock; that of the stored pods until the first list.
+        unnamed: number of unreadable pods and changes since the last list, each of which may be any pod.
+        foreign: reason that the list may be that of another node; empty once the Node object has this machine's ids.
+        error: cause of the interruption; empty without one.
+    """
+
+    pods: Mapping[str, PodSpec] = field(default_factory=dict)
+    deleted: tuple[str, ...] = ()
+    resource_version: str = ""
+    listed_s: float | None = None
+    connected_s: float | None = None
+    answered_s: float | None = None
+    answered_at: datetime | None = None
+    unnamed: int = 0
+    foreign: str = _UNREAD_NODE
+    error: str = ""
+
+
+def after_list(  # noqa: PLR0913 - facts of one list
+    state: WatchState,
+    pods: Iterable[PodSpec],
+    resource_version: str,
+    *,
+    requested_s: float,
+    now_s: float,
+    now: datetime,
+    foreign: str = "",
+) -> WatchState:
+    """Return the state after a complete, consistent list.
+
+    Args:
+        state: before.
+        pods: all pods of the list, compacted.
+        resource_version: of the list.
+        requested_s: time of the request of its first page.
+        now_s: monotonic seconds.
+        now: the same time by the wall clock.
+        foreign: reason that the list may be that of another node; empty for none.
+    """
+    listed = tuple(pods)
+    named = {each.uid: each for each in listed if each.uid}
+    comparable = state.listed_s is not None and not state.foreign and not foreign
+    vanished = [uid for uid in state.pods if uid not in named] if comparable else []
+    return WatchState(
+        pods=named,
+        deleted=_newest([*state.deleted, *vanished]),
+        resource_version=resource_version,
+        listed_s=requested_s,
+        connected_s=now_s,
+        answered_s=now_s,
+        answered_at=now,
+        unnamed=len(listed) - len(named),
+        foreign=foreign,
+    )
+
+
+def after_event(state: WatchState, event: PodEvent, now_s: float, now: datetime) -> WatchState:
+    """Return the state after a change; an unreadable one makes the list incomplete until the next list."""
+    version = event.resource_version or state.resource_version
+    state = replace(state, resource_version=version, answered_s=now_s, answered_at=now)
+    if event.kind is EventKind.BOOKMARK:
+        return state
+    if event.kind is None or event.pod is None or not event.pod.uid:
+        return replace(state, unnamed=state.unnamed + 1)
+    uid = event.pod.uid
+    others = {key: each for key, each in state.pods.items() if key != uid}
+    if event.kind is EventKind.DELETED:
+        return replace(state, pods=others, deleted=_newest([*(each for each in state.deleted if each != uid), uid]))
+    remaining = tuple(each for each in state.deleted if each != uid) if uid in state.deleted else state.deleted
+    return replace(state, pods={**others, uid: event.pod}, deleted=remaining)
+
+
+def after_connection(state: WatchState, now_s: float, now: datetime) -> WatchState:
+    """Return the state once the API server continues the watch from the version of the state."""
+    since_s = now_s if state.connected_s is None else state.connected_s
+    return replace(state, connected_s=since_s, answered_s=now_s, answered_at=now, error="")
+
+
+def after_interruption(state: WatchState, error: str) -> WatchState:
+    """Return the state after a lost connection; the pods remain as facts."""
+    return replace(state, connected_s=None, error=error)
+
+
+def after_expiry(state: WatchState) -> WatchState:
+    """Return the state after the version has expired (410): changes are lost, and a list is necessary."""
+    return replace(state, connected_s=None, resource_version="", error="the version expired; listing again")
+
+
+def needs_list(state: WatchState) -> bool:
+    """Return whether the pods have to be listed before the next watch, such as after a change that was unreadable."""
+    return not state.resource_version or state.unnamed > 0 or bool(state.foreign)
+
+
+def restored(pods: Iterable[PodSpec], at: datetime) -> WatchState:
+    """Return the state with pods of an earlier run, which are facts and prove nothing."""
+    return WatchState(
+        pods={each.uid: each for each in pods if each.uid}, answered_at=at, error="not listed since the start"
+    )
+
+
+def retry_s(failures: int, jitter: float, retry_after_s: float | None = None) -> float:
+    """Return the seconds until the next attempt: exponential, bounded, and spread over half of the time.
+
+    Args:
+        failures: failed attempts in a row, at least 1.
+        jitter: 0 to 1.
+        retry_after_s: least time that the server stated; ``None`` without one.
+    """
+    delay_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16))
+    return max(delay_s * (1 - JITTER_SHARE * jitter), retry_after_s or 0.0)
+
+
+def compact(spec: PodSpec) -> PodSpec:
+    """Return a pod with the annotations that are facts; others can have 256 KiB, and may contain secrets.
+
+    A pod that mirrors no static one is from the API server, whatever its author wrote as the annotation of the source.
+    """
+    annotations = {ANNOTATION_SOURCE: "api"}
+    if ANNOTATION_MIRROR in spec.annotations:
+        known = (ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SOURCE)
+        annotations = {key: spec.annotations[key] for key in known if key in spec.annotations}
+    return replace(spec, annotations=annotations, listed_by=PodListSource.API_SERVER)
+
+
+def other_machine(found: Node | None, machine_id: str, system_uuid: str) -> str:
+    """Return the reason that a Node object is not proven to be of this machine; empty if it is.
+
+    A wrong node name or cluster gives a list without any pod of this node, by which all of them would be deleted.
+    """
+    if found is None:
+        return "there is no Node object with this name"
+    info = found.status.node_info
+    if info is None or not info.machine_id or not info.system_uuid:
+        return "the Node object has no ids of its machine"
+    for name, theirs, ours in (
+        ("machine id", info.machine_id, machine_id),
+        ("system UUID", info.system_uuid, system_uuid),
+    ):
+        if theirs.lower() != ours.lower():
+            return f"the Node object is of another machine: its {name} differs"
+    return ""
+
+
+def proof_problem(state: WatchState, now_s: float) -> str:
+    """Return the reason that a missing pod does not count as deleted, for display; empty if it does."""
+    if state.listed_s is None or state.answered_s is None:
+        return state.error or "not listed yet"
+    if state.connected_s is None or state.foreign:
+        return state.foreign or state.error or "interrupted"
+    if state.unnamed:
+        return f"{state.unnamed} unreadable pods or changes"
+    if not 0 <= now_s - state.answered_s <= FRESH_S:
+        return f"no answer for {format_duration(max(0.0, now_s - state.answered_s))}"
+    if now_s - state.connected_s < SYNC_GRACE_S:
+        return f"connected for less than {format_duration(SYNC_GRACE_S)}"
+    return ""
+
+
+def is_current(state: WatchState, now_s: float) -> bool:
+    """Return whether the pods are those of the API server now, for facts about them."""
+    connected = state.connected_s is not None and state.listed_s is not None and not state.foreign
+    return connected and state.answered_s is not None and 0 <= now_s - state.answered_s <= FRESH_S
+
+
+def pod_list(state: WatchState, now_s: float, now: datetime) -> PodList | None:
+    """Return the list for the planners; ``None`` before the first, without stored pods, and for another node.
+
+    Args:
+        state: the watch.
+        now_s: monotonic seconds.
+        now: the same time by the wall clock, to which the time of the list is related.
+    """
+    if (state.listed_s is None and not state.pods) or (state.listed_s is not None and state.foreign):
+        return None
+    uids = set(state.pods)
+    for each in state.pods.values():
+        uids.update(each.annotations[key] for key in (ANNOTATION_HASH, ANNOTATION_MIRROR) if key in each.annotations)
+    return PodList(
+        PodListSource.API_SERVER,
+        frozenset(uids),
+        synced=not proof_problem(state, now_s),
+        deleted=frozenset(state.deleted),
+        listed_at=None if state.listed_s is None else now - timedelta(seconds=now_s - state.listed_s),
+    )
+
+
+def reading(state: WatchState, address: str, now_s: float) -> PodListReading:
+    """Return the state of the watch, for display."""
+    problem = proof_problem(state, now_s)
+    if state.answered_at is None:
+        completeness = Completeness.UNKNOWN
+    else:
+        completeness = Completeness.OUTDATED if problem else Completeness.SYNCED
+    return PodListReading(
+        PodListSource.API_SERVER,
+        address,
+        state.answered_at,
+        len(state.pods),
+        completeness,
+        error=state.error,
+        detail="" if problem == state.error else problem,
+    )
+
+
+def _newest(uids: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(uids))[-MAX_DELETED:]

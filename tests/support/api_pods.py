@@ -1,0 +1,115 @@
+"""Pods of the API server's double: lists in pages, watches with bookmarks, expired versions.
+
+Answers have the forms of kube-apiserver: an expired version is an ``ERROR`` event with status 410 within a watch that
+was accepted, and 410 for a page.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SELECTOR = "spec.nodeName=node-1"
+ALL_PODS_REFUSED = (
+    'pods is forbidden: User "system:node:node-1" cannot list resource "pods" in API group "" at the cluster scope: '
+    "can only list/watch pods with spec.nodeName field selector"
+)
+ERROR_STATUS = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
+
+
+def pod(name: str, uid: str = "", **fields: Any) -> dict[str, Any]:
+    """Return a pod of ``node-1``; ``fields`` are merged into metadata, spec and status."""
+    return {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {"namespace": "default", "name": name, "uid": uid or f"uid-{name}", **fields.get("metadata", {})},
+        "spec": {
+            "nodeName": "node-1",
+            "priority": 0,
+            "containers": [{"name": "app", "image": "registry.test/app:v1"}],
+            **fields.get("spec", {}),
+        },
+        "status": {"phase": "Running", "qosClass": "BestEffort", **fields.get("status", {})},
+    }
+
+
+class Pods:
+    """Pods and the history of their changes.
+
+    Attributes:
+        version: of the latest change.
+        oldest: version before which the history is lost.
+        page_size: pods in a page, if that is less than the client's limit.
+        held: number of changes at the end of the history that watches do not show yet.
+    """
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Any] = {}
+        self.history: list[tuple[int, str, Any]] = []
+        self.version = 1000
+        self.oldest = 0
+        self.page_size = 500
+        self.held = 0
+        self._pages: dict[str, tuple[list[Any], int]] = {}
+
+    def put(self, value: dict[str, Any]) -> None:
+        """Create or change a pod."""
+        uid = value["metadata"]["uid"]
+        self._record("MODIFIED" if uid in self.pods else "ADDED", value)
+
+    def delete(self, uid: str) -> None:
+        """Delete a pod."""
+        self._record("DELETED", self.pods[uid])
+
+    def compact(self) -> None:
+        """Lose the history, so that versions before the latest change expire; pages too."""
+        self.oldest, self._pages = self.version, {}
+
+    def _record(self, kind: str, value: dict[str, Any]) -> None:
+        self.version += 1
+        value = copy.deepcopy(value)
+        value["metadata"]["resourceVersion"] = str(self.version)
+        uid = value["metadata"]["uid"]
+        self.pods = {key: each for key, each in self.pods.items() if key != uid}
+        if kind != "DELETED":
+            self.pods[uid] = value
+        self.history.append((self.version, kind, value))
+
+    def page(self, query: str) -> tuple[int, dict[str, Any]]:
+        """Return status and body of a list."""
+        fields = {key: values[0] for key, values in parse_qs(query).items()}
+        if fields.get("fieldSelector") != SELECTOR:
+            return 403, {**ERROR_STATUS, "reason": "Forbidden", "message": ALL_PODS_REFUSED, "code": 403}
+        if "continue" in fields:
+            if fields["continue"] not in self._pages:
+                return 410, {**ERROR_STATUS, "reason": "Expired", "message": "continue token too old", "code": 410}
+            items, version = self._pages[fields["continue"]]
+        else:
+            items, version = list(self.pods.values()), self.version
+        size = min(self.page_size, int(fields.get("limit", 500)))
+        metadata: dict[str, Any] = {"resourceVersion": str(version)}
+        if len(items) > size:
+            metadata["continue"] = f"page-{len(self._pages)}"
+            self._pages[metadata["continue"]] = items[size:], version
+        return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items[:size]}
+
+    def changes(self, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield version and event of each change after a version; an error and no more if it has expired."""
+        if version < self.oldest:
+            message = f"too old resource version: {version} ({self.oldest})"
+            yield (
+                version,
+                {"type": "ERROR", "object": {**ERROR_STATUS, "reason": "Expired", "message": message, "code": 410}},
+            )
+            return
+        shown = self.history[: len(self.history) - self.held]
+        yield from ((at, {"type": kind, "object": value}) for at, kind, value in shown if at > version)
+
+    def bookmark(self, version: int) -> dict[str, Any]:
+        """Return a bookmark. Source: Kubernetes API concepts, watch bookmarks."""
+        metadata = {"resourceVersion": str(version), "creationTimestamp": None}
+        return {"type": "BOOKMARK", "object": {"kind": "Pod", "apiVersion": "v1", "metadata": metadata}}

@@ -1,0 +1,301 @@
+"""Session of the pod watch with the double of the API server, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.daemon.kubernetes.pod_session import STORE_S, PodWatchParts, PodWatchSession
+from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError, StoreError
+from nodeagent.kube.pod_api import parse_event
+from nodeagent.kube.podspec import parse_listed_pod
+from nodeagent.model.pod_list import Completeness
+from nodeagent.observe.watched_pods import WatchedPods
+from nodeagent.plan.kubernetes.pod_watch import compact, proof_problem
+from nodeagent.telemetry import logging as log
+from tests.support.api_pods import Pods, pod
+from tests.support.virtual_time import play
+from tests.unit.daemon.kubernetes.cluster import LoopClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from nodeagent.model.pods import PodSpec
+    from nodeagent.plan.kubernetes.pod_watch import PodEvent
+
+BOOKMARK_S = 60.0
+
+
+@dataclass
+class Node:
+    """The double, and one session; times of requests are recorded.
+
+    Attributes:
+        down: whether no request is answered, and running watches are lost.
+        errors: errors of the next requests.
+        silent: whether a watch gets nothing.
+        stream: kind of the watches; by default one that shows every change.
+    """
+
+    server: Pods = field(default_factory=Pods)
+    down: bool = False
+    errors: list[ApiServerError] = field(default_factory=list)
+    silent: bool = False
+    foreign_because: str = ""
+    broken_disk: bool = False
+    stream: type[Stream] | None = None
+    requests: list[tuple[float, str]] = field(default_factory=list)
+    stored: list[tuple[float, int]] = field(default_factory=list)
+    log: io.StringIO = field(default_factory=io.StringIO)
+
+    def __post_init__(self) -> None:
+        self.watched = WatchedPods(LoopClock())
+        self.watched.address = "API server"
+
+    def request(self, what: str) -> None:
+        self.requests.append((asyncio.get_running_loop().time(), what))
+        if self.errors:
+            raise self.errors.pop(0)
+        if self.down:
+            raise ApiServerUnavailableError("connection refused")
+
+    async def list_pods(self) -> tuple[tuple[PodSpec, ...], str]:
+        self.request("list")
+        _, page = self.server.page("fieldSelector=spec.nodeName%3Dnode-1")
+        pods = tuple(compact(parse_listed_pod(each, "pod")) for each in page["items"])
+        return pods, page["metadata"]["resourceVersion"]
+
+    async def foreign(self) -> str:
+        return self.foreign_because
+
+    async def store(self, pods: tuple[PodSpec, ...], _: datetime) -> None:
+        if self.broken_disk:
+            raise StoreError("disk full")
+        self.stored.append((asyncio.get_running_loop().time(), len(pods)))
+
+    def session(self) -> PodWatchSession:
+        parts = PodWatchParts(
+            self.list_pods, self.foreign, lambda: (self.stream or Stream)(self), self.store, lambda: 0.0
+        )
+        clock = LoopClock()
+        return PodWatchSession(parts, self.watched, clock, log.configure("json", "info", self.log), LoopStatuses(clock))
+
+    def run(self, seconds: float, *script: tuple[float, Callable[[], object]]) -> None:
+        """Run a session for a time, with actions at times."""
+
+        async def work() -> None:
+            running = asyncio.create_task(self.session().run())
+            for at_s, action in script:
+                await asyncio.sleep(at_s - asyncio.get_running_loop().time())
+                action()
+            await asyncio.sleep(seconds - asyncio.get_running_loop().time())
+            self.problem = proof_problem(self.watched.state, LoopClock().monotonic_s())
+            shown = self.watched.reading()
+            assert shown is not None
+            self.completeness = shown.completeness
+            assert not running.done()
+            running.cancel()
+
+        play(work())
+
+    def set_down(self, down: bool) -> None:
+        self.down = down
+
+    def logged(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.getvalue().splitlines()]
+
+    def count(self, what: str) -> int:
+        return sum(each == what for _, each in self.requests)
+
+
+class Stream:
+    """One watch of the double, with polls of 0.1 s of virtual time."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.version = 0
+        self.ends_s = 0.0
+        self.pending: list[Any] = []
+
+    async def open(self, resource_version: str, timeout_s: int) -> None:
+        self.node.request("watch")
+        self.version = int(resource_version)
+        self.ends_s = asyncio.get_running_loop().time() + timeout_s
+
+    async def next_event(self) -> PodEvent | None:
+        quiet_s = 0.0
+        while not self.pending:
+            if self.node.down:
+                raise ApiServerUnavailableError("incomplete answer: connection lost")
+            found = [] if self.node.silent else list(self.node.server.changes(self.version))
+            if not found and quiet_s >= BOOKMARK_S and not self.node.silent:
+                found = [(self.version, self.node.server.bookmark(self.version))]
+            if not found:
+                if asyncio.get_running_loop().time() >= self.ends_s or quiet_s > 150:
+                    return None
+                await asyncio.sleep(0.5)
+                quiet_s += 0.5
+            self.pending = found
+        self.version, event = self.pending.pop(0)
+        return parse_event(json.dumps(event).encode())
+
+    def close(self) -> None: ...
+
+
+def filled(*names: str) -> Node:
+    node = Node()
+    for each in names:
+        node.server.put(pod(each))
+    return node
+
+
+def uids(node: Node) -> set[str]:
+    return set(node.watched.state.pods)
+
+
+def test_pods_are_listed_once_and_changes_follow() -> None:
+    node = filled("a", "b")
+    node.run(100, (10, lambda: node.server.put(pod("c"))), (20, lambda: node.server.delete("uid-a")))
+    assert uids(node) == {"uid-b", "uid-c"}
+    assert (node.count("list"), node.count("watch")) == (1, 1)
+    assert (node.problem, node.completeness) == ("", Completeness.SYNCED)
+
+
+def test_idle_watch_needs_less_than_a_request_in_two_minutes() -> None:
+    node = filled("a")
+    node.run(3600)
+    assert node.count("list") == 1
+    assert node.count("watch") <= 16
+    assert not node.problem
+
+
+def test_watch_resumes_after_an_outage_without_another_list() -> None:
+    node = filled("a")
+    node.run(
+        1000,
+        (100, lambda: node.set_down(True)),
+        (110, lambda: node.server.put(pod("b"))),
+        (400, lambda: node.set_down(False)),
+    )
+    assert uids(node) == {"uid-a", "uid-b"}
+    assert node.count("list") == 1
+    assert not node.problem
+    waits = [round(after - before, 3) for (before, _), (after, _) in pairwise(node.requests)]
+    outage = [each for each in waits if each in (2, 4, 8, 16, 32, 60)]
+    assert outage == [2, 4, 8, 16, 32, 60, 60, 60, 60][: len(outage)]
+    assert len(outage) >= 6
+
+
+def test_outage_is_logged_once_with_its_recovery_and_ends_the_proof() -> None:
+    node = filled("a")
+    node.run(200, (100, lambda: node.set_down(True)))
+    assert node.problem == "connection refused"
+    assert node.completeness is Completeness.OUTDATED
+    assert uids(node) == {"uid-a"}
+    texts = [each["event"] for each in node.logged()]
+    assert texts.count("api_request_failed") == 2  # the lost watch, then the refused connection
+    node = filled("a")
+    node.run(200, (100, lambda: node.set_down(True)), (110, lambda: node.set_down(False)))
+    assert [each["event"] for each in node.logged()][-1] == "api_request_recovered"
+
+
+def test_expired_version_causes_a_list_without_a_warning() -> None:
+    node = filled("a", "b")
+
+    def expire() -> None:
+        node.set_down(True)
+        node.server.delete("uid-a")
+        node.server.put(pod("c"))
+        node.server.compact()
+
+    node.run(300, (100, expire), (101, lambda: node.set_down(False)))
+    assert uids(node) == {"uid-b", "uid-c"}
+    assert node.count("list") == 2
+    assert not node.problem
+    assert "uid-a" in node.watched.state.deleted
+
+
+@pytest.mark.parametrize("status", [403, 401])
+def test_refusal_that_lasts_is_retried_every_minute_and_logged_once(status: int) -> None:
+    node = filled("a")
+    refused = ApiServerRefusedError(f"HTTP {status}; pods is forbidden", status, "Forbidden")
+    node.errors = [refused] * 1000
+    node.run(600)
+    assert node.count("list") == 10
+    assert len(node.logged()) == 1
+    assert "forbidden" in node.logged()[0]["error"]
+
+
+def test_retry_after_of_the_server_is_respected() -> None:
+    node = filled("a")
+    node.errors = [ApiServerRefusedError("HTTP 429", 429, "TooManyRequests", 30.0)]
+    node.run(100)
+    assert [round(at) for at, what in node.requests] == [0, 30, 30]
+
+
+def test_silent_connection_is_replaced() -> None:
+    node = filled("a")
+    node.run(
+        400,
+        (10, lambda: setattr(node, "silent", True)),
+        (20, lambda: node.server.put(pod("b"))),
+        (200, lambda: setattr(node, "silent", False)),
+    )
+    assert uids(node) == {"uid-a", "uid-b"}
+    assert node.count("watch") >= 2
+
+
+def test_list_of_another_machine_is_repeated_until_the_node_object_fits() -> None:
+    node = filled("a")
+    node.foreign_because = "the Node object is of another machine"
+    node.run(800, (100, lambda: setattr(node, "foreign_because", "")))
+    assert node.count("list") == 2
+    assert not node.problem
+
+
+def test_watch_that_ends_with_an_error_before_each_change_is_replaced_by_a_list() -> None:
+    node = filled("a")
+
+    class Unreadable(Stream):
+        async def next_event(self) -> PodEvent | None:
+            if node.count("watch") <= 3:
+                raise ApiServerUnavailableError("line has more than 4194304 bytes")
+            return await super().next_event()
+
+    node.stream = Unreadable
+    node.run(300)
+    assert node.count("list") == 2
+    assert not node.problem
+
+
+def test_pods_are_stored_after_the_list_and_then_at_most_every_half_minute() -> None:
+    node = filled("a")
+    script = [(10 + number, lambda number=number: node.server.put(pod(f"n{number}"))) for number in range(100)]
+    node.run(200, *script)
+    times = [at for at, _ in node.stored]
+    assert times[0] == 0
+    assert all(after - before >= STORE_S for before, after in pairwise(times))
+    assert node.stored[-1][1] == 101
+
+
+def test_unwritable_state_directory_does_not_end_the_watch() -> None:
+    node = filled("a")
+    node.broken_disk = True
+    node.run(100)
+    assert not node.problem
+    assert [each["event"] for each in node.logged()] == ["store_notice"]
+
+
+def test_pods_of_another_node_are_not_stored() -> None:
+    node = filled("a")
+    node.foreign_because = "the Node object is of another machine"
+    node.run(100)
+    assert node.stored == []
