@@ -92,7 +92,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Fin
         "cgroups": lambda: [check_cgroups(read_cgroup_controllers(root))],
         "pressure-stalls": lambda: [check_stalls(read_psi_resources(root))],
         "memory-thresholds": lambda: [memory_finding(settings, root)],
-        "page-cache-reclaim": lambda: [cache_finding(settings)],
+        "cache-reclaim": lambda: [cache_finding(settings)],
         "logind-delay": lambda: shutdown_findings(settings, root),
         "role": lambda: role_findings(settings, root),
         "kubelet-overlap": lambda: kubelet_findings(settings, root),

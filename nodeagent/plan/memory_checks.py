@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 CHECK: Final = "memory-thresholds"
-CACHE_CHECK: Final = "page-cache-reclaim"
+CACHE_CHECK: Final = "cache-reclaim"
 
 
 def check_memory_thresholds(

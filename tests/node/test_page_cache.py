@@ -98,7 +98,7 @@ def test_pod_with_an_idle_page_cache_is_evicted_without_the_drop_in_and_kept_wit
         node.run(f"sleep {QUIET_S}")
         assert events(node, "eviction_started") == []
         assert alive(node, reader)
-        assert "ok       page-cache-reclaim" in node.run("nodeagent doctor", check=False, timeout_s=120).stdout
+        assert "ok       cache-reclaim" in node.run("nodeagent doctor", check=False, timeout_s=120).stdout
         print(lru, reclaimed)
     finally:
         remove(node, reader)

@@ -54,7 +54,7 @@ _MACHINE: Final = (
 )
 """Lines of ``node describe`` with facts of the machine."""
 _MACHINE_CHECKS: Final = (
-    *("clock", "cgroups", "pressure-stalls", "memory-thresholds", "page-cache-reclaim", "logind-delay", "inhibitor"),
+    *("clock", "cgroups", "pressure-stalls", "memory-thresholds", "cache-reclaim", "logind-delay", "inhibitor"),
     *("journal", "unit"),
 )
 """Checks of ``doctor`` of the machine alone."""
