@@ -81,7 +81,16 @@ def _print(findings: Sequence[Finding]) -> None:
         lines.append(Line(f"{label}{each.evidence}", _STYLES[each.verdict], hang=len(label)))
         if each.fix:
             lines.append(Line(f"  fix: {each.fix}", hang=len("  fix: ")))
-    warnings = sum(each.verdict is Verdict.WARNING for each in findings)
-    problems = sum(each.verdict is Verdict.PROBLEM for each in findings)
-    lines.append(Line(f"{len(findings)} checks: {problems} problem(s), {warnings} warning(s)"))
+    lines.append(Line(summary(findings)))
     standard_output().write(lines)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return the numbers of checks, problems and warnings as a sentence."""
+    problems = sum(each.verdict is Verdict.PROBLEM for each in findings)
+    warnings = sum(each.verdict is Verdict.WARNING for each in findings)
+    return f"{_counted(len(findings), 'check')}: {_counted(problems, 'problem')}, {_counted(warnings, 'warning')}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"

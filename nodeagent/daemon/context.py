@@ -50,6 +50,7 @@ class DaemonContext:
         pass_lock: acquired by every pass.
         agent: agent in force; ``None`` while none is composed.
         wake: for each loop by name, set to start its next pass at once.
+        triggered: names of the loops whose next pass was requested by a trigger.
         eviction: thresholds, victims and conditions of the eviction loop.
         evictions_restored: whether the outstanding effects of an earlier process were restored.
         reload: set to request a reload of the configuration.
@@ -95,6 +96,7 @@ class DaemonContext:
         self.counters = Counters(self.clock)
         self.roles = RoleWatch(self.clock, self.logger)
         self.watched_pods = WatchedPods(self.clock)
+        self.triggered: set[str] = set()
         self._next: Settings | None = None
 
     @property

@@ -45,6 +45,7 @@ from nodeagent.host.notify import Notifier
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.storage_breakdown import describe
 from nodeagent.record import replace
+from nodeagent.runtime.connection import check_permission
 from nodeagent.store.last_settings import write_last_settings
 from nodeagent.telemetry.event_bus import subscribe, unsubscribe
 
@@ -107,12 +108,13 @@ async def supervise(
 
     Raises:
         ControlUnavailableError: without ``once``, another agent is listening on the control socket.
-        RuntimeUnavailableError: with ``once``, the runtime does not answer.
+        RuntimeUnavailableError: this user has no access to the runtime; with ``once``, the runtime does not answer.
         NodeAgentError: with ``once``, a reading failed or was contradictory.
         PassBusyError: another daemon runs with this state directory.
     """
     if not once:
         await asyncio.to_thread(refuse_second_agent, settings.control.socket)
+        await asyncio.to_thread(check_permission, settings.endpoint or None)
     clock = SystemClock()
     context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
     loop = asyncio.get_running_loop()
@@ -301,10 +303,13 @@ def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: D
             if context is not None:
                 context.loop_statuses.beat(scope.value, SILENCE_S)
 
+        is_triggered = context is not None and scope.value in context.triggered
+        if context is not None:
+            context.triggered.discard(scope.value)
         preview = await agent.collector.prepare(scope)
         report = await agent.run(
             preview,
-            trigger=trigger,
+            trigger="trigger" if is_triggered else trigger,
             stop=stop,
             on_start=partial(log_start, logger),
             on_result=report_result,

@@ -283,6 +283,30 @@ def discover_endpoint(configured: str | None, root: Path = Path("/")) -> str:
     )
 
 
+def check_permission(configured: str | None, root: Path = Path("/")) -> None:
+    """Check that this user may connect to the runtime. A runtime that does not listen yet is no error.
+
+    Root is never refused here: its permission can be restored while it waits, as that of a confined process.
+
+    Raises:
+        RuntimeUnavailableError: permission denied.
+    """
+    if os.geteuid() == 0:
+        return
+    try:
+        path = _socket_path(discover_endpoint(configured, root))
+    except RuntimeUnavailableError:
+        return
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(path)
+        except PermissionError:
+            raise RuntimeUnavailableError(_unavailable_text("", "", path, "permission denied", False)) from None
+        except OSError:
+            return
+
+
 def _exists(path: Path) -> bool:
     try:
         path.stat()

@@ -44,7 +44,8 @@ class PastPass(Record):
     Attributes:
         id: id of the pass.
         started_at: start, aware UTC.
-        trigger: ``interval``, ``once``, ``command``, ``apply``, ``leaks`` or ``eviction``.
+        trigger: ``interval``, ``trigger``, ``once``, ``command``, ``control``, ``apply``, ``leaks``, ``undo`` or
+            ``eviction``.
         scope: kinds of items.
         plan_id: id of its first plan.
         dry_run: whether removals were only reported.

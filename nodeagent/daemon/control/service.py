@@ -108,6 +108,7 @@ class ControlService(Readings):
         agent = require_agent(self._context)
         self._refuse_while_paused()
         ends = line.runs + (2 if line.activity is Activity.RUNNING else 1)
+        self._context.triggered.add(request.loop)
         wake.set()
         if request.wait:
             await self._until(

@@ -14,11 +14,12 @@ import pytest
 
 from nodeagent.cli import doctor_checks as checks
 from nodeagent.cli import doctor_memory
+from nodeagent.cli.doctor import summary
 from nodeagent.cli.logind_fix import fix_logind
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
-from nodeagent.plan.node_checks import Verdict
+from nodeagent.plan.node_checks import Finding, Verdict
 from nodeagent.record import replace
 from tests.support.kubelet_tree import add_process, make_node
 from tests.support.other_user import as_other_user
@@ -43,6 +44,19 @@ def write(root: Path, name: str, text: str = "") -> None:
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("problems", "warnings", "text"),
+    [
+        (0, 0, "1 check: no problems, no warnings"),
+        (1, 2, "4 checks: 1 problem, 2 warnings"),
+        (3, 1, "5 checks: 3 problems, 1 warning"),
+    ],
+)
+def test_summary_counts_problems_and_warnings(problems: int, warnings: int, text: str) -> None:
+    verdicts = [Verdict.OK, *[Verdict.PROBLEM] * problems, *[Verdict.WARNING] * warnings]
+    assert summary([Finding("agent", each, "evidence") for each in verdicts]) == text
 
 
 def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_settings: Settings, tmp_path: Path) -> None:

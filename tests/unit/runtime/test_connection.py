@@ -20,7 +20,7 @@ from nodeagent.errors import (
     RuntimeUnsupportedError,
 )
 from nodeagent.runtime.connection import K3S_SOCKET as K3S
-from nodeagent.runtime.connection import Method, RuntimeConnection, discover_endpoint
+from nodeagent.runtime.connection import Method, RuntimeConnection, check_permission, discover_endpoint
 from nodeagent.runtime.cri import CriClient
 from tests.support.other_user import UNPRIVILEGED_UID, as_other_user
 from tests.unit.runtime.conftest import Fake, cri_handlers, serving
@@ -226,6 +226,22 @@ def test_failed_discovery_lists_the_tried_sockets(tmp_path: Path) -> None:
         discover_endpoint("", tmp_path)
     for name in ("containerd/containerd.sock", "k3s", "crio.sock", "runtime.endpoint"):
         assert name in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing to another user requires root")
+async def test_only_missing_permission_fails_the_check_of_permission(socket: Path) -> None:
+    socket.parent.chmod(0o755)
+    with as_other_user():
+        check_permission(str(socket))  # a runtime that is not started
+    async with serving(socket, *cri_handlers(Fake())):
+        os.chmod(socket, 0o666)  # noqa: PTH101 - does not block on a temporary file
+        with as_other_user():
+            check_permission(str(socket))
+        os.chmod(socket, 0o600)  # noqa: PTH101 - as above
+        check_permission(str(socket))
+        denied = f"permission denied for user {UNPRIVILEGED_UID}; run as root"
+        with as_other_user(), pytest.raises(RuntimeUnavailableError, match=denied):
+            check_permission(str(socket))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changing to another user requires root")

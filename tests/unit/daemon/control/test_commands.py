@@ -18,9 +18,11 @@ from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.loops import Loop
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.daemon.pause import restore_pause
 from nodeagent.daemon.service_manager import ReloadTask
+from nodeagent.daemon.supervisor import agent_tasks
 from nodeagent.host.notify import Notifier
 from nodeagent.record import replace
 from nodeagent.store.pause import PauseFile
@@ -101,6 +103,18 @@ async def test_trigger_wakes_its_loop_and_returns_the_result(node: Node) -> None
     loop_statuses.ended("images", "complete", detail="all well")
     triggered = await pending
     assert (triggered["result"], triggered["detail"]) == ("complete", "all well")
+
+
+async def test_pass_started_by_a_trigger_is_recorded_with_that_trigger(node: Node) -> None:
+    agent = node.context.agent
+    assert agent is not None
+    containers = next(each for each in agent_tasks(node.context, agent) if isinstance(each, Loop))
+    await containers.run_once()
+    await node.ask("Trigger", api.TriggerRequest(loop="containers"))
+    await containers.run_once()
+    await containers.run_once()
+    passes = (await node.ask("History", api.HistoryRequest(quiet=True)))["passes"]
+    assert [each["trigger"] for each in passes] == ["interval", "trigger", "interval"]
 
 
 async def test_trigger_of_eviction_beside_a_kubelet_is_refused_with_the_reason(node: Node) -> None:
