@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.errors import StoreError
+from nodeagent.errors import StoreError, UsageError
 from nodeagent.files import replace_file
 from nodeagent.model import Hold
 from nodeagent.parsing import parse_json
@@ -69,20 +69,27 @@ class HoldFile:
                 f"cannot read holds {self._path}: {error}; repair the file, or remove it to remove all holds"
             ) from error
 
-    def add(self, hold: Hold, clock: ClockTrust) -> Hold:
+    def add(self, hold: Hold, clock: ClockTrust, *, max_of_user: int | None = None) -> Hold:
         """Add a hold and return it with its id, an unused number; expired holds are dropped.
 
         Args:
             hold: the hold, placed now.
             clock: trust in the wall clock that it was placed by.
+            max_of_user: maximum number of holds of its user, itself included; ``None`` for any number.
 
         Raises:
             StoreError: the file cannot be read or written; nothing was changed.
+            UsageError: the user has the maximum number of holds; nothing was changed.
         """
 
         def change(file: _Contents) -> _Contents:
             number = file.last_id + 1
-            kept = (each for each in file.holds if not has_ended(each, clock, hold.placed_at))
+            kept = tuple(each for each in file.holds if not has_ended(each, clock, hold.placed_at))
+            if max_of_user is not None and sum(each.by == hold.by for each in kept) >= max_of_user:
+                raise UsageError(
+                    f"{hold.by} has {max_of_user} holds, the maximum of a user other than root; remove one first: "
+                    "nodeagent hold remove ID"
+                )
             return _Contents((*kept, replace(hold, id=str(number))), number)
 
         return self._change(change)[-1]

@@ -117,6 +117,22 @@ async def test_member_removes_own_hold(as_actor: Node) -> None:
     assert (await as_actor.ask("Holds"))["holds"] == []
 
 
+async def test_member_has_a_maximum_number_of_holds_and_root_has_no_maximum(as_actor: Node) -> None:
+    hold = api.AddHoldRequest(image="app:*", seconds=3600)
+    for _ in range(100):
+        await as_actor.ask("AddHold", hold)
+    code, why = await as_actor.refused("AddHold", hold)
+    assert (code, "has 100 holds, the maximum of a user other than root; remove one first" in why) == (400, True), why
+    as_actor.peer[0] = OTHER_MEMBER
+    await as_actor.ask("AddHold", hold)
+    as_actor.peer[0] = ROOT
+    await as_actor.ask("AddHold", api.AddHoldRequest(image="app:*", seconds=3600, by=MEMBER.name))
+    as_actor.peer[0] = MEMBER
+    await as_actor.ask("RemoveHold", api.RemoveHoldRequest(id="2"))
+    await as_actor.ask("RemoveHold", api.RemoveHoldRequest(id="1"))
+    await as_actor.ask("AddHold", hold)
+
+
 async def test_member_cannot_hold_images_by_a_regular_expression(as_actor: Node) -> None:
     code, why = await as_actor.refused("AddHold", api.AddHoldRequest(image="regex:^app", seconds=60))
     assert (code, "only root places holds by regular expressions" in why) == (400, True), why
