@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot, RoleDecision
     from nodeagent.observe.bound_pods import BoundPods
     from nodeagent.observe.node_snapshot import Observer
+    from nodeagent.observe.pods import PodReader
     from nodeagent.observe.watched_pods import WatchedPods
     from nodeagent.plan.gc.storage_breakdown import Breakdown
     from nodeagent.runtime.connection import CallObserver
@@ -109,6 +110,15 @@ class Agent:
     async def evaluate_role(self) -> RoleDecision:
         """Return the current role."""
         return await self.roles.evaluate(self.settings.role)
+
+    def make_pod_reader(self) -> PodReader:
+        """Return a new reader of pods, with every source that this agent has."""
+        from nodeagent.observe.pods import make_pod_reader  # noqa: PLC0415 - not for a collection
+
+        measure = self.storage.measure_layer
+        return make_pod_reader(
+            self.cri, self.settings, self.clock, lambda: self.role, measure, watched=self.watched_pods
+        )
 
     async def preview(self, scope: Scope) -> Preview:
         """Observe and plan a pass without any change to the node."""

@@ -14,7 +14,6 @@ from nodeagent.api.reload import EvictedPod, Grace, KindCount, MetThreshold, Rel
 from nodeagent.daemon.reload_effect import SHOWN, Effect, threshold_text
 from nodeagent.errors import NodeAgentError
 from nodeagent.observe.eviction_signals import EvictionSignalReader
-from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.local_storage import has_limit
 from nodeagent.plan.eviction.preview import first_victim, pods_over_limits
@@ -221,9 +220,7 @@ async def _find_evictions(agent: Agent, earlier: Settings | None, partial: _Part
         limits = False
     if not met and not limits:
         return
-    pod_reader = make_pod_reader(
-        agent.cri, agent.settings, agent.clock, lambda: agent.role, agent.storage.measure_layer
-    )
+    pod_reader = agent.make_pod_reader()
     try:
         pods = await pod_reader.read(with_disk=False)
         on_disk = any(MEANINGS[each.threshold.signal].filesystem is not None for each in met)

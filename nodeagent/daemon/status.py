@@ -33,7 +33,6 @@ from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.model import pressure as model
 from nodeagent.observe.eviction_signals import EvictionSignalReader, LayoutCache
-from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.state import EvictionState
@@ -100,9 +99,7 @@ class StatusReader:
             RuntimeUnavailableError: the runtime does not answer.
         """
         agent = self._agent
-        self._pods = self._pods or make_pod_reader(
-            agent.cri, agent.settings, agent.clock, lambda: agent.role, agent.storage.measure_layer
-        )
+        self._pods = self._pods or agent.make_pod_reader()
         return await self._pods.read(with_disk=True)
 
     async def filesystems(self, layout: SignalLayout) -> tuple[FilesystemStatus, ...]:

@@ -146,6 +146,7 @@ class Observation(Record):
 class FactSource(StrEnum):
     """Source of a pod fact, most reliable first. ``MISSING`` is the source of the value ``None``."""
 
+    API_SERVER = "api-server"
     KUBELET = "kubelet"
     MANIFEST = "manifest"
     CRI = "cri"

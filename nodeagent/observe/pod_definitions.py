@@ -1,4 +1,8 @@
-"""Pod definitions: the kubelet's pod list and the manifests of static pods, each as read last."""
+"""Pod definitions: the pods of the API server and of the kubelet, and the manifests of static pods, as read last.
+
+The pods of a current watch replace the kubelet's list. Those of an interrupted one complement it, since apart from
+in-place resizes the definition of a pod is immutable.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Final, Protocol
 
+from nodeagent.model.pod_list import PodListSource
 from nodeagent.plan.pods.definitions import SpecIndex
 
 if TYPE_CHECKING:
     from nodeagent.kube.listing import KubeletListing
     from nodeagent.kube.manifests import Manifests
     from nodeagent.model.pods import PodSpec
+    from nodeagent.observe.watched_pods import WatchedPods
 
 _MANIFESTS_S: Final = 5.0
 
@@ -30,27 +36,67 @@ class PodDefinitions:
         has_kubelet: whether a kubelet is configured.
     """
 
-    def __init__(self, listing: KubeletListing, manifests: ManifestLister | None, node_name: str) -> None:
-        """Create the reader; ``node_name`` is the suffix of static pods' names, by default the host name."""
+    def __init__(
+        self,
+        listing: KubeletListing,
+        manifests: ManifestLister | None,
+        node_name: str,
+        watched: WatchedPods | None = None,
+    ) -> None:
+        """Create the reader.
+
+        Args:
+            listing: the kubelet's list.
+            manifests: the static pods' manifests; ``None`` for none.
+            node_name: suffix of static pods' names; empty for the host name.
+            watched: the pods of the API server; ``None`` for none.
+        """
+        self._watched = watched
         self.has_kubelet = listing.configured
         self._listing = listing
         self._static_pods = _StaticPods(manifests)
         self._node_name = node_name or socket.gethostname()
 
     async def read_if_due(self, warnings: list[str]) -> None:
-        """Read the manifests, and the kubelet's list if it exceeds its maximum age."""
-        await asyncio.gather(self._listing.read_if_due(), self._static_pods.read(warnings))
+        """Read the manifests, and unless the watch is current the kubelet's list if it exceeds its maximum age."""
+        if self._current is not None:
+            await self._static_pods.read(warnings)
+        else:
+            await asyncio.gather(self._listing.read_if_due(), self._static_pods.read(warnings))
 
     async def read_for(self, uids: set[str]) -> None:
-        """Read the kubelet's list if it lacks one of these pods."""
-        await self._listing.read_for(uids)
+        """Read the kubelet's list if it lacks one of these pods, unless the watch is current."""
+        if self._current is None:
+            await self._listing.read_for(uids)
 
     def index(self, warnings: list[str]) -> SpecIndex:
-        """Return the definitions; add the warnings about the kubelet's list."""
+        """Return the definitions; add the warnings about their lists."""
+        watched = self._watched
+        if watched is not None:
+            watched.warn(warnings)
+        if self._current is not None:
+            return SpecIndex(
+                self._current.pods,
+                self._static_pods.specs,
+                node_name=self._node_name,
+                complete=self._current.is_complete,
+                source=PodListSource.API_SERVER,
+            )
         self._listing.warn(warnings)
+        listed = self._listing.pods
+        uids = {each.uid for each in listed or ()}
+        earlier = () if watched is None else tuple(each for each in watched.pods if each.uid not in uids)
         return SpecIndex(
-            self._listing.pods, self._static_pods.specs, node_name=self._node_name, complete=self._listing.complete
+            None if listed is None and not earlier else (*(listed or ()), *earlier),
+            self._static_pods.specs,
+            node_name=self._node_name,
+            complete=self._listing.complete,
         )
+
+    @property
+    def _current(self) -> WatchedPods | None:
+        """The watch while its pods are current."""
+        return self._watched if self._watched is not None and self._watched.is_current else None
 
     async def close(self) -> None:
         """Cancel a pending read of the kubelet's list."""

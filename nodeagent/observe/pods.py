@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import PodHandle, RuntimePod
     from nodeagent.observe.pod_definitions import ManifestLister
     from nodeagent.observe.unmeasured_layers import MeasureLayer
+    from nodeagent.observe.watched_pods import WatchedPods
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import ContainerUsage
 
@@ -100,6 +101,7 @@ class PodReader:
         root: Path = Path("/"),
         role: Callable[[], Role] | None = None,
         measure_layer: MeasureLayer | None = None,
+        watched: WatchedPods | None = None,
     ) -> None:
         """Create a reader without initial readings.
 
@@ -113,6 +115,7 @@ class PodReader:
             role: returns the current role, which changes at run time; ``None`` for that of the settings.
             measure_layer: returns the usage of a writable layer by snapshotter and container id, if neither the
                 statistics of the runtime nor a mount show it; ``None`` leaves it unknown.
+            watched: pods as watched at the API server; ``None`` for none.
         """
         self._cri = cri
         self._clock = clock
@@ -123,7 +126,7 @@ class PodReader:
         if manifests is None and settings.manifests is not None:
             manifests = ManifestReader(settings.manifests)
         listing = KubeletListing(kubelet, clock, settings.kubelet_max_age_s)
-        self._definitions = PodDefinitions(listing, manifests, settings.node_name)
+        self._definitions = PodDefinitions(listing, manifests, settings.node_name, watched)
         self._annotation_namespaces = settings.annotation_namespaces
         self._details = RuntimeDetails(cri)
         self._cgroups = PodCgroups(root)
@@ -252,14 +255,25 @@ class PodReader:
         return {pod.uid: with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid)) for pod in pods}
 
 
-def make_pod_reader(
+def make_pod_reader(  # noqa: PLR0913 - the sources of a reader
     cri: CriClient,
     settings: Settings,
     clock: Clock,
     role: Callable[[], Role],
     measure_layer: MeasureLayer | None = None,
+    *,
+    watched: WatchedPods | None = None,
 ) -> PodReader:
-    """Return the pod reader of the configured sources; ``role`` returns the current role of the node."""
+    """Return the pod reader of the configured sources.
+
+    Args:
+        cri: the runtime.
+        settings: of the agent.
+        clock: dates the readings.
+        role: returns the current role of the node.
+        measure_layer: returns the usage of a writable layer; see :class:`PodReader`.
+        watched: pods as watched at the API server; ``None`` for none.
+    """
     kubelet = settings.kubelet
     sources = PodSettings(
         role(),
@@ -269,7 +283,7 @@ def make_pod_reader(
         manifests=kubelet.manifests,
         annotation_namespaces=settings.eviction.annotation_namespaces,
     )
-    return PodReader(cri, settings=sources, clock=clock, role=role, measure_layer=measure_layer)
+    return PodReader(cri, settings=sources, clock=clock, role=role, measure_layer=measure_layer, watched=watched)
 
 
 async def _none_value() -> None:

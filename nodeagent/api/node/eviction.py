@@ -10,7 +10,6 @@ from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Measurand, Signal
 from nodeagent.observe.eviction_signals import EvictionSignalReader
-from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.signals import MEANINGS
@@ -77,9 +76,7 @@ async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPre
     eviction = settings.eviction
     reader = EvictionSignalReader(eviction, agent.clock, pod_log_root=settings.pod_log_root)
     layout = await reader.read_layout(agent.cri, settings.imagefs_path, agent.observer.images.find_filesystems)
-    pod_reader = make_pod_reader(
-        agent.cri, agent.settings, agent.clock, lambda: agent.role, agent.storage.measure_layer
-    )
+    pod_reader = agent.make_pod_reader()
     try:
         pods = await pod_reader.read(with_disk=True)
     finally:

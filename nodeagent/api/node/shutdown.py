@@ -133,7 +133,7 @@ def delay_limit(facts: LogindFacts | None, delay: LogindDelay) -> DelayLimit:
 
 async def _pods(agent: Agent) -> tuple[ShutdownPod, ...]:
     await agent.evaluate_role()
-    reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
+    reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role, watched=agent.watched_pods)
     try:
         return (await reader.read(with_usage=False)).shutdown
     finally:

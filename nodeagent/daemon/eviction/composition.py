@@ -33,7 +33,6 @@ from nodeagent.host.writable_layers import find_upper_directories, snapshotter_o
 from nodeagent.model import Role
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.observe.node_role import ROLE_POLL_S
-from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.state import suspended
 from nodeagent.store.evictions import EvictionFile
@@ -128,9 +127,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
         context.logger.warning("memory_not_locked", because=why_not)
     logger = context.logger.bind(loop=LOOP_NAME)
     reporter = EvictionReporter(logger)
-    pod_reader = make_pod_reader(
-        agent.cri, agent.settings, agent.clock, lambda: agent.role, agent.storage.measure_layer
-    )
+    pod_reader = agent.make_pod_reader()
     signal_reader = EvictionSignalReader(settings, agent.clock, pod_log_root=agent.settings.pod_log_root)
     read_layout = partial(
         signal_reader.read_layout,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.daemon.kubernetes import POD_WATCH
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import StoreError
-from nodeagent.plan.kubernetes.pod_watch import restored
+from nodeagent.observe.watched_pods import list_address, restore_pods
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -64,11 +64,12 @@ class PodWatchTask:
         if access is None:
             return
         watched = self._context.watched_pods
-        address = f"API server, pods of {name}"
-        if watched.address != address:
+        if watched.address != list_address(name):
             watched.reset()
-            watched.address = address
-            await self._restore(settings, name)
+            try:
+                await asyncio.to_thread(restore_pods, watched, settings.state_directory, name)
+            except StoreError as error:
+                self._logger.warning("store_notice", notice=str(error))
         client = ApiClient(access, credentials := ApiCredentials(access))
 
         async def store(pods: tuple[PodSpec, ...], at: datetime) -> None:
@@ -92,18 +93,6 @@ class PodWatchTask:
             work.cancel()
             await asyncio.wait({work})
             client.close()
-
-    async def _restore(self, settings: Settings, name: str) -> None:
-        """Use the pods of an earlier run as facts until the first list."""
-        from nodeagent.store.watched_pods import read_watched_pods  # noqa: PLC0415
-
-        try:
-            stored = await asyncio.to_thread(read_watched_pods, settings.state_directory, name)
-        except StoreError as error:
-            self._logger.warning("store_notice", notice=str(error))
-            return
-        if stored is not None:
-            self._context.watched_pods.state = restored(stored.pods, stored.at)
 
 
 def _is_enabled(settings: Settings) -> bool:

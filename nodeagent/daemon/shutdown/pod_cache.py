@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.model import Role
     from nodeagent.model.pods import PodInventory
+    from nodeagent.observe.watched_pods import WatchedPods
     from nodeagent.runtime.connection import CallObserver
 
 _NEW_PODS_WITHIN_S: Final = 0.5
@@ -35,9 +36,16 @@ class PodCache:
         processes: the processes of their containers.
     """
 
-    def __init__(self, cri: CriClient, settings: Settings, clock: Clock, role: Callable[[], Role]) -> None:
+    def __init__(
+        self,
+        cri: CriClient,
+        settings: Settings,
+        clock: Clock,
+        role: Callable[[], Role],
+        watched: WatchedPods | None = None,
+    ) -> None:
         self._cri = cri
-        self._reader = make_pod_reader(cri, settings, clock, role)
+        self._reader = make_pod_reader(cri, settings, clock, role, watched=watched)
         self.pods: tuple[RunningPod, ...] = ()
         self.complete = False
         self._read_uids: frozenset[str] = frozenset()
@@ -113,7 +121,12 @@ class PodRuntime:
     """
 
     def __init__(
-        self, settings: Settings, clock: Clock, role: Callable[[], Role], observer: CallObserver | None = None
+        self,
+        settings: Settings,
+        clock: Clock,
+        role: Callable[[], Role],
+        observer: CallObserver | None = None,
+        watched: WatchedPods | None = None,
     ) -> None:
         """Open a connection.
 
@@ -122,7 +135,7 @@ class PodRuntime:
         """
         self._connection = configured_connection(settings, observer=observer)
         self.cri = CriClient(self._connection)
-        self.pods = PodCache(self.cri, settings, clock, role)
+        self.pods = PodCache(self.cri, settings, clock, role, watched)
 
     async def close(self) -> None:
         """Cancel pending readings and close the connection."""

@@ -50,7 +50,11 @@ class PodMonitor:
             roles = self._context.roles
             try:
                 self._runtime = PodRuntime(
-                    self._settings, self._context.clock, lambda: roles.current.role, self._context.counters.call
+                    self._settings,
+                    self._context.clock,
+                    lambda: roles.current.role,
+                    self._context.counters.call,
+                    self._context.watched_pods,
                 )
             except NodeAgentError as error:
                 self._set_problem(str(error))

@@ -6,16 +6,18 @@ unit before the runtime, since the unit is ordered after it, and waits up to the
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.shutdown.execution import ShutdownInProgress, rehearse
 from nodeagent.daemon.shutdown.pod_cache import PodCache
 from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
-from nodeagent.errors import NodeAgentError
+from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.host.systemd import userspace_id
 from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
 from nodeagent.observe.node_role import RoleWatch
+from nodeagent.observe.watched_pods import WatchedPods, restore_pods
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.cri import CriClient
@@ -91,6 +93,17 @@ def _wait_for_daemon(recorder: ShutdownRecorder, unit_stop: UnitStop) -> None:
         pass
 
 
+async def _stored_pods(settings: Settings, recorder: ShutdownRecorder) -> WatchedPods:
+    """Return the pods that the daemon watched last; at this time the network may be away."""
+    watched = WatchedPods(recorder.clock)
+    if settings.kubernetes.watch_pods:
+        try:
+            await asyncio.to_thread(restore_pods, watched, settings.state_directory, settings.kubelet.node_name)
+        except StoreError as error:
+            recorder.logger.warning("store_notice", notice=str(error))
+    return watched
+
+
 async def _stop_pods(
     settings: Settings, recorder: ShutdownRecorder, budget: ShutdownBudget, role: Role, operation: str
 ) -> StopEnd | None:
@@ -100,7 +113,7 @@ async def _stop_pods(
         return None
     async with configured_connection(settings, read_timeout_s=min(settings.timeout_s, _LIST_WITHIN_S)) as connection:
         cri = CriClient(connection)
-        pods = PodCache(cri, settings, recorder.clock, lambda: role)
+        pods = PodCache(cri, settings, recorder.clock, lambda: role, await _stored_pods(settings, recorder))
         try:
             await pods.refresh()
         except NodeAgentError as error:

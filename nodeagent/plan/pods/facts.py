@@ -1,12 +1,12 @@
 """Pod facts, merged from all sources; each fact has its source.
 
-The order of precedence is: the kubelet, a static manifest, the runtime, the pod's cgroup, inference from these, and
-assumption. If two sources differ, the pod gets a contradiction, which excludes it from eviction.
+The order of precedence is: the API server, the kubelet, a static manifest, the runtime, the pod's cgroup, inference
+from these, and assumption. If two sources differ, the pod gets a contradiction, which excludes it from eviction.
 
 A mark that protects a pod (static, mirror, priority) counts only from a source that the pod's author does not control:
-the kubelet, the manifest directory, annotations that a kubelet wrote, or annotations in a namespace that the
-configuration trusts. Other marks and malformed ones count as nothing, with a sentence in ``ignored``. An OOM score
-never makes a pod critical, since the client that creates the container sets it.
+the API server, the kubelet, the manifest directory, annotations that a kubelet wrote, or annotations in a namespace
+that the configuration trusts. Other marks and malformed ones count as nothing, with a sentence in ``ignored``. An OOM
+score never makes a pod critical, since the client that creates the container sets it.
 
 Assumption is for a node without a kubelet, where the runtime is the only source: a pod that no source marks as critical
 is assumed to be ordinary. On a node managed by a kubelet these facts are unknown without the kubelet's list.
@@ -17,6 +17,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from nodeagent.model.pod_list import PodListSource
 from nodeagent.model.pods import PodReading, PodSpec, RuntimePod
 from nodeagent.model.pressure import (
     UNKNOWN,
@@ -74,7 +75,7 @@ def merge_facts(  # noqa: PLR0913 - the sources of facts
 
     Args:
         pods: the pods of the runtime.
-        specs: the definitions of the kubelet and the manifests.
+        specs: the listed definitions and the manifests.
         readings: the measurements, by UID.
         memory_capacity_bytes: of the node, from which the kubelet derives OOM scores; ``None`` if unknown.
         assume: whether a pod without definition is assumed to be ordinary. Otherwise a kubelet created the pods, and
@@ -116,7 +117,7 @@ class _Merger:
         self._ignored: list[str] = list(self._marks.malformed)
         self._contradictions = list(pod.contradictions)
         self._defined = PodDefinition(
-            self._well_formed(specs.in_kubelet(pod), "the kubelet's list"),
+            self._well_formed(listed := specs.in_list(pod), _list_of(listed)),
             self._well_formed(specs.in_manifests(pod), "the static manifests"),
         )
         self._check_listed(specs)
@@ -169,24 +170,28 @@ class _Merger:
         return next((fact for fact in facts if fact.value is not None), UNKNOWN)
 
     def _check_listed(self, specs: SpecIndex) -> None:
-        if self._defined.kubelet is None:
-            if specs.has_list and specs.in_kubelet(self._pod) is None:
-                self._contradictions.append("not in the kubelet's list")
+        if self._defined.listed is None:
+            # Pods of other clients are not the API server's; a kubelet lists those of all its sources.
+            from_source = specs.source is PodListSource.KUBELET or self._pod.sandbox.from_api_server
+            if specs.has_list and from_source and specs.in_list(self._pod) is None:
+                self._contradictions.append(f"not in the {specs.source}'s list")
             return
-        sandbox, spec = self._pod.sandbox, self._defined.kubelet
+        sandbox, spec = self._pod.sandbox, self._defined.listed
+        owner = spec.listed_by
         if (spec.namespace, spec.name) != (sandbox.namespace, sandbox.name):
             self._contradictions.append(
-                f"the kubelet has {spec.namespace}/{spec.name}, the runtime {sandbox.namespace}/{sandbox.name}"
+                f"the {owner} has {spec.namespace}/{spec.name}, the runtime {sandbox.namespace}/{sandbox.name}"
             )
         if specs.count(self._pod.uid) > 1:
-            self._contradictions.append("UID more than once in the kubelet's list")
+            self._contradictions.append(f"UID more than once in the {owner}'s list")
 
     def _check_qos(self, derived: Fact[QosClass | None]) -> None:
         qos = self._qos
         by_cgroup = derived.value if derived.source is FactSource.CGROUP else None
-        in_list = self._defined.kubelet is not None
-        if in_list and qos.source is FactSource.KUBELET and by_cgroup not in (None, qos.value):
-            self._contradictions.append(f"the kubelet has {qos.value}, the cgroup {by_cgroup}")
+        listed = self._defined.listed
+        in_list = listed is not None
+        if listed is not None and qos.source is self._defined.list_source and by_cgroup not in (None, qos.value):
+            self._contradictions.append(f"the {listed.listed_by} has {qos.value}, the cgroup {by_cgroup}")
         if not in_list or by_cgroup is not None:
             self._contradictions += inconsistencies(self._pod, None if in_list else by_cgroup)
 
@@ -194,10 +199,10 @@ class _Merger:
         """Return whether the pod is static; the kubelet annotates pods with their source."""
         verified = self._defined.verified
         from_list = None if verified is None else verified.annotations.get(ANNOTATION_SOURCE)
-        listed = _fact(static_by_source(from_list), FactSource.KUBELET)
+        listed = _fact(static_by_source(from_list), self._defined.list_source)
         if from_list is not None and listed.value is None:
             self._contradictions.append(
-                f"the kubelet's list: annotation {ANNOTATION_SOURCE} is {from_list[:40]!r}, not api, file or http"
+                f"{_list_of(verified)}: annotation {ANNOTATION_SOURCE} is {from_list[:40]!r}, not api, file or http"
             )
         defined = UNKNOWN if self._defined.manifest is None else Fact(value=True, source=FactSource.MANIFEST)
         annotated = _fact(self._marks.static, FactSource.CRI)
@@ -206,12 +211,12 @@ class _Merger:
             annotated = UNKNOWN
         values = {fact.value for fact in (listed, annotated) if fact.value is not None}
         if len(values) > 1:
-            self._contradictions.append("the kubelet and the runtime differ on static")
+            self._contradictions.append(f"{_list_of(verified)} and the runtime differ on static")
         return self._best(listed, defined, annotated, self._assumed(value=False))
 
     def _mirror(self) -> Fact[bool | None]:
         if self._defined.verified is not None:
-            return Fact(value=ANNOTATION_MIRROR in self._defined.verified.annotations, source=FactSource.KUBELET)
+            return Fact(value=ANNOTATION_MIRROR in self._defined.verified.annotations, source=self._defined.list_source)
         if self._marks.mirror and not self._marks_count(ANNOTATION_MIRROR):
             return self._assumed(value=False)
         return Fact(value=self._marks.mirror, source=FactSource.CRI)
@@ -238,7 +243,7 @@ class _Merger:
                 self._pod.status_read and bool(containers) and all(each.id in self._pod.traits for each in containers)
             )
             return self._assumed(value=False) if known else UNKNOWN
-        source = FactSource.KUBELET if self._defined.verified is not None else FactSource.MANIFEST
+        source = self._defined.list_source if self._defined.verified is not None else FactSource.MANIFEST
         by_class = spec.priority_class in CRITICAL_CLASS_PRIORITIES or (spec.priority or 0) >= CRITICAL_PRIORITY
         return Fact(by_class, source)
 
@@ -272,7 +277,7 @@ class _Merger:
         return Fact(max(seconds), FactSource.CRI) if seconds else UNKNOWN
 
     def _lifecycle(self) -> PodLifecycle:
-        running, listed = self._pod.running, self._defined.kubelet
+        running, listed = self._pod.running, self._defined.listed
         if listed is not None and listed.phase in ("Succeeded", "Failed"):
             return PodLifecycle.ENDING if running else PodLifecycle.FINISHED
         if listed is not None and listed.deleting:
@@ -301,6 +306,11 @@ class _Merger:
         limits: dict[str, int | None] = dict.fromkeys(sorted(reading.empty_dir_bytes))
         limits |= {each.name: each.limit_bytes for spec in self._defined for each in spec.empty_dirs}
         return tuple(EmptyDirFacts(name, reading.empty_dir_bytes.get(name), limit) for name, limit in limits.items())
+
+
+def _list_of(spec: PodSpec | None) -> str:
+    """Return the list of a definition, for display."""
+    return f"the {PodListSource.KUBELET if spec is None else spec.listed_by}'s list"
 
 
 def _fact(value: T | None, source: FactSource) -> Fact[T | None]:

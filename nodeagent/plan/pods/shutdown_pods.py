@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import PodFacts
     from nodeagent.plan.pods.definitions import SpecIndex
 
-_WORDS: Final = {FactSource.KUBELET: "kubelet /pods", FactSource.MANIFEST: "static manifest"}
+_WORDS: Final = {
+    FactSource.API_SERVER: "API server",
+    FactSource.KUBELET: "kubelet /pods",
+    FactSource.MANIFEST: "static manifest",
+}
 _GUESSED: Final = frozenset({FactSource.INFERRED, FactSource.ASSUMED, FactSource.MISSING})
 
 
@@ -32,7 +36,7 @@ def shutdown_pods(
     """
     by_uid = {pod.uid: pod for pod in pods}
     return tuple(
-        _shutdown_pod(each, by_uid[each.uid], specs.in_kubelet(by_uid[each.uid]) if specs is not None else None)
+        _shutdown_pod(each, by_uid[each.uid], specs.in_list(by_uid[each.uid]) if specs is not None else None)
         for each in facts
         if each.uid in by_uid
     )

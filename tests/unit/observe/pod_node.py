@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.model.kubelet_access import KubeletAccess
     from nodeagent.model.pods import PodInventory, PodSpec
     from nodeagent.model.pressure import PodFacts
+    from nodeagent.observe.watched_pods import WatchedPods
     from nodeagent.runtime.cri import CriClient
     from nodeagent.sim.node import SimNode
     from nodeagent.sim.server import SimServer
@@ -87,13 +88,16 @@ class Node:
         role: Role = Role.STANDALONE,
         kubelet: Lister | None = None,
         access: KubeletAccess | None = None,
+        watched: WatchedPods | None = None,
         **more: Any,
     ) -> PodReader:
         more["kubelet"] = access
         settings = PodSettings(
             role, node_name="node-1", pod_log_root=self.root / "logs", kubelet_root=self.root / "kubelet", **more
         )
-        return PodReader(self.cri, settings=settings, clock=self.clock, kubelet=kubelet, root=self.root)
+        return PodReader(
+            self.cri, settings=settings, clock=self.clock, kubelet=kubelet, root=self.root, watched=watched
+        )
 
     def pod(self, name: str, qos: workload.QosClass = BURSTABLE, *, containers: int = 1, **fields: Any) -> SimSandbox:
         """Run a pod in its own cgroup: 300 MiB, 50 of them inactive, and 100 MiB in each container."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.model import Role
 from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.model.pods import PodSpec
-from nodeagent.model.pressure import Fact, FactSource
+from nodeagent.model.pressure import Fact, FactSource, QosClass
+from nodeagent.observe.watched_pods import WatchedPods
+from nodeagent.plan.kubernetes.pod_watch import WatchState, after_interruption, after_list, compact
 from nodeagent.record import replace
 from tests.unit.observe.pod_node import Lister, Node, facts_of, kept
 
@@ -120,3 +122,82 @@ async def test_kubelet_address_of_the_settings_is_used(node: Node) -> None:
         inventory = await node.reader(access=access).read()
     assert "connection refused" in inventory.warnings[0]
     assert kept(inventory, "web") == "facts-missing"
+
+
+# ---- the API server ----
+
+
+def watched(node: Node, *pods: PodSpec, connected: bool = True) -> WatchedPods:
+    """Return pods listed by the API server just now."""
+    made = WatchedPods(node.clock)
+    made.address = "API server"
+    now_s = node.clock.monotonic_s()
+    specs = [compact(each) for each in pods]
+    made.state = after_list(WatchState(), specs, "7", requested_s=now_s, now_s=now_s, now=node.clock.now())
+    if not connected:
+        made.state = after_interruption(made.state, "connection lost")
+    return made
+
+
+async def test_current_watch_replaces_the_list_of_the_kubelet(node: Node) -> None:
+    web = node.pod("web", annotations={"kubernetes.io/config.source": "api"})
+    lister = Lister([listed(web, priority=1)])
+    source = watched(node, listed(web, priority=7, qos=QosClass.BURSTABLE, termination_grace_s=5.0))
+    inventory = await node.reader(role=Role.BESIDE_KUBELET, kubelet=lister, watched=source).read()
+    facts = facts_of(inventory, "web")
+    assert facts.priority == Fact(7, FactSource.API_SERVER)
+    assert facts.termination_grace_s == Fact(5.0, FactSource.API_SERVER)
+    assert (facts.static, facts.mirror) == (
+        Fact(value=False, source=FactSource.API_SERVER),
+        Fact(value=False, source=FactSource.API_SERVER),
+    )
+    assert (lister.reads, inventory.warnings, kept(inventory, "web")) == (0, (), None)
+    (stopped,) = inventory.shutdown
+    assert (stopped.priority, stopped.priority_source) == (7, "API server")
+
+
+async def test_pod_missing_in_a_current_watch_is_kept_only_if_it_is_from_the_api_server(node: Node) -> None:
+    node.pod("new", annotations={"kubernetes.io/config.source": "api"})
+    node.pod("local")
+    inventory = await node.reader(role=Role.STANDALONE, watched=watched(node)).read()
+    assert facts_of(inventory, "new").contradictions == ("not in the API server's list",)
+    assert (kept(inventory, "new"), kept(inventory, "local")) == ("facts-contradictory", None)
+
+
+async def test_interrupted_watch_complements_the_list_of_the_kubelet(node: Node) -> None:
+    web, job = (node.pod(each, annotations={"kubernetes.io/config.source": "api"}) for each in ("web", "job"))
+    lister = Lister([listed(web, priority=1)])
+    source = watched(node, listed(web, priority=7), listed(job, priority=9), connected=False)
+    inventory = await node.reader(role=Role.BESIDE_KUBELET, kubelet=lister, watched=source).read()
+    assert facts_of(inventory, "web").priority == Fact(1, FactSource.KUBELET)
+    assert facts_of(inventory, "job").priority == Fact(9, FactSource.API_SERVER)
+    assert inventory.warnings == ("pods watched at the API server are outdated; see pod list in nodeagent status",)
+
+
+async def test_interrupted_watch_alone_keeps_its_facts_and_contradicts_nothing(node: Node) -> None:
+    web = node.pod("web", annotations={"kubernetes.io/config.source": "api"})
+    node.pod("new", annotations={"kubernetes.io/config.source": "api"})
+    source = watched(node, listed(web, priority=7), connected=False)
+    inventory = await node.reader(role=Role.BESIDE_KUBELET, watched=source).read()
+    assert facts_of(inventory, "web").priority == Fact(7, FactSource.API_SERVER)
+    assert facts_of(inventory, "new").contradictions == ()
+    assert kept(inventory, "new") == "facts-missing"
+
+
+async def test_malformed_pod_of_the_watch_is_kept(node: Node) -> None:
+    web = node.pod("web", annotations={"kubernetes.io/config.source": "api"})
+    broken = listed(web, malformed="pod 0: spec.priority is 'high'")
+    inventory = await node.reader(role=Role.STANDALONE, watched=watched(node, broken)).read()
+    assert kept(inventory, "web") == "facts-contradictory"
+    assert "malformed pod in the API server's list, kept" in inventory.warnings[0]
+
+
+async def test_mirror_pod_of_the_watch_has_the_facts_of_its_static_pod(node: Node) -> None:
+    digest = "1c3acc3412271b66af706930b4c44d37"
+    node.pod("etcd", uid=digest, annotations={"kubernetes.io/config.source": "file"})
+    marks = {"kubernetes.io/config.mirror": digest, "kubernetes.io/config.hash": digest}
+    mirror = PodSpec("uid-mirror", "default", "etcd", annotations={**marks, "kubernetes.io/config.source": "file"})
+    inventory = await node.reader(role=Role.BESIDE_KUBELET, watched=watched(node, mirror)).read()
+    facts = facts_of(inventory, "etcd")
+    assert (facts.static.value, facts.mirror.value) == (True, True)
+    assert kept(inventory, "etcd") == "static-pod"

@@ -74,7 +74,7 @@ def test_facts_of_the_kubelet_precede_those_of_the_runtime() -> None:
     ("pod", "listed", "contradiction"),
     [
         pytest.param({}, {"qos": QosClass.GUARANTEED}, "the kubelet has Guaranteed, the cgroup Burstable", id="class"),
-        pytest.param({}, {"annotations": FILE}, "the kubelet and the runtime differ on static", id="static"),
+        pytest.param({}, {"annotations": FILE}, "the kubelet's list and the runtime differ on static", id="static"),
         pytest.param({}, {"name": "db"}, "the kubelet has shop/db, the runtime shop/web", id="name"),
         pytest.param({}, {"uid": "other"}, "not in the kubelet's list", id="not listed"),
     ],
