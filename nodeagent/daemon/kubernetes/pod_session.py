@@ -38,8 +38,9 @@ _SILENT_S: Final = 600.0
 _LASTED_S: Final = 5.0
 """Duration from which a watch that ended without a change is no failure."""
 _FRUITLESS: Final = 3
-"""Watches in a row that ended with an error before a change, after which the pods are listed again."""
+"""Watches in a row that were refused or ended before a change, after which the pods are listed again."""
 _LASTING: Final = frozenset({401, 403})
+_NO_FAULT_OF_THE_VERSION: Final = frozenset({401, 403, 429})
 _LASTING_RETRY_S: Final = 60.0
 _EXPIRED: Final = 410
 
@@ -153,6 +154,8 @@ class PodWatchSession:
     def _failed(self, error: ApiServerError) -> float:
         """Record a failure; return the seconds until the next attempt."""
         self._failures += 1
+        if isinstance(error, ApiServerRefusedError) and error.status not in _NO_FAULT_OF_THE_VERSION:
+            self._fruitless += 1  # such as a version from before a restored backup, which is too new now
         state, text = self._watched.state, str(error)
         expired = isinstance(error, ApiServerRefusedError) and error.status == _EXPIRED
         if expired or self._fruitless >= _FRUITLESS:

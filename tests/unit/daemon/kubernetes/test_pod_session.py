@@ -276,6 +276,28 @@ def test_watch_that_ends_with_an_error_before_each_change_is_replaced_by_a_list(
     assert not node.problem
 
 
+def test_version_that_is_too_new_after_a_restored_backup_is_replaced_by_a_list() -> None:
+    node = filled("a")
+
+    class Restored(Stream):
+        async def open(self, resource_version: str, timeout_s: int) -> None:
+            node.requests.append((0.0, "watch"))
+            if node.server.version < int(resource_version):
+                raise ApiServerRefusedError("HTTP 504; Timeout; Too large resource version", 504, "Timeout", 1.0)
+            await super().open(resource_version, timeout_s)
+
+    def restore() -> None:
+        node.set_down(True)
+        node.server = Pods()
+        node.server.version = 500
+        node.server.put(pod("b"))
+
+    node.stream = Restored
+    node.run(300, (100, restore), (101, lambda: node.set_down(False)))
+    assert uids(node) == {"uid-b"}
+    assert not node.problem
+
+
 def test_pods_are_stored_after_the_list_and_then_at_most_every_half_minute() -> None:
     node = filled("a")
     script = [(10 + number, lambda number=number: node.server.put(pod(f"n{number}"))) for number in range(100)]
