@@ -7,6 +7,7 @@ from itertools import count
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.last_result import keep_last_result
 from nodeagent.model import ContainerState, Role
 from nodeagent.plan.clock import clock_untrusted, earlier
 from nodeagent.plan.decision import (
@@ -22,7 +23,7 @@ from nodeagent.plan.decision import (
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.deletion import check_pods, contradiction, pod_uid_of
 from nodeagent.plan.pods.names import container_name
-from nodeagent.record import Record
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -165,12 +166,11 @@ class _Classifier:
 
     def classify(self) -> None:
         """Classify all containers of the snapshot."""
-        sizes, containers = self._snapshot.writable_bytes, self._snapshot.containers
-        self.kept += [
-            Decision(_CONTAINER, each.id, each.display_name, _KEEP, _R_RUNNING, sizes.get(each.id))
-            for each in containers
-            if each.state is _RUNNING
-        ]
+        sizes, containers = self._snapshot.writable_bytes, tuple(self._snapshot.containers)
+        running, ids = _running(containers)
+        if not ids.isdisjoint(sizes):
+            running = tuple(replace(each, frees_bytes=sizes.get(each.id)) for each in running)
+        self.kept += running
         for position, container in enumerate(containers):
             if container.state is _RUNNING:
                 continue
@@ -223,6 +223,18 @@ class _Classifier:
             if age_s < minimum_s:
                 return Reason(ReasonCode.CREATED_RECENTLY, {"age_s": max(0.0, age_s), "minimum_s": minimum_s})
         return self._untrusted if minimum_s > 0 else None
+
+
+@keep_last_result
+def _running(containers: tuple[Container, ...]) -> tuple[tuple[Decision, ...], frozenset[str]]:
+    """Return the decisions on running containers by name, without the sizes of their layers, and their ids."""
+    kept = [
+        Decision(_CONTAINER, each.id, each.display_name, _KEEP, _R_RUNNING)
+        for each in containers
+        if each.state is _RUNNING
+    ]
+    sort_by_name(kept)
+    return tuple(kept), frozenset([each.id for each in kept])
 
 
 def _newest(container: Container, sizes: Mapping[str, int]) -> Decision:

@@ -24,7 +24,7 @@ from nodeagent.record import Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from nodeagent.model import NodeSnapshot
+    from nodeagent.model import Image, NodeSnapshot
     from nodeagent.plan.gc.image_protection import ProtectionPolicy
     from nodeagent.plan.gc.image_users import ImageUsers
 
@@ -189,13 +189,18 @@ def keep_context(
     only: frozenset[str] | None,
 ) -> KeepContext:
     """Return the inputs of the keep rules; see :class:`KeepContext`."""
-    pause_images = frozenset(
+    return KeepContext(snapshot, users, protection, failed, only, _pause_images(tuple(snapshot.images)))
+
+
+@keep_last_result
+def _pause_images(images: tuple[Image, ...]) -> frozenset[str]:
+    """Return the ids of the images named like a pause image."""
+    return frozenset(
         image.id
-        for image in snapshot.images
+        for image in images
         for reference in image.references
         if "pause" in reference and is_named_like_pause(reference)  # the comparison of texts is much faster
     )
-    return KeepContext(snapshot, users, protection, failed, only, pause_images)
 
 
 def first_keep_reasons(context: KeepContext) -> dict[str, Reason]:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.last_result import keep_last_result
 from nodeagent.model import ContainerState, Role
 from nodeagent.record import Record, replace
 from nodeagent.units import format_duration, format_time
@@ -97,9 +98,8 @@ def check_pods(
 
     Source: kubelet ``ShouldPodContentBeRemoved`` and ``ShouldPodRuntimeBeRemoved``, approximated.
     """
-    ready = {sandbox.uid for sandbox in snapshot.sandboxes if sandbox.ready and sandbox.uid}
+    ready, pods = _gather(tuple(snapshot.containers), tuple(snapshot.sandboxes))
     statuses = dict.fromkeys(ready, _READY)
-    pods = _gather(snapshot, ready)
     statuses.update((uid, _check_pod(uid, pod, snapshot, grace_s, evicted=uid in evicted)) for uid, pod in pods.items())
     return statuses
 
@@ -152,15 +152,19 @@ def contradiction(container: Container, sandboxes: Mapping[str, Sandbox]) -> str
     return f"label has pod {container.pod_uid}, sandbox has pod {sandbox.uid}"
 
 
-def _gather(snapshot: NodeSnapshot, ready: AbstractSet[str]) -> dict[str, _Pod]:
-    """Return the containers and sandboxes of each pod without a ready sandbox."""
+@keep_last_result
+def _gather(
+    containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]
+) -> tuple[AbstractSet[str], Mapping[str, _Pod]]:
+    """Return the UIDs of pods with a ready sandbox, and the containers and sandboxes of each other pod."""
+    ready = frozenset([sandbox.uid for sandbox in sandboxes if sandbox.ready and sandbox.uid])
     pods: defaultdict[str, _Pod] = defaultdict(_Pod)
-    by_id = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
-    for sandbox in snapshot.sandboxes:
+    by_id = {sandbox.id: sandbox for sandbox in sandboxes}
+    for sandbox in sandboxes:
         if sandbox.uid and sandbox.uid not in ready:
             pods[sandbox.uid].sandboxes.append(sandbox)
-    uid_of = {sandbox.id: sandbox.uid for sandbox in snapshot.sandboxes}
-    for container in snapshot.containers:
+    uid_of = {sandbox.id: sandbox.uid for sandbox in sandboxes}
+    for container in containers:
         sandbox_uid = uid_of.get(container.sandbox_id, "")
         uid = container.pod_uid or sandbox_uid
         if uid == sandbox_uid and uid in ready:  # most containers of a large node
@@ -171,7 +175,7 @@ def _gather(snapshot: NodeSnapshot, ready: AbstractSet[str]) -> dict[str, _Pod]:
             detail = f"container {container.name} is contradictory: {contradiction(container, by_id)}"
             for each in {uid, sandbox_uid} - ready:
                 pods[each].contradictions += (detail,)
-    return pods
+    return ready, dict(pods)
 
 
 def _check_pod(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, evicted: bool) -> PodDeletionStatus:

@@ -9,6 +9,7 @@ import pytest
 from nodeagent.model import ContainerState, Role
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.containers import ContainerGCPolicy, plan_container_gc
+from nodeagent.record import replace
 from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot
 
 LIVE = (sandbox(ready=True),)
@@ -247,3 +248,11 @@ def test_ties_are_ordered_by_attempt_then_id() -> None:
     )
     plan = plan_container_gc(snapshot(containers=containers, sandboxes=LIVE), ContainerGCPolicy())
     assert removed(plan) == ["z", "a"]
+
+
+def test_running_container_has_the_size_of_its_layer_where_known() -> None:
+    running = container("run", state=ContainerState.RUNNING)
+    node = snapshot(containers=[running])
+    for sizes in ({}, {"run": 7}, {"run": 8}, {"other": 9}):
+        plan = plan_container_gc(replace(node, writable_bytes=sizes), ContainerGCPolicy())
+        assert [(each.id, each.frees_bytes) for each in plan.decisions] == [("run", sizes.get("run"))]

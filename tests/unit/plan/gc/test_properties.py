@@ -78,6 +78,22 @@ def test_plan_does_not_depend_on_the_input_order(node: NodeSnapshot, policy: GCP
     assert plan_all(other, policy) == plan_all(node, policy)
 
 
+def _with_new_tuples(node: NodeSnapshot) -> NodeSnapshot:
+    """Return an equal snapshot whose lists are other objects, which no earlier result is reused for."""
+    return replace(
+        node, images=(*node.images[:1], *node.images[1:]), containers=(*node.containers[:1], *node.containers[1:])
+    )
+
+
+@EXAMPLES
+@given(nodes(), nodes(), policies())
+def test_plan_does_not_depend_on_earlier_plans(first: NodeSnapshot, second: NodeSnapshot, policy: GCPolicy) -> None:
+    mixed = replace(second, images=first.images)
+    expected = [plan_all(_with_new_tuples(each), policy) for each in (first, second, mixed)]
+    assert [plan_all(each, policy) for each in (first, second, mixed)] == expected
+    assert plan_all(mixed, policy) == expected[2]
+
+
 @EXAMPLES
 @given(nodes(), image_policies(), st.booleans())
 def test_items_in_use_are_kept(node: NodeSnapshot, policy: ImageGCPolicy, everything: bool) -> None:
