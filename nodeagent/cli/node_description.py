@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.model.kubernetes import Node, StatusCondition
     from nodeagent.model.pressure import NodeCondition
+    from nodeagent.observe.eviction_signals import FindImageFilesystems
     from nodeagent.runtime.cri import CriClient
 
 _LABEL_WIDTH = 20
@@ -64,29 +65,38 @@ async def _read(settings: Settings) -> tuple[Node, tuple[str, ...]]:
     """Return the Node object and warnings."""
     try:
         async with open_for_command(settings, record=False) as agent:
-            return await _read_with(settings, agent.cri, ())
+            find = agent.observer.images.find_filesystems
+            return await _read_with(settings, (), agent.cri, find)
     except NodeAgentError as error:
-        return await _read_with(settings, None, (str(error),))
+        return await _read_with(settings, (str(error),))
 
 
 async def _read_with(
-    settings: Settings, cri: CriClient | None, warnings: tuple[str, ...]
+    settings: Settings,
+    warnings: tuple[str, ...],
+    cri: CriClient | None = None,
+    find: FindImageFilesystems | None = None,
 ) -> tuple[Node, tuple[str, ...]]:
     clock = SystemClock()
-    facts = await NodeFactsReader(settings, clock).read(cri, await _pressure(settings, cri))
+    facts = await NodeFactsReader(settings, clock).read(cri, await read_pressure(settings, cri, find))
     policy = status_policy(settings)
     return node_object(facts, policy, now=clock.now()), (*warnings, *facts.unread)
 
 
-async def _pressure(settings: Settings, cri: CriClient | None) -> frozenset[NodeCondition] | None:
-    """Return the conditions by one reading of the signals; ``None`` if eviction is disabled."""
+async def read_pressure(
+    settings: Settings, cri: CriClient | None, find: FindImageFilesystems | None
+) -> frozenset[NodeCondition] | None:
+    """Return the conditions by one reading of the signals; ``None`` if eviction is disabled.
+
+    ``find`` returns the several image filesystems of the node, whose pressure counts as that of the first.
+    """
     if settings.eviction.off_because(Role.STANDALONE):
         return None
     reader = EvictionSignalReader(settings.eviction, SystemClock(), pod_log_root=settings.pod_log_root)
     if cri is None:
         layout = await reader.nodefs_layout()
     else:
-        layout, _ = await reader.read_layout_or_nodefs(cri, settings.imagefs_path)
+        layout, _ = await reader.read_layout_or_nodefs(cri, settings.imagefs_path, find)
     return (await reader.evaluate(layout, EvictionState())).evaluation.state.reported
 
 

@@ -238,7 +238,7 @@ class LayerCache:
         containers: Sequence[StoredContainer],
         lists: StorageLists | None,
     ) -> NamespaceLists:
-        """Return the lists of the namespace, read now if they lack what the earlier ones did not lack."""
+        """Return the lists of the namespace, read again if they lack an object that the earlier ones had."""
         namespace = lists.namespace if lists is not None else await self.list_namespace(client)
         missing = namespace.missing(images, containers)
         if lists is not None and missing - self._missing:

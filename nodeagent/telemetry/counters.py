@@ -56,6 +56,7 @@ _READING: Final = re.compile(r"(^|_)(list|status|statuses|version|info|stats|usa
 """Operation types of calls that only read from the runtime."""
 _EVICTION_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _THRESHOLD: Final = ("threshold", "signal", "kind")
+_PATH: Final = "path"  # of an image filesystem besides the first; otherwise empty, in Prometheus the same as no label
 
 _CRI_ERRORS: Final = "kubelet_runtime_operations_errors_total"
 
@@ -103,12 +104,14 @@ METRICS: Final[Mapping[str, Metric]] = {
     "nodeagent_threshold_distance": Metric(
         Kind.GAUGE,
         "Distance of a signal from its threshold, in the signal's unit; negative once it is met.",
-        _THRESHOLD,
+        (*_THRESHOLD, _PATH),
     ),
     "nodeagent_signal_available": Metric(
-        Kind.GAUGE, "Available amount of a signal: bytes, inodes or process IDs.", ("signal",)
+        Kind.GAUGE, "Available amount of a signal: bytes, inodes or process IDs.", ("signal", _PATH)
     ),
-    "nodeagent_signal_capacity": Metric(Kind.GAUGE, "Capacity of a signal: bytes, inodes or process IDs.", ("signal",)),
+    "nodeagent_signal_capacity": Metric(
+        Kind.GAUGE, "Capacity of a signal: bytes, inodes or process IDs.", ("signal", _PATH)
+    ),
     "nodeagent_image_filesystem_available_bytes": Metric(
         Kind.GAUGE,
         "Available bytes of each image filesystem at the last pass, on nodes with several.",

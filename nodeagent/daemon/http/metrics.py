@@ -223,19 +223,18 @@ class Exposition(Collector):
         layout, readings = signals
         by_measurand = {each.measurand: each for each in readings.observations}
         for (signal, path), reading in by_measurand.items():
-            if path:  # the thresholds of other image filesystems have their path in the label
-                continue
             if MEANINGS[signal].unit is Unit.STALL_PERCENT:
                 resource, _, kind = signal.value.split(".")
                 gauges.set("nodeagent_pressure_stall_percent", reading.available, resource, kind)
             else:
-                gauges.set("nodeagent_signal_available", reading.available, signal.value)
-                gauges.set("nodeagent_signal_capacity", reading.capacity, signal.value)
+                gauges.set("nodeagent_signal_available", reading.available, signal.value, path)
+                gauges.set("nodeagent_signal_capacity", reading.capacity, signal.value, path)
         for threshold in layout.thresholds:
             observation = by_measurand.get(threshold.measurand)
             if observation is None:
                 continue
-            labels = (threshold.text, threshold.signal.value, "hard" if threshold.hard else "soft")
+            kind = "hard" if threshold.hard else "soft"
+            labels = (threshold.text, threshold.signal.value, kind, observation.path)
             margin = observation.available - threshold.limit(observation.capacity)
             distance = margin if threshold.operator is Operator.LESS_THAN else -margin
             gauges.set("nodeagent_threshold_distance", distance, *labels)

@@ -39,7 +39,7 @@ def get(socket_path: Path, path: str) -> tuple[int, str]:
 
 def samples(socket_path: Path) -> dict[str, float]:
     return {
-        " ".join((each.name, *each.labels.values())): each.value
+        " ".join((each.name, *filter(None, each.labels.values()))): each.value
         for family in parser.text_string_to_metric_families(get(socket_path, "/metrics")[1])
         for each in family.samples
     }

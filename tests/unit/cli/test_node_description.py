@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import yaml
 
-from nodeagent.cli.node_description import description_lines
+from nodeagent.cli.node_description import description_lines, read_pressure
+from nodeagent.config.loading import load
+from nodeagent.config.policies import settings
 from nodeagent.model import Image
 from nodeagent.model.kubernetes import Node
+from nodeagent.model.pressure import Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
+from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.node_object import node_object
 from nodeagent.record import replace
+from nodeagent.runtime.cri_messages import FilesystemUsage, ImageFsInfo
 from nodeagent.text import display_width
 from tests.support.command import nodeagent
+from tests.unit.builders import image_filesystem
 from tests.unit.plan.test_node_status import FACTS, NOW, POLICY
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
+
+    from nodeagent.clock import Clock
+    from nodeagent.model import ImageFilesystem
+    from nodeagent.runtime.cri import CriClient
 
 CAUSE = (
     "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:cni plugin missing"
@@ -48,14 +60,38 @@ def test_names_of_images_are_escaped() -> None:
     assert "\n" not in text
 
 
+async def test_pressure_on_another_image_filesystem_is_that_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Runtime:
+        @staticmethod
+        async def image_fs_info() -> ImageFsInfo:
+            return ImageFsInfo((FilesystemUsage(str(tmp_path)),))
+
+    def read_full(other: OtherImageFilesystem, clock: Clock) -> tuple[Observation, ...]:
+        at = Moment(clock.now(), clock.monotonic_s())
+        return (Observation(Signal.IMAGEFS_AVAILABLE, 0, 1 << 40, at, path=other.path),)
+
+    async def find() -> tuple[ImageFilesystem, ...]:
+        return image_filesystem("/", 10, "overlayfs", ""), image_filesystem("/b", 100, "native")
+
+    monkeypatch.setattr("nodeagent.observe.eviction_signals.read_other_filesystem", read_full)
+    thresholds = parse_thresholds(hard="imagefs.available<1Mi")
+    made = settings(load(None, {"role": "standalone"}, {}).config)
+    made = replace(made, eviction=replace(made.eviction, thresholds=thresholds), pod_log_root=tmp_path)
+    runtime = cast("CriClient", Runtime())
+    assert await read_pressure(made, runtime, None) == frozenset()
+    assert await read_pressure(made, runtime, find) == frozenset({NodeCondition.DISK_PRESSURE})
+
+
 def test_node_without_runtime_is_described_as_not_ready_in_every_format(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f'[runtime]\nendpoint = "unix://{tmp_path}/absent"\n[kubelet]\nnode_name = "Node-7"\n')
-    for form, load in (("json", json.loads), ("yaml", yaml.safe_load)):
+    for form, parse in (("json", json.loads), ("yaml", yaml.safe_load)):
         ended = nodeagent("node", "describe", "--config", str(config), "-o", form)
         assert ended.returncode == 0, ended.stderr
         assert "warning: " in ended.stderr
-        node = msgspec.convert(load(ended.stdout), Node)
+        node = msgspec.convert(parse(ended.stdout), Node)
         assert (node.kind, node.metadata.name) == ("Node", "node-7")
         ready = node.status.conditions[-1]
         assert (ready.type, ready.status, ready.message) == ("Ready", "False", "container runtime is down")

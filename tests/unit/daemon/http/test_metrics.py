@@ -25,7 +25,7 @@ from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pod_list import Completeness, PodListReading, PodListSource
-from nodeagent.model.pressure import FilesystemLayout, Moment, NodeCondition, Observation, Signal
+from nodeagent.model.pressure import FilesystemLayout, Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
 from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.state import EvictionState
@@ -95,7 +95,7 @@ async def values(
     """Return every sample by its name and label values."""
     kind, body = await Exposition(made, read_signals).render("")
     return {
-        " ".join((sample.name, *sample.labels.values())): sample.value
+        " ".join((sample.name, *filter(None, sample.labels.values()))): sample.value
         for family in read(kind, body).values()
         for sample in family.samples
     }
@@ -291,6 +291,30 @@ async def test_thresholds_are_exposed_with_limit_and_distance() -> None:
     assert found["nodeagent_pressure_stall_percent memory full"] == 30
     assert found["nodeagent_node_condition MemoryPressure"] == 1
     assert found["nodeagent_node_condition DiskPressure"] == 0
+
+
+async def test_signals_of_another_image_filesystem_have_its_path() -> None:
+    read = signals_of((Signal.MEMORY_AVAILABLE, 2 * GIB, 8 * GIB))
+    (first,) = parse_thresholds(hard="imagefs.available<1Gi")
+
+    async def read_both() -> tuple[SignalLayout, SignalReadings] | None:
+        found = await read()
+        assert found is not None
+        layout, readings = found
+        other = replace(first, filesystem=OtherImageFilesystem("/b", 7, frozenset({"native"})))
+        observed = tuple(
+            Observation(Signal.IMAGEFS_AVAILABLE, available, 8 * GIB, readings.at, path=path)
+            for path, available in (("", 2 * GIB), ("/b", 3 * GIB))
+        )
+        return replace(layout, thresholds=(first, other)), replace(readings, observations=observed)
+
+    found = await values(context(), read_both)
+    assert found["nodeagent_signal_available imagefs.available"] == 2 * GIB
+    assert found["nodeagent_signal_available imagefs.available /b"] == 3 * GIB
+    assert found["nodeagent_signal_capacity imagefs.available /b"] == 8 * GIB
+    distances = {key: value for key, value in found.items() if key.startswith("nodeagent_threshold_distance")}
+    assert sorted(distances.values()) == [GIB, 2 * GIB]
+    assert [key for key in distances if key.endswith(" imagefs.available hard /b")]
 
 
 async def test_histogram_buckets_are_cumulative() -> None:
