@@ -59,6 +59,7 @@ _ENDS = {
 _BEGUN: Final = EvictionResult(EvictionOutcome.FAILED)
 """Values of an eviction without a result."""
 _BEGUN_WITHIN_S: Final = 0.5
+_FINISHED_WITHIN_S: Final = 0.1
 
 
 def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
@@ -212,9 +213,9 @@ class AgentEvictionHistory:
             await self._writer.begin(past_eviction(record), _BEGUN_WITHIN_S)
 
     async def finish(self, record: EvictionRecord) -> None:
-        """Record a finished eviction."""
+        """Record a finished eviction; a slow disk does not delay the next one."""
         if self._writer is not None:
-            await self._writer.finish(past_eviction(record))
+            await self._writer.finish(past_eviction(record), _FINISHED_WITHIN_S)
 
     def abandon(self, record: EvictionRecord, cause: str) -> None:
         """Record a begun eviction as interrupted."""

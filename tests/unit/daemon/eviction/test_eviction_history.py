@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
+    from nodeagent.store.history import PastPass
 
 KEEP = Retention(timedelta(days=3650), 16 << 20)
 
@@ -73,3 +76,22 @@ async def test_eviction_is_not_recorded_by_an_agent_that_records_nothing(
     await history.finish(records[1])
     history.abandon(records[0], "cancelled")
     assert not (tmp_path / "state").exists()
+
+
+async def test_next_eviction_does_not_wait_for_the_record_of_the_last_one(
+    tmp_path: Path, records: tuple[EvictionRecord, EvictionRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, add = threading.Event(), History.add
+
+    def add_late(history: History, past: PastPass, retention: Retention, *, clock_trusted: bool = True) -> None:
+        released.wait(30)
+        add(history, past, retention, clock_trusted=clock_trusted)
+
+    monkeypatch.setattr(History, "add", add_late)
+    history, writer = evictions(tmp_path)
+    await history.begin(records[0])
+    await asyncio.wait_for(history.finish(records[1]), 3.0)
+    assert read(tmp_path) == ("running", "planned", True)
+    released.set()
+    await writer.extend("no such pass", [])  # after the queued write
+    assert read(tmp_path) == ("complete", "done", True)
