@@ -26,6 +26,7 @@ from nodeagent.kube.kubelet_pods import parse_pod_list
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import ContainerState, FsObservation, ListContradiction, NodeSnapshot, RuntimeInfo
 from nodeagent.parsing import parse_json
+from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.consistency import RuntimeLists, SuspicionKind, find_suspicions
 from nodeagent.plan.gc.planner import GCPolicy, plan_all
 from nodeagent.plan.shutdown.stop_signals import signal_number
@@ -168,11 +169,12 @@ def runtime(data: bytes) -> bool:
         contradictions=tuple(ListContradiction(each.detail) for each in suspicions if each.kind in _NEVER_EXPLAINED),
     )
     plan = plan_all(snapshot, GCPolicy())
-    removed = {each.id for each in plan.removals}
+    removed = {(each.kind, each.id) for each in plan.removals}
     for each in containers:
-        if each.state is ContainerState.RUNNING and removed & {each.id, each.image_ref, each.image_id} - {""}:
+        used = {(ItemKind.IMAGE, each.image_ref), (ItemKind.IMAGE, each.image_id), (ItemKind.CONTAINER, each.id)}
+        if each.state is ContainerState.RUNNING and removed & used:
             raise DefectError(f"removal of a running container or of its image: {each}")
-    if "" in removed:
+    if any(not identity for _, identity in removed):
         raise DefectError("removal of an object without id")
     return bool(images or containers or sandboxes)
 
