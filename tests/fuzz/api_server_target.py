@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
+from nodeagent.kube.pod_api import PodApi, PodWatch, parse_event
 from nodeagent.model.api_access import ApiAccess
 from nodeagent.model.kubernetes import Lease, Node, NodeStatus, NodeSystemInfo, ObjectMeta
 from nodeagent.plan.kubernetes.heartbeat import (
@@ -24,6 +25,7 @@ from nodeagent.plan.kubernetes.heartbeat import (
     sight_lease,
     status_patch,
 )
+from nodeagent.plan.kubernetes.pod_watch import WatchState, after_event, after_list
 from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 from nodeagent.plan.kubernetes.registration import plan_registration
 from nodeagent.text import escape
@@ -72,43 +74,62 @@ class _Answers:
         self._sighting: LeaseSighting | None = None
 
     async def read(self, data: bytes) -> bool:
-        """Read one answer: of a Lease after ``L``, of a Node otherwise."""
-        self._server.answer = data[1:]
-        node, lease, refused = None, None, False
-        try:
-            if data[:1] == b"L":
-                lease = await self._send(Lease)
-            else:
-                node = await self._send(Node)
-        except ApiServerRefusedError:
-            refused = True
-        self._sighting = sight_lease(self._sighting, lease, 0.0)
-        plan = plan_registration(node, _OWN, _POLICY, lease_free=is_lease_free(self._sighting, 60.0))
-        bodies: list[object] = [each for each in (plan.node, plan.patch) if each is not None]
-        bodies.append(renewed_lease(lease, node or _OWN, NOW))
-        if node is not None:
-            bodies.append(status_patch(complete_status(_OWN.status, ReportMemory(node.status))))
-        for body in bodies:
-            msgspec.json.encode(body)
-        return refused or node is not None or lease is not None
+        """Read one answer: of a Lease after ``L``, of a list of pods after ``P``, of a watch after ``W``, or of a Node.
 
-    async def _send(self, kind: type[K]) -> K | None:
-        """Return the object in the answer; ``None`` for an incomplete or malformed answer.
-
-        Raises:
-            ApiServerRefusedError: the answer is a refusal.
-            DefectError: the text of the error is unsuitable for a log.
+        A refusal is accepted; an incomplete or malformed answer is not.
         """
-        client = ApiClient(self._access, self._credentials)
+        self._server.answer = data[1:]
+        readers = {b"L": self._read_lease, b"P": self._read_pods, b"W": self._read_watch}
         try:
-            return await client.send(ApiRequest("GET", "/api/v1/nodes/node-1"), kind)
+            return await readers.get(data[:1], self._read_node)()
         except ApiServerError as error:
             text = str(error)
             if len(text) > _MAX_SHOWN or escape(text) != text or TOKEN in text:
                 raise DefectError(f"unsuitable error text: {text[:_MAX_SHOWN]!r}") from error
-            if isinstance(error, ApiServerRefusedError):
-                raise
-            return None
+            return isinstance(error, ApiServerRefusedError)
+
+    async def _read_lease(self) -> bool:
+        lease = await self._send(Lease)
+        self._sighting = sight_lease(self._sighting, lease, 0.0)
+        msgspec.json.encode(renewed_lease(lease, _OWN, NOW))
+        return True
+
+    async def _read_node(self) -> bool:
+        node = await self._send(Node)
+        sighting = self._sighting or sight_lease(None, None, 0.0)
+        plan = plan_registration(node, _OWN, _POLICY, lease_free=is_lease_free(sighting, 60.0))
+        for body in (plan.node, plan.patch, renewed_lease(None, node, NOW)):
+            msgspec.json.encode(body)
+        msgspec.json.encode(status_patch(complete_status(_OWN.status, ReportMemory(node.status))))
+        return True
+
+    async def _read_pods(self) -> bool:
+        client = ApiClient(self._access, self._credentials)
+        try:
+            pods, version = await PodApi(client, "node-1").list()
+        finally:
+            client.close()
+        after_list(WatchState(), pods, version, requested_s=0.0, now_s=0.0, now=NOW)
+        return not any(each.malformed for each in pods)
+
+    async def _read_watch(self) -> bool:
+        watch, state, read = PodWatch(self._access, self._credentials, "node-1"), WatchState(), 0
+        try:
+            await watch.open("7", 60)
+            while (event := await watch.next_event()) is not None:
+                state = after_event(state, event, 0.0, NOW)
+                read += event.kind is not None
+        finally:
+            watch.close()
+        state = after_event(state, parse_event(_GOOD_EVENT), 0.0, NOW)
+        if state.pods["u-good"].malformed or state.resource_version != "99":
+            raise DefectError("a malformed change hides another one")
+        return read > 0
+
+    async def _send(self, kind: type[K]) -> K:
+        client = ApiClient(self._access, self._credentials)
+        try:
+            return await client.send(ApiRequest("GET", "/api/v1/nodes/node-1"), kind)
         finally:
             client.close()
 
@@ -152,7 +173,25 @@ _LEASE: Final = {
 }
 _REFUSAL: Final = {"kind": "Status", "status": "Failure", "reason": "Conflict", "message": "the object was modified"}
 _WITHOUT_HEARTBEAT: Final = _NODE | {"metadata": {"name": "node-1"}, "status": {}}
+_POD: Final[dict[str, Any]] = {
+    "metadata": {"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": "8", "annotations": {"a": "b"}},
+    "spec": {"nodeName": "node-1", "priority": 7, "containers": [{"name": "a", "image": "r/a:1"}]},
+    "status": {"phase": "Running", "qosClass": "BestEffort"},
+}
+_EVENTS: Final = (
+    {"type": "ADDED", "object": _POD},
+    {"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "9"}}},
+    {"type": "DELETED", "object": _POD},
+)
+_GONE: Final = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
+_GOOD_EVENT: Final = json.dumps(
+    {"type": "MODIFIED", "object": {**_POD, "metadata": {"uid": "u-good", "name": "g", "resourceVersion": "99"}}}
+).encode()
+_PODS: Final = {"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": [_POD]}
 _SEEDS: Final = (
+    b"P" + _answer("200 OK", _PODS),
+    b"W" + _answer("200 OK", _EVENTS[0]) + b"".join(b"\n" + json.dumps(each).encode() for each in _EVENTS) + b"\n",
+    b"W" + _answer("200 OK", _GONE) + b"\n",
     b"N" + _answer("200 OK", _NODE),
     b"N" + _answer("200 OK", _WITHOUT_HEARTBEAT),
     b"L" + _answer("200 OK", _LEASE),
