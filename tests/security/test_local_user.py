@@ -145,7 +145,8 @@ def test_program_of_root_started_by_a_local_user_as_kubelet_is_no_kubelet(attack
     ) as started:
         try:
             status = Path(f"/proc/{started.pid}/status").read_text()
-            assert f"Uid:\t{user}\t0\t" in status, "the attack itself has a defect"
+            if f"Uid:\t{user}\t0\t" not in status:
+                pytest.skip("set-user-ID programs are disabled")
             found = read_kubelet_traces(SystemClock(), Path("/")).processes
             assert started.poll() is None
             assert started.pid not in {each.pid for each in found}
