@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import Final
 
 from nodeagent.record import Record
@@ -44,25 +43,6 @@ class Listen(Record):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class TlsFiles(Record):
-    """Files of TLS at the listen address, in PEM form.
-
-    Attributes:
-        certificate: of the server, with its intermediate certificates.
-        key: of that certificate; possibly the same file.
-        client_ca: of the clients; others are refused.
-    """
-
-    certificate: Path
-    key: Path
-    client_ca: Path
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """All files."""
-        return (self.certificate, self.key, self.client_ca)
-
-
 DEFAULT_LISTEN: Final = Listen("127.0.0.1", 20310)
 
 
@@ -73,13 +53,11 @@ class MetricsSettings(Record):
         listen: listen address; ``None`` disables the endpoint.
         textfile: file of all metrics for the textfile collector of node_exporter; empty disables it.
         textfile_interval_s: time between two writes of that file.
-        tls: files of TLS at the listen address; ``None`` for plain HTTP.
     """
 
     listen: Listen | None = DEFAULT_LISTEN
     textfile: str = ""
     textfile_interval_s: float = 30.0
-    tls: TlsFiles | None = None
 
 
 def parse_listen(text: str) -> Listen | None:
@@ -107,22 +85,6 @@ def parse_listen(text: str) -> Listen | None:
     if not 1 <= port <= 65535:
         raise ValueError("the port must be from 1 to 65535")
     return Listen(str(address), port)
-
-
-def tls_files(listen: Listen | None, certificate: str, key: str, client_ca: str) -> TlsFiles | None:
-    """Return the files of TLS; ``None`` without any.
-
-    Raises:
-        ValueError: settings that contradict each other.
-    """
-    if not (certificate or key or client_ca):
-        return None
-    if not (certificate and client_ca):
-        missing = "tls_client_ca_file" if certificate else "tls_certificate_file"
-        raise ValueError(f"{missing} missing: TLS requires the certificate of the server and the CA of the clients")
-    if listen is None or listen.path:
-        raise ValueError("TLS requires a listen address with a port")
-    return TlsFiles(Path(certificate), Path(key or certificate), Path(client_ca))
 
 
 def parse_textfile(text: str) -> str:

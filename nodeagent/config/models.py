@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from nodeagent.config import value_forms as forms
 from nodeagent.config.eviction_models import EvictionSection, KubeletSection
 from nodeagent.config.fields import Count, Directory, Duration, OptionalPath, Period, Section, Size, SocketPath, Switch
 from nodeagent.config.gc_models import ContainerGCSection, ImageGCSection, ProtectSection
 from nodeagent.config.kubernetes_models import KubernetesSection
-from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, TEXTFILE_FORM, TlsFiles, parse_listen, tls_files
+from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, TEXTFILE_FORM
 from nodeagent.config.paths import CONTROL_SOCKET
 from nodeagent.config.shutdown_models import ShutdownSection
 from nodeagent.units import parse_duration_s
@@ -106,21 +106,10 @@ class MetricsSection(Section):
 
     listen: Annotated[str, AfterValidator(forms.listen), Field(json_schema_extra={"form": LISTEN_FORM})] = Field(
         DEFAULT_LISTEN.text,
-        description="Listen address of /metrics, /healthz and /readyz, without encryption or authentication unless "
-        "tls_certificate_file is set. An address reachable from other machines exposes the names of thresholds and "
-        "namespaces, and must be allowed in the unit (IPAddressAllow). A unix socket is accessible to owner and group; "
-        "below /run/nodeagent, to the group nodeagent.",
-    )
-    tls_certificate_file: OptionalPath = Field(
-        "",
-        description="File with the certificate of the server for the listen address, PEM, optionally with its key. "
-        "Enables TLS, and requires tls_client_ca_file. Changed files are loaded without a reload.",
-    )
-    tls_key_file: OptionalPath = Field(
-        "", description="File with the key of that certificate. Empty: in tls_certificate_file."
-    )
-    tls_client_ca_file: OptionalPath = Field(
-        "", description="File with the CA certificates of the clients; a client without a certificate is refused."
+        description="Listen address of /metrics, /healthz and /readyz, without encryption or authentication. An "
+        "address reachable from other machines exposes the names of thresholds and namespaces, and must be allowed in "
+        "the unit (IPAddressAllow). A unix socket is accessible to owner and group; below /run/nodeagent, to the group "
+        "nodeagent.",
     )
     textfile: Annotated[str, AfterValidator(forms.textfile), Field(json_schema_extra={"form": TEXTFILE_FORM})] = Field(
         "",
@@ -129,20 +118,6 @@ class MetricsSection(Section):
         "only, and be allowed in the unit (ReadWritePaths). Removed when the daemon stops.",
     )
     textfile_interval: Period = Field("30s", description="Time between two writes of the metrics file.")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        self.tls()
-        return self
-
-    def tls(self) -> TlsFiles | None:
-        """Return the files of TLS; ``None`` without any.
-
-        Raises:
-            ValueError: settings that contradict each other.
-        """
-        files = (self.tls_certificate_file, self.tls_key_file, self.tls_client_ca_file)
-        return tls_files(parse_listen(self.listen), *files)
 
 
 class Config(Section):

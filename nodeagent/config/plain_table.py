@@ -13,12 +13,7 @@ from nodeagent.config.models import Config
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_WITH_RULES: Final = frozenset(
-    {
-        *("eviction.stall_window", "eviction.memory_stall", "eviction.io_stall", "kubelet.url"),
-        *("metrics.tls_certificate_file", "metrics.tls_key_file", "metrics.tls_client_ca_file"),
-    }
-)
+_WITH_RULES: Final = frozenset({"eviction.stall_window", "eviction.memory_stall", "eviction.io_stall", "kubelet.url"})
 """Settings with rules of the models for several values, beyond those of ``value_forms`` and of the policies."""
 _OF_MODELS: Final = frozenset({"kubernetes"})
 """Sections whose settings are created by their models."""

@@ -68,7 +68,6 @@ def settings(config: Config, *, kubernetes: KubernetesSettings | None = None) ->
             parse_listen(config.metrics.listen),
             config.metrics.textfile,
             parse_duration_s(config.metrics.textfile_interval),
-            config.metrics.tls() if config.metrics.tls_certificate_file else None,
         ),
         kubernetes=kubernetes,
         reload_grace_s=parse_duration_s(config.reload_grace),

@@ -227,12 +227,6 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "metrics_file_written": Event("d3f4408fb9bd494aa87817ac59591207", "metrics written to {path} every {interval_s} s"),
     "metrics_file_unavailable": Event("208aa1b5383042e2bd74980a57d6842b", "metrics not written to {path}: {error}"),
-    "metrics_certificate_loaded": Event(
-        "557bfd22a403446da68a9b63f6c8e749", "changed TLS certificates of the metrics address loaded"
-    ),
-    "metrics_certificate_rejected": Event(
-        "5f53c7ef0a934c7ebfc45a84411afdd1", "changed TLS certificates of the metrics address not used: {error}"
-    ),
     "metrics_crashed": Event("717d07ee0a5b49ae9d323344d22391f6", "request for {path} crashed; this is a bug"),
 }
 

@@ -164,8 +164,7 @@ class HttpConnection:
             OSError: the client disconnected.
             TimeoutError: the client was too slow.
         """
-        # asyncio's TLS pauses at the limit, not above it: at 0 every write would wait forever.
-        self._writer.transport.set_write_buffer_limits(high=0 if self._writer.can_write_eof() else 1)
+        self._writer.transport.set_write_buffer_limits(high=0)
         try:
             request = await self._read_request()
             if request is None:
@@ -317,8 +316,7 @@ class HttpConnection:
 
         Source: RFC 9112, 9.6.
         """
-        if self._writer.can_write_eof():  # not over TLS
-            self._writer.write_eof()
+        self._writer.write_eof()
         left = _LINGER_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):

@@ -15,7 +15,6 @@ from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.host_header import is_own_host
 from nodeagent.daemon.http.messages import RefusedRequestError, Response, Route, text
 from nodeagent.daemon.http.server import HttpServer, bind
-from nodeagent.daemon.http.tls import ServerCertificates
 from nodeagent.daemon.loops import wait_for_any
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ class MetricsTask:
         self._loading = asyncio.Lock()
         self._retry_s = _FIRST_RETRY_S
         self._reported = ""
-        self._rejected = ""
         router = Router(
             {
                 "/metrics": Route({"GET": self._metrics}),
@@ -64,25 +62,22 @@ class MetricsTask:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until stopped."""
         while not stop.is_set():
-            listen, files = self._listen, self._context.settings.metrics.tls
+            listen = self._listen
             if listen is None:
                 self._loop_statuses.disabled(NAME, _OFF)
                 self._logger.info("loop_disabled", loop=NAME, because=_OFF)
-                await self._while_configured(None, None, stop)
+                await self._while_configured(None, stop)
                 continue
             server = HttpServer(self._service, LIMITS)
-            certificates = None if files is None else ServerCertificates(files)
             try:
-                if certificates is not None:
-                    await asyncio.to_thread(certificates.load)
-                await server.start(await asyncio.to_thread(bind, listen), certificates)
+                await server.start(await asyncio.to_thread(bind, listen))
             except OSError as error:
                 await self._retry(listen, error, stop)
                 continue
-            self._retry_s, self._reported, self._rejected = _FIRST_RETRY_S, "", ""
+            self._retry_s, self._reported = _FIRST_RETRY_S, ""
             self._logger.info("metrics_listening", listen=listen.text)
             try:
-                await self._while_configured(listen, certificates, stop)
+                await self._while_configured(listen, stop)
             finally:
                 await server.close()
                 if listen.path:
@@ -92,32 +87,14 @@ class MetricsTask:
     def _listen(self) -> Listen | None:
         return self._context.settings.metrics.listen
 
-    async def _while_configured(
-        self, listen: Listen | None, certificates: ServerCertificates | None, stop: asyncio.Event
-    ) -> None:
-        """Return once the daemon stops, or another address or other files of TLS are in force."""
-        files = self._context.settings.metrics.tls
+    async def _while_configured(self, listen: Listen | None, stop: asyncio.Event) -> None:
+        """Return once the daemon stops or another address is in force."""
         if listen is not None:
             self._loop_statuses.running(NAME, _SLACK_S)
-        while not stop.is_set() and self._listen == listen and self._context.settings.metrics.tls == files:
+        while not stop.is_set() and self._listen == listen:
             if listen is not None:
                 self._loop_statuses.beat(NAME, _SLACK_S)
             await self._wait(_POLL_S, listen, stop)
-            if certificates is not None and not stop.is_set():
-                await self._renew(certificates)
-
-    async def _renew(self, certificates: ServerCertificates) -> None:
-        """Load changed files of TLS; unusable ones are logged once per cause, and the last usable ones are kept."""
-        try:
-            loaded = await asyncio.to_thread(certificates.load)
-        except OSError as error:
-            if str(error) != self._rejected:
-                self._logger.warning("metrics_certificate_rejected", error=str(error))
-            self._rejected = str(error)
-            return
-        if loaded:
-            self._rejected = ""
-            self._logger.info("metrics_certificate_loaded")
 
     async def _wait(self, seconds: float, listen: Listen | None, stop: asyncio.Event) -> None:
         """Wait, until another address is in force at the latest."""

@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.daemon.http.admission import Admission
 from nodeagent.daemon.http.connection import HEAD_BYTES, HttpConnection, Receipt
 from nodeagent.daemon.http.messages import problem
-from nodeagent.daemon.http.tls_stream import accept_connections, handshake
 from nodeagent.host.peer import is_stale_socket, read_peer
 
 if TYPE_CHECKING:
-    import ssl
-
     from nodeagent.config.metrics import Listen
     from nodeagent.daemon.http.admission import ConnectionLimits
     from nodeagent.daemon.http.connection import Service
-    from nodeagent.daemon.http.tls import ServerCertificates
     from nodeagent.host.peer import Peer
 
 _BACKLOG: Final = 64
@@ -42,19 +38,15 @@ class HttpServer:
         self._admission: Admission[asyncio.Task[None]] = Admission(limits)
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self._accepting: asyncio.Task[None] | None = None
         self._refusals = 0
         self._closed = False
 
-    async def start(self, bound: socket.socket, certificates: ServerCertificates | None = None) -> None:
-        """Listen on a bound socket, which is closed with the server; with certificates over TLS alone.
+    async def start(self, bound: socket.socket) -> None:
+        """Listen on a bound socket, which is closed with the server.
 
         Raises:
             OSError: it cannot listen.
         """
-        if certificates is not None:
-            self._accepting = accept_connections(bound, _BACKLOG, partial(self._open_tls, certificates))
-            return
         start = asyncio.start_unix_server if bound.family == socket.AF_UNIX else asyncio.start_server
         try:
             self._server = await start(self._serve, sock=bound, limit=HEAD_BYTES, backlog=_BACKLOG)
@@ -66,8 +58,6 @@ class HttpServer:
         """Accept no further connection; a socket file remains."""
         if self._server is not None:
             self._server.close()
-        if self._accepting is not None:
-            self._accepting.cancel()
 
     async def close(self, *, grace_s: float = 0) -> None:
         """Stop listening and close the connections that are still open after ``grace_s``.
@@ -75,8 +65,6 @@ class HttpServer:
         A handler that does not end within 10 s after its cancellation is abandoned.
         """
         self.stop_listening()
-        if self._accepting is not None:
-            await asyncio.wait({self._accepting})
         try:
             if grace_s and self._connections:
                 await asyncio.wait(self._connections, timeout=grace_s)
@@ -86,39 +74,6 @@ class HttpServer:
                 each.cancel()
         if self._connections:
             await asyncio.wait(self._connections, timeout=_CLOSE_WITHIN_S)
-
-    def _open_tls(self, certificates: ServerCertificates, connection: socket.socket) -> None:
-        """Start the task of a connection, which is admitted before its handshake."""
-        if self._closed or certificates.context is None:
-            connection.close()
-            return
-        task = asyncio.ensure_future(self._serve_tls(certificates.context, connection))
-        self._connections.add(task)
-        admitted, shed = self._admission.admit(task, None)
-        for each in shed:
-            each.cancel()
-        task.add_done_callback(partial(self._end_tls, connection))
-        if not admitted:
-            task.cancel()
-
-    def _end_tls(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        self._admission.release(task)
-        self._connections.discard(task)
-        connection.close()
-
-    async def _serve_tls(self, context: ssl.SSLContext, connection: socket.socket) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            return
-        try:
-            reader, writer = await handshake(connection, context)
-            try:
-                receipt = Receipt(partial(self._admission.finish_request, task), partial(self._receive_body, task))
-                await HttpConnection(self._service, reader, writer, None, receipt).serve()
-            finally:
-                writer.transport.abort()
-        except (OSError, TimeoutError):
-            pass  # no certificate, disconnected or too slow
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection in a separate task."""

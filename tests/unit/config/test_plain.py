@@ -30,9 +30,6 @@ MODELS_ONLY: Final = {
     "eviction.memory_stall",
     "eviction.stall_window",
     "kubelet.url",
-    "metrics.tls_certificate_file",
-    "metrics.tls_client_ca_file",
-    "metrics.tls_key_file",
     "shutdown.by_priority",
     "shutdown.phases",
 }
@@ -40,7 +37,6 @@ RULES: Final = {
     "ImageGCSection": {"_below_high", "_beyond_minimum"},
     "EvictionSection": {"_psi_window", "_consistent"},
     "KubeletSection": {"_consistent"},
-    "MetricsSection": {"_consistent"},
     "ShutdownSection": {"_consistent"},
 }
 """Rules of the models for several values, all of which ``plain`` applies or leaves to the models."""
