@@ -21,6 +21,7 @@ class KubernetesSettings(Record):
         max_pods: number of pods that the scheduler may place on the node.
         register: whether the node is registered where no kubelet does it.
         watch_pods: whether the pods of this node are watched at the API server.
+        publish_conditions: whether the agent's own conditions are applied to the Node object.
         access: access to the API server; ``None`` without one.
         registration: configured part of the Node object.
     """
@@ -30,6 +31,7 @@ class KubernetesSettings(Record):
     max_pods: int = 0
     register: bool = False
     watch_pods: bool = False
+    publish_conditions: bool = False
     access: ApiAccess | None = None
     registration: RegistrationPolicy = field(default_factory=RegistrationPolicy)
 

@@ -120,6 +120,11 @@ class KubernetesSection(Section):
         description="Whether the daemon watches the pods of this node at the API server: the best source of priority, "
         "requests and QoS, and beside a kubelet the only proof that a pod is deleted.",
     )
+    publish_conditions: Switch = Field(
+        False,
+        description="Whether the daemon adds conditions of its own to the Node object, such as "
+        "nodeagent.dev/ImageGCDegraded. Also beside a kubelet, whose conditions are not touched.",
+    )
     kubeconfig: OptionalPath = Field(
         "",
         description="kubeconfig with server, CA and credentials of its current context. Excludes the five settings "
@@ -195,7 +200,7 @@ def api_access(section: KubernetesSection) -> ApiAccess | None:
     if not section.kubeconfig and not section.server:
         if any(files):
             raise ConfigError("credentials without server: set server, or kubeconfig alone")
-        for name in ("register_node", "watch_pods"):
+        for name in ("register_node", "watch_pods", "publish_conditions"):
             if getattr(section, name):
                 raise ConfigError(f"{name} = true requires kubeconfig or server")
         return None
@@ -215,6 +220,7 @@ def kubernetes_settings(section: KubernetesSection) -> KubernetesSettings:
     return KubernetesSettings(
         register=section.register_node,
         watch_pods=section.watch_pods,
+        publish_conditions=section.publish_conditions,
         access=api_access(section),
         registration=RegistrationPolicy(
             labels=parse_labels(section.labels),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from nodeagent.model.api_access import ApiAccess
 
 T = TypeVar("T")
+APPLY_PATCH: Final = "application/apply-patch+yaml"
+"""Server-side apply; JSON is YAML."""
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 

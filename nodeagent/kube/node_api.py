@@ -8,15 +8,17 @@ from urllib.parse import quote
 import msgspec
 
 from nodeagent.errors import ApiServerRefusedError
-from nodeagent.kube.api_client import STRATEGIC_PATCH
+from nodeagent.kube.api_client import APPLY_PATCH, STRATEGIC_PATCH
 from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.model.kubernetes import Lease, Node
+from nodeagent.plan.kubernetes.conditions import FIELD_MANAGER, apply_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
     from nodeagent.kube.api_client import ApiClient
+    from nodeagent.model.kubernetes import StatusCondition
 
 K = TypeVar("K", Node, Lease)
 NODES: Final = "/api/v1/nodes"
@@ -31,6 +33,7 @@ class NodeApi:
     def __init__(self, client: ApiClient, name: str) -> None:
         """Take the client, and the name of the node."""
         self._client = client
+        self._node = name
         self._name = quote(name, safe="")
 
     async def get_node(self) -> Node | None:
@@ -48,6 +51,12 @@ class NodeApi:
     async def patch_status(self, patch: Mapping[str, Any]) -> Node:
         """Change the status; return the object as stored."""
         return await self._patch(f"{NODES}/{self._name}/status?{_MANAGER}", patch)
+
+    async def apply_conditions(self, conditions: tuple[StatusCondition, ...]) -> None:
+        """Apply the agent's own conditions, in place of those applied before; conditions of others are kept."""
+        target = f"{NODES}/{self._name}/status?fieldManager={FIELD_MANAGER}&force=true"
+        body = msgspec.json.encode(apply_body(self._node, conditions))
+        await self._client.send(ApiRequest("PATCH", target, body, APPLY_PATCH), msgspec.Raw)
 
     async def get_lease(self) -> Lease | None:
         """Return the Lease; ``None`` if there is none."""

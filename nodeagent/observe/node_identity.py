@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ApiServerRefusedError
 from nodeagent.host.machine import read_machine
@@ -12,16 +12,20 @@ from nodeagent.plan.kubernetes.pod_watch import other_machine
 if TYPE_CHECKING:
     from nodeagent.kube.node_api import NodeApi
 
+_FORBIDDEN: Final = 403
+
 
 async def read_foreign(nodes: NodeApi) -> str:
     """Return the reason that the Node object is not proven to be of this machine; empty if it is.
 
     Raises:
-        ApiServerUnavailableError: no answer.
+        ApiServerError: no answer, or a refusal other than for a missing rule.
     """
     machine = await asyncio.to_thread(read_machine)
     try:
         found = await nodes.get_node()
     except ApiServerRefusedError as error:
+        if error.status != _FORBIDDEN:
+            raise
         return f"cannot read the Node object: {error}"
     return other_machine(found, machine.machine_id, machine.system_uuid)

@@ -61,13 +61,14 @@ class Received:
     content_type: str
 
 
-class ApiServer:  # 13 attributes: state, faults and requests of one server
+class ApiServer:  # 14 attributes: state, faults and requests of one server
     """State of the double; set its attributes and read ``requests`` from a test.
 
     Attributes:
         node_identity: whether the client is a node certificate under NodeRestriction, not a service account.
         token: accepted bearer token; a client certificate is accepted too.
         pods: pods of the node.
+        applied: types of the conditions that each field manager applied.
         bookmark_s: time after which a quiet watch gets a bookmark.
     """
 
@@ -80,6 +81,7 @@ class ApiServer:  # 13 attributes: state, faults and requests of one server
         self.token = TOKEN
         self.pods = Pods()
         self.bookmark_s = 0.05
+        self.applied: dict[str, set[str]] = {}
         self.stopped = threading.Event()
         self.received = threading.Event()
         self.lock = threading.Lock()
@@ -163,10 +165,22 @@ class ApiServer:  # 13 attributes: state, faults and requests of one server
                 return _status(409, "Conflict", "the object has been modified; please apply your changes to the latest")
         if request.method == "PUT":
             value = request.body
+        elif request.content_type == "application/apply-patch+yaml":
+            value = self._applied(request, stored)
         else:
             part = {"status": request.body.get("status", {})} if sub else request.body
             value = merge(stored, {key: each for key, each in part.items() if sub or key != "status"})
         return self._restriction(collection, name, stored, value) or (200, self.put(collection, name, value))
+
+    def _applied(self, request: Received, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return an object with the conditions that a field manager applied, in place of its earlier ones."""
+        manager = parse_qs(request.query)["fieldManager"][0]
+        given = {each["type"]: each for each in request.body["status"].get("conditions", ())}
+        dropped = self.applied.get(manager, set()) - given.keys()
+        self.applied[manager] = set(given)
+        status = stored.get("status", {})
+        others = [each for each in status.get("conditions", ()) if each["type"] not in given.keys() | dropped]
+        return {**stored, "status": {**status, "conditions": [*others, *given.values()]}}
 
     def _restriction(
         self, collection: str, name: str, before: dict[str, Any], after: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The node in a cluster: registration and heartbeats without a kubelet, and the watch of its pods.
+"""The node in a cluster: registration and heartbeats without a kubelet, the watch of its pods, and conditions.
 
 A registration has three loops of one session: registration until it succeeds, then the Lease and the status beside each
 other, each with a connection of its own, so that a slow status report does not delay the Lease. Local loops do not wait
@@ -9,3 +9,4 @@ from typing import Final
 
 NAME: Final = "kubernetes"
 POD_WATCH: Final = "pod-watch"
+CONDITIONS: Final = "node-conditions"

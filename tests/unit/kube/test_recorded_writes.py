@@ -15,6 +15,7 @@ RECORDED: Final = json.loads((Path(__file__).parents[2] / "data/kubernetes/api-w
 OWN_CONDITION: Final = {"status": {"conditions": [{"type": "nodeagent.dev/X", "status": "True"}]}}
 BODIES: Final[dict[str, dict[str, Any]]] = {
     "node condition of own type (strategic)": OWN_CONDITION,
+    "node condition by server-side apply": OWN_CONDITION,
     "another node's status": OWN_CONDITION,
     "node annotation": {"metadata": {"annotations": {"nodeagent.dev/a": "b"}}},
     "node label own prefix": {"metadata": {"labels": {"nodeagent.dev/a": "b"}}},
@@ -34,7 +35,8 @@ def test_request_has_the_recorded_answer(fact: dict[str, Any]) -> None:
     server.put(LEASES, "node-1", {})
     method, _, target = fact["request"].partition(" ")
     parts = urlsplit(target)
-    request = Received(method, parts.path, parts.query, BODIES.get(fact["what"]), TOKEN, "", "")
+    content = "application/apply-patch+yaml" if "apply" in fact["what"] else ""
+    request = Received(method, parts.path, parts.query, BODIES.get(fact["what"]), TOKEN, "", content)
     status, answer = server.answer(request)
     assert status == fact["code"]
     if status >= 400:

@@ -1,0 +1,121 @@
+"""The agent's own conditions on the Node object, which beside a kubelet are all that it writes there.
+
+They are applied with a field manager of their own, so that conditions of the kubelet and of others are not touched, and
+an applied list without one of them removes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from nodeagent.model.kubernetes import StatusCondition
+from nodeagent.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+FIELD_MANAGER: Final = "nodeagent-conditions"
+PREFIX: Final = "nodeagent.dev/"
+TYPES: Final = {"images": f"{PREFIX}ImageGCDegraded", "containers": f"{PREFIX}ContainerGCDegraded"}
+"""Loop to its condition, which is true while its last pass did not reach its target."""
+REPORT_S: Final = 300.0
+"""Interval of the heartbeat of unchanged conditions."""
+MAX_MESSAGE: Final = 1024
+_REASONS: Final = {
+    "shortfall": "Shortfall",
+    "failed": "PassFailed",
+    "crashed": "PassFailed",
+    "runtime-unavailable": "RuntimeUnavailable",
+    "runtime-lost": "RuntimeUnavailable",
+}
+_UNDECIDED: Final = frozenset({"", "cancelled"})
+
+
+class LoopResult(Record):
+    """Last result of a collection loop.
+
+    Attributes:
+        name: of the loop, such as ``images``.
+        result: result code; empty before the first pass.
+        detail: error or shortfall.
+        is_disabled: whether the loop is disabled, so that it has no condition.
+    """
+
+    name: str
+    result: str = ""
+    detail: str = ""
+    is_disabled: bool = False
+
+
+class ConditionMemory(Record):
+    """The conditions that the API server accepted last.
+
+    Attributes:
+        conditions: ``None`` before the first.
+        due_s: monotonic seconds at which unchanged conditions are applied again.
+    """
+
+    conditions: tuple[StatusCondition, ...] | None = None
+    due_s: float = 0.0
+
+
+def own_conditions(
+    loops: Iterable[LoopResult], before: tuple[StatusCondition, ...], now: datetime
+) -> tuple[StatusCondition, ...]:
+    """Return the conditions of the loops by type; a loop without a decisive result keeps its earlier condition.
+
+    Args:
+        loops: last results.
+        before: the conditions applied last, for the times of their transitions.
+        now: aware UTC.
+    """
+    earlier = {each.type: each for each in before}
+    found = []
+    for loop in sorted(loops, key=lambda each: each.name):
+        condition_type = TYPES.get(loop.name)
+        if condition_type is None or loop.is_disabled:
+            continue
+        known = earlier.get(condition_type)
+        if loop.result in _UNDECIDED:
+            if known is not None:
+                found.append(msgspec.structs.replace(known, last_heartbeat_time=now))
+            continue
+        reason = _REASONS.get(loop.result, "")
+        status = "True" if reason else "False"
+        changed = known is None or known.status != status or known.last_transition_time is None
+        found.append(
+            StatusCondition(
+                type=condition_type,
+                status=status,
+                last_heartbeat_time=now,
+                last_transition_time=now if changed or known is None else known.last_transition_time,
+                reason=reason or "PassSucceeded",
+                message=(loop.detail[:MAX_MESSAGE] or "the last pass missed its target") if reason else "",
+            )
+        )
+    return tuple(found)
+
+
+def is_due(memory: ConditionMemory, conditions: tuple[StatusCondition, ...], now_s: float) -> bool:
+    """Return whether conditions are to be applied: they changed, or their heartbeat is due. Times are no change."""
+    if memory.conditions is None:
+        return bool(conditions)
+    if [_comparable(each) for each in conditions] != [_comparable(each) for each in memory.conditions]:
+        return True
+    return bool(conditions) and now_s >= memory.due_s
+
+
+def apply_body(node: str, conditions: tuple[StatusCondition, ...]) -> Mapping[str, Any]:
+    """Return the applied object; without conditions it removes those applied before.
+
+    Source: Kubernetes API concepts, server-side apply.
+    """
+    status = {"conditions": [msgspec.to_builtins(each) for each in conditions]}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "status": status}
+
+
+def _comparable(condition: StatusCondition) -> tuple[str, str, str, str]:
+    return condition.type, condition.status, condition.reason, condition.message

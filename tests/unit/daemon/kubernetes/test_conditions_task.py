@@ -1,0 +1,159 @@
+"""The task of the agent's own conditions over TLS, beside those of a kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.clock import SystemClock
+from nodeagent.config.models import Config
+from nodeagent.config.policies import settings as settings_of
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.kubernetes import CONDITIONS
+from nodeagent.daemon.kubernetes.conditions import ConditionsTask
+from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.model.machine import Machine
+from nodeagent.telemetry import logging as log
+from tests.support.api_server import NODES, ApiServer, Fault, serving_api
+from tests.support.certificates import Authority
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+
+WITHIN_S = 20
+OWN = "nodeagent.dev/ImageGCDegraded"
+KUBELET = [
+    {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": "2026-11-21T12:00:00Z"},
+    {"type": "DiskPressure", "status": "False"},
+]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    found = Authority(tmp_path_factory.mktemp("authority"))
+    found.issue("server")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Machine("node-1", machine_id="m", system_uuid="u")
+    monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.daemon.kubernetes.conditions.POLL_S", 0.01)
+
+
+def server(machine_id: str = "m") -> ApiServer:
+    made = ApiServer()
+    info = {"machineID": machine_id, "systemUUID": "u"}
+    made.put(NODES, "node-1", {"status": {"nodeInfo": info, "conditions": KUBELET}})
+    return made
+
+
+def publishing(authority: Authority, url: str, directory: Path, *, dry_run: bool = False, **changes: Any) -> Settings:
+    token = directory / "token"
+    token.write_text("token-of-the-agent")
+    section = {"publish_conditions": True, "server": url, "ca_file": str(authority.ca_file), "token_file": str(token)}
+    document = {"dry_run": dry_run, "kubernetes": {**section, **changes}, "kubelet": {"node_name": "node-1"}}
+    return settings_of(Config.model_validate(document))
+
+
+@asynccontextmanager
+async def running(settings: Settings, stream: io.StringIO) -> AsyncIterator[DaemonContext]:
+    clock = SystemClock()
+    logger = log.configure("json", "info", stream)
+    context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
+    context.loop_statuses.ended("images", "shortfall", detail="1 GiB missing")
+    stop = asyncio.Event()
+    task = asyncio.create_task(ConditionsTask(context).run(stop))
+    try:
+        yield context
+    finally:
+        stop.set()
+        async with asyncio.timeout(WITHIN_S):
+            await task
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not condition():  # noqa: ASYNC110 - the state of a server in another thread
+            await asyncio.sleep(0.01)
+
+
+def conditions(api: ApiServer) -> dict[str, dict[str, Any]]:
+    return {each["type"]: each for each in api.node["status"]["conditions"]}
+
+
+async def test_own_conditions_are_added_changed_and_removed_and_those_of_the_kubelet_are_not_touched(
+    authority: Authority, tmp_path: Path
+) -> None:
+    api, stream = server(), io.StringIO()
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(publishing(authority, url, tmp_path), stream) as context:
+            await until(lambda: OWN in conditions(api))
+            assert conditions(api)[OWN]["message"] == "1 GiB missing"
+            context.loop_statuses.ended("images", "complete")
+            await until(lambda: conditions(api)[OWN]["status"] == "False")
+            context.settings = publishing(authority, url, tmp_path, publish_conditions=False)
+            await until(lambda: OWN not in conditions(api))
+    assert api.node["status"]["conditions"] == KUBELET
+    writes = [each for each in api.requests if each.method != "GET"]
+    assert {(each.path, each.query, each.content_type) for each in writes} == {
+        (f"{NODES}/node-1/status", "fieldManager=nodeagent-conditions&force=true", "application/apply-patch+yaml")
+    }
+    assert "token-of-the-agent" not in stream.getvalue()
+
+
+async def test_unchanged_conditions_are_not_sent_again(authority: Authority, tmp_path: Path) -> None:
+    api = server()
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(publishing(authority, url, tmp_path), io.StringIO()) as context:
+            await until(lambda: OWN in conditions(api))
+            at = context.loop_statuses.all[-1].next_run_s
+            await until(lambda: context.loop_statuses.all[-1].next_run_s != at)
+            await until(lambda: context.loop_statuses.all[-1].name == CONDITIONS)
+    assert len(api.seen("PATCH")) == 1
+
+
+async def test_node_object_of_another_machine_is_not_written(authority: Authority, tmp_path: Path) -> None:
+    api, stream = server("other"), io.StringIO()
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(publishing(authority, url, tmp_path), stream):
+            await until(lambda: "another machine" in stream.getvalue())
+    assert api.seen("PATCH") == []
+
+
+async def test_nothing_is_requested_in_a_dry_run(authority: Authority, tmp_path: Path) -> None:
+    api = server()
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(publishing(authority, url, tmp_path, dry_run=True), io.StringIO()) as context:
+            await asyncio.sleep(0.05)
+            assert [each.name for each in context.loop_statuses.all] == ["images"]
+    assert api.requests == []
+
+
+async def test_refusal_is_logged_once_and_names_the_missing_rule(authority: Authority, tmp_path: Path) -> None:
+    api, stream = server(), io.StringIO()
+    api.denied = {("PATCH", "nodes/status")}
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(publishing(authority, url, tmp_path), stream):
+            await until(lambda: "api_request_failed" in stream.getvalue())
+    assert stream.getvalue().count("api_request_failed") == 1
+    assert 'cannot patch resource \\"nodes/status\\"' in stream.getvalue()
+
+
+async def test_conditions_are_written_after_an_outage(authority: Authority, tmp_path: Path) -> None:
+    api, stream = server(), io.StringIO()
+    api.faults = [Fault(500, "{}")]
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(publishing(authority, url, tmp_path), stream):
+            await until(lambda: OWN in conditions(api))
+            await until(lambda: "api_request_recovered" in stream.getvalue())

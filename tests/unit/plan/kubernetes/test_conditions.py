@@ -1,0 +1,123 @@
+"""Conditions of the agent's own: by loop results, transition times, and the time of their heartbeat."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.kubernetes.conditions import (
+    MAX_MESSAGE,
+    PREFIX,
+    REPORT_S,
+    TYPES,
+    ConditionMemory,
+    LoopResult,
+    apply_body,
+    is_due,
+    own_conditions,
+)
+
+if TYPE_CHECKING:
+    from nodeagent.model.kubernetes import StatusCondition
+
+T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
+RESULTS = st.sampled_from(["", *PassEnd, "failed", "crashed", "runtime-unavailable"])
+LOOPS = st.lists(
+    st.builds(
+        LoopResult, st.sampled_from([*Scope, "eviction", "kubernetes"]).map(str), RESULTS, st.text(), st.booleans()
+    ),
+    unique_by=lambda each: each.name,
+)
+
+
+def images(result: str, detail: str = "", at_s: float = 0, before: tuple[StatusCondition, ...] = ()) -> StatusCondition:
+    (found,) = own_conditions([LoopResult("images", result, detail)], before, T0 + timedelta(seconds=at_s))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("result", "detail", "status", "reason", "message"),
+    [
+        ("complete", "", "False", "PassSucceeded", ""),
+        ("nothing-to-do", "", "False", "PassSucceeded", ""),
+        ("shortfall", "1 GiB missing", "True", "Shortfall", "1 GiB missing"),
+        ("shortfall", "", "True", "Shortfall", "the last pass missed its target"),
+        ("failed", "cannot read", "True", "PassFailed", "cannot read"),
+        ("crashed", "KeyError", "True", "PassFailed", "KeyError"),
+        ("runtime-unavailable", "no socket", "True", "RuntimeUnavailable", "no socket"),
+        ("runtime-lost", "reset", "True", "RuntimeUnavailable", "reset"),
+    ],
+)
+def test_condition_of_a_result(result: str, detail: str, status: str, reason: str, message: str) -> None:
+    found = images(result, detail)
+    assert (found.type, found.status, found.reason, found.message) == (
+        "nodeagent.dev/ImageGCDegraded",
+        status,
+        reason,
+        message,
+    )
+
+
+def test_transition_time_changes_with_the_status_only() -> None:
+    first = images("shortfall")
+    second = images("failed", at_s=60, before=(first,))
+    assert second.last_transition_time == T0
+    assert second.last_heartbeat_time == T0 + timedelta(seconds=60)
+    third = images("complete", at_s=120, before=(second,))
+    assert third.last_transition_time == T0 + timedelta(seconds=120)
+
+
+@pytest.mark.parametrize("result", ["", "cancelled"])
+def test_undecided_result_keeps_the_condition_and_makes_none(result: str) -> None:
+    assert own_conditions([LoopResult("images", result)], (), T0) == ()
+    assert images(result, before=(images("shortfall"),)).status == "True"
+
+
+def test_disabled_and_other_loops_have_no_condition() -> None:
+    loops = [LoopResult("images", "failed", is_disabled=True), LoopResult("eviction", "failed")]
+    assert own_conditions(loops, (images("failed"),), T0) == ()
+
+
+@pytest.mark.parametrize(
+    ("memory", "now_s", "due"),
+    [
+        pytest.param(ConditionMemory(), 0, True, id="first"),
+        pytest.param(ConditionMemory((images("shortfall"),), REPORT_S), 10, False, id="unchanged"),
+        pytest.param(ConditionMemory((images("shortfall"),), REPORT_S), REPORT_S, True, id="heartbeat"),
+        pytest.param(ConditionMemory((images("complete"),), REPORT_S), 10, True, id="changed"),
+        pytest.param(ConditionMemory((), REPORT_S), 10, True, id="new"),
+    ],
+)
+def test_conditions_are_applied_on_a_change_and_as_a_heartbeat(
+    memory: ConditionMemory, now_s: float, due: bool
+) -> None:
+    assert is_due(memory, (images("shortfall", at_s=now_s),), now_s) is due
+
+
+def test_nothing_is_applied_without_conditions_unless_some_have_to_be_removed() -> None:
+    assert not is_due(ConditionMemory(), (), 1000)
+    assert not is_due(ConditionMemory(()), (), 1000)
+    assert is_due(ConditionMemory((images("failed"),), 5000), (), 10)
+
+
+@given(LOOPS, LOOPS)
+def test_only_types_of_the_agent_are_written_each_once(before: list[LoopResult], after: list[LoopResult]) -> None:
+    found = own_conditions(after, own_conditions(before, (), T0), T0)
+    types = [each.type for each in found]
+    assert len(set(types)) == len(types)
+    assert set(types) <= set(TYPES.values())
+    assert all(each.startswith(PREFIX) for each in types)
+    assert all(len(each.message) <= MAX_MESSAGE for each in found)
+    body = apply_body("node-1", found)
+    assert set(body["status"]) == {"conditions"}
+    assert body["metadata"] == {"name": "node-1"}
+
+
+def test_every_end_of_a_pass_is_a_loop_result() -> None:
+    assert {str(each) for each in (Scope.IMAGES, Scope.CONTAINERS)} == set(TYPES)
