@@ -12,7 +12,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-clocks campaign-tenants soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb format clean
+.PHONY: help demo test check unit integration campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -71,6 +71,11 @@ campaign-removal: ## as root: image removals against concurrent use, kills and r
 campaign-shutdown: ## as root: shutdowns of up to 40 pods with crashes of agent and containerd, on a real containerd
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=1 $(BIN)/python -m pytest --timeout 0 -s tests/integration/test_shutdown.py
+
+campaign-poweroff: ## as root: shutdowns of a whole node in a virtual machine, disturbed by crashes and by others; ONLY=EXPRESSION selects
+	@.ci/setup dev node
+	$(BIN)/python -m pytest --timeout 2400 -s tests/node/test_shutdown.py tests/node/test_shutdown_outcomes.py \
+		tests/node/test_shutdown_interruptions.py $(if $(ONLY),-k "$(ONLY)")
 
 campaign-clocks: ## random sequences of clocks, gaps and restarts against removal by age, EXAMPLES of them (20000)
 	@.ci/setup dev

@@ -46,3 +46,11 @@ def node(disk: vm.Disk) -> Iterator[vm.Node]:
     with vm.Node.boot(disk) as booted:
         booted.import_images(vm.pause_image(), images.image(APP))
         yield booted
+
+
+@pytest.fixture(scope="module")
+def shutdown_node(disk: vm.Disk) -> Iterator[vm.Node]:
+    """A node for shutdowns, with the images; each test starts it again."""
+    with vm.Node.boot(disk) as booted:
+        booted.import_images(vm.pause_image(), images.image(APP))
+        yield booted

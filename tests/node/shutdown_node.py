@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.support import reclaim
+from tests.support.vm import NodeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tests.support.vm import Entry, Node
+    from tests.support.vm import Entry, Node, RunningPod
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 BANDS = (0, 1000, 100_000, 2_000_000_000)
@@ -33,10 +34,13 @@ by_priority = [
 """
 UPGRADES = "/etc/systemd/logind.conf.d/30-unattended-upgrades.conf"
 OWN = "/etc/systemd/logind.conf.d/zz-nodeagent.conf"
-START_S = 300.0
+START_S = 900.0
 
 
 def install(node: Node, phase_s: float) -> None:
+    """Boot the node if it is off, and install the agent with phases of this duration."""
+    if not node.running:
+        node.start()
     for name in ("nodeagent.service", "kubepods.slice.d/50-nodeagent.conf", "kubepods-.slice.d/50-nodeagent.conf"):
         node.put(f"/etc/systemd/system/{name}", SYSTEMD / name)
     node.put("/etc/nodeagent/config.toml", CONFIG.format(phase_s))
@@ -46,6 +50,15 @@ def install(node: Node, phase_s: float) -> None:
 def set_limit(node: Node, path: str, seconds: float) -> None:
     node.put(path, f"[Login]\nInhibitDelayMaxSec={seconds}\n")
     node.run("systemctl kill --signal HUP systemd-logind")
+
+
+def install_with_limit(node: Node, limit_s: float) -> None:
+    """Install the agent with this limit of logind and equal phases.
+
+    The limit exceeds the phases as much as ``doctor --fix-logind`` sets it, or scales them if it is short.
+    """
+    install(node, (limit_s - 1) / 1.1 / len(BANDS) if limit_s >= 10 else limit_s / len(BANDS))
+    set_limit(node, OWN, limit_s)
 
 
 def start(node: Node) -> None:
@@ -68,6 +81,26 @@ def wait_for_lock(node: Node) -> None:
     reclaim.poll(
         "logind lists the inhibitor lock", lambda: main_pid(node) in lock_entry(node), timeout_s=START_S, interval_s=0.5
     )
+
+
+def start_with(node: Node, pods: Iterable[RunningPod]) -> None:
+    """Start the agent, and wait for its lock and for its record of these pods."""
+    start(node)
+    names = {each.pod.name for each in pods}
+
+    def recorded() -> bool:
+        return names <= {each["name"] for each in read_record(node, "boot").get("pods", ())}
+
+    reclaim.poll("the pods are recorded", recorded, timeout_s=START_S, interval_s=1)
+
+
+def read_record(node: Node, name: str = "shutdown") -> dict[str, Any]:
+    """Return a record of the agent; empty before it is written."""
+    try:
+        record: dict[str, Any] = json.loads(node.get(f"/var/lib/nodeagent/{name}.json"))
+    except (NodeError, TimeoutError):
+        return {}
+    return record
 
 
 def parsed(entries: Iterable[Entry]) -> list[dict[str, Any]]:

@@ -1,0 +1,94 @@
+"""Pods that write the times of their signals and exits to the node's disk, and what they wrote.
+
+Times are the pods' own readings of ``/proc/uptime``, in hundredths of a second; records of the agent count from the
+same boot.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.node.conftest import APP
+from tests.node.shutdown_node import BANDS, START_S
+from tests.support import reclaim, vm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.support.vm import Node, RunningPod
+
+AT_ONCE, TWO_SECONDS, LONG, IGNORES = "now", "slow", "long", "deaf"
+LONG_S = 10
+EXIT = "exit-0"
+_TIMES = "/var/lib/pod-times"  # not the log, whose lines are lost while containerd restarts
+_WRITE = "write() { until read up rest < /proc/uptime; do :; done; echo $1 $up >> /times/$0; }; "  # a signal ends read
+_ENDS_AFTER_S: dict[str, float | None] = {AT_ONCE: 0, TWO_SECONDS: 2, LONG: LONG_S, IGNORES: None}
+
+
+def pod(name: str, priority: int, ends_after_s: float | None = 0) -> vm.Pod:
+    """Return a pod that ends so many seconds after TERM, or ignores it."""
+    end = "" if ends_after_s is None else f"; sleep {ends_after_s:g}; write {EXIT}; exit 0"
+    script = f"{_WRITE}trap 'write term{end}' TERM; write up; while :; do sleep 1000 & wait $!; done"
+    return vm.Pod(
+        name,
+        APP,
+        ("sh", "-c", script, name),
+        namespace="shop",
+        mounts={_TIMES: "/times"},
+        annotations={"nodeagent.dev/priority": str(priority)},
+    )
+
+
+def in_every_band(count: int, kinds: tuple[str, ...], suffix: str) -> list[vm.Pod]:
+    """Return pods of every kind in turn, spread over the bands; the name begins with the band, as in ``b0-``."""
+    found = []
+    for index in range(count):
+        row, band = divmod(index, len(BANDS))
+        kind = kinds[row % len(kinds)]
+        found.append(pod(f"b{band}-{row}-{kind}{suffix}", BANDS[band], _ENDS_AFTER_S[kind]))
+    return found
+
+
+def run_pods(node: Node, pods: Sequence[vm.Pod]) -> list[RunningPod]:
+    """Run pods, without the times of earlier ones with these names."""
+    node.run(f"mkdir -p {_TIMES} && rm -f {' '.join(times_file(each.name) for each in pods)}")
+    return node.run_pods(*pods)
+
+
+def times_file(name: str) -> str:
+    return f"{_TIMES}/{name}"
+
+
+def has_written(node: Node, name: str, word: str) -> bool:
+    """Return whether a pod of a running node has written a word."""
+    done = node.run(f"grep -q '^{word} ' {times_file(name)}", check=False)
+    return done.code == 0
+
+
+def read_times(node: Node, name: str) -> dict[str, float]:
+    """Return the first time of each word of a pod, in seconds since boot; from the disk of a powered-off node."""
+    found: dict[str, float] = {}
+    for line in node.read_disk(times_file(name)).decode().splitlines():
+        word, _, up = line.partition(" ")
+        found.setdefault(word, float(up))
+    return found
+
+
+def await_term(node: Node, pods: list[RunningPod], band: int) -> None:
+    """Wait until a pod of a band has received TERM."""
+    files = " ".join(times_file(each.pod.name) for each in pods if each.pod.name.startswith(f"b{band}-"))
+    reclaim.poll(
+        f"band {band} received TERM",
+        lambda: node.run(f"grep -q '^term ' {files}", check=False).code == 0,
+        timeout_s=START_S,
+        interval_s=0.2,
+    )
+
+
+def assert_in_order(times: dict[str, dict[str, float]]) -> None:
+    """Assert that no band received TERM before all pods of the band below had ended, or received it and ignored it."""
+    for band in range(1, len(BANDS)):
+        first_s = min(each["term"] for name, each in times.items() if name.startswith(f"b{band}-"))
+        for name, each in times.items():
+            if name.startswith(f"b{band - 1}-"):
+                assert each.get(EXIT, each["term"]) <= first_s, (name, times)

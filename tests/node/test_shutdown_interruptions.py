@@ -1,0 +1,155 @@
+"""Shutdowns that are disturbed: crashes, an invalid configuration, and actions of others on the node meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.node.shutdown_facts import ShutdownFacts, measure_slowdown, shut_down
+from tests.node.shutdown_node import (
+    BANDS,
+    START_S,
+    event_names,
+    install_with_limit,
+    lock_entry,
+    log_now,
+    main_pid,
+    start_with,
+    wait_for_lock,
+)
+from tests.node.shutdown_pods import (
+    AT_ONCE,
+    EXIT,
+    IGNORES,
+    LONG_S,
+    TWO_SECONDS,
+    assert_in_order,
+    await_term,
+    in_every_band,
+    pod,
+    run_pods,
+)
+from tests.support import reclaim
+
+if TYPE_CHECKING:
+    from tests.support.vm import Node, RunningPod
+
+pytestmark = [pytest.mark.node, pytest.mark.long]
+
+CRITICAL = BANDS[-1]
+_STATE = "/var/lib/nodeagent"
+
+
+def prepare(node: Node, kinds: tuple[str, ...], limit_s: float, suffix: str) -> list[RunningPod]:
+    """Run a pod of each kind in every band, and the agent."""
+    install_with_limit(node, limit_s)
+    pods = run_pods(node, in_every_band(len(kinds) * len(BANDS), kinds, suffix))
+    start_with(node, pods)
+    return pods
+
+
+def kill(node: Node, what: str) -> None:
+    """Kill the agent or containerd with SIGKILL; the shims of containerd continue."""
+    if what == "agent":
+        node.run(f"kill -9 {main_pid(node)}")
+        assert lock_entry(node), "the lock is kept"
+    else:
+        node.run("systemctl kill --kill-whom main --signal KILL containerd")
+
+
+@pytest.mark.parametrize("first", ["agent", "containerd"])
+def test_crash_in_each_phase_kills_no_pod_without_term(shutdown_node: Node, first: str) -> None:
+    """Kill the agent in two phases and containerd in the other two; all four with both parameters."""
+    limit_s = 120
+    pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), limit_s, f"-{first}")
+    slowdown = measure_slowdown(shutdown_node)
+    shutdown_node.run("systemctl poweroff")
+    for band in range(len(BANDS)):
+        await_term(shutdown_node, pods, band)
+        kill(shutdown_node, "agent" if (band % 2 == 0) == (first == "agent") else "containerd")
+    shutdown_node.wait_off(timeout_s=START_S)
+    facts = ShutdownFacts(shutdown_node, pods, slowdown)
+    facts.assert_true()
+    for name, times in facts.times.items():
+        if TWO_SECONDS in name:
+            assert EXIT in times, (name, "ended by itself within its time")
+    assert facts.released_s <= limit_s + facts.release_s
+    assert event_names(facts.log).count("shutdown_resumed") == len(BANDS) // 2
+
+
+def test_last_settings_are_used_after_a_start_with_an_invalid_configuration(shutdown_node: Node) -> None:
+    pods = prepare(shutdown_node, (AT_ONCE, TWO_SECONDS), 60, "-config")
+    phases = [each["phases"] for each in log_now(shutdown_node) if each["event"] == "shutdown_ready"][-1]
+    assert set(phases) == {f"priority-{band}" for band in BANDS}
+    shutdown_node.put("/etc/nodeagent/config.toml", "[shutdown]\ngrace_period = 7 parsecs\n")
+    shutdown_node.run("systemctl restart nodeagent", timeout_s=START_S)
+    wait_for_lock(shutdown_node)
+    assert "graceful shutdown only" in shutdown_node.run("systemctl status nodeagent", check=False).stdout
+    facts = shut_down(shutdown_node, pods)
+    facts.assert_true()
+    assert "config_invalid" in event_names(facts.log)
+    (begun,) = facts.events("shutdown_started")
+    assert begun["phases"] == phases
+
+
+def test_restarts_for_a_permanent_failure_back_off_and_keep_no_lock(shutdown_node: Node) -> None:
+    install_with_limit(shutdown_node, 60)
+    shutdown_node.put("/etc/nodeagent/config.toml", "[shutdown]\ngrace_period = 7 parsecs\n")
+    shutdown_node.run(f"systemctl stop nodeagent; rm -rf {_STATE}; systemctl start --no-block nodeagent")
+    show = "systemctl show nodeagent --property NRestarts --value"
+    reclaim.poll(
+        "systemd has restarted the agent 6 times",
+        lambda: int(shutdown_node.run(show).stdout) >= 6,
+        timeout_s=START_S,
+        interval_s=1,
+    )
+    assert not lock_entry(shutdown_node)
+    own = [each for each in shutdown_node.journal() if each.fields.get("UNIT") == "nodeagent.service"]
+    at_s = {
+        kind: [int(each.fields["__MONOTONIC_TIMESTAMP"]) / 1e6 for each in own if text in each.message]
+        for kind, text in (("failed", "Failed with result"), ("restarted", "Scheduled restart job"))
+    }
+    waits_s = [restarted - failed for failed, restarted in zip(at_s["failed"], at_s["restarted"][:6], strict=False)]
+    print(f"waits before the restarts: {waits_s}")
+    assert waits_s[0] < 5
+    assert waits_s == sorted(waits_s)
+    assert waits_s[-1] >= 10
+
+
+def test_actions_of_others_during_a_shutdown_change_no_outcome(shutdown_node: Node) -> None:
+    """Pods are created, the time changes, and the shutdown is requested again; a critical pod needs long to end."""
+    limit_s = 120
+    pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), limit_s, "-others")
+    pods += run_pods(shutdown_node, [pod("b3-2-long-others", CRITICAL, LONG_S)])
+    slowdown = measure_slowdown(shutdown_node)
+    shutdown_node.run("systemctl poweroff")
+    await_term(shutdown_node, pods, 0)
+    pods += run_pods(shutdown_node, [pod("b0-2-new-others", BANDS[0]), pod("b3-3-new-others", CRITICAL)])
+    shutdown_node.run("date --set '+2 hours'")
+    await_term(shutdown_node, pods, 1)
+    shutdown_node.run("systemctl poweroff", check=False)
+    shutdown_node.run("date --set '-2 hours'")
+    shutdown_node.wait_off(timeout_s=START_S)
+    facts = ShutdownFacts(shutdown_node, pods, slowdown)
+    facts.assert_outcomes()
+    assert facts.unheard == set()
+    assert facts.pods["b3-2-long-others"]["outcome"] == "stopped"
+    assert_in_order({name: times for name, times in facts.times.items() if "b0-2" not in name})
+    assert len(facts.events("shutdown_started")) == 1
+    (finished,) = facts.events("shutdown_finished")
+    assert (finished["end"], finished["seconds"] <= limit_s) == ("complete", True)
+    assert facts.released_s <= limit_s + facts.release_s
+
+
+@pytest.mark.parametrize("action", ["stop", "restart"])
+def test_stop_of_the_unit_in_a_shutdown_waits_for_the_pods(shutdown_node: Node, action: str) -> None:
+    pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), 60, f"-{action}")
+    slowdown = measure_slowdown(shutdown_node)
+    shutdown_node.run("systemctl poweroff")
+    await_term(shutdown_node, pods, 0)
+    shutdown_node.run(f"systemctl {action} --no-block nodeagent")
+    shutdown_node.wait_off(timeout_s=START_S)
+    facts = ShutdownFacts(shutdown_node, pods, slowdown)
+    facts.assert_true()
+    assert facts.events("unit_stop_delayed")
