@@ -16,8 +16,15 @@ TEST = re.compile(r"def test_(\w+)\(")
 
 
 def rows(page: Path, heading: str) -> list[list[str]]:
-    found = [line.strip("|").split("|") for line in page.read_text().splitlines() if line.startswith("|")]
-    return [row for row in found if row[0].strip() not in (heading, "---")]
+    """Return the rows of all tables whose first column has a heading."""
+    found: list[list[str]] = []
+    columns: list[str] = []
+    for line in page.read_text().splitlines():
+        row = line.strip("|").split("|") if line.startswith("|") else []
+        columns = columns or [each.strip() for each in row] if row else []
+        if columns[:1] == [heading] and row[0].strip() not in (heading, "---"):
+            found.append(row)
+    return found
 
 
 THREATS = rows(PAGE, "Threat")
