@@ -3,13 +3,14 @@
 Every CRI RemoveImage runs a garbage collection of its own, and each collection walks all of containerd's metadata. One
 for all images would be the shortest work, but not the shortest time: a collection removes the snapshots one after the
 other, each with a write to the disk, and so does the deletion of the names before it. So a batch has several
-transactions, and each deletes its names during the wait and the collection of the one before.
+transactions, and each deletes its names during the wait and the collection of the one before. Its lease is created
+while the one before deletes its names, since containerd writes nothing else then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from nodeagent.act.gc.image_transaction import Candidate, TransactionServices
 from nodeagent.act.gc.name_owners import conflict, names_by_image, owners_by_target
@@ -46,6 +47,18 @@ PART: Final = 50
 _LISTED_WITHIN_S: Final = 20.0  # containerd 2's CRI service processes hundreds of deletions with seconds of delay
 _FIRST_WAIT_S: Final = 0.02
 _LAST_WAIT_S: Final = 1.0
+
+
+class _Queue(NamedTuple):
+    """Order of the transactions of a batch.
+
+    Attributes:
+        start: held while a transaction creates its lease and waits for ``deletion``: one at most is that far ahead.
+        deletion: held while a transaction deletes its names.
+    """
+
+    start: asyncio.Lock
+    deletion: asyncio.Lock
 
 
 class TransactionReader(FreshReader, Protocol):
@@ -134,15 +147,15 @@ class TransactionalImageRemover(ImageRemover):
     async def _transact_all(
         self, candidates: Sequence[Candidate], stop: asyncio.Event
     ) -> dict[str, Result | NodeAgentError]:
-        """Run the transactions of a batch; each begins when the one before has deleted its names.
+        """Run the transactions of a batch; each deletes names when the one before has deleted its own.
 
         Raises:
             RuntimeUnavailableError: the runtime became unavailable in every transaction. After other transactions the
                 result of their images is exact; the error is then that of the images of the interrupted ones.
         """
         parts = list(_parts(candidates))
-        deletion = asyncio.Lock()
-        ended = await asyncio.gather(*(_caught(self._transact(part, stop, deletion)) for part in parts))
+        queue = _Queue(asyncio.Lock(), asyncio.Lock())
+        ended = await asyncio.gather(*(_caught(self._transact(part, stop, queue)) for part in parts))
         lost = [each for each in ended if isinstance(each, RuntimeUnavailableError)]
         if len(lost) == len(parts):
             raise lost[0]
@@ -192,17 +205,21 @@ class TransactionalImageRemover(ImageRemover):
         return results, candidates
 
     async def _transact(
-        self, candidates: Sequence[Candidate], stop: asyncio.Event, deletion: asyncio.Lock
+        self, candidates: Sequence[Candidate], stop: asyncio.Event, queue: _Queue
     ) -> dict[str, Result | NodeAgentError]:
-        """Remove images in one transaction; ``deletion`` is held until their names are deleted."""
+        """Remove images in one transaction, in its place of the queue."""
         decisions = [each.decision for each in candidates]
         with self._services.waits.working():
-            async with deletion:
+            async with queue.start:
                 transaction = None if stop.is_set() else await self._begin(candidates)
+                await queue.deletion.acquire()
+            try:
                 if transaction is None:
                     removed = await self._through_cri(decisions, stop)
                     return {decision.id: each for decision, each in zip(decisions, removed, strict=True)}
                 await transaction.delete_names(stop)
+            finally:
+                queue.deletion.release()
             await transaction.restore_used()
             removals = await transaction.release()
             self._unconfirmed.extend(removals)

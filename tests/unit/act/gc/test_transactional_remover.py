@@ -51,6 +51,47 @@ async def test_names_are_deleted_during_the_collection_of_the_transaction_before
         assert not made.node.store.leases
 
 
+async def test_lease_of_the_next_transaction_is_created_during_the_deletion_of_names_before_it(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional_remover, "PART", 1)
+    async with rig(bulk=True, undo_window=timedelta()) as made:
+        two_leases = asyncio.Event()
+        made.server.faults.before("Images.Delete", two_leases.wait)
+
+        def set_if_two() -> None:
+            if len(made.node.store.leases) > 1:
+                two_leases.set()
+
+        made.server.faults.after("Leases.Create", set_if_two, times=None)
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.DONE}
+        assert not made.node.store.leases
+
+
+async def test_stop_after_the_lease_of_the_next_transaction_deletes_the_lease_and_no_name(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional_remover, "PART", 1)
+    async with rig(bulk=True, undo_window=timedelta()) as made:
+        stop = asyncio.Event()
+        made.server.faults.before("Images.Delete", stop.wait)
+
+        def stop_if_two() -> None:
+            if len(made.node.store.leases) > 1:
+                stop.set()
+
+        made.server.faults.after("Content.Write", stop_if_two, times=None)
+        preview = await made.collector.preview(Scope.IMAGES)
+        report = await made.collector.run(preview, trigger="test", stop=stop, max_rounds=1)
+        assert Counter(outcomes(report).values()) == {
+            Outcome.DONE: 1,
+            Outcome.NOT_ATTEMPTED: len(preview.removals) - 1,
+        }
+        assert made.server.faults.count("Leases.Create") == 2
+        assert not made.node.store.leases
+
+
 async def test_stop_during_a_batch_begins_no_further_transaction(rig: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactional_remover, "PART", 1)
     async with rig(bulk=True) as made:
