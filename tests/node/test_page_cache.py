@@ -49,8 +49,9 @@ def run_reader(node: Node, name: str, times: int = 2) -> RunningPod:
     return reader
 
 
-def remove(node: Node, pod: RunningPod) -> None:
-    node.run("systemctl stop nodeagent", check=False, timeout_s=60)
+def remove(node: Node, pod: RunningPod, *, stop: bool = True) -> None:
+    if stop:
+        node.run("systemctl stop nodeagent", check=False, timeout_s=60)
     node.python(
         "from pathlib import Path\n"
         "from tests.support.pods import Pods\n"
@@ -115,3 +116,19 @@ def test_pod_whose_page_cache_is_in_use_is_evicted_soon(node: Node) -> None:
         print(events(node, "page_cache_reclaimed"))
     finally:
         remove(node, reader)
+
+
+def test_drop_in_permits_the_reclaim_from_pods_that_start_after_the_agent_and_after_the_last_pod_ended(
+    node: Node,
+) -> None:
+    permit(node)
+    start(node, 'hard = "memory.available<10Mi"')
+    process = node.run("systemctl show nodeagent -p MainPID --value").stdout.strip()
+    for name in ("first", "second"):
+        reader = run_reader(node, name)
+        reclaimed = f"echo 100M > {reader.pod.cgroup}/memory.reclaim"
+        node.run(["nsenter", "--target", process, "--mount", "sh", "-c", reclaimed])
+        assert active_mib(node, reader) < CACHE_MIB * 0.8
+        others = "echo 1M > /sys/fs/cgroup/system.slice/memory.reclaim"
+        assert node.run(["nsenter", "--target", process, "--mount", "sh", "-c", others], check=False).code != 0
+        remove(node, reader, stop=name == "second")
