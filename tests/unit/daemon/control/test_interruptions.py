@@ -95,7 +95,7 @@ _READINGS = "nodeagent.daemon.control.readings."
         ("Images", None, f"{_LISTS}list_header"),
         ("Images", None, f"{_READINGS}encode_line"),
         ("Images", None, "nodeagent.runtime.storage_graph.resolve_images"),
-        ("Images", None, "nodeagent.runtime.metadata_graph.Stored"),
+        ("Images", None, "nodeagent.runtime.namespace_lists.Stored"),
         ("ImageLayers", None, f"{_LISTS}sharing_tree"),
         ("Containers", None, f"{_LISTS}list_header"),
         ("PodList", None, f"{_LISTS}check_pods"),
