@@ -38,6 +38,7 @@ from nodeagent.runtime.containerd_records import (
 )
 from nodeagent.runtime.decode_cache import DecodeCache
 from nodeagent.runtime.long_lists import LongList
+from nodeagent.runtime.part_cache import PartCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -69,6 +70,8 @@ class ContainerdClient:
         self._containers = LongList(connection, methods.CONTAINERS, methods.CONTAINERS_STREAMED)
         # names are three per image and small, so that those of small nodes are kept too
         self._images = DecodeCache(_image_names, decode_stored_image, key=attrgetter("name"), from_items=0)
+        self._blobs: PartCache[content_pb2.ListContentResponse, Blob] = PartCache()
+        self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, Snapshot]] = {}
 
     def in_namespace(self, name: str) -> ContainerdClient:
         """Return a client in another namespace."""
@@ -178,14 +181,21 @@ class ContainerdClient:
         content, so labels are added and removed, never changed. (The record's update time cannot be compared:
         containerd 1.6 lists the year 1 for every blob.)
         """
-        known, blobs = known or {}, {}
-        request = content_pb2.ListContentRequest()
-        async for batch in self._connection.stream(methods.CONTENT, request, metadata=self._metadata()):
+        known = known or {}
+
+        def decode(batch: content_pb2.ListContentResponse) -> dict[str, Blob]:
+            blobs = {}
             for info in batch.info:
                 digest = info.digest
                 blob = known.get(digest)
                 blobs[digest] = blob if blob is not None and blob.record_bytes == info.ByteSize() else decode_blob(info)
-        return blobs
+            return blobs
+
+        listing = self._blobs.start()
+        request = content_pb2.ListContentRequest()
+        async for batch in self._connection.stream(methods.CONTENT, request, metadata=self._metadata()):
+            listing.add(batch, decode)
+        return listing.finish()
 
     async def list_digests(self, namespace: str) -> frozenset[str]:
         """Return the digests of every blob of a namespace."""
@@ -239,10 +249,10 @@ class ContainerdClient:
         self, snapshotter: str, known: Mapping[str, Snapshot] | None = None
     ) -> dict[str, Snapshot]:
         """Return every snapshot by key; entries of ``known`` with the same length and creation time are reused."""
-        known, snapshots = known or {}, {}
-        request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter)
-        stream = self._connection.stream(methods.SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
-        async for batch in stream:
+        known = known or {}
+
+        def decode(batch: snapshots_pb2.ListSnapshotsResponse) -> dict[str, Snapshot]:
+            snapshots = {}
             for info in batch.info:
                 key = info.name
                 snapshot = known.get(key)
@@ -252,7 +262,16 @@ class ContainerdClient:
                     and snapshot.created.nanos == info.created_at.nanos
                 )
                 snapshots[key] = snapshot if snapshot is not None and same else decode_snapshot(info)
-        return snapshots
+            return snapshots
+
+        cache = self._snapshots.get(snapshotter, PartCache())
+        listing = cache.start()
+        request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter)
+        stream = self._connection.stream(methods.SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
+        async for batch in stream:
+            listing.add(batch, decode)
+        self._snapshots[snapshotter] = cache  # not for an unknown one, since labels of images can name any
+        return listing.finish()
 
     async def list_writable_snapshots(self, snapshotter: str) -> tuple[Snapshot, ...]:
         """Return the snapshots that are not committed: those of containers, and of layers being unpacked."""

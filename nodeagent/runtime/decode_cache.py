@@ -25,7 +25,7 @@ Answer = TypeVar("Answer", bound=Message)
 Item = TypeVar("Item", bound=Message)
 Value = TypeVar("Value")
 
-CACHED_FROM_ITEMS: Final = 1000
+CACHED_FROM_ITEMS: Final = 10
 """Number of items from which the decoded values are kept for the next listing."""
 
 MESSAGES_UP_TO_BYTES: Final = 32 << 20

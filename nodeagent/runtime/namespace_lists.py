@@ -200,4 +200,4 @@ async def _read_stored(
 
 def _same(new: Mapping[str, object], old: Mapping[str, object]) -> bool:
     """Return whether two listings have identical entries."""
-    return len(new) == len(old) and all(old.get(key) is value for key, value in new.items())
+    return new is old or (len(new) == len(old) and all(old.get(key) is value for key, value in new.items()))

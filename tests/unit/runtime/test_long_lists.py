@@ -151,7 +151,8 @@ async def test_unchanged_items_are_decoded_once(tmp_path: Path, monkeypatch: pyt
         assert after[changed.id] != before[changed.id]
 
 
-async def test_small_lists_keep_nothing(tmp_path: Path) -> None:
+async def test_small_lists_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_cache, "CACHED_FROM_ITEMS", 1000)
     async with served(tmp_path, streams=False) as (_, cri, _):
         before, after = await cri.list_containers(), await cri.list_containers()
         assert before == after

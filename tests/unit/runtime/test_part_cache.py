@@ -1,0 +1,105 @@
+"""Decoded entries of streamed lists, reused for parts that equal those of the previous list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent._proto.containerd.services.content.v1 import content_pb2
+from nodeagent.runtime import part_cache
+from nodeagent.runtime.part_cache import PartCache
+
+if TYPE_CHECKING:
+    import pytest
+
+Stores = list[list[tuple[str, str]]]
+
+
+def part(entries: list[tuple[str, str]]) -> content_pb2.ListContentResponse:
+    """Return a part with blobs of these digests and labels."""
+    message = content_pb2.ListContentResponse()
+    for digest, label in entries:
+        info = message.info.add()
+        info.digest = digest
+        info.labels["first"] = label
+        info.labels["second"] = label
+    return message
+
+
+class Reader:
+    """Lists through one cache; counts the decoded parts."""
+
+    def __init__(self) -> None:
+        self.cache: PartCache[content_pb2.ListContentResponse, str] = PartCache()
+        self.decoded = 0
+
+    def read(self, parts: Stores) -> dict[str, str]:
+        """Return the entries of a list."""
+        listing = self.cache.start()
+        for each in parts:
+            listing.add(part(each), self._decode)
+        return listing.finish()
+
+    def _decode(self, message: content_pb2.ListContentResponse) -> dict[str, str]:
+        self.decoded += 1
+        return {info.digest: info.labels["first"] for info in message.info}
+
+
+_PARTS = st.lists(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("12")), max_size=3), max_size=4)
+
+
+@given(st.lists(_PARTS, max_size=6))
+def test_lists_through_a_cache_have_the_entries_of_lists_without_one(lists: list[Stores]) -> None:
+    reader = Reader()
+
+    for each in lists:
+        assert reader.read(each) == Reader().read(each)
+
+
+def test_unchanged_list_is_the_previous_mapping_without_decoding() -> None:
+    reader = Reader()
+    parts = [[("a", "1"), ("b", "1")], [("c", "1")]]
+    first = reader.read(parts)
+
+    second = reader.read(parts)
+
+    assert second is first
+    assert reader.decoded == 2
+
+
+def test_only_changed_parts_are_decoded() -> None:
+    reader = Reader()
+    reader.read([[("a", "1")], [("b", "1")], [("c", "1")]])
+
+    changed = reader.read([[("a", "1")], [("b", "2")], [("c", "1")]])
+
+    assert changed == {"a": "1", "b": "2", "c": "1"}
+    assert reader.decoded == 4
+
+
+def test_list_without_its_last_part_has_no_entry_of_it() -> None:
+    reader = Reader()
+    reader.read([[("a", "1")], [("b", "1")]])
+
+    assert reader.read([[("a", "1")]]) == {"a": "1"}
+    assert reader.read([]) == {}
+
+
+def test_unfinished_list_leaves_the_cache_unchanged() -> None:
+    reader = Reader()
+    first = reader.read([[("a", "1")]])
+    reader.cache.start().add(part([("b", "1")]), lambda _: {"b": "1"})
+
+    assert reader.read([[("a", "1")]]) is first
+
+
+def test_long_list_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_cache, "MESSAGES_UP_TO_BYTES", 10)
+    reader = Reader()
+    parts = [[("a", "1"), ("b", "1")]]
+    reader.read(parts)
+
+    assert reader.read(parts) == {"a": "1", "b": "1"}
+    assert reader.decoded == 2
