@@ -59,6 +59,16 @@ def outcomes(log: list[dict[str, Any]]) -> dict[str, str]:
     return {each["pod"].removeprefix("shop/"): each["outcome"] for each in log if each["event"] == "pod_stopped"}
 
 
+def assert_stopped_by_the_hook(node: Node, pods: list[RunningPod]) -> None:
+    """Assert that the stop hook of the unit stopped the pods of :func:`three_pods_per_band` in order."""
+    log = parsed(node.journal())
+    print_shutdown(log)
+    (done,) = [each for each in log if each["event"] == "shutdown_finished"]
+    assert (done["kind"], done["end"]) == ("unit-stop", "complete")
+    assert outcomes(log) == {each.pod.name: "stopped" for each in pods} | {"b1-2": "killed"}
+    assert_in_order(times_of(node, pods))
+
+
 def test_pods_are_stopped_in_order_in_repeated_shutdowns(shutdown_node: Node) -> None:
     node = shutdown_node
     install(node, 8)
@@ -206,12 +216,7 @@ def test_stop_hook_stops_the_pods_in_a_shutdown_without_logind(shutdown_node: No
     pods = run_pods(node, three_pods_per_band())
     node.run("systemctl start poweroff.target --no-block --job-mode=replace-irreversibly")
     node.wait_off()
-    log = parsed(node.journal())
-    print_shutdown(log)
-    (done,) = [each for each in log if each["event"] == "shutdown_finished"]
-    assert (done["kind"], done["end"]) == ("unit-stop", "complete")
-    assert outcomes(log) == {each.pod.name: "stopped" for each in pods} | {"b1-2": "killed"}
-    assert_in_order(times_of(node, pods))
+    assert_stopped_by_the_hook(node, pods)
 
 
 def test_stop_hook_stops_the_pods_if_logind_grants_too_little_time(shutdown_node: Node) -> None:
@@ -225,9 +230,4 @@ def test_stop_hook_stops_the_pods_if_logind_grants_too_little_time(shutdown_node
     assert "no pod is stopped at the signal" in finding["evidence"]
     node.run("systemctl poweroff")
     node.wait_off()
-    log = parsed(node.journal())
-    print_shutdown(log)
-    (done,) = [each for each in log if each["event"] == "shutdown_finished"]
-    assert (done["kind"], done["end"]) == ("unit-stop", "complete")
-    assert outcomes(log) == {each.pod.name: "stopped" for each in pods} | {"b1-2": "killed"}
-    assert_in_order(times_of(node, pods))
+    assert_stopped_by_the_hook(node, pods)

@@ -11,7 +11,7 @@ import asyncio
 import importlib.util
 import sys
 import types
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from nodeagent import __version__
@@ -24,7 +24,7 @@ from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 from nodeagent.telemetry.counters import METRICS, Counters, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
     from nodeagent.act.agent import Agent
     from nodeagent.daemon.context import DaemonContext
@@ -131,30 +131,29 @@ class Exposition(Collector):
         Args:
             accepts: value of the ``Accept`` header; empty without one.
         """
-        async with self._one_at_a_time:
-            self._gauges = Counters(self._context.clock)
-            self._set_agent_gauges(self._gauges)
-            self._set_task_gauges(self._gauges)
-            self._set_pressure_gauges(self._gauges, await self._read_signals())
-            try:
-                if OPENMETRICS in accepts:
-                    return CONTENT_TYPE_LATEST, generate_latest(self._registry)  # type: ignore[no-untyped-call]
-                return _PLAIN, _text_format(self._registry.collect())
-            finally:
-                self._gauges = Counters(self._context.clock)
+        async with self._read_gauges():
+            if OPENMETRICS in accepts:
+                return CONTENT_TYPE_LATEST, generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return _PLAIN, _text_format(self._registry.collect())
 
     async def render_textfile(self) -> str:
         """Return all metrics of the agent in text format 0.0.4, with the time of this reading.
 
         The metrics of the process are omitted: node_exporter exposes its own with the same names.
         """
+        async with self._read_gauges():
+            return _text_format((self._file_time(), *self.collect())).decode()
+
+    @asynccontextmanager
+    async def _read_gauges(self) -> AsyncIterator[None]:
+        """Set the gauges for one reading; other readings wait."""
         async with self._one_at_a_time:
             self._gauges = Counters(self._context.clock)
             self._set_agent_gauges(self._gauges)
             self._set_task_gauges(self._gauges)
             self._set_pressure_gauges(self._gauges, await self._read_signals())
             try:
-                return _text_format((self._file_time(), *self.collect())).decode()
+                yield
             finally:
                 self._gauges = Counters(self._context.clock)
 

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import io
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.clock import SystemClock
-from nodeagent.config.models import Config
-from nodeagent.config.policies import settings as settings_of
-from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.kubernetes import CONDITIONS
 from nodeagent.daemon.kubernetes.conditions import ConditionsTask
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.model.machine import Machine
-from nodeagent.telemetry import logging as log
 from tests.support.api_server import NODES, ApiServer, Fault, serving_api
 from tests.support.certificates import Authority
+from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
+from tests.unit.daemon.kubernetes.tasks import running as run_task
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
+    from nodeagent.daemon.context import DaemonContext
 
 WITHIN_S = 20
 OWN = "nodeagent.dev/ImageGCDegraded"
@@ -59,33 +54,13 @@ def server(machine_id: str = "m") -> ApiServer:
 
 
 def publishing(authority: Authority, url: str, directory: Path, *, dry_run: bool = False, **changes: Any) -> Settings:
-    token = directory / "token"
-    token.write_text("token-of-the-agent")
-    section = {"publish_conditions": True, "server": url, "ca_file": str(authority.ca_file), "token_file": str(token)}
-    document = {"dry_run": dry_run, "kubernetes": {**section, **changes}, "kubelet": {"node_name": "node-1"}}
-    return settings_of(Config.model_validate(document))
+    return settings_with(authority, url, directory, {"publish_conditions": True, **changes}, {"dry_run": dry_run})
 
 
-@asynccontextmanager
-async def running(settings: Settings, stream: io.StringIO) -> AsyncIterator[DaemonContext]:
-    clock = SystemClock()
-    logger = log.configure("json", "info", stream)
-    context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
+def running(settings: Settings, stream: io.StringIO) -> AbstractAsyncContextManager[DaemonContext]:
+    context = context_of(settings, stream)
     context.loop_statuses.ended("images", "shortfall", detail="1 GiB missing")
-    stop = asyncio.Event()
-    task = asyncio.create_task(ConditionsTask(context).run(stop))
-    try:
-        yield context
-    finally:
-        stop.set()
-        async with asyncio.timeout(WITHIN_S):
-            await task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not condition():  # noqa: ASYNC110 - the state of a server in another thread
-            await asyncio.sleep(0.01)
+    return run_task(context, ConditionsTask(context))
 
 
 def conditions(api: ApiServer) -> dict[str, dict[str, Any]]:

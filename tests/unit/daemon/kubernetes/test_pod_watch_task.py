@@ -4,70 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import io
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings as settings_of
-from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.kubernetes import POD_WATCH
 from nodeagent.daemon.kubernetes.pod_watch import PodWatchTask
-from nodeagent.daemon.loop_status import Activity, LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.loop_status import Activity
 from nodeagent.errors import ConfigError, StoreError
 from nodeagent.model.machine import Machine
 from nodeagent.store.watched_pods import FILE_NAME, MAX_BYTES, read_watched_pods, write_watched_pods
-from nodeagent.telemetry import logging as log
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, ApiServer, serving_api
 from tests.support.certificates import Authority
+from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
+from tests.unit.daemon.kubernetes.tasks import running as run_task
 from tests.unit.plan.kubernetes.test_pod_watch import START, spec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
+    from nodeagent.daemon.context import DaemonContext
 
 WITHIN_S = 20
 OWN = Machine("node-1", machine_id="m", system_uuid="u")
 
 
 def watching(authority: Authority, url: str, directory: Path, **changes: Any) -> Settings:
-    token = directory / "token"
-    token.write_text("token-of-the-agent")
-    section = {"watch_pods": True, "server": url, "ca_file": str(authority.ca_file), "token_file": str(token)}
-    document = {
-        "kubernetes": {**section, **changes},
-        "kubelet": {"node_name": "node-1"},
-        "state": {"directory": str(directory / "state")},
-    }
-    return settings_of(Config.model_validate(document))
+    state = {"state": {"directory": str(directory / "state")}}
+    return settings_with(authority, url, directory, {"watch_pods": True, **changes}, state)
 
 
-@asynccontextmanager
-async def running(settings: Settings, stream: io.StringIO) -> AsyncIterator[DaemonContext]:
-    clock = SystemClock()
-    logger = log.configure("json", "info", stream)
-    context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
-    stop = asyncio.Event()
-    task = asyncio.create_task(PodWatchTask(context).run(stop))
-    try:
-        yield context
-    finally:
-        stop.set()
-        async with asyncio.timeout(WITHIN_S):
-            await task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not condition():  # noqa: ASYNC110 - the state of a task, which has no event
-            await asyncio.sleep(0.01)
+def running(settings: Settings, stream: io.StringIO) -> AbstractAsyncContextManager[DaemonContext]:
+    context = context_of(settings, stream)
+    return run_task(context, PodWatchTask(context))
 
 
 @pytest.fixture(scope="module")
