@@ -62,8 +62,3 @@ def host_paths(socket_directory: str, image_root: str, manifests: str) -> Iterat
         yield HostPath("manifests", manifests, "images of static pods, which are kept", create=True)
     yield from LOG_ROOTS
     yield from OWN
-
-
-def unit_write_access() -> frozenset[str]:
-    """Return the directories that the agent writes as a service: in its ReadWritePaths= and StateDirectory=."""
-    return frozenset(each.path for each in (*LOG_ROOTS, *OWN) if each.writable)
