@@ -66,7 +66,7 @@ def print_daemon_set(workload: Workload) -> None:
     """
     _check(workload)
     parts = "---\n".join(map(_yaml, daemon_set_objects(workload)))
-    sys.stdout.write(f"{_head(workload)}{parts}")
+    sys.stdout.writelines((_head(workload), parts))
 
 
 def print_static_pod(workload: Workload) -> None:
@@ -78,7 +78,7 @@ def print_static_pod(workload: Workload) -> None:
     _check(workload)
     config = "".join(f"#   {line}".rstrip() + "\n" for line in workload.config().splitlines())
     note = f"# Required on the node before, as {CONFIG_DIRECTORY}/config.toml:\n{config}"
-    sys.stdout.write(f"{_head(workload)}{note}{_yaml(static_pod(workload))}")
+    sys.stdout.writelines((_head(workload), note, _yaml(static_pod(workload))))
 
 
 def _check(workload: Workload) -> None:

@@ -23,7 +23,7 @@ RUNTIME: Final = Path("/run/nodeagent")
 _LOGIND: Final = Path("/etc/systemd/logind.conf.d")
 _LARGEST_DROP_IN_BYTES: Final = 1 << 16
 
-_DOCUMENTS: Final = r"(boot|evictions|holds|mode|pause|shutdown)\.json|last-settings\.toml"
+_DOCUMENTS: Final = r"(api-pods|boot|evictions|holds|mode|pause|shutdown)\.json|last-settings\.toml"
 _OWN: Final = {
     CONFIGURATION: re.compile(r"config\.toml|config\.d/[^./][^/]*\.toml"),
     STATE: re.compile(

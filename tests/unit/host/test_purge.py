@@ -24,6 +24,7 @@ OWN = (
     *("var/lib/nodeagent/evictions.json", "var/lib/nodeagent/mode.json", "var/lib/nodeagent/plan.key"),
     *("var/lib/nodeagent/.holds.json-a1_b2c3d", "var/lib/nodeagent/.plan.key-a1_b2c3d"),
     *("var/lib/nodeagent/last-settings.toml", "var/lib/nodeagent/.last-settings.toml-a1_b2c3d"),
+    *("var/lib/nodeagent/api-pods.json", "var/lib/nodeagent/.api-pods.json-a1_b2c3d"),
 )
 FOREIGN = (
     *("etc/nodeagent/kubelet.key", "etc/nodeagent/config.toml.bak", "etc/nodeagent/config.d/.hidden.toml"),
