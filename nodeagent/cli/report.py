@@ -61,7 +61,7 @@ def show_report(source: Source, form: str, *, doctor: bool) -> None:
     if form == "table":
         _show_fleet(Fleet.of([typed(document, NodeReport)]), form, most=1)
     elif form == "json":
-        print(to_json(document))
+        sys.stdout.writelines((to_json(document), "\n"))
     else:
         print_document(document, form)
     sys.exit(ExitCode.DONE if document["planned"] is not None else ExitCode.FAILED)
