@@ -10,6 +10,7 @@ from nodeagent.model import ImageUseRecord, StorageGraph
 from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.record import replace
+from nodeagent.runtime.bounded_calls import gather_all
 from nodeagent.runtime.containerd_facts import pull_times, with_pins
 from nodeagent.runtime.cri_storage import CriOnlyStorage
 
@@ -77,7 +78,7 @@ class ImageObserver:
         """
         if self.filesystems is not None:
             return self.filesystems
-        (paths, error), status = await asyncio.gather(self._filesystem_reader.reported_paths(), self._cri.status())
+        (paths, error), status = await gather_all(self._filesystem_reader.reported_paths(), self._cri.status())
         known = StorageGraph(store_paths=await self._storage.read_store_paths())
         return (await self._filesystem_reader.read(paths, error, known, status.snapshotters)).several
 

@@ -24,6 +24,7 @@ from nodeagent.plan.gc.consistency import (
 )
 from nodeagent.plan.gc.image_references import bare_id
 from nodeagent.record import replace
+from nodeagent.runtime.bounded_calls import gather_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection, Sequence
@@ -185,12 +186,12 @@ class ListCheck:
     async def _list(self, *, with_images: bool) -> _Reading:
         if not with_images:
             return await self._list_objects(with_images=False)
-        reading, records = await asyncio.gather(self._list_objects(with_images=True), self._list_records())
+        reading, records = await gather_all(self._list_objects(with_images=True), self._list_records())
         return reading._replace(records=records)
 
     async def _list_objects(self, *, with_images: bool) -> _Reading:
         images = await self._runtime.list_images() if with_images else None
-        containers, sandboxes = await asyncio.gather(self._runtime.list_containers(), self._runtime.list_sandboxes())
+        containers, sandboxes = await gather_all(self._runtime.list_containers(), self._runtime.list_sandboxes())
         stored = await self._list_stored()
         lists = RuntimeLists(images, containers, sandboxes)
         ids = ListedIds.of(lists)

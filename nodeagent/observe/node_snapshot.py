@@ -27,6 +27,7 @@ from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.pods.deletion import checked_pod_list
 from nodeagent.record import Record, replace
+from nodeagent.runtime.bounded_calls import gather_all
 from nodeagent.runtime.containerd_facts import unlisted_containers
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Observer:  # 11 attributes: one for each source of the snapshot
         warnings: list[str] = []
         directories, links = await self._list_logs(scope, warnings)
         with_images = scope is not Scope.CONTAINERS
-        info, status, reported, checked = await asyncio.gather(
+        info, status, reported, checked = await gather_all(
             self._cri.version(),
             self._cri.status(),
             self.images.reported_paths() if with_images else _no_paths(),

@@ -6,7 +6,6 @@ unknown facts is kept.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -35,6 +34,7 @@ from nodeagent.plan.pods.facts import ignored_marks, merge_facts
 from nodeagent.plan.pods.groups import group_pods
 from nodeagent.plan.pods.shutdown_pods import shutdown_pods
 from nodeagent.record import Record
+from nodeagent.runtime.bounded_calls import gather_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -213,7 +213,7 @@ class PodReader:
         self, warnings: list[str], *, with_stats: bool, quick: bool
     ) -> tuple[tuple[Sandbox, ...], tuple[Container, ...], dict[str, ContainerUsage] | None]:
         """Make all independent calls concurrently."""
-        stats, sandboxes, containers, _ = await asyncio.gather(
+        stats, sandboxes, containers, _ = await gather_all(
             self._stats(warnings) if with_stats else _none_value(),
             self._cri.list_sandboxes(),
             self._cri.list_containers(),

@@ -1,17 +1,51 @@
-"""Concurrent calls for many items, with a limit on the calls in progress."""
+"""Concurrent calls: a few of different kinds, or many with a limit on the calls in progress.
+
+No call outlives an error or a cancellation of another one: its connection may be closed next.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
+
 MAX_CALLS = 8
+
+
+@overload
+async def gather_all(first: Awaitable[A], second: Awaitable[B], /) -> tuple[A, B]: ...
+
+
+@overload
+async def gather_all(
+    first: Awaitable[A], second: Awaitable[B], third: Awaitable[C], fourth: Awaitable[D], /
+) -> tuple[A, B, C, D]: ...
+
+
+@overload
+async def gather_all(
+    first: Awaitable[A], second: Awaitable[B], third: Awaitable[C], fourth: Awaitable[D], fifth: Awaitable[E], /
+) -> tuple[A, B, C, D, E]: ...
+
+
+async def gather_all(*calls: Awaitable[Any]) -> tuple[Any, ...]:
+    """Return the results of all calls; the first error is raised after the others have been cancelled and ended."""
+    tasks = [asyncio.ensure_future(each) for each in calls]
+    try:
+        return tuple(await asyncio.gather(*tasks))
+    finally:
+        await _end(tasks)
 
 
 async def run_bounded(
@@ -29,6 +63,14 @@ async def run_bounded(
     try:
         await asyncio.gather(*workers)
     finally:
-        for worker in workers:
-            worker.cancel()
+        await _end(workers)
     return [results[index] for index in range(len(items))]
+
+
+async def _end(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel the tasks in progress and wait for them; without effect after success."""
+    pending = [each for each in tasks if not each.done()]
+    for each in pending:
+        each.cancel()
+    if pending:
+        await asyncio.wait(pending)

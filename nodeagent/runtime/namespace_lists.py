@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.record import Record
-from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.bounded_calls import gather_all, run_bounded
 from nodeagent.runtime.disk_format import NO_STORES, Stores
 from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER, Inventory, Stored, is_expired, snapshotters_in
 
@@ -98,8 +98,8 @@ async def list_namespace(client: ContainerdClient, *, now: datetime, known: Stor
         RuntimeRequestError: a list failed, other than that of a snapshotter.
     """
     before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
-    (blobs, images, leases, ingests, namespaces), snapshots = await asyncio.gather(
-        asyncio.gather(
+    (blobs, images, leases, ingests, namespaces), snapshots = await gather_all(
+        gather_all(
             client.list_content(known.blobs if known else None),
             client.list_images(),
             client.list_leases(),

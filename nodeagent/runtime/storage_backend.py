@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from nodeagent.errors import ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.record import Record
 from nodeagent.runtime.all_records import read_all_records
-from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.bounded_calls import gather_all, run_bounded
 from nodeagent.runtime.containerd_facts import PINNED_LABEL
 from nodeagent.runtime.creations import Creations
 from nodeagent.runtime.disk_format import NO_STORES, Stores
@@ -188,7 +188,7 @@ class ContainerdStorage:
         listing = (
             list_namespace(self._client, now=self._clock.now()) if cache is None else cache.list_namespace(self._client)
         )
-        return StorageLists(*await asyncio.gather(listing, self._read_stores()))
+        return StorageLists(*await gather_all(listing, self._read_stores()))
 
     async def build_graph(
         self,

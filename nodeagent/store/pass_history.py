@@ -48,7 +48,8 @@ SETTLE_TABLE: Final = (
 """Waits of passes for container creations; a separate table, so that earlier versions can read and write passes."""
 _QUIET_PERIOD: Final = timedelta(days=1)
 _NOTEWORTHY: Final = (
-    "(actions > 0 OR result = 'interrupted' OR (result <> 'nothing-to-do' AND trigger NOT IN ('interval', 'eviction')))"
+    "(actions > 0 OR result = 'interrupted'"
+    " OR (result <> 'nothing-to-do' AND trigger NOT IN ('interval', 'trigger', 'eviction')))"
 )
 """Passes without removals that a user requested are kept and shown unless none was needed. Passes of
 the daemon would fill the history: without removable items, each of them misses its target."""

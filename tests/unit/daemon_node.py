@@ -126,15 +126,6 @@ class Daemon:
         CALLER.set(Caller("member", is_root=False))
         return ControlService(self.context)
 
-    async def end_interval(self, loop: str) -> None:
-        """Run a loop now, as at the end of its interval."""
-        (line,) = (each for each in self.context.loop_statuses.all if each.name == loop)
-        ends = line.runs + 1
-        self.context.wake[loop].set()
-        async with asyncio.timeout(30):
-            while line.runs < ends:  # noqa: ASYNC110 - the status of a loop has no event
-                await asyncio.sleep(0.001)
-
     async def wait_for_passes(self) -> None:
         """Wait until every loop of the agent in force has finished a pass, or is paused."""
         async with asyncio.timeout(30):

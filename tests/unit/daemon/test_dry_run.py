@@ -56,7 +56,7 @@ async def test_item_that_is_kept_again_is_logged_with_the_reason() -> None:
 async def test_unchanged_dry_runs_are_recorded_without_their_removals() -> None:
     async with daemon() as made:
         for _ in range(3):
-            await made.end_interval("containers")
+            await made.trigger("containers")
         history = History(made.place.directory / "state", is_running=is_running)
         noteworthy = [each for each in history.read() if each.scope == "containers"]
         (recorded,) = noteworthy
