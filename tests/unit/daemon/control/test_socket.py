@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from tests.unit.control_node import Node
 
 
+def is_listening(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(path)) == 0
+
+
 async def test_socket_is_removed_when_it_is_disabled_and_created_again(node: Node) -> None:
     context = node.context
     on, off = (
@@ -32,7 +37,7 @@ async def test_socket_is_removed_when_it_is_disabled_and_created_again(node: Nod
             await asyncio.sleep(0.01)
     context.settings = on
     async with asyncio.timeout(20):
-        while not node.path.exists():  # noqa: ASYNC110 - only the file shows it
+        while not await asyncio.to_thread(is_listening, node.path):  # noqa: ASYNC110 - the file exists before
             await asyncio.sleep(0.01)
     assert (await node.ask("Status"))["agent"]["running"]
     context.renew.clear()
