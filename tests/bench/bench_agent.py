@@ -50,12 +50,13 @@ def runtime(directory: Path, images: int = IMAGES) -> Iterator[Path]:
             process.terminate()
 
 
-def timed(*command: str, runs: int) -> list[float]:
-    """Return the wall seconds of each run, after a warm-up run."""
+def timed(*command: str, runs: int, socket: Path | None = None) -> list[float]:
+    """Return the wall seconds of each run, after a warm-up run; ``socket`` is that of the daemon."""
+    environment = os.environ | ({} if socket is None else {"NODEAGENT_CONTROL__SOCKET": str(socket)})
     taken = []
     for _ in range(runs + 1):
         began = time.perf_counter()
-        subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True, env=environment)
         taken.append(time.perf_counter() - began)
     return taken[1:]
 
@@ -78,8 +79,7 @@ def at_rest(config: Path, seconds: float, runs: int) -> tuple[float, float, list
         time.sleep(seconds)  # the quantity measured is a rate over this time
         after = watched.cpu_times()
         resident = watched.memory_info().rss / 2**20
-        os.environ["NODEAGENT_CONTROL__SOCKET"] = str(config.with_name(CONTROL))
-        status = timed("-m", "nodeagent", "status", runs=runs)
+        status = timed("-m", "nodeagent", "status", runs=runs, socket=config.with_name(CONTROL))
         process.terminate()
     used = (after.user + after.system) - (before.user + before.system)
     return resident, 100 * used / seconds, status
