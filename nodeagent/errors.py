@@ -84,12 +84,25 @@ class ApiServerRefusedError(ApiServerError):
         status: HTTP status, such as 409.
         reason: reason of the ``Status`` object, such as ``Conflict``; empty without one.
         retry_after_s: seconds after which the server accepts another attempt; ``None`` if it did not state any.
+        kind: resource of the refusal, such as ``pods``; empty if the server did not state any.
+        causes: reasons of the causes in the ``Status`` object, such as ``DisruptionBudget``.
     """
 
-    def __init__(self, text: str, status: int, reason: str = "", retry_after_s: float | None = None) -> None:
+    def __init__(  # noqa: PLR0913 - parts of one answer
+        self,
+        text: str,
+        status: int,
+        reason: str = "",
+        retry_after_s: float | None = None,
+        *,
+        kind: str = "",
+        causes: tuple[str, ...] = (),
+    ) -> None:
         self.status = status
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self.kind = kind
+        self.causes = causes
         super().__init__(text)
 
 

@@ -8,6 +8,7 @@ from nodeagent.cli.session import run_async
 from nodeagent.clock import SystemClock
 from nodeagent.host.node import node_name
 from nodeagent.plan.kubernetes.access_check import check_api_access, check_pod_access
+from nodeagent.plan.kubernetes.rules import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +25,15 @@ def cluster_findings(settings: Settings) -> Iterator[Finding]:
     from nodeagent.observe.api_access_check import read_api_access, read_pod_access  # noqa: PLC0415 - imports OpenSSL
 
     name = node_name(settings.kubelet.node_name)
-    facts = run_async(read_api_access(access, name))
+    used = [each for each in OPTIONS if getattr(settings.kubernetes, each)]
+    facts = run_async(read_api_access(access, name, used))
     yield check_api_access(
-        facts.error, facts.missing, facts.expires_at, is_registered=facts.is_registered, now=SystemClock().now()
+        facts.error,
+        facts.missing,
+        facts.expires_at,
+        is_registered=facts.is_registered,
+        now=SystemClock().now(),
+        options=used,
     )
     if settings.kubernetes.watch_pods and not facts.error:
         yield check_pod_access(*run_async(read_pod_access(access, name)))

@@ -10,12 +10,12 @@ import yaml
 
 from nodeagent import __version__
 from nodeagent.errors import UsageError
-from nodeagent.plan.kubernetes.rules import RULES, role_documents
+from nodeagent.plan.kubernetes.rules import role_documents, rules_for
 from nodeagent.plan.kubernetes.workloads import CAPABILITIES, CONFIG_DIRECTORY, Workload, daemon_set_objects, static_pod
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,500}", re.ASCII)
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -33,8 +33,12 @@ _REASONS: Final[Mapping[str, str]] = {
 """Comments above lines of a pod, by their beginning."""
 
 
-def print_rbac(nodes: Sequence[str]) -> None:
+def print_rbac(nodes: Sequence[str], settings: Collection[str] = ()) -> None:
     """Print service account, roles and bindings, with a comment on the purpose of each rule.
+
+    Args:
+        nodes: to which the rules are limited where RBAC can; none for all nodes.
+        settings: with rules of their own.
 
     Raises:
         UsageError: a node name is empty or not printable.
@@ -42,17 +46,17 @@ def print_rbac(nodes: Sequence[str]) -> None:
     for each in nodes:
         if not each or escape(each) != each or " " in each:
             raise UsageError(f"--node {escape(each)!r}: not a name of a node")
-    parts = ["\n".join(_lines(document)) for document in role_documents(nodes)]
+    parts = ["\n".join(_lines(document, settings)) for document in role_documents(nodes, settings)]
     sys.stdout.write("---\n".join(parts))
 
 
-def _lines(document: dict[str, Any]) -> list[str]:
+def _lines(document: dict[str, Any], settings: Collection[str]) -> list[str]:
     namespace = document["metadata"].get("namespace", "")
     comments = []
     if "rules" in document:
         comments = [
             f"# {', '.join(rule.verbs)} {rule.resource}: {rule.purpose}"
-            for rule in RULES
+            for rule in rules_for(settings)
             if rule.namespace == namespace
         ]
     return [*comments, yaml.safe_dump(document, sort_keys=False)]

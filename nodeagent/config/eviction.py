@@ -43,6 +43,7 @@ class EvictionSettings(Record):
         reclaim_cache: whether active page cache of pods is reclaimed before evictions for ``memory.available``.
         annotation_namespaces: namespaces whose pods may set priority, static and mirror marks by annotations.
         verify_s: timeout for the end of an evicted pod's processes after the runtime reports it as stopped.
+        through_api: whether pods are evicted through the API server beside a kubelet.
     """
 
     enabled: bool | None = None
@@ -55,11 +56,13 @@ class EvictionSettings(Record):
     stall: StallSettings = field(default_factory=StallSettings)
     verify_s: float = 10.0
     annotation_namespaces: frozenset[str] = frozenset()
+    through_api: bool = False
 
     def off_because(self, role: Role, evidence: str = "") -> str:
         """Return the reason for disabled eviction on this node, for display; empty where eviction is enabled.
 
-        Beside a kubelet eviction is always disabled: the kubelet restarts the containers of an evicted pod.
+        Beside a kubelet the runtime is never used for it, since the kubelet restarts the containers of an evicted pod;
+        only the API server is.
 
         Args:
             role: role of the agent on this node.
@@ -69,7 +72,7 @@ class EvictionSettings(Record):
             return 'eviction.enabled = "off"'
         if not self.thresholds:
             return "no thresholds configured"
-        if role is Role.BESIDE_KUBELET:
+        if role is Role.BESIDE_KUBELET and not self.through_api:
             refused = 'eviction.enabled = "on" is refused: ' if self.enabled else ""
             shown = f" ({evidence})" if evidence else ""
             return f"{refused}a kubelet manages this node{shown}; it evicts pods itself and restarts evicted ones"
@@ -77,7 +80,8 @@ class EvictionSettings(Record):
 
     def refused(self, role: Role) -> bool:
         """Return whether eviction is configured "on" and refused beside a kubelet."""
-        return self.enabled is True and bool(self.thresholds) and role is Role.BESIDE_KUBELET
+        refused = role is Role.BESIDE_KUBELET and not self.through_api
+        return self.enabled is True and bool(self.thresholds) and refused
 
 
 class KubeletSettings(Record):

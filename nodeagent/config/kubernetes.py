@@ -22,6 +22,8 @@ class KubernetesSettings(Record):
         register: whether the node is registered where no kubelet does it.
         watch_pods: whether the pods of this node are watched at the API server.
         publish_conditions: whether the agent's own conditions are applied to the Node object.
+        evict_pods: whether pods are evicted through the API server beside a kubelet.
+        override_disruption_budgets: whether a pod that its disruption budget keeps may be deleted as the last resort.
         access: access to the API server; ``None`` without one.
         registration: configured part of the Node object.
     """
@@ -32,6 +34,8 @@ class KubernetesSettings(Record):
     register: bool = False
     watch_pods: bool = False
     publish_conditions: bool = False
+    evict_pods: bool = False
+    override_disruption_budgets: bool = False
     access: ApiAccess | None = None
     registration: RegistrationPolicy = field(default_factory=RegistrationPolicy)
 

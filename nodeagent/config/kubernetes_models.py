@@ -125,6 +125,16 @@ class KubernetesSection(Section):
         description="Whether the daemon adds conditions of its own to the Node object, such as "
         "nodeagent.dev/ImageGCDegraded. Also beside a kubelet, whose conditions are not touched.",
     )
+    evict_pods: Switch = Field(
+        False,
+        description="Whether pods are evicted through the API server beside a kubelet, with their disruption budgets "
+        "respected. Requires watch_pods. Without a kubelet pods are evicted through the runtime.",
+    )
+    override_disruption_budgets: Switch = Field(
+        False,
+        description="Whether the last resort at a hard threshold is the deletion, with grace period 0, of a pod that "
+        "its disruption budget keeps. Requires evict_pods.",
+    )
     kubeconfig: OptionalPath = Field(
         "",
         description="kubeconfig with server, CA and credentials of its current context. Excludes the five settings "
@@ -183,6 +193,10 @@ class KubernetesSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.evict_pods and not self.watch_pods:
+            raise ValueError("evict_pods = true requires watch_pods = true: the watch proves which pod is evicted")
+        if self.override_disruption_budgets and not self.evict_pods:
+            raise ValueError("override_disruption_budgets = true requires evict_pods = true")
         try:
             api_access(self)
         except ConfigError as error:
@@ -200,7 +214,7 @@ def api_access(section: KubernetesSection) -> ApiAccess | None:
     if not section.kubeconfig and not section.server:
         if any(files):
             raise ConfigError("credentials without server: set server, or kubeconfig alone")
-        for name in ("register_node", "watch_pods", "publish_conditions"):
+        for name in ("register_node", "watch_pods", "publish_conditions", "evict_pods"):
             if getattr(section, name):
                 raise ConfigError(f"{name} = true requires kubeconfig or server")
         return None
@@ -221,6 +235,8 @@ def kubernetes_settings(section: KubernetesSection) -> KubernetesSettings:
         register=section.register_node,
         watch_pods=section.watch_pods,
         publish_conditions=section.publish_conditions,
+        evict_pods=section.evict_pods,
+        override_disruption_budgets=section.override_disruption_budgets,
         access=api_access(section),
         registration=RegistrationPolicy(
             labels=parse_labels(section.labels),

@@ -22,6 +22,7 @@ from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
 from nodeagent.plan.shutdown.phases import two_bands
+from nodeagent.record import replace
 from nodeagent.units import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def settings(config: Config, *, kubernetes: KubernetesSettings | None = None) ->
         history_age_s=parse_duration_s(config.history.maximum_age),
         history_bytes=parse_bytes(config.history.maximum_size),
         history_records=config.history.maximum_records,
-        eviction=eviction(config),
+        eviction=replace(eviction(config), through_api=kubernetes.evict_pods),
         kubelet=kubelet(config),
         shutdown=shutdown(config),
         control=control(config),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 JSON: Final = "application/json"
 _MAX_SHOWN: Final = 300
 _MAX_RETRY_AFTER_S: Final = 60.0
+_MAX_CAUSES: Final = 3
 _HINTS: Final = {
     401: "credentials refused: expired, revoked or of another cluster",
     403: "the identity of the agent lacks this rule",
@@ -34,6 +35,20 @@ class ApiStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     reason: str = ""
     message: str = ""
+
+
+class _Cause(msgspec.Struct, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class _Details(msgspec.Struct, frozen=True):
+    kind: str = ""
+    causes: list[_Cause] = []
+
+
+class _Detailed(msgspec.Struct, frozen=True):
+    details: _Details = _Details()
 
 
 class ApiRequest(Record):
@@ -245,9 +260,20 @@ def refusal(where: str, status: int, headers: dict[str, str], body: bytes) -> Ap
         found = msgspec.json.decode(body, type=ApiStatus)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         found = ApiStatus()
-    parts = (f"HTTP {status}", _shown(found.reason), _shown(found.message), _HINTS.get(status, ""))
+    try:
+        details = msgspec.json.decode(body, type=_Detailed).details
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        details = _Details()
+    causes = details.causes[:_MAX_CAUSES]
+    shown = (_shown(each.message) for each in causes)
+    parts = (f"HTTP {status}", _shown(found.reason), _shown(found.message), *shown, _HINTS.get(status, ""))
     return ApiServerRefusedError(
-        f"{where}: {'; '.join(each for each in parts if each)}", status, found.reason, _retry_after_s(headers)
+        f"{where}: {'; '.join(each for each in parts if each)}",
+        status,
+        found.reason,
+        _retry_after_s(headers),
+        kind=details.kind,
+        causes=tuple(each.reason for each in causes),
     )
 
 

@@ -16,6 +16,7 @@ from nodeagent.kube.api_connection import ApiRequest, ApiStatus
 from nodeagent.kube.podspec import parse_listed_pod
 from nodeagent.model.pods import PodSpec
 from nodeagent.plan.kubernetes.pod_watch import MAX_PODS, EventKind, PodEvent, compact
+from nodeagent.record import replace
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
@@ -164,7 +165,11 @@ def _pod(document: msgspec.Raw, where: str) -> PodSpec:
         found: Any = msgspec.json.decode(document)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return PodSpec("", "", "", malformed=f"{where}: not JSON")
-    return compact(parse_listed_pod(found, where))
+    try:
+        version = msgspec.json.decode(document, type=_Object).metadata.resource_version
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        version = ""
+    return replace(compact(parse_listed_pod(found, where)), resource_version=version)
 
 
 def _watch_error(document: msgspec.Raw) -> ApiServerRefusedError:

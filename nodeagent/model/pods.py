@@ -59,6 +59,7 @@ class PodSpec(Record):
             static and mirror are not taken from another one.
         malformed: error of a malformed definition, whose other fields are its readable ones; empty normally.
         listed_by: the list that has it; without meaning for a manifest.
+        resource_version: version of the object at the API server; empty in other lists.
 
     Source: Kubernetes ``Pod``.
     """
@@ -83,6 +84,7 @@ class PodSpec(Record):
     is_verified: bool = True
     malformed: str = ""
     listed_by: PodListSource = PodListSource.KUBELET
+    resource_version: str = ""
 
 
 class ContainerTraits(Record):

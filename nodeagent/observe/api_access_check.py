@@ -18,6 +18,7 @@ from nodeagent.plan.kubernetes.rules import access_reviews
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from datetime import datetime
 
     from nodeagent.model.api_access import ApiAccess
@@ -62,8 +63,8 @@ async def read_pod_access(access: ApiAccess, node: str) -> tuple[int, str]:
     return len(pods), foreign
 
 
-async def read_api_access(access: ApiAccess, node: str) -> ApiAccessFacts:
-    """Return whether the API server is trusted, accepts the credentials, and grants every rule.
+async def read_api_access(access: ApiAccess, node: str, settings: Collection[str] = ()) -> ApiAccessFacts:
+    """Return whether the API server is trusted, accepts the credentials, and grants every rule, also of ``settings``.
 
     Source: Kubernetes ``SelfSubjectAccessReview``, allowed to every identity by ``system:basic-user``.
     """
@@ -73,7 +74,7 @@ async def read_api_access(access: ApiAccess, node: str) -> ApiAccessFacts:
     try:
         expires_at = expiry(credentials.read().certificate)
         missing = []
-        for rule, verb, body in access_reviews(node):
+        for rule, verb, body in access_reviews(node, settings):
             review = await client.send(ApiRequest("POST", REVIEWS, msgspec.json.encode(body)), _Review)
             if not review.status.allowed:
                 missing.append(rule.text(verb))

@@ -92,10 +92,7 @@ METRICS: Final[Mapping[str, Metric]] = {
         Kind.HISTOGRAM, "Time from the selection of a pod to the end of its processes.", (), _EVICTION_S
     ),
     "nodeagent_evictions_withheld_total": Metric(
-        Kind.COUNTER,
-        "Evictions withheld under pressure: no pod eligible, limit reached, or the last one ineffective.",
-        ("reason",),
-        known=(("no-pod",), ("limit",)),
+        Kind.COUNTER, "Evictions withheld under pressure, by reason.", ("reason",), known=(("no-pod",), ("limit",))
     ),
     "nodeagent_reclaims_total": Metric(
         Kind.COUNTER, "Node-level reclaim steps before an eviction, by threshold.", ("threshold",)
@@ -384,6 +381,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Counters, Mapping[str, object]], None]]]
     "eviction_failed": _eviction,
     "would_evict": _eviction,
     "no_evictable_pod": _counts_as("nodeagent_evictions_withheld_total", "no-pod"),
+    "eviction_postponed": _counts_as("nodeagent_evictions_withheld_total", "postponed"),
     "eviction_limit_reached": _counts_as("nodeagent_evictions_withheld_total", "limit"),
     "eviction_ineffective": _counts_as("nodeagent_evictions_withheld_total", "ineffective"),
     "reclaimed": _counts("nodeagent_reclaims_total", "threshold"),

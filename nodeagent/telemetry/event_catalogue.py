@@ -122,6 +122,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     "eviction_failed": Event(
         "75a5b8226491438d875f9c605e1a6da6", "eviction of {pod_namespace}/{pod_name} failed: {outcome} {detail}"
     ),
+    "eviction_postponed": Event(
+        "6f0d0d0a4c1b4f1f9b8a5f2d7c3e9a41", "eviction of {pod_namespace}/{pod_name} postponed: {because}"
+    ),
     "eviction_grace_shortened": Event(
         "9b220ab7d17840b7b73c6a1c9c126a6c", "termination grace period of pod {pod_uid} shortened: {threshold} met"
     ),

@@ -45,6 +45,8 @@ class Pods:
         oldest: version before which the history is lost.
         page_size: pods in a page, if that is less than the client's limit.
         held: number of changes at the end of the history that watches do not show yet.
+        budgets: by the name of a pod, the message of the disruption budget that keeps it.
+        ended: pairs of name and grace period of the evicted and deleted pods.
     """
 
     def __init__(self) -> None:
@@ -54,6 +56,8 @@ class Pods:
         self.oldest = 0
         self.page_size = 500
         self.held = 0
+        self.budgets: dict[str, str] = {}
+        self.ended: list[tuple[str, int]] = []
         self._pages: dict[str, tuple[list[Any], int]] = {}
 
     def put(self, value: dict[str, Any]) -> None:
@@ -68,6 +72,49 @@ class Pods:
     def compact(self) -> None:
         """Lose the history, so that versions before the latest change expire; pages too."""
         self.oldest, self._pages = self.version, {}
+
+    def end(
+        self, namespace: str, name: str, options: dict[str, Any], *, by_eviction: bool
+    ) -> tuple[int, dict[str, Any]]:
+        """Evict or delete a pod: it has a deletion timestamp until its kubelet ended it; with grace 0 it is removed.
+
+        Texts are those of kube-apiserver 1.36.
+        """
+        found = [
+            each
+            for each in self.pods.values()
+            if (each["metadata"]["namespace"], each["metadata"]["name"]) == (namespace, name)
+        ]
+        if not found:
+            absent = {"name": name, "kind": "pods"}
+            message = f'pods "{name}" not found'
+            return 404, {**ERROR_STATUS, "reason": "NotFound", "message": message, "details": absent, "code": 404}
+        metadata = found[0]["metadata"]
+        for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+            given = options.get("preconditions", {}).get(key, metadata[key])
+            if given != metadata[key]:
+                about = f"Precondition failed: {what} in precondition: {given}, {what} in object meta: {metadata[key]}"
+                message = f'Operation cannot be fulfilled on pods "{name}": {about}'
+                return 409, {**ERROR_STATUS, "reason": "Conflict", "message": message, "code": 409}
+        if by_eviction and name in self.budgets and "deletionTimestamp" not in metadata:
+            cause = {"reason": "DisruptionBudget", "message": self.budgets[name]}
+            message = "Cannot evict pod as it would violate the pod's disruption budget."
+            details = {"causes": [cause]}
+            return 429, {
+                **ERROR_STATUS,
+                "reason": "TooManyRequests",
+                "message": message,
+                "details": details,
+                "code": 429,
+            }
+        grace_s = options["gracePeriodSeconds"]
+        self.ended.append((name, grace_s))
+        if grace_s == 0:
+            self.delete(metadata["uid"])
+        else:
+            ending = {"deletionTimestamp": "2026-11-22T12:00:00Z", "deletionGracePeriodSeconds": grace_s}
+            self.put({**found[0], "metadata": {**metadata, **ending}})
+        return (201 if by_eviction else 200), {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def _record(self, kind: str, value: dict[str, Any]) -> None:
         self.version += 1

@@ -25,6 +25,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 PODS = "/api/v1/pods"
+NAMESPACES = "/api/v1/namespaces"
 TOKEN = "token-of-the-agent"
 _KINDS = {NODES: "nodes", LEASES: "leases", EVENTS: "events", PODS: "pods"}
 _LABELS = ("kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os")
@@ -111,8 +112,8 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
 
     def answer(self, request: Received) -> tuple[int, dict[str, Any]]:
         """Carry out a request; return status and object."""
-        if request.path == REVIEWS:
-            return self._review(request)
+        if request.path == REVIEWS or request.path.startswith(NAMESPACES):
+            return self._review(request) if request.path == REVIEWS else self._end_pod(request)
         collection = next((each for each in _KINDS if request.path.startswith(each)), "")
         name, _, sub = unquote(request.path[len(collection) :]).strip("/").partition("/")
         refused = self._authorise(request, collection, name, sub)
@@ -140,13 +141,33 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
         about = f'User "agent" cannot {verb} resource "{resource}"'
         return _status(403, "Forbidden", f'{_KINDS[collection]} "{name}" is forbidden: {about}')
 
+    def _end_pod(self, request: Received) -> tuple[int, dict[str, Any]]:
+        """Evict or delete a pod."""
+        namespace, _, name, *sub = unquote(request.path[len(NAMESPACES) :]).strip("/").split("/")
+        resource = "/".join(["pods", *sub])
+        if request.token != self.token and not request.subject:
+            return _status(401, "Unauthorized", "Unauthorized")
+        if (request.method, resource) in self.denied:
+            return _status(403, "Forbidden", f'pods "{name}" is forbidden: cannot create resource "{resource}"')
+        evicts = sub == ["eviction"]
+        options = request.body["deleteOptions"] if evicts else request.body
+        return self.pods.end(namespace, name, options, by_eviction=evicts)
+
     def _review(self, request: Received) -> tuple[int, dict[str, Any]]:
         """Return whether the identity has a rule."""
         if request.token != self.token and not request.subject:
             return _status(401, "Unauthorized", "Unauthorized")
         asked = request.body["spec"]["resourceAttributes"]
         resource = asked["resource"] + (f"/{asked['subresource']}" if asked["subresource"] else "")
-        verbs = {"get": "GET", "create": "POST", "patch": "PATCH", "update": "PUT", "list": "GET", "watch": "GET"}
+        verbs = {
+            "get": "GET",
+            "create": "POST",
+            "patch": "PATCH",
+            "update": "PUT",
+            "list": "GET",
+            "watch": "GET",
+            "delete": "DELETE",
+        }
         method = verbs[asked["verb"]]
         return 201, {**request.body, "status": {"allowed": (method, resource) not in self.denied}}
 
@@ -294,7 +315,7 @@ class _Handler(BaseHTTPRequestHandler):
                 break
         self.wfile.write(b"0\r\n\r\n")
 
-    do_GET = do_POST = do_PUT = do_PATCH = handle_request  # noqa: N815 - names of http.server
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request  # noqa: N815 - names of http.server
 
     def _send(self, status: int, text: str, headers: dict[str, str]) -> None:
         body = text.encode()

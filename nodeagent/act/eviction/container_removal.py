@@ -202,6 +202,11 @@ class CriContainerCleaner:
         return ""
 
 
+async def present_layers(paths: Iterable[str]) -> list[str]:
+    """Return the directories of writable layers that exist or cannot be read."""
+    return await asyncio.to_thread(_present, paths)
+
+
 def _present(paths: Iterable[str]) -> list[str]:
     """Return the paths that exist or cannot be read; blocking."""
     found = []

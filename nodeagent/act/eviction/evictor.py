@@ -38,6 +38,7 @@ class EvictionOutcome(StrEnum):
     EVICTED = "evicted"
     GONE = "gone"
     CHANGED = "changed"
+    REFUSED = "refused"
     FAILED = "failed"
     DRY_RUN = "dry-run"
 
@@ -49,12 +50,14 @@ class EvictionResult(Record):
         detail: cause of the outcome; may be empty.
         took_s: time until its processes ended or the attempt ended.
         hurried: whether its grace period was shortened.
+        may_end: whether the pod may still end after a failure; ``None`` if that depends on the resource.
     """
 
     outcome: EvictionOutcome
     detail: str = ""
     took_s: float = 0.0
     hurried: bool = False
+    may_end: bool | None = None
 
 
 class Evictor(Protocol):
@@ -188,14 +191,7 @@ class CriEvictor:
             pods = await asyncio.wait_for(self._read_pods(), within_s)
         except TimeoutError:
             return None
-        uid = eviction.pod.uid
-        pod = next((each for each in pods.facts if each.uid == uid), None)
-        if pod is None:
-            return EvictionResult(EvictionOutcome.GONE, "pod ended by itself")
-        if not set(pods.handles[uid].sandbox_ids) <= set(handle.sandbox_ids):
-            return EvictionResult(EvictionOutcome.CHANGED, "kept: pod has another sandbox now")
-        kept = Protection(pods.facts, self._policy).keep_reason(pod)
-        return EvictionResult(EvictionOutcome.CHANGED, f"kept: {kept.sentence}") if kept is not None else None
+        return change_of(pods, eviction, handle, self._policy)
 
     async def _stop_containers(
         self, handle: PodHandle, grace_s: float, hurry: asyncio.Event, cgroups: Sequence[str]
@@ -278,6 +274,20 @@ class CriEvictor:
             await asyncio.wait({closing}, timeout=POLL_S)
             if closing.done():
                 await asyncio.sleep(0 if remaining is None else POLL_S)
+
+
+def change_of(
+    pods: PodInventory, eviction: Eviction, handle: PodHandle, policy: EvictionPolicy
+) -> EvictionResult | None:
+    """Return the result for a pod that ended or changed since it was chosen; ``None`` to evict it."""
+    uid = eviction.pod.uid
+    pod = next((each for each in pods.facts if each.uid == uid), None)
+    if pod is None:
+        return EvictionResult(EvictionOutcome.GONE, "pod ended by itself")
+    if not set(pods.handles[uid].sandbox_ids) <= set(handle.sandbox_ids):
+        return EvictionResult(EvictionOutcome.CHANGED, "kept: pod has another sandbox now")
+    kept = Protection(pods.facts, policy).keep_reason(pod)
+    return EvictionResult(EvictionOutcome.CHANGED, f"kept: {kept.sentence}") if kept is not None else None
 
 
 def _is_killable(eviction: Eviction) -> bool:

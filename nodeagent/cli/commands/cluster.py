@@ -60,6 +60,11 @@ def manifest_rbac(
     node: Annotated[
         list[str] | None, typer.Option("--node", metavar="NAME", help="Limit the rules to this node; repeatable")
     ] = None,
+    evict_pods: Annotated[bool, typer.Option("--evict-pods", help="Add the rule of kubernetes.evict_pods")] = False,
+    override_disruption_budgets: Annotated[
+        bool,
+        typer.Option("--override-disruption-budgets", help="Add the rule of that setting: deletion of pods"),
+    ] = False,
 ) -> None:
     """Print service account, roles and bindings of the agent.
 
@@ -68,7 +73,8 @@ def manifest_rbac(
     """
     from nodeagent.cli.manifests import print_rbac  # noqa: PLC0415
 
-    print_rbac(node or [])
+    settings = {"evict_pods": evict_pods, "override_disruption_budgets": override_disruption_budgets}
+    print_rbac(node or [], [name for name, is_set in settings.items() if is_set])
 
 
 @manifest_app.command("daemonset", epilog=EPILOG)

@@ -1,4 +1,4 @@
-"""Composition of the eviction task, which runs the eviction loop on a node without a kubelet."""
+"""Composition of the eviction task: without a kubelet, or where pods are evicted through the API server."""
 
 from __future__ import annotations
 
@@ -44,11 +44,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from nodeagent.act.agent import Agent
+    from nodeagent.act.eviction.container_removal import ContainerCleaner
+    from nodeagent.act.eviction.evictor import Evictor
     from nodeagent.act.gc.outcomes import PassReport, Result
     from nodeagent.act.gc.preview import Preview
     from nodeagent.daemon.context import DaemonContext, DaemonTask
+    from nodeagent.daemon.eviction.pass_actions import Admission
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.model.pods import PodInventory
+    from nodeagent.observe.pods import PodReader
     from nodeagent.runtime.storage_backend import StorageBackend
 
 _ENDS = {
@@ -73,7 +77,7 @@ def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]
 
 
 class EvictionTask:
-    """Runs the eviction loop while the agent manages the node alone; beside a kubelet it waits."""
+    """Runs the eviction loop while evictions are enabled in the role of the agent; otherwise it waits."""
 
     def __init__(self, context: DaemonContext, agent: Agent, make: Callable[[], DaemonTask]) -> None:
         """Prepare the task; ``make`` returns an eviction loop that ends when evictions are refused."""
@@ -148,25 +152,18 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
         reporter,
     )
     reclaims_cache = settings.reclaim_cache and not agent.dry_run
+    evictor, cleaner, admission = _make_evictor(agent, pod_reader)
     loop = EvictionLoop(
         context,
         settings,
         PassActions(
             refused=partial(refusal, agent),
-            evictor=CriEvictor(
-                agent.cri,
-                partial(pod_reader.read, with_usage=False, quick=True),
-                settings.policy,
-                clock=agent.clock,
-                read_processes=read_processes,
-                kill_processes=kill_processes,
-                is_populated=is_populated,
-                verify_s=settings.verify_s,
-            ),
+            evictor=evictor,
+            admission=admission,
             reclaimer=_make_reclaimer(context, agent),
             effects=OutstandingEffects(
                 context,
-                _make_cleaner(agent),
+                cleaner,
                 find_layers=find_upper_directories,
                 file=EvictionFile(agent.settings.state_directory) if agent.record else None,
                 logger=logger,
@@ -181,6 +178,29 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
     return loop
 
 
+def _make_evictor(agent: Agent, pod_reader: PodReader) -> tuple[Evictor, ContainerCleaner, Admission | None]:
+    """Return the evictor, the cleaner of its victims, and the admission where another party may refuse evictions."""
+    settings = agent.settings.eviction
+    read_quickly = partial(pod_reader.read, with_usage=False, quick=True)
+    local = CriEvictor(
+        agent.cri,
+        read_quickly,
+        settings.policy,
+        clock=agent.clock,
+        read_processes=read_processes,
+        kill_processes=kill_processes,
+        is_populated=is_populated,
+        verify_s=settings.verify_s,
+    )
+    cleaner = _make_cleaner(agent)
+    if not settings.through_api:
+        return local, cleaner, None
+    from nodeagent.daemon.eviction.through_api import make_cleaner, make_evictor  # noqa: PLC0415 - imports OpenSSL
+
+    by_role = make_evictor(agent, local, read_quickly)
+    return by_role, make_cleaner(agent, cleaner), by_role
+
+
 def _make_reclaimer(context: DaemonContext, agent: Agent) -> Reclaimer:
     async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
         def log(result: Result) -> None:
@@ -190,6 +210,8 @@ def _make_reclaimer(context: DaemonContext, agent: Agent) -> Reclaimer:
         return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_start=start, on_result=log)
 
     def evicted() -> dict[str, tuple[str, ...]]:
+        if agent.role is Role.BESIDE_KUBELET:
+            return {}  # the kubelet removes the containers of evicted pods
         return {each.uid: each.sandbox_ids for each in context.eviction.victims}
 
     return Reclaimer(

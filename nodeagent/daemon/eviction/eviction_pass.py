@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.evictor import EvictionOutcome
@@ -17,18 +18,20 @@ from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
     from nodeagent.model.pods import PodInventory
     from nodeagent.observe.eviction_signals import SignalReadings
+    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.planner import EvictionPlan
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
+    from nodeagent.plan.kubernetes.eviction import HeldBack
 
 _MAX_FAILED: Final = 5
 _FAILED_KEPT_S: Final = 600.0
@@ -168,24 +171,67 @@ class EvictionPass:
             if pods is None:
                 return PassResult.URGENT
             readings = await self._monitors.signals.read(filesystems=with_disk)
-            plan = await self._plan(evaluation, readings, pods, excluded)
+            plan, held = await self._admitted(partial(self._plan, evaluation, readings, pods), excluded)
             if plan.victim is None:
                 return self._without_pod(plan)
-            if await self._is_cancelled():
-                return PassResult.CALLED_OFF
+            if (not_now := await self._not_now(plan, held)) is not None:
+                return not_now
             result = await eviction.run(started_at, plan, plan.victim, pods, readings)
             if result.outcome in _ENDS_THE_PASS:
                 return PassResult(result.outcome.value)
             uid = plan.victim.pod.uid
             excluded[uid] = result.detail
+            held = self._held_back(plan.victim)
+            if held is not None and not held.tries_next:
+                return self._postponed(plan, held)
             if result.outcome is EvictionOutcome.FAILED and relieves_disk(plan.victim):
                 self._attempts.failed_s.setdefault(uid, []).append(self._context.clock.monotonic_s())
                 break  # the pod may still end, so that its effect is outstanding; memory pressure permits no such wait
         return PassResult.FAILED
 
-    async def _is_cancelled(self) -> bool:
-        """Return whether a stop, pause or refusal during reclaim and measurements cancels the eviction."""
-        return self._stop.is_set() or self._context.pass_lock.pause() is not None or bool(await self._actions.refused())
+    async def _admitted(
+        self, make_plan: Callable[[dict[str, str]], Awaitable[EvictionPlan]], excluded: dict[str, str]
+    ) -> tuple[EvictionPlan, HeldBack | None]:
+        """Return the plan whose victim may be evicted, and the reason to wait for that; refused pods are passed over.
+
+        With a refused pod for every candidate, the first of those that may be deleted despite that is the victim.
+        """
+        plan = await make_plan(excluded)
+        while plan.victim is not None and (held := self._held_back(plan.victim)) is not None:
+            if not held.tries_next:
+                return plan, held
+            excluded[plan.victim.pod.uid] = held.text
+            plan = await make_plan(excluded)
+        admission, selected = self._actions.admission, plan.selected
+        if plan.victim is None and admission is not None and selected is not None and selected.threshold.hard:
+            permitted = admission.permit_deletion(excluded)
+            if permitted:
+                plan = await make_plan({uid: text for uid, text in excluded.items() if uid not in permitted})
+        return plan, None
+
+    def _held_back(self, eviction: Eviction) -> HeldBack | None:
+        admission = self._actions.admission
+        return None if admission is None else admission.held_back(eviction)
+
+    def _postponed(self, plan: EvictionPlan, held: HeldBack) -> PassResult:
+        """Log that an eviction waits for the API server."""
+        pod = plan.victim.pod if plan.victim is not None else None
+        self._monitors.reporter.log_once(
+            "eviction_postponed",
+            pod_uid="" if pod is None else pod.uid,
+            pod_namespace="" if pod is None else pod.namespace,
+            pod_name="" if pod is None else pod.name,
+            threshold="" if plan.selected is None else plan.selected.threshold.text,
+            because=held.text,
+        )
+        return PassResult.POSTPONED
+
+    async def _not_now(self, plan: EvictionPlan, held: HeldBack | None) -> PassResult | None:
+        """Return the result of a pass whose eviction waits, or that a stop, pause or refusal cancelled meanwhile."""
+        if held is not None and not self._actions.dry_run:
+            return self._postponed(plan, held)
+        paused = self._stop.is_set() or self._context.pass_lock.pause() is not None
+        return PassResult.CALLED_OFF if paused or await self._actions.refused() else None
 
     async def _measure_pods(self) -> PodInventory | None:
         """Return the pods with their disk usage; ``None`` if a hard memory or PID threshold was met meanwhile."""

@@ -8,7 +8,7 @@ from nodeagent.record import Record
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
     from nodeagent.act.eviction.evictor import Evictor
     from nodeagent.act.eviction.reclaimer import Reclaimed
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from nodeagent.daemon.eviction.pod_monitor import PodMonitor
     from nodeagent.daemon.eviction.reporting import EvictionReporter
     from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
+    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+    from nodeagent.plan.kubernetes.eviction import HeldBack
 
 SETTLE_STEP_S: Final = 0.1
 
@@ -50,6 +52,20 @@ class CacheRelief(Protocol):
         """Reclaim page cache for a met threshold; return whether that cleared it."""
 
 
+class Admission(Protocol):
+    """Evictions that another party may refuse; see :class:`RoleEvictor`."""
+
+    @property
+    def freed_within_s(self) -> float | None:
+        """The bound of the space of an evicted pod; ``None`` for the default one."""
+
+    def held_back(self, eviction: Eviction) -> HeldBack | None:
+        """Return the reason against an eviction now; ``None`` without one."""
+
+    def permit_deletion(self, uids: Collection[str]) -> frozenset[str]:
+        """Permit the deletion of refused pods as the last resort; return those that it is permitted for."""
+
+
 class PassActions(Record, kw_only=True):
     """Actions of the eviction passes.
 
@@ -62,6 +78,7 @@ class PassActions(Record, kw_only=True):
         dry_run: whether evictions are logged only.
         settle_step_s: interval of the readings after an action.
         page_cache: reclaims page cache before evictions for memory; ``None`` if disabled, and in a dry run.
+        admission: of evictions that may be refused; ``None`` where the agent alone evicts.
     """
 
     refused: Callable[[], Awaitable[str]]
@@ -72,6 +89,7 @@ class PassActions(Record, kw_only=True):
     dry_run: bool
     settle_step_s: float = SETTLE_STEP_S
     page_cache: CacheRelief | None = None
+    admission: Admission | None = None
 
 
 class Monitors(NamedTuple):

@@ -34,6 +34,8 @@ class PassResult(StrEnum):
     """The limit of evictions is reached."""
     SLOWED = "slowed"
     """The limit of evictions is reached; evictions for a hard memory threshold are spaced out."""
+    POSTPONED = "postponed"
+    """The API server refused the eviction, or does not answer; it is tried again."""
     NO_POD = "no-pod"
     URGENT = "urgent"
     """A hard memory or PID threshold was met during the disk usage measurement."""
@@ -55,7 +57,14 @@ class PassResult(StrEnum):
 NO_VICTIM: Final = frozenset({PassResult.NO_POD, PassResult.LIMITED})
 """Results for a threshold that no pod can be evicted for now, so that the next threshold is acted on."""
 _REPEATING: Final = frozenset(
-    {PassResult.NO_POD, PassResult.LIMITED, PassResult.FAILED, PassResult.DRY_RUN, PassResult.INEFFECTIVE}
+    {
+        PassResult.NO_POD,
+        PassResult.LIMITED,
+        PassResult.POSTPONED,
+        PassResult.FAILED,
+        PassResult.DRY_RUN,
+        PassResult.INEFFECTIVE,
+    }
 )
 
 

@@ -11,7 +11,7 @@ from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.daemon.eviction.pass_result import EvictionRecord
 from nodeagent.daemon.eviction.reporting import eviction_fields
 from nodeagent.errors import RuntimeUnavailableError
-from nodeagent.plan.eviction.effects import effects_of_eviction
+from nodeagent.plan.eviction.effects import effects_of_eviction, extended
 from nodeagent.plan.eviction.poll_interval import SOONEST_S
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import record_eviction
@@ -103,6 +103,9 @@ class PodEviction:
         outstanding = self._actions.effects
         layout = await self._signals.layout()
         effects = effects_of_eviction(eviction, readings.observations, layout.layout, readings.at, layout.others)
+        admission = self._actions.admission
+        if admission is not None and (within_s := admission.freed_within_s) is not None:
+            effects = extended(effects, within_s)
         await outstanding.begin(eviction, pods.handles[uid], effects)
         work = asyncio.ensure_future(self._actions.evictor.evict(eviction, pods.handles[uid], hurry))
         try:
@@ -116,7 +119,9 @@ class PodEviction:
             self._context.eviction = record_eviction(self._context.eviction, now, storage_limit=for_limit)
             await outstanding.stopped(uid, now)
             self._reporter.log_ineffective(eviction, effects)
-        elif result.outcome is EvictionOutcome.FAILED and relieves_disk(eviction):
+        elif result.outcome is EvictionOutcome.FAILED and (
+            relieves_disk(eviction) if result.may_end is None else result.may_end
+        ):
             await outstanding.unverified(uid, now)
         else:
             await outstanding.drop(uid)

@@ -16,7 +16,7 @@ from nodeagent.plan.kubernetes.pod_watch import (
     needs_list,
     retry_s,
 )
-from nodeagent.record import Record
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -182,11 +182,13 @@ class PodWatchSession:
     async def _store(self) -> None:
         """Write changed pods, at most every ``STORE_S``; a failure is logged once and tried again later."""
         state, now_s = self._watched.state, self._clock.monotonic_s()
-        due = self._stored is None or (state.pods != self._stored and now_s - self._stored_s >= STORE_S)
-        if not due or state.foreign or state.answered_at is None:
+        if self._stored is not None and now_s - self._stored_s < STORE_S:
             return
-        self._stored, self._stored_s = state.pods, now_s
+        facts = {uid: replace(each, resource_version="") for uid, each in state.pods.items()}
+        if facts == self._stored or state.foreign or state.answered_at is None:
+            return
+        self._stored, self._stored_s = facts, now_s
         try:
-            await self._parts.store(tuple(state.pods.values()), state.answered_at)
+            await self._parts.store(tuple(facts.values()), state.answered_at)
         except StoreError as error:
             self._logger.warning("store_notice", notice=str(error))

@@ -219,6 +219,11 @@ def effects_of_eviction(
     return tuple(found)
 
 
+def extended(effects: Iterable[OutstandingEffect], within_s: float) -> tuple[OutstandingEffect, ...]:
+    """Return the effects; those on filesystems have this bound, as where another process removes the containers."""
+    return tuple(replace(each, until_s=each.since_s + within_s) if each.shortage in DISKS else each for each in effects)
+
+
 def effect_of_reclaim(  # noqa: PLR0913 - one for each variable attribute
     step: ReclaimStep,
     status: ThresholdStatus,

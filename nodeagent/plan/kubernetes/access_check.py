@@ -16,8 +16,14 @@ _SOON_S: Final = 7 * 86_400.0
 _RENEW: Final = "renew the certificate; the agent reads the new file without a restart"
 
 
-def check_api_access(
-    error: str, missing: Sequence[str], expires_at: datetime | None, *, is_registered: bool, now: datetime
+def check_api_access(  # noqa: PLR0913 - facts of one reading
+    error: str,
+    missing: Sequence[str],
+    expires_at: datetime | None,
+    *,
+    is_registered: bool,
+    now: datetime,
+    options: Sequence[str] = (),
 ) -> Finding:
     """Return the finding.
 
@@ -27,6 +33,7 @@ def check_api_access(
         expires_at: end of validity of the client certificate; ``None`` without one.
         is_registered: whether the Node object exists.
         now: aware UTC.
+        options: settings in force with rules of their own.
     """
     left_s = None if expires_at is None else (expires_at - now).total_seconds()
     until = "" if expires_at is None else f"{expires_at:%Y-%m-%d %H:%M} UTC"
@@ -36,7 +43,8 @@ def check_api_access(
         return Finding(CHECK, Verdict.PROBLEM, error, _fix(error))
     if missing:
         lacking = f"the identity of the agent lacks: {', '.join(missing)}"
-        return Finding(CHECK, Verdict.PROBLEM, lacking, "nodeagent manifest rbac | kubectl apply -f -")
+        flags = "".join(f" --{each.replace('_', '-')}" for each in options)
+        return Finding(CHECK, Verdict.PROBLEM, lacking, f"nodeagent manifest rbac{flags} | kubectl apply -f -")
     if left_s is not None and left_s < _SOON_S:
         return Finding(CHECK, Verdict.WARNING, f"the client certificate expires at {until}", _RENEW)
     state = "the node is registered" if is_registered else "the node is not registered yet"

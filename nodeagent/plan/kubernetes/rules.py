@@ -9,7 +9,7 @@ from nodeagent.plan.kubernetes.heartbeat import LEASE_NAMESPACE
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 NAME: Final = "nodeagent"
 NAMESPACE: Final = "kube-system"
@@ -25,6 +25,7 @@ class Rule(Record):
         group: API group; empty for the core group.
         namespace: empty for resources of the cluster.
         of_node: whether the objects have the name of a node; otherwise they are those bound to it.
+        setting: the setting of ``[kubernetes]`` that needs the rule; empty for those of every use.
     """
 
     resource: str
@@ -33,6 +34,7 @@ class Rule(Record):
     group: str = ""
     namespace: str = ""
     of_node: bool = True
+    setting: str = ""
 
     def text(self, verb: str) -> str:
         """Return one verb of the rule, for display."""
@@ -50,13 +52,35 @@ RULES: Final = (
         "pods", ("list", "watch"), "watch the pods of this node: their priority, requests and deletion", of_node=False
     ),
     Rule("events", ("create",), "report evictions, failures and shutdowns", "events.k8s.io", EVENT_NAMESPACE),
+    Rule(
+        "pods/eviction",
+        ("create",),
+        "evict pods of this node beside its kubelet, with their disruption budgets respected",
+        of_node=False,
+        setting="evict_pods",
+    ),
+    Rule(
+        "pods",
+        ("delete",),
+        "delete a pod of this node despite its disruption budget, as the last resort",
+        of_node=False,
+        setting="override_disruption_budgets",
+    ),
 )
+OPTIONS: Final = tuple(dict.fromkeys(rule.setting for rule in RULES if rule.setting))
+"""Settings with rules of their own, which are off by default; the names of the options are those of the settings."""
+_SELECTED: Final = frozenset({"list", "watch"})
 
 
-def access_reviews(node: str) -> tuple[tuple[Rule, str, dict[str, Any]], ...]:
+def rules_for(settings: Collection[str]) -> tuple[Rule, ...]:
+    """Return the rules of every use, and those of these settings."""
+    return tuple(rule for rule in RULES if not rule.setting or rule.setting in settings)
+
+
+def access_reviews(node: str, settings: Collection[str] = ()) -> tuple[tuple[Rule, str, dict[str, Any]], ...]:
     """Return rule, verb and the body of a ``SelfSubjectAccessReview`` for every verb of every rule."""
     found = []
-    for rule in RULES:
+    for rule in rules_for(settings):
         resource, _, subresource = rule.resource.partition("/")
         for verb in rule.verbs:
             attributes: dict[str, Any] = {
@@ -67,10 +91,10 @@ def access_reviews(node: str) -> tuple[tuple[Rule, str, dict[str, Any]], ...]:
             }
             if rule.namespace:
                 attributes["namespace"] = rule.namespace
-            if not rule.of_node:
+            if verb in _SELECTED and not rule.of_node:
                 requirement = {"key": "spec.nodeName", "operator": "In", "values": [node]}
                 attributes["fieldSelector"] = {"requirements": [requirement]}
-            elif verb != "create":
+            elif verb != "create" and rule.of_node:
                 attributes["name"] = node
             body = {
                 "apiVersion": "authorization.k8s.io/v1",
@@ -81,22 +105,24 @@ def access_reviews(node: str) -> tuple[tuple[Rule, str, dict[str, Any]], ...]:
     return tuple(found)
 
 
-def role_documents(nodes: Sequence[str] = ()) -> tuple[dict[str, Any], ...]:
+def role_documents(nodes: Sequence[str] = (), settings: Collection[str] = ()) -> tuple[dict[str, Any], ...]:
     """Return service account, roles and bindings with the rules, as objects of the API.
 
     Args:
         nodes: names of the nodes to which the rules are limited, except those of ``create`` and those on pods, which
             RBAC cannot limit to a node; none for all nodes.
+        settings: with rules of their own, such as ``evict_pods``.
     """
+    granted = rules_for(settings)
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
     documents: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME, "namespace": NAMESPACE}}
     ]
-    for namespace in dict.fromkeys(rule.namespace for rule in RULES):
+    for namespace in dict.fromkeys(rule.namespace for rule in granted):
         kind, metadata = "Role" if namespace else "ClusterRole", {"name": NAME}
         if namespace:
             metadata["namespace"] = namespace
-        rules = [_policy_rule(rule, nodes) for rule in RULES if rule.namespace == namespace]
+        rules = [_policy_rule(rule, nodes) for rule in granted if rule.namespace == namespace]
         api = "rbac.authorization.k8s.io"
         documents += [
             {"apiVersion": f"{api}/v1", "kind": kind, "metadata": metadata, "rules": rules},

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from nodeagent.config.kubernetes_models import parse_node_ips, parse_reserved
+from nodeagent.config.models import Config
+from nodeagent.config.policies import settings as settings_of
+from nodeagent.model import Role
 from nodeagent.plan.kubernetes.policy import Reservation
 
 
@@ -33,3 +37,26 @@ def test_node_ips_are_one_of_each_family() -> None:
     for text in ("192.0.2.1,192.0.2.2", "node-1", "192.0.2.1/24"):
         with pytest.raises(ValueError, match="address"):
             parse_node_ips(text)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"evict_pods": True}, "requires watch_pods = true"),
+        ({"override_disruption_budgets": True}, "requires evict_pods = true"),
+        ({"watch_pods": True, "override_disruption_budgets": True}, "requires evict_pods = true"),
+    ],
+)
+def test_setting_of_evictions_without_the_one_that_it_requires_is_refused(section: dict[str, bool], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Config.model_validate({"kubernetes": {"server": "https://192.0.2.1:6443", **section}})
+
+
+@pytest.mark.parametrize(("evict_pods", "off"), [(False, True), (True, False)])
+def test_eviction_beside_a_kubelet_is_enabled_through_the_api_server_only(evict_pods: bool, off: bool) -> None:
+    section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "watch_pods": True, "evict_pods": evict_pods}
+    for enabled in ("auto", "on"):
+        found = settings_of(Config.model_validate({"kubernetes": section, "eviction": {"enabled": enabled}})).eviction
+        assert bool(found.off_because(Role.BESIDE_KUBELET)) is off
+        assert found.refused(Role.BESIDE_KUBELET) is (off and enabled == "on")
+        assert not found.off_because(Role.STANDALONE)

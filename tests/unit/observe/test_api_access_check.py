@@ -19,7 +19,7 @@ from nodeagent.model.api_access import ApiAccess
 from nodeagent.model.machine import Machine
 from nodeagent.observe.api_access_check import read_api_access, read_pod_access
 from nodeagent.plan.kubernetes.access_check import check_api_access, check_pod_access
-from nodeagent.plan.kubernetes.rules import RULES, role_documents
+from nodeagent.plan.kubernetes.rules import OPTIONS, RULES, access_reviews, role_documents, rules_for
 from nodeagent.plan.node_checks import Finding, Verdict
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, TOKEN, ApiServer, serving_api
@@ -127,10 +127,13 @@ def test_malformed_certificate_has_no_date(data: bytes) -> None:
     assert expiry(pem) is None
 
 
-def test_manifest_grants_exactly_the_rules_and_names_a_purpose_for_each() -> None:
-    printed = nodeagent("manifest", "rbac", "--node", "node-1").stdout
+@pytest.mark.parametrize("settings", [(), ("evict_pods",), OPTIONS], ids=["default", "evictions", "all"])
+def test_manifest_grants_exactly_the_rules_and_names_a_purpose_for_each(settings: tuple[str, ...]) -> None:
+    options = [f"--{each.replace('_', '-')}" for each in settings]
+    rules = rules_for(settings)
+    printed = nodeagent("manifest", "rbac", "--node", "node-1", *options).stdout
     documents = list(yaml.safe_load_all(printed))
-    assert documents == list(role_documents(["node-1"]))
+    assert documents == list(role_documents(["node-1"], settings))
     granted = {
         (resource, verb, document["metadata"].get("namespace", ""), tuple(rule.get("resourceNames", ())))
         for document in documents
@@ -140,15 +143,21 @@ def test_manifest_grants_exactly_the_rules_and_names_a_purpose_for_each() -> Non
     }
     assert granted == {
         (rule.resource, verb, rule.namespace, () if verb == "create" or not rule.of_node else ("node-1",))
-        for rule in RULES
+        for rule in rules
         for verb in rule.verbs
     }
-    assert all(f": {rule.purpose}\n" in printed for rule in RULES)
+    assert all(f": {rule.purpose}\n" in printed for rule in rules)
+
+
+def test_rules_of_a_setting_are_granted_and_checked_with_that_setting_only() -> None:
+    reviewed = {rule.text(verb) for rule, verb, _ in access_reviews("node-1")}
+    with_all = {rule.text(verb) for rule, verb, _ in access_reviews("node-1", OPTIONS)}
+    assert with_all - reviewed == {"create pods/eviction", "delete pods"}
 
 
 def test_document_lists_every_rule_with_its_purpose() -> None:
     text = (Path(__file__).parents[3] / "nodeagent/docs/kubernetes.md").read_text()
-    rows = re.findall(r"^\| ((?:get|create|patch|update|list)[^|]*) \| ([^|]+) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| ((?:get|create|patch|update|list|delete)[^|]*) \| ([^|]+) \|$", text, re.MULTILINE)
     assert [(each.replace("`", ""), purpose) for each, purpose in rows] == [
         (rule.text(", ".join(rule.verbs)), rule.purpose) for rule in RULES
     ]

@@ -122,6 +122,7 @@ CASES: list[tuple[list[dict[str, object]], str, tuple[str, ...], float]] = [
         1,
     ),
     ([event("no_evictable_pod", threshold="t")], "nodeagent_evictions_withheld_total", ("no-pod",), 1),
+    ([event("eviction_postponed", because="b")], "nodeagent_evictions_withheld_total", ("postponed",), 1),
     ([event("eviction_limit_reached", why="w")], "nodeagent_evictions_withheld_total", ("limit",), 1),
     ([event("eviction_ineffective", signal="s")], "nodeagent_evictions_withheld_total", ("ineffective",), 1),
     ([event("reclaimed", threshold="t")], "nodeagent_reclaims_total", ("t",), 1),

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    from nodeagent.act.eviction.by_role import RoleEvictor
     from nodeagent.daemon.eviction.page_cache import PageCache
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.host.psi_triggers import PressureTriggers
@@ -92,6 +93,7 @@ class Node:
     dry_run: bool = False
     refusal: str = ""
     file: EvictionFile | None = None
+    through_api: RoleEvictor | None = None
     effects: OutstandingEffects = field(init=False)
 
     def __post_init__(self) -> None:
@@ -198,7 +200,8 @@ class Node:
             settings,
             PassActions(
                 refused=self.refused,
-                evictor=self,
+                evictor=self.through_api or self,
+                admission=self.through_api,
                 reclaimer=self,
                 effects=self.effects,
                 history=self,

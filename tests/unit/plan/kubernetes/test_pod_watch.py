@@ -59,6 +59,12 @@ def listed(*uids: str, now_s: float = 0.0, **changes: Any) -> WatchState:
     return replace(state, **changes)
 
 
+def as_kept(document: dict[str, Any]) -> PodSpec:
+    """Return a pod as the client keeps it."""
+    version = document["metadata"]["resourceVersion"]
+    return replace(compact(parse_listed_pod(document, "pod")), resource_version=version)
+
+
 class Client:
     """The state, driven over the double of the API server."""
 
@@ -90,7 +96,7 @@ class Client:
                 break
             status, page = self.server.page(f"{query}&continue={page['metadata']['continue']}")
         assert status == 200
-        pods = [compact(parse_listed_pod(each, "pod")) for each in found]
+        pods = [as_kept(each) for each in found]
         self.state = after_list(
             self.state,
             pods,
@@ -170,7 +176,7 @@ def test_pods_equal_those_of_the_server_once_synced(steps: list[tuple[str, Any]]
     client.watch()  # after an expired version
     assert client.state.pods.keys() == client.server.pods.keys()
     for uid, each in client.server.pods.items():
-        assert client.state.pods[uid] == compact(parse_listed_pod(each, "pod"))
+        assert client.state.pods[uid] == as_kept(each)
 
 
 @given(STEPS)

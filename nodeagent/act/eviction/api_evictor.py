@@ -1,0 +1,208 @@
+"""Eviction of one pod through the API server, where a kubelet ends its containers.
+
+The request has the UID and the version by which the pod was chosen as preconditions. An accepted request is no eviction
+yet: the pod counts as evicted when its processes ended. Static and mirror pods, and pods that the API server does not
+show now, are never requested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult, change_of
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.plan.kubernetes.eviction import Answer, EvictionMemory, Step, consequence, held_back, remember
+from nodeagent.plan.pods.annotations import ANNOTATION_MIRROR
+from nodeagent.record import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable
+
+    from nodeagent.clock import Clock
+    from nodeagent.model.pods import PodHandle, PodInventory, PodSpec
+    from nodeagent.observe.watched_pods import WatchedPods
+    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.kubernetes.eviction import Consequence, HeldBack
+
+POLL_S: Final = 0.2
+NEWER_WITHIN_S: Final = 2.0
+"""Time in which the watch shows the change that a conflict is about."""
+KILLED_WITHIN_S: Final = 10.0
+"""Least time for the end of a pod. Source: kubelet ``killPodNow``."""
+_ATTEMPTS: Final = 3
+_LEAST_GRACE_S: Final = 1
+"""With 0 the API server removes the object before the pod has ended."""
+
+
+class EvictionRequests(Protocol):
+    """Requests about pods; each raises ``ApiServerError``. See :class:`EvictionApi`."""
+
+    async def evict(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
+        """Evict a pod."""
+
+    async def delete(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
+        """Delete a pod."""
+
+
+class ApiEvictor:
+    """Evicts through the API server."""
+
+    def __init__(  # noqa: PLR0913 - a dependency each
+        self,
+        requests: EvictionRequests,
+        watched: WatchedPods,
+        read_pods: Callable[[], Awaitable[PodInventory]],
+        policy: EvictionPolicy,
+        *,
+        clock: Clock,
+        read_processes: Callable[[Iterable[str]], frozenset[int] | None],
+        verify_s: float,
+        jitter: Callable[[], float],
+        overrides_budgets: bool = False,
+    ) -> None:
+        """Compose an evictor.
+
+        Args:
+            requests: about pods.
+            watched: pods of this node at the API server.
+            read_pods: returns the current pods of the runtime.
+            policy: protected pods.
+            clock: measures durations.
+            read_processes: returns the processes in cgroups; ``None`` if they cannot be read.
+            verify_s: time added to the grace period until the processes of an evicted pod have to end.
+            jitter: returns a number from 0 to 1.
+            overrides_budgets: whether a pod that its disruption budget keeps may be deleted as the last resort.
+        """
+        self._requests = requests
+        self._watched = watched
+        self._read_pods = read_pods
+        self._policy = policy
+        self._clock = clock
+        self._read_processes = read_processes
+        self._verify_s = verify_s
+        self._jitter = jitter
+        self._overrides_budgets = overrides_budgets
+        self._memory = EvictionMemory()
+
+    def held_back(self, eviction: Eviction) -> HeldBack | None:
+        """Return the reason against a request about a pod now; ``None`` without one."""
+        state, uid = self._watched.state, eviction.pod.uid
+        if uid in self._memory.deletable:
+            return None
+        return held_back(
+            self._memory,
+            uid,
+            state.pods,
+            answered_s=state.answered_s if self._watched.is_current else None,
+            hard=_is_hard(eviction),
+            now_s=self._clock.monotonic_s(),
+        )
+
+    def permit_deletion(self, uids: Collection[str]) -> frozenset[str]:
+        """Permit the deletion of refused pods in place of their next eviction; return the permitted ones."""
+        found = filter(self._memory.is_overridable, uids) if self._overrides_budgets else ()
+        self._memory = replace(self._memory, deletable=frozenset(found))
+        return self._memory.deletable
+
+    async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
+        """Evict a pod; see :class:`Evictor`."""
+        began_s, uid = self._clock.monotonic_s(), eviction.pod.uid
+        deletes, self._memory = uid in self._memory.deletable, replace(self._memory, deletable=frozenset())
+        grace_s = 0 if deletes else max(_LEAST_GRACE_S, math.ceil(eviction.grace_s))
+        answer, then = Answer(0), None
+        for left in reversed(range(_ATTEMPTS)):
+            changed = change_of(await self._read_pods(), eviction, handle, self._policy)
+            if changed is not None:
+                return changed
+            spec = self._watched.state.pods.get(uid)
+            if because := self._unknown_to_api(eviction, spec):
+                return EvictionResult(EvictionOutcome.REFUSED, because)
+            assert spec is not None  # noqa: S101 - a pod without an object is unknown
+            answer = await self._send(spec, spec.resource_version, grace_s, deletes=deletes)
+            then = self._after(answer, eviction, repeats=left > 0)
+            if then.step is not Step.COMPARE:
+                break
+            await self._await_newer(spec)
+        took_s = self._clock.monotonic_s() - began_s
+        if then is None or then.step is not Step.WAIT:
+            unknown = then is not None and then.effect_unknown
+            outcome = EvictionOutcome.FAILED if unknown else EvictionOutcome.REFUSED
+            return EvictionResult(outcome, answer.text, took_s, may_end=False)  # its next request shows the effect
+        remaining, hurried = await self._wait_ended(eviction, handle, grace_s, hurry)
+        how = "deleted despite its disruption budget" if deletes else "evicted through the API server"
+        detail = f"{how}: {remaining}" if remaining else how
+        took_s = self._clock.monotonic_s() - began_s
+        outcome = EvictionOutcome.FAILED if remaining else EvictionOutcome.EVICTED
+        return EvictionResult(outcome, detail, took_s, hurried, may_end=bool(remaining))
+
+    def _unknown_to_api(self, eviction: Eviction, spec: PodSpec | None) -> str:
+        """Return the reason that a pod cannot be requested; empty for none."""
+        pod = eviction.pod
+        if not self._watched.is_current:
+            return "the pods of the API server are not current"
+        if spec is None or spec.malformed or not spec.resource_version:
+            return "the API server does not show this pod"
+        if (spec.namespace, spec.name) != (pod.namespace, pod.name):
+            return "the API server shows another pod with this UID"
+        return "kept: mirror pod" if ANNOTATION_MIRROR in spec.annotations else ""
+
+    def _after(self, answer: Answer, eviction: Eviction, *, repeats: bool) -> Consequence:
+        uid, hard = eviction.pod.uid, _is_hard(eviction)
+        then = consequence(answer, self._memory.count(uid), hard=hard, jitter=self._jitter(), repeats=repeats)
+        self._memory = remember(self._memory, uid, answer, then, self._clock.monotonic_s())
+        return then
+
+    async def _send(self, spec: PodSpec, version: str, grace_s: int, *, deletes: bool) -> Answer:
+        request = self._requests.delete if deletes else self._requests.evict
+        try:
+            await request(spec.namespace, spec.name, spec.uid, version, grace_s)
+        except ApiServerRefusedError as error:
+            return Answer(error.status, error.kind, error.causes, error.retry_after_s, str(error))
+        except ApiServerError as error:
+            return Answer(0, text=str(error))
+        return Answer(200)
+
+    async def _await_newer(self, spec: PodSpec) -> None:
+        """Wait until the watch shows another version of a pod, for a limited time."""
+        ends_s = self._clock.monotonic_s() + NEWER_WITHIN_S
+        while self._clock.monotonic_s() < ends_s:
+            current = self._watched.state.pods.get(spec.uid)
+            if current is None or current.resource_version != spec.resource_version:
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def _wait_ended(
+        self, eviction: Eviction, handle: PodHandle, grace_s: int, hurry: asyncio.Event
+    ) -> tuple[str, bool]:
+        """Wait for the end of the pod's processes; return the remaining ones as text, and whether it was hurried.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer.
+        """
+        hurried, limit_s = False, max(KILLED_WITHIN_S, 1.5 * grace_s) + self._verify_s
+        ends_s = self._clock.monotonic_s() + limit_s
+        while remaining := await self._remaining(handle):
+            if hurry.is_set() and not hurried and grace_s > _LEAST_GRACE_S:
+                hurried = True
+                spec = self._watched.state.pods.get(eviction.pod.uid)
+                if spec is not None:  # its version has changed by the deletion
+                    await self._send(spec, "", _LEAST_GRACE_S, deletes=False)
+                ends_s = min(ends_s, self._clock.monotonic_s() + KILLED_WITHIN_S + self._verify_s)
+            if self._clock.monotonic_s() >= ends_s:
+                return f"accepted, but {remaining} after {limit_s:g} s", hurried
+            await asyncio.sleep(POLL_S)
+        return "", hurried
+
+    async def _remaining(self, handle: PodHandle) -> str:
+        """Return the remaining processes as text, by the pod's cgroups, or by the runtime if they cannot be read."""
+        processes = await asyncio.to_thread(self._read_processes, handle.cgroups) if handle.cgroups else None
+        if processes is not None:
+            return f"{len(processes)} processes are running" if processes else ""
+        return "the runtime lists the pod as active" if handle.uid in (await self._read_pods()).handles else ""
+
+
+def _is_hard(eviction: Eviction) -> bool:
+    return eviction.status is None or eviction.status.threshold.hard
