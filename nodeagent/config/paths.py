@@ -3,4 +3,5 @@
 from __future__ import annotations
 
 CONFIG_FILE = "/etc/nodeagent/config.toml"
+RUNTIME_DIRECTORY = "/run/nodeagent"
 CONTROL_SOCKET = "/run/nodeagent/control.sock"

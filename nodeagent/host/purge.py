@@ -31,7 +31,7 @@ _OWN: Final = {
         rf"|{_DOCUMENTS}|\.({_DOCUMENTS})-[a-z0-9_]{{8}}"
         r"|(holds|pass|shutdown)\.lock|plan\.key|\.plan\.key-[a-z0-9_]{8}"
     ),
-    RUNTIME: re.compile(r"(?!)"),
+    RUNTIME: re.compile(r"shutdown\.(json|lock)|\.shutdown\.json-[a-z0-9_]{8}"),
 }
 """Names of own files relative to the directory. Sockets below the runtime directory are own under any name."""
 _SOCKET_DIRECTORY: Final = re.compile(r"\.[^/]+\.d")

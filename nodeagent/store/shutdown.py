@@ -2,6 +2,9 @@
 
 Two small files instead of tables: they are written while pods are being stopped, read by the process that resumes the
 shutdown after a crash, and must not be lost with a quarantined database. Each is replaced atomically and synced.
+
+A stop that the state directory cannot store, such as a full or read-only one, is written to the runtime directory. The
+processes of this boot find it there: the stop hook would otherwise repeat a complete shutdown, and record it falsely.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import fcntl
 import json
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -38,26 +41,51 @@ _LOCK_POLL_S: Final = 0.05
 class ShutdownFiles:
     """The shutdown state of this node. Its methods block and may be called from any thread or process."""
 
-    def __init__(self, directory: Path) -> None:
-        """Use files under ``directory``, which is created at the first write."""
+    def __init__(self, directory: Path, runtime_directory: Path | None = None) -> None:
+        """Use files under the given directories.
+
+        Args:
+            directory: the state directory, created at the first write.
+            runtime_directory: a directory that lasts until the power-off, for what the state directory cannot store;
+                never created. ``None`` for none.
+        """
         self._directory = directory
+        self.runtime_directory = runtime_directory
 
     def read_stop(self) -> NodeStop | None:
         """Return the last shutdown, finished or not; ``None`` without a file.
 
+        A file in the runtime directory precedes the one in the state directory, since it is written only after a
+        failed write of that one, and removed by the next successful write.
+
         Raises:
             StoreError: the file cannot be read, or its content is invalid.
         """
-        document = self._read(STOP_FILE, _STOP_SCHEMA)
-        return None if document is None else self._decoded(STOP_FILE, _stop, document)
+        for directory in (self.runtime_directory, self._directory):
+            path = directory / STOP_FILE if directory is not None else None
+            document = _read(path, _STOP_SCHEMA) if path is not None else None
+            if path is not None and document is not None:
+                return _decoded(path, _stop, document)
+        return None
 
     def write_stop(self, stop: NodeStop) -> None:
         """Replace the last shutdown by this one.
 
         Raises:
-            StoreError: the file cannot be written; the previous one is kept.
+            StoreError: the file cannot be written to the state directory; the previous one is kept there, and the new
+                one is in the runtime directory if that is writable.
         """
-        self._write(STOP_FILE, _encode_stop(stop))
+        copy = self.runtime_directory / STOP_FILE if self.runtime_directory is not None else None
+        try:
+            self._write(STOP_FILE, _encode_stop(stop))
+        except StoreError:
+            if copy is not None:
+                with suppress(OSError):
+                    replace_file(copy, _text_of(_encode_stop(stop)))
+            raise
+        if copy is not None:
+            with suppress(OSError):
+                copy.unlink(missing_ok=True)
 
     def read_boot(self) -> BootRecord | None:
         """Return the last record of this or an earlier boot; ``None`` without a file.
@@ -65,8 +93,9 @@ class ShutdownFiles:
         Raises:
             StoreError: as for :meth:`read_stop`.
         """
-        document = self._read(BOOT_FILE, _BOOT_SCHEMA)
-        return None if document is None else self._decoded(BOOT_FILE, _boot, document)
+        path = self._directory / BOOT_FILE
+        document = _read(path, _BOOT_SCHEMA)
+        return None if document is None else _decoded(path, _boot, document)
 
     def write_boot(self, record: BootRecord) -> None:
         """Replace the record of the boot.
@@ -80,14 +109,11 @@ class ShutdownFiles:
     def claim(self, within_s: float = 0.0) -> Iterator[bool]:
         """Claim the exclusive right to stop pods; yields whether the claim succeeded within ``within_s`` seconds.
 
-        The kernel ends the claim with the process. If the lock file cannot be created the claim succeeds, since
-        stopping pods is more important than the claim.
+        The kernel ends the claim with the process. If no lock file can be opened the claim succeeds, since stopping
+        pods is more important than the claim.
         """
-        try:
-            self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self._directory / LOCK_FILE, flags, 0o600)
-        except OSError:
+        descriptor = self._open_lock()
+        if descriptor is None:
             yield True
             return
         try:
@@ -95,31 +121,51 @@ class ShutdownFiles:
         finally:
             os.close(descriptor)
 
-    def _read(self, name: str, schema: str) -> Mapping[str, object] | None:
-        path = self._directory / name
-        try:
-            document = parse_json(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise StoreError(f"cannot read {path}: {error}") from error
-        if not isinstance(document, dict) or document.get("schema") != schema:
-            raise StoreError(f"cannot read {path}: not a document of schema {schema}")
-        return document
-
-    def _decoded(self, name: str, decode: Callable[[Mapping[str, object]], T], document: Mapping[str, object]) -> T:
-        try:
-            return decode(document)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"cannot decode {self._directory / name}: {error!r}") from error
+    def _open_lock(self) -> int | None:
+        """Return a descriptor of the lock file: an existing one in a state directory that became read-only, too."""
+        with suppress(OSError):
+            self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        created = os.O_RDWR | os.O_CREAT
+        for directory, access in (
+            (self._directory, created),
+            (self._directory, os.O_RDONLY),
+            (self.runtime_directory, created),
+        ):
+            if directory is not None:
+                with suppress(OSError):
+                    return os.open(directory / LOCK_FILE, access | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        return None
 
     def _write(self, name: str, document: Mapping[str, object]) -> None:
         path = self._directory / name
         try:
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-            replace_file(path, json.dumps(document, ensure_ascii=False) + "\n")
+            replace_file(path, _text_of(document))
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _read(path: Path, schema: str) -> Mapping[str, object] | None:
+    try:
+        document = parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {path}: {error}") from error
+    if not isinstance(document, dict) or document.get("schema") != schema:
+        raise StoreError(f"cannot read {path}: not a document of schema {schema}")
+    return document
+
+
+def _decoded(path: Path, decode: Callable[[Mapping[str, object]], T], document: Mapping[str, object]) -> T:
+    try:
+        return decode(document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"cannot decode {path}: {error!r}") from error
+
+
+def _text_of(document: Mapping[str, object]) -> str:
+    return json.dumps(document, ensure_ascii=False) + "\n"
 
 
 def _lock(descriptor: int, until_s: float) -> bool:

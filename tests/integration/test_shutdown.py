@@ -112,7 +112,9 @@ class Shutdown:
         clock = SystemClock()
         logger = log.configure("json", "info", self.stream)
         context = DaemonContext(self._settings, logger, clock, LoopStatuses(clock), PassLock(clock))
-        host = HostServices(self.logind.address, self._directory, self.store, boot_id="boot")
+        host = HostServices(
+            self.logind.address, self._directory, self.store, boot_id="boot", runtime_directory=self._directory
+        )
         task = InhibitorTask(context, host=host, adopted=adopted, intervals=Intervals())
         stop = asyncio.Event()
         running = asyncio.ensure_future(task.run(stop))

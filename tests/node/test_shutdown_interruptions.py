@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.node.shutdown_node import (
     lock_entry,
     log_now,
     main_pid,
+    parsed,
     start_with,
     wait_for_lock,
 )
@@ -28,6 +30,7 @@ from tests.node.shutdown_pods import (
     await_term,
     in_every_band,
     pod,
+    read_times,
     run_pods,
 )
 from tests.support import reclaim
@@ -153,3 +156,53 @@ def test_stop_of_the_unit_in_a_shutdown_waits_for_the_pods(shutdown_node: Node, 
     facts = ShutdownFacts(shutdown_node, pods, slowdown)
     facts.assert_true()
     assert facts.events("unit_stop_delayed")
+
+
+def test_frozen_shim_does_not_delay_the_release(shutdown_node: Node) -> None:
+    pods = prepare(shutdown_node, (AT_ONCE, TWO_SECONDS), 90, "-shim")
+    frozen = next(each for each in pods if each.pod.name.startswith("b1-1"))
+    shutdown_node.run(f"pkill -STOP -f 'containerd-shim.*{frozen.sandbox_id}'")
+    facts = shut_down(shutdown_node, pods)
+    facts.assert_true()
+    facts.assert_released_with_the_last_pod()
+    assert "exit code not reported" in facts.pods[frozen.pod.name]["detail"]
+
+
+def test_restart_of_the_bus_just_before_a_shutdown_changes_no_outcome(shutdown_node: Node) -> None:
+    """Without the bus systemctl does not reach logind, which then announces nothing: the stop hook stops the pods."""
+    pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), 40, "-bus")
+    shutdown_node.run("systemctl restart dbus; systemctl poweroff", check=False)
+    shutdown_node.wait_off(timeout_s=START_S)
+    assert_true_by_log(shutdown_node, pods)
+
+
+def test_full_state_directory_changes_no_outcome(shutdown_node: Node) -> None:
+    """The record of the shutdown is in the runtime directory then, and the stop hook repeats nothing."""
+    install_with_limit(shutdown_node, 60)
+    pods = run_pods(shutdown_node, in_every_band(8, (TWO_SECONDS, IGNORES), "-full"))
+    shutdown_node.run(
+        "systemctl stop nodeagent; mkdir -p /run/nodeagent"  # as by tmpfiles.d of the installation
+        f" && mkdir -p {_STATE} && mount -t tmpfs -o size=4m,mode=750 none {_STATE}"
+    )
+    start_with(shutdown_node, pods)
+    filled = shutdown_node.run(f"dd if=/dev/zero of={_STATE}/filler bs=4k; df {_STATE}", check=False)
+    assert "No space left" in filled.stderr
+    shutdown_node.poweroff(timeout_s=START_S)
+    log = assert_true_by_log(shutdown_node, pods)
+    problems = [each for each in log if each["event"] == "shutdown_state_not_written"]
+    assert "No space left on device" in problems[0]["error"]
+    assert event_names(log).count("shutdown_finished") == event_names(log).count("shutdown_already_done") == 1
+
+
+def assert_true_by_log(node: Node, pods: list[RunningPod]) -> list[dict[str, Any]]:
+    """Assert that the logged outcomes are those of the pods' own times, in order; return the log."""
+    log = parsed(node.journal())
+    for each in log:
+        if each["event"].startswith(("shutdown", "pod_", "inhibitor", "logind")):
+            print(each)
+    logged = [(each["pod"].removeprefix("shop/"), each["outcome"]) for each in log if each["event"] == "pod_stopped"]
+    times = {each.pod.name: read_times(node, each.pod.name) for each in pods}
+    print(json.dumps(times, indent=0))
+    assert sorted(logged) == sorted((name, "stopped" if EXIT in each else "killed") for name, each in times.items())
+    assert_in_order(times)
+    return log

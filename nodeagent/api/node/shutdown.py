@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api import shutdown as documents
 from nodeagent.api.history import NodeStop
 from nodeagent.api.shutdown import Inhibitor, Phase, ShutdownPlan, ShutdownStatus
+from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.errors import InhibitorError, StoreError
 from nodeagent.host.logind_config import read_delay
 from nodeagent.observe.node_role import read_role
@@ -80,7 +82,7 @@ def _status(settings: Settings, facts: LogindFacts | None, problem: str, limit: 
     held, because = lock_held(facts, problem)
     stops: list[node_stop.NodeStop] = list(History(settings.state_directory).read_stops(limit=limit))
     try:
-        last = ShutdownFiles(settings.state_directory).read_stop()
+        last = ShutdownFiles(settings.state_directory, Path(RUNTIME_DIRECTORY)).read_stop()
     except StoreError as error:
         last, because = None, f"{because}; {error}"
     if last is not None and last.id not in {each.id for each in stops}:

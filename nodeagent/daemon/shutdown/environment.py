@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.host.fdstore import DescriptorStore
 from nodeagent.host.systemd import LogindUnit
 from nodeagent.observe.node_role import FRESH_S, ROLE_POLL_S
@@ -36,6 +37,7 @@ class HostServices(Record):
         store: systemd's descriptor store, for a copy of the lock.
         logind: logind's unit.
         boot_id: id of this start of the userspace; empty to read it.
+        runtime_directory: directory for records that the state directory cannot store.
     """
 
     bus_address: str = ""
@@ -43,6 +45,7 @@ class HostServices(Record):
     store: DescriptorStore = field(default_factory=DescriptorStore)
     logind: LogindService = field(default_factory=LogindUnit)
     boot_id: str = ""
+    runtime_directory: Path = Path(RUNTIME_DIRECTORY)
 
 
 class Intervals(Record):

@@ -15,6 +15,7 @@ from nodeagent.store.shutdown import ShutdownFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger
 
@@ -40,16 +41,19 @@ class ShutdownRecorder:
         self._logged_problem = ""
 
     @classmethod
-    def open(cls, settings: Settings, clock: Clock, logger: FilteringBoundLogger, boot_id: str) -> ShutdownRecorder:
+    def open(
+        cls, settings: Settings, clock: Clock, logger: FilteringBoundLogger, boot_id: str, runtime_directory: Path
+    ) -> ShutdownRecorder:
         """Return a recorder for the state directory of the settings."""
         directory = settings.state_directory
-        return cls(ShutdownFiles(directory), History(directory), configured_retention(settings), clock, logger, boot_id)
+        files = ShutdownFiles(directory, runtime_directory)
+        return cls(files, History(directory), configured_retention(settings), clock, logger, boot_id)
 
     def follow(self, settings: Settings) -> None:
         """Write to the state directory of other settings from now on."""
         directory = settings.state_directory
         self.files, self.history, self.retention = (
-            ShutdownFiles(directory),
+            ShutdownFiles(directory, self.files.runtime_directory),
             History(directory),
             configured_retention(settings),
         )

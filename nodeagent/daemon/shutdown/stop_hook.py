@@ -7,9 +7,11 @@ unit before the runtime, since the unit is ordered after it, and waits up to the
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.clock import SystemClock
+from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.daemon.shutdown.execution import ShutdownInProgress, rehearse
 from nodeagent.daemon.shutdown.pod_cache import PodCache
 from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
@@ -35,7 +37,12 @@ _UNLIMITED_S: Final = 3600.0
 
 
 async def stop_pods_at_unit_stop(
-    settings: Settings, logger: FilteringBoundLogger, unit_stop: UnitStop, *, this_boot: str = ""
+    settings: Settings,
+    logger: FilteringBoundLogger,
+    unit_stop: UnitStop,
+    *,
+    this_boot: str = "",
+    runtime_directory: Path = Path(RUNTIME_DIRECTORY),
 ) -> StopEnd | None:
     """Stop the pods in order if the node is shutting down and no other process of the agent has stopped them.
 
@@ -45,7 +52,7 @@ async def stop_pods_at_unit_stop(
         The end of this shutdown, or of the daemon's own if that was complete; ``None`` if no pod had to be stopped.
     """
     clock = SystemClock()
-    recorder = ShutdownRecorder.open(settings, clock, logger, this_boot or userspace_id())
+    recorder = ShutdownRecorder.open(settings, clock, logger, this_boot or userspace_id(), runtime_directory)
     if not unit_stop.is_node_stopping:
         logger.debug("unit_stop", system_state=unit_stop.system_state)
         if unit_stop.is_announced:

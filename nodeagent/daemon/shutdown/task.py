@@ -51,7 +51,9 @@ class InhibitorTask:
         self._adopted = adopted if adopted is not None else stored_descriptor()
         self._intervals = intervals or Intervals()
         self._logger = context.logger.bind(task=NAME)
-        self.recorder = ShutdownRecorder.open(context.settings, context.clock, self._logger, self._host.boot_id)
+        self.recorder = ShutdownRecorder.open(
+            context.settings, context.clock, self._logger, self._host.boot_id, self._host.runtime_directory
+        )
         self.wake = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -25,6 +25,7 @@ OWN = (
     *("var/lib/nodeagent/.holds.json-a1_b2c3d", "var/lib/nodeagent/.plan.key-a1_b2c3d"),
     *("var/lib/nodeagent/last-settings.toml", "var/lib/nodeagent/.last-settings.toml-a1_b2c3d"),
     *("var/lib/nodeagent/api-pods.json", "var/lib/nodeagent/.api-pods.json-a1_b2c3d"),
+    *("run/nodeagent/shutdown.json", "run/nodeagent/.shutdown.json-a1_b2c3d", "run/nodeagent/shutdown.lock"),
 )
 FOREIGN = (
     *("etc/nodeagent/kubelet.key", "etc/nodeagent/config.toml.bak", "etc/nodeagent/config.d/.hidden.toml"),

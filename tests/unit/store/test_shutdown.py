@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -79,6 +81,52 @@ def test_failed_write_is_reported_and_the_claim_succeeds(tmp_path: Path) -> None
         files.write_stop(STOP)
     with files.claim() as claimed:
         assert claimed, "pods are stopped even without the claim"
+
+
+def test_stop_that_the_state_directory_cannot_store_is_read_from_the_runtime_directory(tmp_path: Path) -> None:
+    state, runtime = tmp_path / "state", tmp_path / "run"
+    runtime.mkdir()
+    ShutdownFiles(state, runtime).write_stop(STOP)
+    state.rename(tmp_path / "kept")
+    state.write_text("")
+    ended = replace(STOP, end=StopEnd.COMPLETE, ended_at=T0 + timedelta(seconds=4))
+    with pytest.raises(StoreError, match="cannot write"):
+        ShutdownFiles(state, runtime).write_stop(ended)
+    state.unlink()
+    (tmp_path / "kept").rename(state)
+    assert ShutdownFiles(state, runtime).read_stop() == ended, "the one in the state directory is older"
+    later = replace(STOP, boot_id="b2")
+    ShutdownFiles(state, runtime).write_stop(later)
+    assert ShutdownFiles(state, runtime).read_stop() == ShutdownFiles(state).read_stop() == later
+    assert list(runtime.iterdir()) == []
+
+
+def test_claim_without_a_state_directory_is_made_in_the_runtime_directory(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    files = ShutdownFiles(tmp_path / "state", tmp_path)
+    with files.claim() as first, files.claim() as second:
+        assert (first, second) == (True, False)
+
+
+@pytest.mark.parametrize("first_mode", ["writable", "read-only"])
+def test_claim_in_a_state_directory_that_became_read_only_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_mode: str
+) -> None:
+    files, open_file = ShutdownFiles(tmp_path / "state", tmp_path), os.open
+    with files.claim():
+        """Create the lock file."""
+
+    def open_read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_RDWR and path.parent.name == "state":
+            raise OSError(errno.EROFS, "Read-only file system")
+        return open_file(path, flags, mode)
+
+    if first_mode == "read-only":
+        monkeypatch.setattr(os, "open", open_read_only)
+    with files.claim() as first:
+        monkeypatch.setattr(os, "open", open_read_only)
+        with files.claim() as second:
+            assert (first, second) == (True, False)
 
 
 def test_second_claim_fails_until_the_first_ends(tmp_path: Path) -> None:

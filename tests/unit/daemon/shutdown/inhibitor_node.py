@@ -69,7 +69,8 @@ class Place:
         self.bus = bus
         self.login1 = login1
         self.server = server
-        self.files = ShutdownFiles(directory / "state")
+        (directory / "run").mkdir()
+        self.files = ShutdownFiles(directory / "state", directory / "run")
         self.history = History(directory / "state")
         self.store = CopyingStore()
         self.logind = LogindUnit()
@@ -133,7 +134,14 @@ class Daemon:
         self.context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
         if kubelet is not None:
             self.context.roles = RoleWatch(kubelet.clock, logger, reader=kubelet)
-        host = HostServices(place.bus.address, place.directory, place.store, place.logind, place.boot_id)
+        host = HostServices(
+            place.bus.address,
+            place.directory,
+            place.store,
+            place.logind,
+            place.boot_id,
+            place.directory / "run",
+        )
         self.inhibitor = InhibitorTask(self.context, host=host, adopted=adopted, intervals=intervals)
         self.directory = place.directory
         self.stop = asyncio.Event()

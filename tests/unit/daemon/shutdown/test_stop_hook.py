@@ -15,6 +15,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
 from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
+from nodeagent.errors import StoreError
 from nodeagent.host import kubelet_detection
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
@@ -43,7 +44,9 @@ class StopHookNode:
 
     def __init__(self, directory: Path, server: SimServer) -> None:
         self.server = server
-        self.files = ShutdownFiles(directory / "state")
+        self.runtime_directory = directory / "run"
+        self.runtime_directory.mkdir()
+        self.files = ShutdownFiles(directory / "state", self.runtime_directory)
         self.settings = self.configured(directory)
         self.stream = io.StringIO()
         for name, priority in (("web", "0"), ("dns", "2000")):
@@ -66,7 +69,9 @@ class StopHookNode:
 
     async def stop(self, unit_stop: UnitStop = DOWN, settings: Settings | None = None) -> StopEnd | None:
         logger = log.configure("json", "debug", self.stream)
-        return await stop_pods_at_unit_stop(settings or self.settings, logger, unit_stop, this_boot=BOOT)
+        return await stop_pods_at_unit_stop(
+            settings or self.settings, logger, unit_stop, this_boot=BOOT, runtime_directory=self.runtime_directory
+        )
 
     def events(self) -> list[str]:
         return [json.loads(line)["event"] for line in self.stream.getvalue().splitlines()]
@@ -133,6 +138,39 @@ async def test_stop_of_the_unit_waits_for_no_shutdown_that_has_ended(hook: StopH
 async def test_complete_shutdown_of_the_daemon_is_not_repeated(hook: StopHookNode) -> None:
     hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), end=StopEnd.COMPLETE))
     assert await hook.stop() is StopEnd.COMPLETE
+    assert hook.server.calls == []
+
+
+@pytest.fixture
+def unwritable(hook: StopHookNode) -> None:
+    """Let every write to the state directory fail, as in a full one."""
+    hook.settings.state_directory.write_text("")
+
+
+@pytest.mark.usefixtures("unwritable")
+async def test_complete_shutdown_without_a_writable_state_directory_is_not_repeated(hook: StopHookNode) -> None:
+    with pytest.raises(StoreError):
+        hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), end=StopEnd.COMPLETE))
+    assert await hook.stop() is StopEnd.COMPLETE
+    assert hook.server.calls == []
+    assert hook.events()[-1] == "shutdown_already_done"
+
+
+@pytest.mark.usefixtures("unwritable")
+async def test_stop_hook_without_a_writable_state_directory_stops_the_pods_once(hook: StopHookNode) -> None:
+    assert await hook.stop() is StopEnd.COMPLETE
+    assert hook.stopped() == ["web", "dns"]
+    assert await hook.stop() is StopEnd.COMPLETE
+    assert hook.stopped() == ["web", "dns"]
+    assert hook.events().count("shutdown_finished") == 1
+    assert hook.events().count("shutdown_already_done") == 1
+
+
+@pytest.mark.usefixtures("unwritable")
+async def test_stop_hook_waits_for_a_daemon_without_a_writable_state_directory(hook: StopHookNode) -> None:
+    with hook.files.claim() as claimed:
+        assert claimed
+        assert await hook.stop(UnitStop(STOPPING, 10_200_000)) is None
     assert hook.server.calls == []
 
 

@@ -59,6 +59,19 @@ async def test_pods_are_stopped_in_order_and_the_lock_is_released(place: Place) 
     assert daemon.events("pod_stopped")[0]["why"] == "priority 0 (annotation nodeagent.dev/priority)"
 
 
+async def test_shutdown_without_a_writable_state_directory_is_recorded_for_the_stop_hook(place: Place) -> None:
+    (place.directory / "state").write_text("")
+    place.pod("web")
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await place.login1.until(lambda: place.login1.executed == 1)
+        await daemon.until("shutdown_finished")
+        await daemon.end()
+    assert place.outcomes() == {"web": "stopped"}
+    assert place.recorded_end() is StopEnd.COMPLETE
+
+
 async def test_pod_that_ignores_the_signal_is_killed_at_the_end_of_its_phase(place: Place) -> None:
     stubborn, dns = place.pod("stubborn"), place.pod("dns", 2000)
     place.server.faults.delay("StopContainer", target=stubborn)
@@ -188,7 +201,13 @@ async def test_no_pod_is_stopped_at_the_signal_if_the_limit_is_too_short(place: 
         assert "the unit's stop hook stops pods within TimeoutStopSec" in delegated["because"]
 
         unit_stop = UnitStop(STOPPING, 60_000_000)
-        ended = await stop_pods_at_unit_stop(daemon.context.settings, daemon.context.logger, unit_stop, this_boot=BOOT)
+        ended = await stop_pods_at_unit_stop(
+            daemon.context.settings,
+            daemon.context.logger,
+            unit_stop,
+            this_boot=BOOT,
+            runtime_directory=place.directory / "run",
+        )
         assert ended is StopEnd.COMPLETE
     assert place.server.faults.targets("StopContainer") == (web, dns)
     assert place.outcomes() == {"web": "stopped", "dns": "stopped"}
