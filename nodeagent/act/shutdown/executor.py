@@ -134,10 +134,11 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
                 while any(each.readings for each in self._records.values()):
                     self._wake.clear()
                     await self._wake.wait()
+                    self._observe()
         await self._delivery.close()
+        self._observe_ends()
         for record in self._records.values():
-            if not record.is_final:
-                self._conclude(record)
+            self._conclude(record)
 
     async def stop_sandboxes(self, within_s: float) -> None:
         """Stop the sandboxes of pods that have ended, for up to ``within_s`` seconds."""
@@ -226,7 +227,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             await self._wait(end_ms)
 
     async def _finish(self) -> None:
-        """Wait for the last kills, and record pods that still have processes as failed."""
+        """Wait for the last kills; pods that have processes then count as failed until they end."""
         while True:
             self._observe()
             self._kill_due()
@@ -235,9 +236,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
                 break
             await self._wait(self.ends_ms)
         for record in self._unfinished(None):
-            for each in record.running:
-                each.problem = each.problem or NO_ANSWER
-            self._conclude(record)
+            record.exceed_time(NO_ANSWER)
         for record in self._records.values():
             record.outcome = record.known_outcome  # final unless an exit code contradicts it
         self.on_change()
@@ -366,17 +365,18 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
 
     def _observe(self) -> None:
         """Record the pods whose processes have ended, and start to read their exit codes."""
-        for record in self._records.values():
-            if record.is_final or record.took_ms is not None:
-                continue
-            for each in record.containers.values():
-                self._delivery.observe(each)
-            if record.running:
-                continue
-            record.end(self.elapsed_ms())
+        for record in self._observe_ends():
             record.readings += 1
             self._delivery.read_exits(record, self._ended_ms, partial(self._exits_read, record))
             self.on_change()
+
+    def _observe_ends(self) -> list[PodRecord]:
+        """Record the pods whose processes have ended, and return them."""
+        observe = self._delivery.observe
+        ended = [each for each in self._unfinished(None) if all(list(map(observe, each.containers.values())))]
+        for each in ended:
+            each.end(self.elapsed_ms())
+        return ended
 
     def _exits_read(self, record: PodRecord) -> None:
         record.readings -= 1

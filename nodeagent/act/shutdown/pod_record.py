@@ -164,6 +164,7 @@ class PodRecord:
         phase: position of its phase.
         readings: number of pending readings of exit codes.
         is_final: whether ``outcome`` is final.
+        is_overdue: whether it had processes at the end of the run.
     """
 
     pod: ShutdownPod
@@ -177,6 +178,7 @@ class PodRecord:
     took_ms: int | None = None
     readings: int = 0
     is_final: bool = False
+    is_overdue: bool = False
     detail: str = ""
 
     @property
@@ -203,6 +205,12 @@ class PodRecord:
         ended_ms = max((each.ended_at_ms or 0 for each in self.containers.values()), default=now_ms)
         self.took_ms = max(0, ended_ms - self.requested_at_ms)
 
+    def exceed_time(self, problem: str) -> None:
+        """Count as failed from the end of the run on, until its processes end."""
+        self.outcome, self.is_overdue = PodOutcome.FAILED, True
+        for each in self.running:
+            each.problem = each.problem or problem
+
     def conclude(self) -> None:
         """Set the final outcome from the ends of its containers."""
         ends = [each.end for each in self.containers.values()]
@@ -212,6 +220,8 @@ class PodRecord:
             self.took_ms = None
             problems = [each.problem for each in self.running if each.problem]
             self.detail = "; ".join(dict.fromkeys(["still running", *problems]))
+        elif self.is_overdue:
+            self.detail = "; ".join(filter(None, ["ended after the granted time", self.detail]))
 
     @property
     def stopped(self) -> StoppedPod:

@@ -127,6 +127,23 @@ def test_stop_is_retried_until_the_runtime_is_available() -> None:
     assert all(at >= 3000 for at, _, _ in node.signals)
 
 
+def test_pod_that_ends_before_the_exit_codes_are_known_is_not_recorded_as_running() -> None:
+    node = Node(
+        [pod("late"), pod("web")],
+        {"late-c": 17.3, "web-c": 9.5},
+        answers_after_s=8.0,  # the exit code of web is awaited meanwhile
+        located=None,
+        uninterruptible={"late-c"},
+        stopped_shims={"late-c"},
+    )
+    result = run_down(node)
+    assert result.ended_ms < node.ended["late-c"]
+    assert result.run.outcomes.count(PodOutcome.FAILED) == 0
+    late = result.pods["late"]
+    assert (late.outcome, late.took_ms, late.detail) == (PodOutcome.STOPPED, 17_300, "ended after the granted time")
+    assert [each.name for each in result.reported].count("late") == 1
+
+
 def test_pod_whose_term_was_delayed_by_the_runtime_keeps_its_grace() -> None:
     budget = four_bands(40)
     node = Node([pod("late"), pod("dns", CRITICAL)], {"late-c": 2.0}, unavailable=((0, 8500),))
