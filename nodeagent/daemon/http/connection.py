@@ -166,24 +166,12 @@ class HttpConnection:
         """
         self._writer.transport.set_write_buffer_limits(high=0)
         try:
-            request = await self._read_request()
-            if request is None:
-                return
-            self._receipt.finish_request()
-            response = await self._answer(request)
-        except RefusedRequestError as refused:
-            response = refused.response
-        except h11.RemoteProtocolError as error:
-            response = problem(HTTPStatus(error.error_status_hint), f"malformed HTTP/1.1 request: {error}")
-        except (OSError, TimeoutError):
-            raise
-        except Exception as error:  # noqa: BLE001 - reported by the service, as an error of a handler
-            response = self._service.fail(self._current.request, error)
-        try:
-            await self._send(response)
+            response = await self._response()
+            if response is not None:
+                await self._send(response)
         finally:
             if self._end is not None:
-                self._end.cancel()
+                self._end.cancel()  # asyncio then reports no error of a read that has failed before
 
     async def refuse(self, response: Response) -> None:
         """Answer a connection without reading its request.
@@ -193,6 +181,28 @@ class HttpConnection:
             TimeoutError: the client was too slow.
         """
         await self._send(response)
+
+    async def _response(self) -> Response | None:
+        """Return the response to the next request; ``None`` if the client closed the connection instead.
+
+        Raises:
+            OSError: the client disconnected.
+            TimeoutError: the client was too slow.
+        """
+        try:
+            request = await self._read_request()
+            if request is None:
+                return None
+            self._receipt.finish_request()
+            return await self._answer(request)
+        except RefusedRequestError as refused:
+            return refused.response
+        except h11.RemoteProtocolError as error:
+            return problem(HTTPStatus(error.error_status_hint), f"malformed HTTP/1.1 request: {error}")
+        except (OSError, TimeoutError):
+            raise
+        except Exception as error:  # noqa: BLE001 - reported by the service, as an error of a handler
+            return self._service.fail(self._current.request, error)
 
     async def _read_request(self) -> Request | None:
         """Return the next request with its body; ``None`` if the client closed the connection instead.
@@ -342,6 +352,8 @@ class HttpConnection:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})  # a running generator cannot be closed
+                if not task.cancelled() and isinstance(error := task.exception(), Exception):
+                    self._service.fail(self._current.request, error)
 
     async def _read_to_end(self) -> None:
         """Return once the client has closed its side; further input is discarded."""

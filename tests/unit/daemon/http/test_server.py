@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -80,9 +81,10 @@ class Feed:
 
 
 class Watched:
-    """A handler that waits until it is cancelled."""
+    """A handler that waits until it is cancelled, and then fails if an error is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
         self.started = asyncio.Event()
         self.cancelled = asyncio.Event()
 
@@ -92,6 +94,8 @@ class Watched:
             return await hang(request)
         finally:
             self.cancelled.set()
+            if self._error is not None:
+                raise self._error
 
 
 async def authorise(request: Request) -> None:
@@ -120,7 +124,11 @@ async def serving(
             "/time-out": Route({"GET": raise_timeout}),
             "/lose-the-runtime": Route({"GET": raise_runtime_unavailable}),
             "/watched-refusal": Route({"GET": refuse}, watched=frozenset({"GET"})),
-            "/watched": Route({"GET": (watched or Watched()).wait}, watched=frozenset({"GET"})),
+            "/watched": Route(
+                {method: (watched or Watched()).wait for method in ("GET", "POST")},
+                {"POST": BODY_BYTES},
+                watched=frozenset({"GET", "POST"}),
+            ),
             "/refuse": Route({"GET": refuse}),
             "/stream": Route({"GET": (feed or Feed()).stream}),
         }
@@ -276,6 +284,23 @@ async def test_handler_is_cancelled_when_a_watched_client_disconnects(tmp_path: 
         await asyncio.wait_for(watched.started.wait(), WITHIN_S)
         writer.transport.abort()
         await asyncio.wait_for(watched.cancelled.wait(), WITHIN_S)
+
+
+@pytest.mark.parametrize("error", [None, BrokenPipeError()], ids=["cancelled", "failed"])
+async def test_client_that_disconnects_with_unread_input_causes_no_error_in_the_log(
+    tmp_path: Path, error: Exception | None
+) -> None:
+    watched = Watched(error)
+    async with serving(tmp_path, watched=watched) as listen:  # no error reaches the event loop
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(listen.path)
+            client.sendall(head("POST", "/watched", "Content-Length: 1", "Expect: 100-continue"))
+            await asyncio.to_thread(client.recv, 1)  # leaves the rest of "100 Continue", which resets the connection
+            client.sendall(b"a")
+            await asyncio.wait_for(watched.started.wait(), WITHIN_S)
+        await asyncio.wait_for(watched.cancelled.wait(), WITHIN_S)
+        assert (await exchange(listen, head("GET", "/echo")))[0] == 200  # the connection has ended by then
+        gc.collect()
 
 
 async def test_client_that_closes_its_side_after_the_request_is_answered(tmp_path: Path) -> None:
