@@ -9,16 +9,18 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.disk_usage import Tree, TreeReader
-from nodeagent.model.pressure import Footprint
+from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Collection, Generator, Iterable, Mapping
     from pathlib import Path
 
 _EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
 # Volumes on the node's own disk. Others are not even examined: a stat of a dead network mount never returns.
 _LOCAL: Final = ("kubernetes.io~configmap", "kubernetes.io~downward-api", "kubernetes.io~git-repo")
+_BLOCK_BYTES: Final = 512  # Source: stat(2), st_blocks
+_LARGE_FILE_BYTES: Final = 1 << 20
 _MEMORY_TYPES: Final = frozenset({"tmpfs", "ramfs"})
 
 
@@ -29,9 +31,11 @@ class PodDisk(Record):
         log_tree: the whole log directory.
         logs: the log directories of its containers.
         container_logs_bytes: by container name.
-        volumes: emptyDirs on disk, and other volumes on the node's own disk.
+        volumes: emptyDirs on disk, other volumes on the node's own disk, and the files of the kubelet's directory that
+            containers can write to: ``/etc/hosts`` and the termination messages.
         empty_dir_bytes: by volume name; for one in memory the usage of its tmpfs.
         layers: writable layers by container id.
+        sandbox_files: large files of its sandboxes that the runtime mounts into containers; ``None`` for none.
         complete: false before the end of the walk and after a read error: the values are then lower bounds.
     """
 
@@ -41,6 +45,7 @@ class PodDisk(Record):
     volumes: Footprint | None = None
     empty_dir_bytes: Mapping[str, int] = field(default_factory=dict)
     layers: Mapping[str, Tree] = field(default_factory=dict)
+    sandbox_files: LayerUsage | None = None
     complete: bool = True
 
 
@@ -62,6 +67,7 @@ class _Measured:
     empty_dirs: dict[str, Tree] = dataclasses.field(default_factory=dict)
     empty_dirs_in_memory: dict[str, int] = dataclasses.field(default_factory=dict)
     layers: dict[str, Tree] = dataclasses.field(default_factory=dict)
+    sandbox_files: LayerUsage | None = None
     logs_ended: bool = False
     volumes_ended: bool = False
     ended: bool = False
@@ -78,6 +84,7 @@ class _Measured:
             None if volumes is None else _sum(volumes, ended=self.volumes_ended),
             {name: tree.size_bytes for name, tree in dict(self.empty_dirs).items()} | self.empty_dirs_in_memory,
             layers,
+            self.sandbox_files,
             self.ended and self.is_complete and all(each.complete for each in trees),
         )
 
@@ -91,13 +98,14 @@ class PodDiskWalk:
     Source: kubelet ``GetPodVolumesDir``, ``podLocalEphemeralStorageUsage``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the places of a pod's files
         self,
         uid: str,
         log_directory: Path,
         kubelet_root: Path,
         *,
         upper_directories: Mapping[str, str] | None = None,
+        sandbox_files: Collection[str] = (),
         mounts: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare the walk without reading a directory.
@@ -107,6 +115,7 @@ class PodDiskWalk:
             log_directory: log directory of the pod.
             kubelet_root: the kubelet's root directory, which has the volumes of pods.
             upper_directories: of the writable layers, by container id.
+            sandbox_files: paths; see ``ContainerTraits``.
             mounts: type of the filesystem by mount point; these paths are not walked.
         """
         parent = str(log_directory.parent)
@@ -115,8 +124,9 @@ class PodDiskWalk:
         self._logs_path = f"{parent}/{log_directory.name}"
         self.name = log_directory.name
         valid = bool(uid) and "/" not in uid and "\0" not in uid and uid not in {".", ".."}
-        self._volumes_path = f"{os.path.realpath(kubelet_root)}/pods/{uid}/volumes" if valid else None
+        self._pod_path = f"{os.path.realpath(kubelet_root)}/pods/{uid}" if valid else None
         self._upper_directories = upper_directories or {}
+        self._sandbox_files = sandbox_files
         self._mounts = mounts or {}
         self._measured = _Measured(Tree(self._logs_path), is_complete=valid)
         self._steps = self._walk()
@@ -142,9 +152,11 @@ class PodDiskWalk:
         measured = self._measured
         yield from self._walk_logs()
         measured.logs_ended = True
-        if self._volumes_path is not None:
-            yield from self._walk_volumes(self._volumes_path)
+        if self._pod_path is not None:
+            yield from self._walk_volumes(f"{self._pod_path}/volumes")
+            yield from self._walk_mounted_files(self._pod_path)
         measured.volumes_ended = True
+        self._measure_sandbox_files()
         for container_id, upper in self._upper_directories.items():
             device = _device(upper)
             if device is not None:
@@ -200,6 +212,30 @@ class PodDiskWalk:
                 measured.volume_trees.append(Tree(path))
                 yield from reader.walk(measured.volume_trees[-1])
 
+    def _walk_mounted_files(self, directory: str) -> Generator[None, None, None]:
+        """Add the files of the kubelet's directory of the pod that are mounted into its containers.
+
+        Source: kubelet ``GetPodDir``, ``managedHostsFileContent`` and ``terminationMessagePath``.
+        """
+        found = self._measured.volume_trees
+        device = _device(directory)
+        if found is None or device is None:
+            return
+        hosts = _file(f"{directory}/etc-hosts")
+        if hosts is not None:
+            found.append(Tree(f"{directory}/etc-hosts", hosts.st_blocks * _BLOCK_BYTES, inodes=1))
+        messages = f"{directory}/containers"
+        if messages not in self._mounts and _device(messages) == device:
+            found.append(Tree(messages))
+            yield from self._reader(device).walk(found[-1])
+
+    def _measure_sandbox_files(self) -> None:
+        """Measure the large files of sandboxes, which are on one filesystem."""
+        found = [status for path in self._sandbox_files if (status := large_file(path)) is not None]
+        if found:
+            used_bytes = sum(each.st_blocks * _BLOCK_BYTES for each in found)
+            self._measured.sandbox_files = LayerUsage(Footprint(used_bytes, len(found)), found[0].st_dev, "")
+
     def _reader(self, device: int) -> TreeReader:
         return TreeReader(device, mounts=self._mounts)
 
@@ -221,6 +257,23 @@ def _device(path: str) -> int | None:
     except (OSError, ValueError):  # ValueError: the runtime reported a path with a NUL
         return None
     return status.st_dev if stat.S_ISDIR(status.st_mode) else None
+
+
+def large_file(path: str) -> os.stat_result | None:
+    """Return the status of a regular file of a sandbox with at least 1 MiB on the disk; ``None`` for other paths.
+
+    A runtime writes a few kilobytes to such a file, a container without a read-only root filesystem any number. Blocks.
+    """
+    status = _file(path)
+    return status if status is not None and status.st_blocks * _BLOCK_BYTES >= _LARGE_FILE_BYTES else None
+
+
+def _file(path: str) -> os.stat_result | None:
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError):  # ValueError: the runtime reported a path with a NUL
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
 
 
 def _sum(trees: Iterable[Tree], *, ended: bool) -> Footprint:

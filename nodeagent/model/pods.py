@@ -95,6 +95,8 @@ class ContainerTraits(Record):
         cgroups_path: in the runtime specification; empty if not reported.
         pid: of its first process.
         snapshotter: of its writable layer; empty if not reported.
+        sandbox_files: paths of the files of its sandbox that the runtime mounts into it, such as ``/etc/hostname``; a
+            container without a read-only root filesystem can write to them.
     """
 
     oom_score_adj: int | None = None
@@ -102,6 +104,7 @@ class ContainerTraits(Record):
     cgroups_path: str = ""
     pid: int | None = None
     snapshotter: str = ""
+    sandbox_files: tuple[str, ...] = ()
 
 
 class RuntimePod(Record):
@@ -133,6 +136,12 @@ class RuntimePod(Record):
     def running(self) -> tuple[Container, ...]:
         """Its running containers, newest first."""
         return tuple(each for each in self.containers if each.state is ContainerState.RUNNING)
+
+    @property
+    def sandbox_files(self) -> tuple[str, ...]:
+        """Files of its ready sandboxes that containers, also exited ones, could write to."""
+        known = (self.traits.get(each.id) for each in self.containers if each.sandbox_id in self.sandbox_ids)
+        return tuple(dict.fromkeys(path for each in known if each is not None for path in each.sandbox_files))
 
     @property
     def labels(self) -> dict[str, str]:
@@ -190,12 +199,14 @@ class PodHandle(Record):
         sandbox_ids: its ready sandboxes, newest first.
         containers: its running containers, newest first.
         cgroup: directory of its cgroup; ``None`` if it has none of its own or it was not found.
+        sandbox_files: see :class:`RuntimePod`.
     """
 
     uid: str
     sandbox_ids: tuple[str, ...]
     containers: tuple[ContainerHandle, ...] = ()
     cgroup: str | None = None
+    sandbox_files: tuple[str, ...] = ()
 
     @property
     def container_ids(self) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ class PodCgroups:
             directory = self._directory(each.id, find)
             pid = traits.pid if traits else None
             containers.append(ContainerHandle(each.id, each.name, directory, pid, each.image_ref))
-        return PodHandle(pod.uid, pod.sandbox_ids, tuple(containers), pod_cgroup)
+        return PodHandle(pod.uid, pod.sandbox_ids, tuple(containers), pod_cgroup, pod.sandbox_files)
 
     def _directory(self, key: str, find: Callable[[], str | None]) -> str | None:
         """Return the cgroup directory of a sandbox or container, searched again until found."""

@@ -162,6 +162,7 @@ class PodDiskReader:
                 Path(directory) if directory else self._pod_log_root / name,
                 self._kubelet_root,
                 upper_directories={each.id: uppers[each.id] for each in pod.running if each.id in uppers},
+                sandbox_files=pod.sandbox_files,
                 mounts=mounts,
             )
         return found
@@ -298,9 +299,20 @@ def with_layers(
 
 
 def with_disk_usage(reading: PodReading, disk: PodDisk | None) -> PodReading:
-    """Return a reading with logs, volumes and the total for the comparison with the pod's storage limit."""
+    """Return a reading with logs, volumes and the total for the comparison with the pod's storage limit.
+
+    Large files of sandboxes count like a writable layer, since they are on the runtime's filesystem.
+    """
     if disk is None:
         return reading
+    files, writable = disk.sandbox_files, reading.writable
+    if files is not None and writable is not None:
+        both = Footprint(
+            (writable.used_bytes or 0) + (files.used.used_bytes or 0),
+            (writable.used_inodes or 0) + (files.used.used_inodes or 0),
+            writable.is_lower_bound,
+        )
+        reading = replace(reading, writable=both, layers=(*reading.layers, files))
     parts = [each.used_bytes for each in (reading.writable, disk.log_tree, disk.volumes) if each is not None]
     return replace(
         reading,

@@ -298,7 +298,17 @@ def _traits(info: object, resources: api.LinuxContainerResources) -> ContainerTr
     elif limit is None and _at_path(info, "runtimeSpec", "linux", "resources") is not None:
         limit = 0
     path, pid = _text(info, "runtimeSpec", "linux", "cgroupsPath"), _int(info, "pid") or None
-    return ContainerTraits(score, limit, path, pid, _text(info, "snapshotter"))
+    return ContainerTraits(score, limit, path, pid, _text(info, "snapshotter"), _sandbox_files(info))
+
+
+def _sandbox_files(info: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the sources of the mounts whose directory has the name of the sandbox.
+
+    Source: containerd, ``hostname``, ``hosts`` and ``resolv.conf`` in ``sandboxes/ID`` of the CRI plugin's directory.
+    """
+    sandbox, mounts = _text(info, "sandboxID"), _at_path(info, "runtimeSpec", "mounts")
+    sources = (_text(each, "source") for each in (mounts if isinstance(mounts, list) else ()) if isinstance(each, dict))
+    return tuple(dict.fromkeys(each for each in sources if sandbox and each.split("/")[-2:-1] == [sandbox]))
 
 
 def _volume_images(mounts: Iterable[api.Mount]) -> tuple[str, ...]:

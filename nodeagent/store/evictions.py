@@ -30,10 +30,10 @@ FILE_NAME: Final = "evictions.json"
 _SCHEMA: Final = SchemaId.EVICTIONS_FILE.value
 _NUMBERS: Final = {"at_s", "since_s", "until_s"}
 _OPTIONAL: Final = {"before", "predicted", "confirmed_s", "confirmed_available"}
-_LATER: Final = {"confirmed_s", "confirmed_available", "path"}
+_LATER: Final = {"confirmed_s", "confirmed_available", "path", "sandbox_files"}
 """Attributes that files of earlier versions do not have."""
 _SWITCHES: Final = {"confirmed", "ineffective", "verified", "cleared"}
-_LISTS: Final = {"sandbox_ids", "layers"}
+_LISTS: Final = {"sandbox_ids", "layers", "sandbox_files"}
 _ENUMS: Final[Mapping[str, Callable[[Any], object]]] = {"signal": Signal, "shortage": Shortage}
 
 

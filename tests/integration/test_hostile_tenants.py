@@ -1,4 +1,4 @@
-"""Six attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
+"""Seven attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
 
 The attacks use the parts of pods that their author controls: files, names, labels and annotations, processes.
 ``NODEAGENT_TEST_RUNS`` repeats the tests; see ``make campaign-tenants``.
@@ -103,6 +103,19 @@ def test_hog_with_hidden_files_is_evicted_and_no_neighbour(node: PressedNode, at
     del attempt
     neighbours = run_neighbours(node)
     node.run_pod("hog", HIDING.strip())
+    os.sync()
+    assert evicted_under_pressure(node) == ["default/hog"]
+    assert node.running() == neighbours
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_hog_in_files_mounted_by_the_runtime_is_evicted_and_no_neighbour(node: PressedNode, attempt: int) -> None:
+    del attempt
+    neighbours = run_neighbours(node)
+    half = HOG_MIB // 2
+    writes = (f"dd if=/dev/zero of=/etc/{name} bs=1M count={half}" for name in ("hostname", "resolv.conf"))
+    hog = node.run_pod("hog", "; ".join((*writes, "sync")))
+    node.pods.stop(hog.container)  # as between the restarts of a crashing container
     os.sync()
     assert evicted_under_pressure(node) == ["default/hog"]
     assert node.running() == neighbours

@@ -1,17 +1,21 @@
 """Removal of an evicted pod's containers, verified by the directories of their writable layers.
 
 Its logs and its sandbox are kept until node-level reclaim or container garbage collection removes both, since they
-show the cause of the usage. Volumes are not managed by the agent.
+show the cause of the usage. A sandbox is removed at once if the pod filled a file of it that the runtime mounts into
+containers, such as ``/etc/hostname``: that space is freed with the sandbox only, and other pods would be evicted until
+then. Volumes are not managed by the agent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.freed_space import make_visible
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
+from nodeagent.host.pod_disk import large_file
 from nodeagent.model import ContainerState
 from nodeagent.record import Record
 
@@ -72,11 +76,14 @@ class CleanupActions(Protocol):
     async def remove_container(self, container_id: str) -> None:
         """Remove a container; success if it is already removed."""
 
+    async def remove_sandbox(self, sandbox_id: str) -> None:
+        """Remove a sandbox; success if it is already removed."""
+
 
 class CriContainerCleaner:
     """Removes containers through the container runtime.
 
-    Source: CRI ``StopPodSandbox``, ``RemoveContainer``; kubelet ``removeContainer``.
+    Source: CRI ``StopPodSandbox``, ``RemoveContainer``, ``RemovePodSandbox``; kubelet ``removeContainer``.
     """
 
     def __init__(
@@ -118,6 +125,7 @@ class CriContainerCleaner:
         remaining = await self._containers_of(victim) if listed else []
         if remaining:
             errors.append(f"not removed: {_names(remaining)}")
+        filled = await self._remove_filled_sandboxes(victim, errors) if not remaining else []
         uncollected = await self._collect()
         present = await asyncio.to_thread(_present, victim.layers)
         if present and not remaining and self._remove_orphans is not None:
@@ -128,7 +136,11 @@ class CriContainerCleaner:
             present = await asyncio.to_thread(_present, present)
         if present:
             errors.append(f"{len(present)} writable layer(s) still on the disk: {', '.join(present[:_SHOWN])}")
-        confirmed = not remaining and not present and (not uncollected or bool(victim.layers))
+        if filled:
+            errors.append(
+                f"{len(filled)} large file(s) of its sandboxes still on the disk: {', '.join(filled[:_SHOWN])}"
+            )
+        confirmed = not remaining and not present and not filled and (not uncollected or bool(victim.layers))
         if confirmed:
             await make_visible(victim.layers)
         if uncollected and not confirmed:
@@ -189,6 +201,20 @@ class CriContainerCleaner:
                 errors.append(str(error))
         return removed
 
+    async def _remove_filled_sandboxes(self, victim: Victim, errors: list[str]) -> list[str]:
+        """Remove the stopped sandboxes with a large file; return the large files that remain."""
+        large = await asyncio.to_thread(_large, victim.sandbox_files)
+        filled = {PurePosixPath(each).parent.name for each in large} & set(victim.sandbox_ids)
+        if not filled:
+            return large
+        try:
+            for sandbox in await self._actions.list_sandboxes():
+                if sandbox.id in filled and not sandbox.ready:
+                    await self._actions.remove_sandbox(sandbox.id)
+        except NodeAgentError as error:
+            errors.append(str(error))
+        return await asyncio.to_thread(_large, large)
+
     async def _collect(self) -> str:
         """Run the runtime's garbage collection; return the failure, empty on success."""
         if self._collect_garbage is None:
@@ -219,6 +245,11 @@ def _present(paths: Iterable[str]) -> list[str]:
             pass
         found.append(path)
     return found
+
+
+def _large(paths: Iterable[str]) -> list[str]:
+    """Return the paths of large files; blocking."""
+    return [each for each in paths if large_file(each) is not None]
 
 
 def _names(containers: list[Container]) -> str:

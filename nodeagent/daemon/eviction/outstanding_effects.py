@@ -132,6 +132,7 @@ class OutstandingEffects:
             handle.sandbox_ids,
             tuple(sorted(layers.values())),
             self._context.clock.monotonic_s(),
+            sandbox_files=handle.sandbox_files,
         )
         self._context.eviction = begin_eviction(self._context.eviction, victim, effects)
         self._restored -= {pod.uid}

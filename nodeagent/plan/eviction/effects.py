@@ -65,6 +65,7 @@ class Victim(Record):
         at_s: start of the eviction, in monotonic seconds.
         verified: whether the end of its processes was verified.
         cleared: whether its containers were verified to be removed, with their writable layers.
+        sandbox_files: files of its sandboxes that its containers could write to.
     """
 
     uid: str
@@ -75,6 +76,7 @@ class Victim(Record):
     at_s: float = 0.0
     verified: bool = False
     cleared: bool = False
+    sandbox_files: tuple[str, ...] = ()
 
 
 class OutstandingEffect(Record):

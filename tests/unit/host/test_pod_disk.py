@@ -12,10 +12,10 @@ import pytest
 
 from nodeagent.host.filesystems import read_mounts
 from nodeagent.host.pod_disk import PodDiskWalk
-from nodeagent.model.pressure import Footprint
+from nodeagent.model.pressure import Footprint, LayerUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from nodeagent.host.pod_disk import PodDisk
 
@@ -80,6 +80,43 @@ def test_volume_usage_excludes_network_volumes(tmp_path: Path, volumes: Path) ->
     assert found.empty_dir_bytes == {"cache": cache + directory, "extra": extra}
     assert found.volumes is not None
     assert found.volumes.used_bytes == cache + directory + extra + settings + inner
+
+
+def test_files_that_the_kubelet_mounts_into_containers_count_as_volumes(tmp_path: Path, volumes: Path) -> None:
+    hosts = write(volumes.parent / "etc-hosts", 512)
+    message = write(volumes.parent / "containers/app/0a1b2c3d", 256)
+    outside = write(tmp_path / "outside", 1024)
+    (volumes.parent / "containers/linked").symlink_to(tmp_path)
+    volumes.mkdir()
+    found = read(tmp_path).volumes
+    assert found is not None
+    assert found.used_bytes is not None
+    assert hosts + message <= found.used_bytes < hosts + message + outside
+
+
+@pytest.mark.parametrize(
+    "create",
+    [lambda hosts: hosts.symlink_to("../../../outside"), os.mkfifo, os.mkdir],
+    ids=["link", "pipe", "directory"],
+)
+def test_etc_hosts_that_is_no_regular_file_does_not_count(
+    tmp_path: Path, volumes: Path, create: Callable[[Path], None]
+) -> None:
+    volumes.mkdir(parents=True)
+    write(tmp_path / "outside", 512)
+    create(volumes.parent / "etc-hosts")
+    assert read(tmp_path).volumes == Footprint(0, 0)
+
+
+def test_only_large_regular_files_of_a_sandbox_count(tmp_path: Path) -> None:
+    sandbox = tmp_path / "s-1"
+    used = write(sandbox / "hostname", 2048) + write(sandbox / "resolv.conf", 1024)
+    write(sandbox / "hosts", 4)
+    (sandbox / "link").symlink_to(sandbox / "hostname")
+    names = ("hostname", "resolv.conf", "hosts", "link", "missing", "nul\0")
+    found = read(tmp_path, sandbox_files=[str(sandbox / each) for each in names]).sandbox_files
+    assert found == LayerUsage(Footprint(used, 2), sandbox.stat().st_dev, "")
+    assert read(tmp_path, sandbox_files=[str(sandbox / "hosts")]).sandbox_files is None
 
 
 def test_links_are_not_followed(tmp_path: Path, logs: Path, volumes: Path) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.host.disk_usage import Tree
-from nodeagent.host.pod_disk import PodDiskWalk
+from nodeagent.host.pod_disk import PodDisk, PodDiskWalk
 from nodeagent.model import Sandbox
-from nodeagent.model.pods import RuntimePod
-from nodeagent.model.pressure import Footprint
-from nodeagent.observe.pod_disk_usage import PodDiskReader, replace_layers
+from nodeagent.model.pods import PodReading, RuntimePod
+from nodeagent.model.pressure import Footprint, LayerUsage
+from nodeagent.observe.pod_disk_usage import PodDiskReader, replace_layers, with_disk_usage
 from nodeagent.runtime.cri_messages import ContainerUsage
 
 if TYPE_CHECKING:
@@ -92,6 +92,18 @@ async def test_result_of_a_slow_walk_does_not_hide_later_growth(tmp_path: Path, 
     assert found.is_lower_bound
     assert warnings == ["pod disk usage is incomplete for shop/web; at least the shown bytes"]
     reader.close()
+
+
+@pytest.mark.parametrize(
+    ("writable", "expected"),
+    [(Footprint(5, 1, is_lower_bound=True), Footprint(105, 3, is_lower_bound=True)), (None, None)],
+)
+def test_files_of_a_sandbox_count_like_a_writable_layer_and_unknown_layers_remain_unknown(
+    writable: Footprint | None, expected: Footprint | None
+) -> None:
+    files = LayerUsage(Footprint(100, 2), 7, "")
+    found = with_disk_usage(PodReading(writable=writable), PodDisk(sandbox_files=files))
+    assert (found.writable, found.layers) == (expected, (files,) if expected else ())
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,24 @@ PATH = "/kubepods/burstable/podu/c"
             id="no limit",
         ),
         pytest.param({"pid": "7", "runtimeSpec": []}, None, ContainerTraits(), id="another shape"),
+        pytest.param(
+            {
+                "sandboxID": "s1",
+                "runtimeSpec": {
+                    "mounts": [
+                        {"destination": "/etc/hosts", "source": "/var/lib/kubelet/pods/u/etc-hosts"},
+                        {"destination": "/etc/hostname", "source": "/c/sandboxes/s1/hostname"},
+                        {"destination": "/etc/mtab", "source": "/c/sandboxes/s1/hostname"},
+                        {"destination": "/etc/resolv.conf", "source": "/c/sandboxes/s2/resolv.conf"},
+                        {"destination": "/proc", "source": 5},
+                        "tmpfs",
+                    ]
+                },
+            },
+            None,
+            ContainerTraits(sandbox_files=("/c/sandboxes/s1/hostname",)),
+            id="files of the sandbox",
+        ),
         pytest.param([], REPORTED, ContainerTraits(), id="no object"),
     ],
 )

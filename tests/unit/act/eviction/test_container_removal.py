@@ -45,6 +45,7 @@ class Runtime:
     calls: list[str] = field(default_factory=list)
     errors: dict[str, Exception] = field(default_factory=dict)
     changed: dict[str, ContainerState] = field(default_factory=dict)
+    files: dict[str, tuple[Path, ...]] = field(default_factory=dict)
 
     async def list_sandboxes(self) -> tuple[Sandbox, ...]:
         return tuple(self.sandboxes)
@@ -63,6 +64,12 @@ class Runtime:
     async def remove_container(self, container_id: str) -> None:
         self.call("remove", container_id)
         self.containers = [each for each in self.containers if each.id != container_id]
+
+    async def remove_sandbox(self, sandbox_id: str) -> None:
+        self.call("remove", sandbox_id)
+        self.sandboxes = [each for each in self.sandboxes if each.id != sandbox_id]
+        for path in self.files.pop(sandbox_id, ()):
+            path.unlink()
 
     async def collect_garbage(self) -> None:
         self.call("collect", "garbage")
@@ -100,6 +107,38 @@ async def test_layer_still_on_the_disk_is_not_confirmed(tmp_path: Path) -> None:
     layer.rmdir()
     again = await make_cleaner(runtime).clean_up(victim)
     assert (again.confirmed, again.removed) == (True, 0)
+
+
+@pytest.mark.parametrize(("kib", "removed"), [(4, False), (2048, True)], ids=["few bytes", "filled"])
+async def test_sandbox_with_a_filled_file_is_removed_and_another_one_is_kept(
+    tmp_path: Path, kib: int, removed: bool
+) -> None:
+    path = tmp_path / "sb-web" / "hostname"
+    path.parent.mkdir()
+    path.write_bytes(b"x" * (kib << 10))
+    foreign = tmp_path / "other" / "hostname"
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"x")
+    runtime = Runtime(files={"sb-web": (path,)})
+    victim = replace(VICTIM, sandbox_files=(str(path), str(foreign), str(tmp_path / "sb-web/missing"), "/nul\0"))
+    done = await make_cleaner(runtime).clean_up(victim)
+    assert (done.confirmed, done.detail) == (True, "")
+    assert ("remove sb-web" in runtime.calls) is removed
+    assert path.exists() is not removed
+    assert "sb-other" in {each.id for each in runtime.sandboxes}
+
+
+async def test_filled_file_of_a_sandbox_that_cannot_be_removed_is_not_confirmed(tmp_path: Path) -> None:
+    path = tmp_path / "sb-web" / "hostname"
+    path.parent.mkdir()
+    path.write_bytes(b"x" * (2 << 20))
+    runtime = Runtime(files={"sb-web": (path,)})
+    runtime.errors["sb-web"] = request_error("StopPodSandbox")
+    victim = replace(VICTIM, sandbox_files=(str(path),))
+    assert not (await make_cleaner(runtime).clean_up(victim)).confirmed
+    assert "remove sb-web" not in runtime.calls  # a sandbox that is not stopped
+    del runtime.errors["sb-web"]
+    assert (await make_cleaner(runtime).clean_up(victim)).confirmed
 
 
 @pytest.mark.parametrize("layers", [(), ("/nonexistent/fs",)], ids=["layers-unknown", "layers-removed"])

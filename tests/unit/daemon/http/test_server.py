@@ -287,9 +287,7 @@ async def test_handler_is_cancelled_when_a_watched_client_disconnects(tmp_path: 
 
 
 @pytest.mark.parametrize("error", [None, BrokenPipeError()], ids=["cancelled", "failed"])
-async def test_client_that_disconnects_with_unread_input_causes_no_error_in_the_log(
-    tmp_path: Path, error: Exception | None
-) -> None:
+async def test_client_that_resets_its_connection_causes_no_logged_error(error: OSError | None, tmp_path: Path) -> None:
     watched = Watched(error)
     async with serving(tmp_path, watched=watched) as listen:  # no error reaches the event loop
         with socket.socket(socket.AF_UNIX) as client:
