@@ -22,6 +22,7 @@ class KubernetesSettings(Record):
         register: whether the node is registered where no kubelet does it.
         watch_pods: whether the pods of this node are watched at the API server.
         publish_conditions: whether the agent's own conditions are applied to the Node object.
+        publish_events: whether Events about the node and its pods are created.
         evict_pods: whether pods are evicted through the API server beside a kubelet.
         override_disruption_budgets: whether a pod that its disruption budget keeps may be deleted as the last resort.
         access: access to the API server; ``None`` without one.
@@ -34,6 +35,7 @@ class KubernetesSettings(Record):
     register: bool = False
     watch_pods: bool = False
     publish_conditions: bool = False
+    publish_events: bool = False
     evict_pods: bool = False
     override_disruption_budgets: bool = False
     access: ApiAccess | None = None

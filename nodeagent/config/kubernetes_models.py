@@ -125,6 +125,11 @@ class KubernetesSection(Section):
         description="Whether the daemon adds conditions of its own to the Node object, such as "
         "nodeagent.dev/ImageGCDegraded. Also beside a kubelet, whose conditions are not touched.",
     )
+    publish_events: Switch = Field(
+        False,
+        description="Whether the daemon creates Events about pods and the node, for evictions, failed passes and "
+        "shutdowns. A registered node has those about itself in any case.",
+    )
     evict_pods: Switch = Field(
         False,
         description="Whether pods are evicted through the API server beside a kubelet, with their disruption budgets "
@@ -214,7 +219,7 @@ def api_access(section: KubernetesSection) -> ApiAccess | None:
     if not section.kubeconfig and not section.server:
         if any(files):
             raise ConfigError("credentials without server: set server, or kubeconfig alone")
-        for name in ("register_node", "watch_pods", "publish_conditions", "evict_pods"):
+        for name in ("register_node", "watch_pods", "publish_conditions", "publish_events", "evict_pods"):
             if getattr(section, name):
                 raise ConfigError(f"{name} = true requires kubeconfig or server")
         return None
@@ -235,6 +240,7 @@ def kubernetes_settings(section: KubernetesSection) -> KubernetesSettings:
         register=section.register_node,
         watch_pods=section.watch_pods,
         publish_conditions=section.publish_conditions,
+        publish_events=section.publish_events,
         evict_pods=section.evict_pods,
         override_disruption_budgets=section.override_disruption_budgets,
         access=api_access(section),

@@ -19,6 +19,7 @@ from nodeagent.daemon.eviction.composition import eviction_tasks
 from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.http.textfile_task import TextfileTask
 from nodeagent.daemon.kubernetes.conditions import ConditionsTask
+from nodeagent.daemon.kubernetes.events import EventsTask
 from nodeagent.daemon.kubernetes.pod_watch import PodWatchTask
 from nodeagent.daemon.kubernetes.task import RegistrationTask
 from nodeagent.daemon.loop_status import LoopStatuses
@@ -82,6 +83,7 @@ def daemon_tasks(context: DaemonContext) -> Sequence[DaemonTask]:
         RegistrationTask(context),
         PodWatchTask(context),
         ConditionsTask(context),
+        EventsTask(context),
     )
 
 

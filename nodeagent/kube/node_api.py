@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 K = TypeVar("K", Node, Lease)
 NODES: Final = "/api/v1/nodes"
 LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-EVENTS: Final = "/apis/events.k8s.io/v1/namespaces/default/events"
+EVENTS: Final = "/apis/events.k8s.io/v1/namespaces"
 _MANAGER: Final = "fieldManager=nodeagent"
 
 
@@ -70,8 +70,9 @@ class NodeApi:
         return await self._client.send(ApiRequest("POST", f"{LEASES}?{_MANAGER}", body), Lease)
 
     async def create_event(self, body: Mapping[str, Any]) -> None:
-        """Create an Event."""
-        await self._client.send(ApiRequest("POST", f"{EVENTS}?{_MANAGER}", msgspec.json.encode(body)), msgspec.Raw)
+        """Create an Event, in its namespace."""
+        target = f"{EVENTS}/{quote(body['metadata']['namespace'], safe='')}/events?{_MANAGER}"
+        await self._client.send(ApiRequest("POST", target, msgspec.json.encode(body)), msgspec.Raw)
 
     def close(self) -> None:
         """Close the connection."""

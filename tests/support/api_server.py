@@ -7,9 +7,10 @@ the texts recorded from kube-apiserver 1.36 with NodeRestriction. Faults are scr
 from __future__ import annotations
 
 import json
+import re
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+EVENT_NAMESPACE = re.compile(r"^/apis/events\.k8s\.io/v1/namespaces/[a-z0-9-]+/events$")
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 PODS = "/api/v1/pods"
 NAMESPACES = "/api/v1/namespaces"
@@ -112,6 +114,7 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
 
     def answer(self, request: Received) -> tuple[int, dict[str, Any]]:
         """Carry out a request; return status and object."""
+        request = replace(request, path=EVENT_NAMESPACE.sub(EVENTS, request.path))
         if request.path == REVIEWS or request.path.startswith(NAMESPACES):
             return self._review(request) if request.path == REVIEWS else self._end_pod(request)
         collection = next((each for each in _KINDS if request.path.startswith(each)), "")

@@ -60,6 +60,9 @@ def manifest_rbac(
     node: Annotated[
         list[str] | None, typer.Option("--node", metavar="NAME", help="Limit the rules to this node; repeatable")
     ] = None,
+    publish_events: Annotated[
+        bool, typer.Option("--publish-events", help="Add the rule of kubernetes.publish_events")
+    ] = False,
     evict_pods: Annotated[bool, typer.Option("--evict-pods", help="Add the rule of kubernetes.evict_pods")] = False,
     override_disruption_budgets: Annotated[
         bool,
@@ -73,7 +76,11 @@ def manifest_rbac(
     """
     from nodeagent.cli.manifests import print_rbac  # noqa: PLC0415
 
-    settings = {"evict_pods": evict_pods, "override_disruption_budgets": override_disruption_budgets}
+    settings = {
+        "publish_events": publish_events,
+        "evict_pods": evict_pods,
+        "override_disruption_budgets": override_disruption_budgets,
+    }
     print_rbac(node or [], [name for name, is_set in settings.items() if is_set])
 
 

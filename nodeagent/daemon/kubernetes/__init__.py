@@ -10,3 +10,5 @@ from typing import Final
 NAME: Final = "kubernetes"
 POD_WATCH: Final = "pod-watch"
 CONDITIONS: Final = "node-conditions"
+EVENTS: Final = "node-events"
+"""The task that sends Events about the node and its pods, over reloads."""

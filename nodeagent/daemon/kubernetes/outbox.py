@@ -6,7 +6,16 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.plan.kubernetes.events import SELECTED, EventQueue, add_event, event_body, put_back, take_event
+from nodeagent.plan.kubernetes.events import (
+    POD_SELECTED,
+    SELECTED,
+    EventQueue,
+    PodReference,
+    add_event,
+    event_body,
+    put_back,
+    take_event,
+)
 from nodeagent.telemetry.event_bus import subscribe, unsubscribe
 from nodeagent.telemetry.event_catalogue import sentence
 from nodeagent.text import escape
@@ -21,6 +30,8 @@ if TYPE_CHECKING:
 
 EVENT_POLL_S: Final = 2.0
 _EXISTS: Final = 409
+_ENDING: Final = "NamespaceTerminating"
+"""Cause of the refusal of an Event in a namespace that is being deleted. Source: Kubernetes ``NamespaceLifecycle``."""
 _LATER: Final = frozenset({401, 403, 429})
 """Refusals of the identity or of the moment; another refusal is of the Event itself."""
 
@@ -39,8 +50,10 @@ class EventRequests(Protocol):
 class EventOutbox:
     """Queue of Events; it is bounded, and outlives sessions and outages of the API server."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, of_pods: bool = False) -> None:
+        """Create an empty outbox; ``of_pods`` adds Events about pods to those about the node."""
         self._clock = clock
+        self._of_pods = of_pods
         self._lock = threading.Lock()  # log events are published by other threads too
         self._queue = EventQueue()
 
@@ -56,12 +69,17 @@ class EventOutbox:
     def add(self, event: Mapping[str, object]) -> None:
         """Add a log event if it is one of those sent."""
         name = str(event.get("event"))
-        if name not in SELECTED:
+        pod = _pod_of(event) if self._of_pods and name in POD_SELECTED else None
+        if name not in SELECTED and pod is None:
             return
         values = {key: value for key, value in event.items() if key not in ("event", "level", "timestamp")}
         note = escape(sentence(name, values))
+        now, now_s = self._clock.now(), self._clock.monotonic_s()
         with self._lock:
-            self._queue = add_event(self._queue, name, note, self._clock.now(), self._clock.monotonic_s())
+            self._queue = add_event(self._queue, name, note, now, now_s)
+            if pod is not None:
+                note = escape(str(event["message"])) if name == "evicted" and event.get("message") else note
+                self._queue = add_event(self._queue, name, note, now, now_s, pod=pod)
 
     async def send(self, requests: EventRequests, node: Node, reporter: RegistrationReporter) -> float:
         """Send the oldest due event, if any; return the seconds until the next attempt.
@@ -77,7 +95,7 @@ class EventOutbox:
         except ApiServerRefusedError as error:
             if error.status == _EXISTS:
                 return 0.0  # an earlier attempt took effect
-            if error.status in _LATER or error.status >= 500:
+            if (error.status in _LATER and _ENDING not in error.causes) or error.status >= 500:
                 self._put_back(due)
             return reporter.failed("events", error)
         except ApiServerError as error:
@@ -89,3 +107,9 @@ class EventOutbox:
     def _put_back(self, due: Occurrence) -> None:
         with self._lock:
             self._queue = put_back(self._queue, due)
+
+
+def _pod_of(event: Mapping[str, object]) -> PodReference | None:
+    """Return the pod that a log event names; ``None`` without one."""
+    namespace, name, uid = (str(event.get(key) or "") for key in ("pod_namespace", "pod_name", "pod_uid"))
+    return PodReference(namespace, name, uid) if namespace and name and uid else None

@@ -24,7 +24,9 @@ _SLACK_S: Final = 60.0
 class RegistrationReporter:
     """Reports failures, recoveries and refusals; counts the failures in a row for the back-off."""
 
-    def __init__(self, logger: FilteringBoundLogger, statuses: LoopStatuses) -> None:
+    def __init__(self, logger: FilteringBoundLogger, statuses: LoopStatuses, name: str = NAME) -> None:
+        """Create a reporter; ``name`` is that of the task in the loop status."""
+        self._name = name
         self._logger = logger
         self._statuses = statuses
         self._failures: dict[str, int] = {}
@@ -37,7 +39,7 @@ class RegistrationReporter:
         if self._logged.get(part) != text:
             self._logged[part] = text
             self._logger.warning("api_request_failed", part=part, error=text, hint="nodeagent doctor")
-        self._statuses.ended(NAME, "failed", detail=text, failed=True)
+        self._statuses.ended(self._name, "failed", detail=text, failed=True)
         if not isinstance(error, ApiServerRefusedError):
             return retry_delay_s(failures)
         delay_s = retry_delay_s(failures, error.retry_after_s)
@@ -46,7 +48,7 @@ class RegistrationReporter:
     def succeeded(self, part: str) -> None:
         """Record a successful request."""
         self._failures.pop(part, None)
-        self._statuses.ended(NAME, "succeeded")
+        self._statuses.ended(self._name, "succeeded")
         if self._logged.pop(part, None) is not None:
             self._logger.info("api_request_recovered", part=part)
 
@@ -62,7 +64,7 @@ class RegistrationReporter:
         if self._logged.get("refused") != plan.reason:
             self._logged["refused"] = plan.reason
             self._logger.warning("node_not_registered", node=name, verdict=plan.verdict.value, because=plan.reason)
-        self._statuses.ended(NAME, plan.verdict.value, detail=plan.reason, failed=True)
+        self._statuses.ended(self._name, plan.verdict.value, detail=plan.reason, failed=True)
 
     def ended(self, because: str, *, expected: bool) -> None:
         """Log the end of the heartbeats; ``expected`` after a reload or a change of the role, which is logged too."""
@@ -70,4 +72,4 @@ class RegistrationReporter:
 
     def waiting(self, wait_s: float) -> None:
         """Record the time of the next request."""
-        self._statuses.waiting(NAME, wait_s, _SLACK_S)
+        self._statuses.waiting(self._name, wait_s, _SLACK_S)

@@ -108,7 +108,10 @@ class RegistrationTask:
         name = node_name(settings.kubelet.node_name)
         lease, status, events = (NodeApi(ApiClient(access, credentials), name) for _ in range(3))
         outbox = self._outbox = self._outbox or EventOutbox(self._context.clock)
-        outbox.open()
+        if settings.kubernetes.publish_events:
+            outbox.close()  # another task sends them
+        else:
+            outbox.open()
         reporter = RegistrationReporter(self._logger, self._context.loop_statuses)
         reader = NodeFactsReader(settings, self._context.clock)
         facts = FactsSource(self._context, settings, reader.read, self._last)

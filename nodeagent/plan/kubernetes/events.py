@@ -1,4 +1,4 @@
-"""Events about the node: selection, aggregation, rate limit and a bounded queue."""
+"""Events about the node and its pods: selection, aggregation, rate limit and a bounded queue."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ REFILL_S: Final = 6.0
 _MAX_NOTE: Final = 1000
 """Source: Kubernetes, validation of ``events.k8s.io/v1``: a note has fewer than 1024 bytes."""
 _MAX_REMEMBERED: Final = 200
+_MAX_NAME: Final = 200
+EventKey = tuple[str, str, str]
 
 NORMAL, WARNING = "Normal", "Warning"
 SELECTED: Final[Mapping[str, tuple[str, str]]] = {
@@ -40,6 +42,23 @@ SELECTED: Final[Mapping[str, tuple[str, str]]] = {
 """Reason and type of each log event that is sent, by its name. Reasons that a kubelet has too are spelt as its own."""
 
 
+POD_SELECTED: Final[Mapping[str, tuple[str, str]]] = {
+    "evicted": ("Evicted", WARNING),
+    "eviction_failed": ("EvictionFailed", WARNING),
+    "eviction_postponed": ("EvictionPostponed", WARNING),
+    "eviction_cleanup_failed": ("ContainersNotRemoved", WARNING),
+}
+"""The same of Events about the pod that a log event names."""
+
+
+class PodReference(Record):
+    """The pod of an Event."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
 class Occurrence(Record):
     """Equal events that are sent as one.
 
@@ -48,6 +67,7 @@ class Occurrence(Record):
         first: wall time of the first one.
         last: wall time of the last one.
         due_s: monotonic seconds from which it is sent.
+        pod: the pod that it is about; ``None`` for the node.
     """
 
     reason: str
@@ -57,11 +77,12 @@ class Occurrence(Record):
     last: datetime
     due_s: float
     count: int = 1
+    pod: PodReference | None = None
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> EventKey:
         """Identity of equal events."""
-        return (self.reason, self.note)
+        return (self.reason, self.note, "" if self.pod is None else self.pod.uid)
 
 
 class EventQueue(Record):
@@ -74,14 +95,16 @@ class EventQueue(Record):
         dropped: events dropped from a full queue.
     """
 
-    pending: Mapping[tuple[str, str], Occurrence] = field(default_factory=dict)
-    sent_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    pending: Mapping[EventKey, Occurrence] = field(default_factory=dict)
+    sent_s: Mapping[EventKey, float] = field(default_factory=dict)
     tokens: float = float(BURST)
     tokens_at_s: float = 0.0
     dropped: int = 0
 
 
-def add_event(queue: EventQueue, name: str, note: str, now: datetime, now_s: float) -> EventQueue:
+def add_event(  # noqa: PLR0913 - facts of one log event
+    queue: EventQueue, name: str, note: str, now: datetime, now_s: float, *, pod: PodReference | None = None
+) -> EventQueue:
     """Return the queue with a log event; unchanged if it is not selected.
 
     Args:
@@ -90,14 +113,16 @@ def add_event(queue: EventQueue, name: str, note: str, now: datetime, now_s: flo
         note: its text.
         now: wall time, aware UTC.
         now_s: monotonic seconds.
+        pod: the pod that the Event is about; ``None`` for the node.
     """
-    if name not in SELECTED:
+    selected = SELECTED if pod is None else POD_SELECTED
+    if name not in selected:
         return queue
-    reason, kind = SELECTED[name]
+    reason, kind = selected[name]
     text = note.encode()[:_MAX_NOTE].decode(errors="ignore")
-    sent_s = queue.sent_s.get((reason, text))
-    due_s = now_s if sent_s is None else max(now_s, sent_s + REPEAT_S)
-    return _with(queue, Occurrence(reason, kind, text, now, now, due_s))
+    added = Occurrence(reason, kind, text, now, now, now_s, pod=pod)
+    sent_s = queue.sent_s.get(added.key)
+    return _with(queue, added if sent_s is None else replace(added, due_s=max(now_s, sent_s + REPEAT_S)))
 
 
 def take_event(queue: EventQueue, now_s: float) -> tuple[EventQueue, Occurrence | None]:
@@ -125,11 +150,19 @@ def put_back(queue: EventQueue, taken: Occurrence) -> EventQueue:
 
 
 def event_body(occurrence: Occurrence, node: str, node_uid: str) -> dict[str, Any]:
-    """Return the Event about the node. Source: Kubernetes ``events.k8s.io/v1``."""
+    """Return the Event about the node or the pod. Source: Kubernetes ``events.k8s.io/v1``.
+
+    Its namespace is that of the pod, and for the node ``default``, as the API requires.
+    """
+    pod = occurrence.pod
+    regarding = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
+    if pod is not None:
+        regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
+    namespace = NAMESPACE if pod is None else pod.namespace
     body: dict[str, Any] = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": _name(occurrence, node), "namespace": NAMESPACE},
+        "metadata": {"name": _name(occurrence, node), "namespace": namespace},
         "eventTime": _micro(occurrence.first),
         "reportingController": CONTROLLER,
         "reportingInstance": node[:128],
@@ -137,7 +170,7 @@ def event_body(occurrence: Occurrence, node: str, node_uid: str) -> dict[str, An
         "reason": occurrence.reason,
         "type": occurrence.type,
         "note": occurrence.note,
-        "regarding": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid},
+        "regarding": regarding,
     }
     if occurrence.count > 1:
         body["series"] = {"count": occurrence.count, "lastObservedTime": _micro(occurrence.last)}
@@ -147,7 +180,8 @@ def event_body(occurrence: Occurrence, node: str, node_uid: str) -> dict[str, An
 def _name(occurrence: Occurrence, node: str) -> str:
     """Return a name that another attempt repeats, so that an Event whose answer was lost is not created twice."""
     digest = zlib.crc32("\0".join(occurrence.key).encode())
-    return f"{node}.{int(occurrence.first.timestamp() * 1_000_000):x}{digest:08x}"
+    about = node if occurrence.pod is None else occurrence.pod.name[:_MAX_NAME].rstrip(".-")
+    return f"{about}.{int(occurrence.first.timestamp() * 1_000_000):x}{digest:08x}"
 
 
 def _with(queue: EventQueue, added: Occurrence) -> EventQueue:

@@ -53,6 +53,13 @@ RULES: Final = (
     ),
     Rule("events", ("create",), "report evictions, failures and shutdowns", "events.k8s.io", EVENT_NAMESPACE),
     Rule(
+        "events",
+        ("create",),
+        "report evictions and remaining containers on pods, whose namespaces the Events have",
+        "events.k8s.io",
+        setting="publish_events",
+    ),
+    Rule(
         "pods/eviction",
         ("create",),
         "evict pods of this node beside its kubelet, with their disruption budgets respected",

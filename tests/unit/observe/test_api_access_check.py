@@ -152,7 +152,7 @@ def test_manifest_grants_exactly_the_rules_and_names_a_purpose_for_each(settings
 def test_rules_of_a_setting_are_granted_and_checked_with_that_setting_only() -> None:
     reviewed = {rule.text(verb) for rule, verb, _ in access_reviews("node-1")}
     with_all = {rule.text(verb) for rule, verb, _ in access_reviews("node-1", OPTIONS)}
-    assert with_all - reviewed == {"create pods/eviction", "delete pods"}
+    assert with_all - reviewed == {"create events", "create pods/eviction", "delete pods"}
 
 
 def test_document_lists_every_rule_with_its_purpose() -> None:

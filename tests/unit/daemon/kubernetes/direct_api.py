@@ -55,7 +55,8 @@ class DirectApi:
         return self._send("POST", LEASES, Lease, body)
 
     async def create_event(self, body: Mapping[str, Any]) -> None:
-        self._send("POST", EVENTS, Node, msgspec.json.encode(body))
+        path = EVENTS.replace("default", body["metadata"]["namespace"])
+        self._send("POST", path, Node, msgspec.json.encode(body))
 
     async def _get(self, path: str, kind: type[K]) -> K | None:
         try:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from nodeagent.plan.kubernetes.events import (
     BURST,
     MAX_PENDING,
+    POD_SELECTED,
     REFILL_S,
     REPEAT_S,
     SELECTED,
     EventQueue,
+    PodReference,
     add_event,
     event_body,
     put_back,
@@ -59,7 +61,7 @@ def test_full_queue_drops_the_oldest_and_counts_them() -> None:
     for number in range(MAX_PENDING + 5):
         queue = add(queue, f"n{number}")
     assert (len(queue.pending), queue.dropped) == (MAX_PENDING, 5)
-    assert ("Evicted", "n4") not in queue.pending
+    assert next(iter(queue.pending.values())).note == "n5"
 
 
 def test_event_of_a_failed_request_is_sent_again_under_the_same_name() -> None:
@@ -92,3 +94,42 @@ def test_rate_is_limited_for_any_sequence(steps: list[tuple[int, float]]) -> Non
         sent += taken is not None
     assert sent <= BURST + now_s / REFILL_S + 1e-6
     assert len(queue.pending) <= MAX_PENDING
+
+
+# ---- pods
+
+POD = PodReference("shop", "web-" + "x" * 240, "uid-web")
+
+
+def test_events_about_pods_are_rows_of_the_document() -> None:
+    assert POD_SELECTED.keys() <= EVENTS.keys()
+    text = (Path(__file__).parents[4] / "nodeagent/docs/kubernetes.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \(pod\) \| (Normal|Warning) \| `(\w+)` \|$", text, re.MULTILINE)
+    assert rows == [(reason, kind, name) for name, (reason, kind) in POD_SELECTED.items()]
+
+
+def test_event_about_a_pod_has_its_namespace_and_uid_within_the_limits_of_the_api() -> None:
+    queue = add_event(EventQueue(), "evicted", "m", NOW, 0.0, pod=POD)
+    taken = take_event(queue, 0.0)[1]
+    assert taken is not None
+    body = event_body(taken, "node-1", "uid-node")
+    assert body["metadata"]["namespace"] == "shop"
+    assert len(body["metadata"]["name"]) <= 253
+    assert body["regarding"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "shop",
+        "name": POD.name,
+        "uid": "uid-web",
+    }
+
+
+def test_equal_events_about_two_pods_and_the_node_are_three() -> None:
+    queue = EventQueue()
+    for reference in (None, POD, PodReference("shop", "web", "uid-2"), POD):
+        queue = add_event(queue, "evicted", "m", NOW, 0.0, pod=reference)
+    assert [each.count for each in queue.pending.values()] == [1, 2, 1]
+
+
+def test_log_event_about_the_node_alone_is_not_sent_about_a_pod() -> None:
+    assert add_event(EventQueue(), "pass_failed", "m", NOW, 0.0, pod=POD) == EventQueue()
