@@ -1,0 +1,259 @@
+"""Console examples of README and documents: each command is run on a simulated node, or checked by its arguments.
+
+A line of a ``console`` block starts with ``$`` (any user) or ``#`` (root); a line with ``>`` continues it. Commands of
+the agent are run, also inside ``kubectl exec`` and the like; paths of a node are replaced by those of a simulated one.
+A program without a check fails its example.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from nodeagent.api.codec import encode_line
+from nodeagent.api.operations import OPERATIONS
+from nodeagent.config.loading import load
+from nodeagent.host.installation import BY_HAND, UNIT
+from nodeagent.plan.kubelet_checks import check_kubelet
+from nodeagent.plan.kubernetes.workloads import Workload
+from nodeagent.sim.scenario import example_node
+from nodeagent.telemetry.event_catalogue import EVENTS
+from tests.support.command import nodeagent
+from tests.support.node_reports import fleet
+from tests.unit.cli.served import served_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tests.unit.control_node import Node
+
+ROOT: Final = Path(__file__).parents[2]
+DOCUMENTS: Final = (ROOT / "README.md", *sorted((ROOT / "nodeagent/docs").glob("*.md")))
+_BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_COMMENT: Final = re.compile(r"\s{2,}# .*$")
+_OPERATORS: Final = frozenset({"|", "||", "&&", ";"})
+_KEYWORDS: Final = frozenset({"do", "done"})
+_EXPECTED: Final[Mapping[str, frozenset[int]]] = {
+    "doctor": frozenset({0, 1, 3}),  # the machine of the test has findings of its own
+    "status": frozenset({0, 1}),  # not ready on a node without network
+    "gc": frozenset({0, 3}),  # the target may be out of reach
+    "evict": frozenset({0, 3}),
+    "shutdown": frozenset({0, 1}),  # no inhibitor lock without logind
+}
+_RUN_ELSEWHERE: Final = frozenset({"reload", "du"})
+"""Commands of the daemon's main task, which the node of the test lacks, and of a walk through a whole filesystem. Tests
+of their own run them; the test of the documents checks their options."""
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Return document and text of each block in a language."""
+    texts = [(each, each.read_text(encoding="utf-8")) for each in DOCUMENTS]
+    return [(path.name, body) for path, text in texts for kind, body in _BLOCK.findall(text) if kind == language]
+
+
+def lines(block: str) -> list[str]:
+    """Return the commands of a console block, without output and comments."""
+    found: list[str] = []
+    for line in block.splitlines():
+        if line.startswith(("$ ", "# ")):
+            found.append(_COMMENT.sub("", line[2:]))
+        elif line.startswith("> ") and found:
+            found[-1] += f" {_COMMENT.sub('', line[2:]).strip()}"
+    return found
+
+
+def simple_commands(line: str) -> list[list[str]]:
+    """Return the programs of a line with their arguments, without redirections, loops and substitutions."""
+    text = re.sub(r"\bfor \w+ in \$\((.*?)\)", r"\1", line)
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.commenters = ""
+    lexer.wordchars += "$[]{}%:=,@+"
+    commands: list[list[str]] = [[]]
+    skips = False
+    for token in lexer:
+        if token in _OPERATORS:
+            commands.append([])
+        elif token in {">", "<", ">>"}:
+            skips = True
+        elif skips or token in _KEYWORDS:
+            skips = False
+        else:
+            commands[-1].append(token)
+    return [each for each in commands if each]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    directory = tmp_path_factory.mktemp("n")
+    root = directory / "containerd"
+    scenario = example_node(root_path=str(root))
+    Path(scenario.node.imagefs_path).mkdir(parents=True)
+    with served_in_thread(directory, scenario.node) as served:
+        yield served
+
+
+@pytest.fixture
+def machine(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory with the files that examples name; the settings of the node are in variables."""
+    for section, value in tomllib.loads(node.config.read_text()).items():
+        for key, each in value.items() if isinstance(value, dict) else [("", value)]:
+            name = f"{section}__{key}" if key else section
+            monkeypatch.setenv(f"NODEAGENT_{name.upper()}", str(each))
+    (tmp_path / "config.toml").write_text("dry_run = true\n")
+    (tmp_path / "50-class.toml").write_text("[image_gc]\nhigh_threshold_percent = 75\n")
+    kubelet = '{"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1"}'
+    for name in ("kubelet.json", "config.yaml"):
+        (tmp_path / name).write_text(kubelet)
+    (tmp_path / "fleet.jsonl").write_text("".join(f"{encode_line(each)}\n" for each in fleet(30)))
+    return tmp_path
+
+
+def run_agent(arguments: list[str], machine: Path) -> None:
+    """Run a command of the agent; files of the node are those of the machine of the test."""
+    if arguments[0] in _RUN_ELSEWHERE and "--dry-run" not in arguments:
+        return
+    places = {each.name: str(each) for each in machine.iterdir()}
+    given = [places.get(Path(each).name, each) for each in arguments]
+    if given[:2] == ["config", "import"] and given[2].startswith("--"):
+        given.insert(2, places["kubelet.json"])  # no kubelet on the machine of the test
+    ended = nodeagent(*given)
+    assert ended.returncode in _EXPECTED.get(arguments[0], {0}), f"{arguments}: {ended.stdout}{ended.stderr}"
+
+
+def check_kubectl(arguments: list[str], machine: Path) -> None:
+    if "exec" in arguments:
+        assert arguments[:2] == ["-n", Workload(image="i", version="v").namespace]
+        inner = arguments[arguments.index("--") + 1 :]
+        assert inner[0] == "nodeagent"
+        run_agent(inner[1:], machine)
+    if "-l" in arguments:
+        (name, value) = arguments[arguments.index("-l") + 1].split("=")
+        assert Workload(image="i", version="v").labels == {name: value}
+
+
+def check_ansible(arguments: list[str], machine: Path) -> None:
+    inner = shlex.split(arguments[arguments.index("-a") + 1])
+    assert inner[0] == "nodeagent"
+    run_agent(inner[1:], machine)
+
+
+def check_make(arguments: list[str], _: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {each for each in arguments if "=" not in each} <= targets
+
+
+def check_systemctl(arguments: list[str], _: Path) -> None:
+    verbs = {"daemon-reload", "restart", "enable", "edit", "reload", "disable", "status"}
+    names = [each for each in arguments if not each.startswith("-")]
+    assert names[0] in verbs
+    assert names[1:] in ([], [UNIT.removesuffix(".service")], ["containerd"])
+
+
+def check_install(arguments: list[str], _: Path) -> None:
+    for each in (each for each in arguments if each.startswith("/")):
+        if each.startswith(str(BY_HAND.shared)):
+            assert (ROOT / "systemd" / Path(each).name).is_file(), each
+        elif "systemd" in each:
+            assert each.startswith(f"{BY_HAND.units}/{UNIT}.d"), each
+        else:
+            assert each.startswith(("/etc/nodeagent/", "/var/lib/node_exporter/")), each
+
+
+def check_journalctl(arguments: list[str], _: Path) -> None:
+    for each in arguments:
+        if each.startswith("NODEAGENT_EVENT="):
+            assert each.partition("=")[2] in EVENTS
+
+
+def check_curl(arguments: list[str], _: Path) -> None:
+    path = arguments[-1].removeprefix("http://localhost")
+    assert path in {each.path for each in OPERATIONS.values()}
+
+
+def check_sed(arguments: list[str], machine: Path) -> None:
+    if "-i" not in arguments:
+        return
+    target = machine / "default.toml"
+    target.write_text(nodeagent("config", "default", "--dry-run").stdout)
+    before = tomllib.loads(target.read_text())
+    subprocess.run(["sed", *arguments[:-1], str(target)], check=True, timeout=10)
+    assert (before["dry_run"], tomllib.loads(target.read_text())["dry_run"]) == (True, False)
+
+
+def check_jq(arguments: list[str], machine: Path) -> None:
+    if shutil.which("jq") is None:
+        return
+    (machine / "configz.json").write_text('{"kubeletconfig": {"imageGCHighThresholdPercent": 85}}')
+    subprocess.run(
+        ["jq", arguments[0], str(machine / "configz.json")], check=True, timeout=10, stdout=subprocess.DEVNULL
+    )
+
+
+def is_accepted(_: list[str], __: Path) -> None:
+    """Accept a program without a part of the agent in its arguments."""
+
+
+CHECKS: Final[Mapping[str, Callable[[list[str], Path], None]]] = {
+    "nodeagent": run_agent,
+    "kubectl": check_kubectl,
+    "ansible": check_ansible,
+    "make": check_make,
+    "systemctl": check_systemctl,
+    "install": check_install,
+    "journalctl": check_journalctl,
+    "curl": check_curl,
+    "sed": check_sed,
+    "jq": check_jq,
+    "apt": is_accepted,
+}
+
+
+EXAMPLES: Final = [(name, line) for name, block in blocks("console") for line in lines(block)]
+
+
+@pytest.mark.parametrize(("document", "line"), EXAMPLES, ids=[f"{name}-{line[:40]}" for name, line in EXAMPLES])
+def test_console_example_is_valid(document: str, line: str, machine: Path) -> None:
+    for program, *arguments in simple_commands(line):
+        assert program in CHECKS, f"{document}: {program} has no check"
+        CHECKS[program](arguments, machine)
+
+
+def test_every_console_block_has_commands() -> None:
+    assert [name for name, block in blocks("console") if not lines(block)] == []
+
+
+def test_commands_are_separated_and_comments_removed() -> None:
+    assert lines("$ a b    # comment\noutput\n# c\n> d\n") == ["a b", "c d"]
+    assert simple_commands('for p in $(k get -l a=b); do k exec "$p" -- n report; done > f') == [
+        ["k", "get", "-l", "a=b"],
+        ["k", "exec", "$p", "--", "n", "report"],
+    ]
+
+
+@pytest.mark.parametrize("block", [block for _, block in blocks("toml")])
+def test_configuration_of_a_document_is_valid(block: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(block)
+    load(path)
+
+
+def test_recommended_thresholds_are_those_of_the_doctor() -> None:
+    text = (ROOT / "nodeagent/docs/beside-a-kubelet.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (\d+%) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert len(rows) >= 5
+    for high, imagefs, agent_high, agent_low in rows:
+        found: dict[str, Any] = {
+            "imageGCHighThresholdPercent": int(high),
+            "evictionHard": {"imagefs.available": imagefs},
+        }
+        (finding,) = check_kubelet(found, evicts=False, stops=False, collects_from=100)
+        assert f"= {agent_high} and low_threshold_percent = {agent_low}," in finding.fix
+        (overlap,) = check_kubelet(found, evicts=False, stops=False, collects_from=int(agent_high))
+        assert overlap.check == "kubelet-overlap"
