@@ -1,10 +1,12 @@
 """Atomic writes: after a crash the path has either the complete old or the complete new file.
 
-Each function writes a temporary file ``.NAME-XXXXXXXX`` beside its target and syncs file and directory.
+Each function but ``overwrite_file`` writes a temporary file ``.NAME-XXXXXXXX`` beside its target and syncs file and
+directory.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import contextmanager, suppress
@@ -29,6 +31,28 @@ def replace_file(path: Path, text: str, *, like: os.stat_result | None = None, m
     """
     with _temporary_file(path, text, like, mode) as temporary:
         temporary.replace(path)
+
+
+def overwrite_file(path: Path, text: str) -> None:
+    """Overwrite a file within its present blocks, which a full filesystem permits; not atomic.
+
+    After a crash the file may be a mixture of both texts. A shorter text is padded with spaces before the end of the
+    file is moved, so that a document of JSON remains one.
+
+    Raises:
+        OSError: the file is absent, is a symbolic link, has too few blocks, or cannot be written.
+    """
+    content = text.encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(descriptor)
+        if len(content) > status.st_blocks * 512:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.pwrite(descriptor, content.ljust(status.st_size), 0)
+        os.ftruncate(descriptor, len(content))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def create_file(path: Path, text: str, *, mode: int = 0o600) -> bool:

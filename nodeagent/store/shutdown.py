@@ -1,7 +1,8 @@
 """Shutdown state, preserved over a crash: the shutdown in progress, and the last record of the boot.
 
 Two small files instead of tables: they are written while pods are being stopped, read by the process that resumes the
-shutdown after a crash, and must not be lost with a quarantined database. Each is replaced atomically and synced.
+shutdown after a crash, and must not be lost with a quarantined database. Each is replaced atomically and synced, and
+overwritten in a full filesystem.
 
 A stop that the state directory cannot store, such as a full or read-only one, is written to the runtime directory. The
 processes of this boot find it there: the stop hook would otherwise repeat a complete shutdown, and record it falsely.
@@ -9,6 +10,7 @@ processes of this boot find it there: the stop hook would otherwise repeat a com
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -18,7 +20,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import StoreError
-from nodeagent.files import replace_file
+from nodeagent.files import overwrite_file, replace_file
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
 from nodeagent.parsing import parse_json
@@ -142,6 +144,11 @@ class ShutdownFiles:
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             replace_file(path, _text_of(document))
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                # A file that says that the agent is watching would be reported as an unclean stop at the next boot.
+                with suppress(OSError):
+                    overwrite_file(path, _text_of(document))
+                    return
             raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 
 

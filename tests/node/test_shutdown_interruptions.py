@@ -191,6 +191,7 @@ def test_full_state_directory_changes_no_outcome(shutdown_node: Node) -> None:
     log = assert_true_by_log(shutdown_node, pods)
     problems = [each for each in log if each["event"] == "shutdown_state_not_written"]
     assert "No space left on device" in problems[0]["error"]
+    assert not any("boot.json" in each["error"] for each in problems), "overwritten within its blocks"
     assert event_names(log).count("shutdown_finished") == event_names(log).count("shutdown_already_done") == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import tempfile
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -99,6 +100,31 @@ def test_stop_that_the_state_directory_cannot_store_is_read_from_the_runtime_dir
     ShutdownFiles(state, runtime).write_stop(later)
     assert ShutdownFiles(state, runtime).read_stop() == ShutdownFiles(state).read_stop() == later
     assert list(runtime.iterdir()) == []
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the filesystem have no space for another file."""
+
+    def refuse(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+
+
+def test_record_of_the_boot_is_overwritten_in_a_full_filesystem(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    files, pods = ShutdownFiles(tmp_path), tuple(StoppedPod(f"u{number}", "shop", "web") for number in range(5))
+    files.write_boot(BootRecord("b1", LastActivity.WATCHING, T0, pods))
+    request.getfixturevalue("full")
+    going_down = BootRecord("b1", LastActivity.GOING_DOWN, T0)
+    files.write_boot(going_down)
+    assert files.read_boot() == going_down
+    many = tuple(StoppedPod(f"u{number}", "shop", "web") for number in range(500))
+    with pytest.raises(StoreError, match="No space left"):
+        files.write_boot(BootRecord("b1", LastActivity.WATCHING, T0, many))
+    assert files.read_boot() == going_down
+    with pytest.raises(StoreError, match=f"{STOP_FILE}: No space left"):
+        files.write_stop(STOP)
 
 
 def test_claim_without_a_state_directory_is_made_in_the_runtime_directory(tmp_path: Path) -> None:
