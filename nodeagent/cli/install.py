@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.completion_scripts import SCRIPTS
+from nodeagent.cli.withdrawal import withdraw_from_cluster
 from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.config.loading import load
 from nodeagent.config.models import Config
@@ -158,6 +159,8 @@ def _remove_resolved(path: Path, step: Step, previous: Manifest, top: Path) -> N
 def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
     """Stop the agent and remove the installed files; with ``purge`` also configuration and state.
 
+    Its own parts of the Node object are removed before, while the configuration with the credentials exists.
+
     Raises:
         UsageError: not root, or the prefix is part of the system.
         InstallError: the manifest is invalid, or the installation has another prefix, and nothing was changed; or a
@@ -183,6 +186,8 @@ def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
         _run_optional("systemctl", "disable", "--now", UNIT)
     changes: list[tuple[Change, str]] = []
     try:  # reported last, since a closed standard output must not interrupt the installation
+        if root is None:
+            changes += withdraw_from_cluster(DEFAULT_PATH)
         changes += [_remove_file(path, step, top) for path, step in steps.items()]
         changes += _purge(top) if purge else _kept_data(top)
         if root is None:

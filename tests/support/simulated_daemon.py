@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _CONFIGURATION: Final = """
-role = "standalone"
+role = "{1}"
 reload_grace = "0s"
 runtime.endpoint = "unix://{0}/sim.sock"
 state.directory = "{0}/state"
@@ -37,9 +37,9 @@ class SimulatedDaemon(NamedTuple):
 
 
 @contextmanager
-def simulated_daemon(directory: Path, configuration: str = "") -> Iterator[SimulatedDaemon]:
+def simulated_daemon(directory: Path, configuration: str = "", role: str = "standalone") -> Iterator[SimulatedDaemon]:
     """Run a daemon until the end of the block, with more settings than the paths in a directory."""
-    (directory / "config.toml").write_text(_CONFIGURATION.format(directory) + configuration)
+    (directory / "config.toml").write_text(_CONFIGURATION.format(directory, role) + configuration)
     for each in ("logs", "links", "run"):
         (directory / each).mkdir(exist_ok=True)
     python = (sys.executable, "-m")

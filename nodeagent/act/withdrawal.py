@@ -1,0 +1,61 @@
+"""Withdrawal of the agent from its Node object: conditions, taints, annotations and the cordon of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import ApiServerError
+from nodeagent.kube.api_client import ApiClient
+from nodeagent.kube.api_credentials import ApiCredentials
+from nodeagent.kube.node_api import NodeApi
+from nodeagent.observe.node_identity import read_foreign
+from nodeagent.plan.kubernetes.withdrawal import plan_withdrawal
+from nodeagent.record import Record
+
+if TYPE_CHECKING:
+    from nodeagent.model.api_access import ApiAccess
+
+WITHIN_S: Final = 15.0
+
+
+class Withdrawal(Record):
+    """Result of a withdrawal; texts for display."""
+
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+async def withdraw(access: ApiAccess, name: str, *, has_kubelet: bool) -> Withdrawal:
+    """Remove the agent's own parts of a Node object; return them, and those that remain with the reason.
+
+    An object that is not proven to be of this machine is not changed. It takes 15 s at most, and raises no error.
+    """
+    client = ApiClient(access, ApiCredentials(access))
+    removed: list[str] = []
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            return await _withdraw(NodeApi(client, name), removed, has_kubelet=has_kubelet)
+    except TimeoutError:
+        return Withdrawal(tuple(removed), (f"own parts of Node object {name}: no answer in {WITHIN_S:g} s",))
+    except ApiServerError as error:
+        return Withdrawal(tuple(removed), (f"own parts of Node object {name}: {error}",))
+    finally:
+        client.close()
+
+
+async def _withdraw(nodes: NodeApi, removed: list[str], *, has_kubelet: bool) -> Withdrawal:
+    found = await nodes.get_node()
+    if found is None:
+        return Withdrawal()
+    if because := await read_foreign(nodes):
+        return Withdrawal(kept=(f"Node object {found.metadata.name}: {because}",))
+    plan = plan_withdrawal(found, has_kubelet=has_kubelet)
+    if plan.conditions:
+        await nodes.apply_conditions(())
+        removed += (f"condition {each}" for each in plan.conditions)
+        plan = plan_withdrawal(await nodes.get_node() or found, has_kubelet=has_kubelet)  # its version has changed
+    if plan.patch is not None:
+        await nodes.patch_node(plan.patch)
+        removed += plan.removed
+    return Withdrawal(tuple(removed), (plan.kept,) if plan.kept else ())

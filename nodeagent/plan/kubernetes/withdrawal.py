@@ -1,0 +1,68 @@
+"""Withdrawal of the agent from its Node object, as at an uninstallation.
+
+Beside a kubelet the agent's own taints and annotations are removed, and the cordon if the agent cordoned the node.
+Without a kubelet they remain with the object, since nothing starts the pods that the scheduler would bind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION
+from nodeagent.plan.kubernetes.conditions import TYPES
+from nodeagent.plan.kubernetes.registration import CORDONED_ANNOTATION
+from nodeagent.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.model.kubernetes import Node
+
+
+class WithdrawalPlan(Record):
+    """Changes of a Node object.
+
+    Attributes:
+        conditions: types of the agent's own conditions, which are removed.
+        removed: other parts that are removed, for display.
+        patch: their removal; ``None`` without any. It fails with a conflict if the object has changed.
+        kept: the parts that remain, with the reason; empty for none.
+    """
+
+    conditions: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    patch: Mapping[str, Any] | None = None
+    kept: str = ""
+
+
+def plan_withdrawal(found: Node, *, has_kubelet: bool) -> WithdrawalPlan:
+    """Return the changes of a Node object that is of this machine.
+
+    Args:
+        found: the object.
+        has_kubelet: whether a kubelet manages this node.
+    """
+    conditions = tuple(each.type for each in found.status.conditions if each.type in TYPES.values())
+    annotations = [each for each in (REGISTERED_ANNOTATION, CORDONED_ANNOTATION) if each in found.metadata.annotations]
+    taints = [each for each in found.spec.taints if each.key == NO_KUBELET_TAINT]
+    if not annotations and not taints:
+        return WithdrawalPlan(conditions)
+    name = found.metadata.name
+    if not has_kubelet:
+        because = "no kubelet manages this node; to remove the object: kubectl delete node"
+        return WithdrawalPlan(conditions, kept=f"Node object {name}, with taints and cordon ({because} {name})")
+    removed = [f"taint {each.key}:{each.effect}" for each in taints]
+    patch: dict[str, Any] = {"metadata": {"resourceVersion": found.metadata.resource_version}}
+    patch["metadata"]["annotations"] = dict.fromkeys(annotations)
+    spec: dict[str, Any] = {}
+    if taints:
+        others = (each for each in found.spec.taints if each.key != NO_KUBELET_TAINT)
+        spec["taints"] = [msgspec.to_builtins(each) for each in others]
+    if CORDONED_ANNOTATION in annotations and found.spec.unschedulable:
+        spec["unschedulable"] = None
+        removed.append("cordon")
+    if spec:
+        patch["spec"] = spec
+    return WithdrawalPlan(conditions, (*removed, *(f"annotation {each}" for each in annotations)), patch)

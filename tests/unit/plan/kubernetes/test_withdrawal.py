@@ -1,0 +1,61 @@
+"""Withdrawal from a Node object: the removed parts are the agent's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodeagent.model.kubernetes import Node, NodeSpec, NodeStatus, ObjectMeta, StatusCondition, Taint
+from nodeagent.plan.kubernetes.withdrawal import plan_withdrawal
+
+OWN_TAINTS = (
+    Taint(key="nodeagent.dev/no-kubelet", effect="NoSchedule"),
+    Taint(key="nodeagent.dev/no-kubelet", effect="NoExecute"),
+)
+FOREIGN = Taint(key="node.kubernetes.io/disk-pressure", effect="NoSchedule")
+CORDONED = {"nodeagent.dev/registered": "created", "nodeagent.dev/cordoned": "no-kubelet", "example.com/a": "b"}
+
+
+def node(**fields: Any) -> Node:
+    metadata = ObjectMeta(name="node-1", resource_version="7", annotations=fields.pop("annotations", {}))
+    types = fields.pop("conditions", ())
+    status = NodeStatus(conditions=tuple(StatusCondition(type=each, status="True") for each in types))
+    return Node(metadata=metadata, spec=NodeSpec(**fields), status=status)
+
+
+def test_own_taints_annotations_and_cordon_are_removed_beside_a_kubelet() -> None:
+    found = node(annotations=CORDONED, taints=(OWN_TAINTS[0], FOREIGN, OWN_TAINTS[1]), unschedulable=True)
+    plan = plan_withdrawal(found, has_kubelet=True)
+    assert plan.patch == {
+        "metadata": {
+            "resourceVersion": "7",
+            "annotations": {"nodeagent.dev/registered": None, "nodeagent.dev/cordoned": None},
+        },
+        "spec": {"taints": [{"key": FOREIGN.key, "effect": "NoSchedule"}], "unschedulable": None},
+    }
+    assert "cordon" in plan.removed
+
+
+@pytest.mark.parametrize(
+    "annotations", [{"nodeagent.dev/registered": "adopted"}, {"nodeagent.dev/registered": "created"}]
+)
+def test_node_that_another_one_cordoned_remains_cordoned(annotations: dict[str, str]) -> None:
+    plan = plan_withdrawal(node(annotations=annotations, unschedulable=True), has_kubelet=True)
+    assert plan.patch is not None
+    assert "spec" not in plan.patch
+
+
+def test_node_without_a_kubelet_keeps_taints_and_cordon() -> None:
+    found = node(
+        annotations=CORDONED, taints=OWN_TAINTS, unschedulable=True, conditions=["nodeagent.dev/ImageGCDegraded"]
+    )
+    plan = plan_withdrawal(found, has_kubelet=False)
+    assert (plan.patch, plan.conditions) == (None, ("nodeagent.dev/ImageGCDegraded",))
+    assert "kubectl delete node node-1" in plan.kept
+
+
+def test_conditions_of_others_are_not_named() -> None:
+    types = ["Ready", "nodeagent.dev/ImageGCDegraded", "example.com/Other", "nodeagent.dev/Other"]
+    plan = plan_withdrawal(node(conditions=types), has_kubelet=True)
+    assert (plan.patch, plan.conditions, plan.kept) == (None, ("nodeagent.dev/ImageGCDegraded",), "")
