@@ -161,7 +161,7 @@ def test_stop_of_the_unit_in_a_shutdown_waits_for_the_pods(shutdown_node: Node, 
 def test_frozen_shim_does_not_delay_the_release(shutdown_node: Node) -> None:
     pods = prepare(shutdown_node, (AT_ONCE, TWO_SECONDS), 90, "-shim")
     frozen = next(each for each in pods if each.pod.name.startswith("b1-1"))
-    shutdown_node.run(f"pkill -STOP -f 'containerd-shim.*{frozen.sandbox_id}'")
+    shutdown_node.run(f"pkill -STOP -f '[c]ontainerd-shim.*{frozen.sandbox_id}'")
     facts = shut_down(shutdown_node, pods)
     facts.assert_true()
     facts.assert_released_with_the_last_pod()
@@ -169,7 +169,7 @@ def test_frozen_shim_does_not_delay_the_release(shutdown_node: Node) -> None:
 
 
 def test_restart_of_the_bus_just_before_a_shutdown_changes_no_outcome(shutdown_node: Node) -> None:
-    """Without the bus systemctl does not reach logind, which then announces nothing: the stop hook stops the pods."""
+    """logind announces the shutdown once the agent has restarted it; otherwise the stop hook stops the pods."""
     pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), 40, "-bus")
     shutdown_node.run("systemctl restart dbus; systemctl poweroff", check=False)
     shutdown_node.wait_off(timeout_s=START_S)
