@@ -63,12 +63,12 @@ class ShutdownFiles:
         Raises:
             StoreError: the file cannot be read, or its content is invalid.
         """
-        for directory in (self.runtime_directory, self._directory):
-            path = directory / STOP_FILE if directory is not None else None
-            document = _read(path, _STOP_SCHEMA) if path is not None else None
-            if path is not None and document is not None:
-                return _decoded(path, _stop, document)
-        return None
+        if self.runtime_directory is not None:
+            with suppress(StoreError):  # another user's, whose agent has another state directory
+                copy = _read_stop(self.runtime_directory / STOP_FILE)
+                if copy is not None:
+                    return copy
+        return _read_stop(self._directory / STOP_FILE)
 
     def write_stop(self, stop: NodeStop) -> None:
         """Replace the last shutdown by this one.
@@ -162,6 +162,11 @@ def _read(path: Path, schema: str) -> Mapping[str, object] | None:
     if not isinstance(document, dict) or document.get("schema") != schema:
         raise StoreError(f"cannot read {path}: not a document of schema {schema}")
     return document
+
+
+def _read_stop(path: Path) -> NodeStop | None:
+    document = _read(path, _STOP_SCHEMA)
+    return None if document is None else _decoded(path, _stop, document)
 
 
 def _decoded(path: Path, decode: Callable[[Mapping[str, object]], T], document: Mapping[str, object]) -> T:

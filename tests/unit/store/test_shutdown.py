@@ -102,6 +102,15 @@ def test_stop_that_the_state_directory_cannot_store_is_read_from_the_runtime_dir
     assert list(runtime.iterdir()) == []
 
 
+@pytest.mark.parametrize("runtime", ["run", "run/inaccessible", "absent"])
+def test_unreadable_runtime_directory_hides_no_record(tmp_path: Path, runtime: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / STOP_FILE).write_text("{")
+    (tmp_path / "run" / "inaccessible").write_text("")
+    ShutdownFiles(tmp_path / "state").write_stop(STOP)
+    assert ShutdownFiles(tmp_path / "state", tmp_path / runtime).read_stop() == STOP
+
+
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the filesystem have no space for another file."""
