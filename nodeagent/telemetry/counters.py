@@ -50,10 +50,12 @@ class Metric(NamedTuple):
     known: tuple[tuple[str, ...], ...] = ()
 
 
-_PASS_S: Final = (10.0, 60.0, 600.0)
+_PASS_S: Final = (60.0, 600.0)
 _READING_S: Final = (0.1, 1.0, 5.0, 30.0)
 _READING: Final = re.compile(r"(^|_)(list|status|statuses|version|info|stats|usage|get|plugins)(_|$)")
 """Operation types of calls that only read from the runtime."""
+_WITHOUT_TARGET: Final = "containers"
+"""Scope of passes without a target in bytes, whose series would be zero on every node."""
 _EVICTION_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _THRESHOLD: Final = ("threshold", "signal", "kind")
 _PATH: Final = "path"  # of an image filesystem besides the first; otherwise empty, in Prometheus the same as no label
@@ -117,8 +119,8 @@ METRICS: Final[Mapping[str, Metric]] = {
     "nodeagent_image_filesystem_capacity_bytes": Metric(
         Kind.GAUGE, "Capacity of each image filesystem, on nodes with several.", ("snapshotters", "path")
     ),
-    "nodeagent_pressure_stall_percent": Metric(
-        Kind.GAUGE, "Percentage of the last ten seconds in which some or all tasks stalled.", ("resource", "kind")
+    "nodeagent_pressure_stall_ratio": Metric(
+        Kind.GAUGE, "Share of the last ten seconds in which some or all tasks stalled, 0 to 1.", ("resource", "kind")
     ),
     "nodeagent_node_condition": Metric(Kind.GAUGE, "1 while a node condition is true.", ("condition",)),
     "nodeagent_oom_kills_total": Metric(Kind.COUNTER, "Pod processes killed by the OOM killer.", ("namespace",)),
@@ -174,9 +176,8 @@ METRICS: Final[Mapping[str, Metric]] = {
     "nodeagent_config_reloads_total": Metric(
         Kind.COUNTER, "Configuration reloads, by result.", ("result",), known=(("done",), ("refused",))
     ),
-    "nodeagent_task_enabled": Metric(Kind.GAUGE, "1 for a task enabled on this node.", ("task",)),
     "nodeagent_task_stuck": Metric(Kind.GAUGE, "1 while a task makes no progress.", ("task",)),
-    "nodeagent_task_runs_total": Metric(Kind.COUNTER, "Finished runs of a task.", ("task",)),
+    "nodeagent_task_runs_total": Metric(Kind.COUNTER, "Finished runs of an enabled task.", ("task",)),
     "nodeagent_task_failures_total": Metric(Kind.COUNTER, "Failed runs of a task.", ("task",)),
     "nodeagent_task_end_timestamp_seconds": Metric(Kind.GAUGE, "End time of the last run of a task.", ("task",)),
     "nodeagent_memory_persistent": Metric(Kind.GAUGE, "1 while the agent's state is on disk, by part.", ("part",)),
@@ -307,8 +308,9 @@ def _pass_finished(counters: Counters, event: Mapping[str, object]) -> None:
     counters.set("nodeagent_pass_end_timestamp_seconds", counters.now_s, scope)
     counters.add("nodeagent_bytes_predicted_total", scope, by=_number(event, "predicted_bytes"))
     counters.add("nodeagent_bytes_freed_total", scope, by=max(0.0, _number(event, "freed_bytes")))
-    counters.set("nodeagent_target_bytes", _number(event, "wanted_bytes"), scope)
-    counters.set("nodeagent_shortfall_bytes", _number(event, "short_bytes"), scope)
+    if scope != _WITHOUT_TARGET:
+        counters.set("nodeagent_target_bytes", _number(event, "wanted_bytes"), scope)
+        counters.set("nodeagent_shortfall_bytes", _number(event, "short_bytes"), scope)
     by_reason = event.get("kept")
     kept = {str(reason): _number(by_reason, reason) for reason in by_reason} if isinstance(by_reason, Mapping) else {}
     before = counters.values.setdefault("nodeagent_kept_items", {})

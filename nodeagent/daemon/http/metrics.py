@@ -204,9 +204,7 @@ class Exposition(Collector):
         loop_statuses = self._context.loop_statuses
         stuck = loop_statuses.stuck()
         for status in loop_statuses.all:
-            disabled = status.activity is Activity.DISABLED
-            gauges.set("nodeagent_task_enabled", not disabled, status.name)
-            if disabled:
+            if status.activity is Activity.DISABLED:
                 continue
             gauges.set("nodeagent_task_stuck", status.name in stuck, status.name)
             gauges.set("nodeagent_task_runs_total", status.runs, status.name)
@@ -224,7 +222,7 @@ class Exposition(Collector):
         for (signal, path), reading in by_measurand.items():
             if MEANINGS[signal].unit is Unit.STALL_PERCENT:
                 resource, _, kind = signal.value.split(".")
-                gauges.set("nodeagent_pressure_stall_percent", reading.available, resource, kind)
+                gauges.set("nodeagent_pressure_stall_ratio", reading.available / 100, resource, kind)
             else:
                 gauges.set("nodeagent_signal_available", reading.available, signal.value, path)
                 gauges.set("nodeagent_signal_capacity", reading.capacity, signal.value, path)

@@ -19,7 +19,8 @@ SYSTEMD = Path(__file__).parents[3] / "systemd"
 RULES = SYSTEMD / "nodeagent.rules.yml"
 CASES = ("nodeagent.rules.test.yml", "nodeagent.days.test.yml")
 DASHBOARD = SYSTEMD / "grafana-dashboard.json"
-_NAME = re.compile(r"\b(?:nodeagent|kubelet)_[a-z0-9_]+")
+_NAME = re.compile(r"(?<!:)\b(?:nodeagent|kubelet)_[a-z0-9_]+")
+_RECORDED = re.compile(r"\b[a-z_]+:nodeagent_[a-z0-9_]+:[a-z0-9_]+")
 _OTHERS = re.compile(r"\b(?:process_[a-z_]+|up)\b")
 
 
@@ -31,9 +32,17 @@ def promql_names() -> set[str]:
 
 
 def rules() -> list[dict[str, Any]]:
-    (group,) = yaml.safe_load(RULES.read_text())["groups"]
-    alerts: list[dict[str, Any]] = group["rules"]
-    return alerts
+    """Return the alerting rules."""
+    return groups()["nodeagent"]
+
+
+def recording_rules() -> dict[str, str]:
+    """Return the expressions of the recording rules by name."""
+    return {each["record"]: each["expr"] for each in groups()["nodeagent-fleet"]}
+
+
+def groups() -> dict[str, list[dict[str, Any]]]:
+    return {each["name"]: each["rules"] for each in yaml.safe_load(RULES.read_text())["groups"]}
 
 
 def panels() -> list[dict[str, Any]]:
@@ -59,13 +68,15 @@ def labels_of(expression: str) -> set[str]:
     return {*matched, *grouped} - {""}
 
 
-@pytest.mark.parametrize("expression", [each["expr"] for each in rules()] + queries())
+@pytest.mark.parametrize("expression", [*(each["expr"] for each in rules()), *recording_rules().values(), *queries()])
 def test_query_uses_only_declared_metrics_and_labels(expression: str) -> None:
     names = set(_NAME.findall(expression))
     assert names <= promql_names()
-    assert names or _OTHERS.search(expression)
+    assert names or _OTHERS.search(expression) or _RECORDED.search(expression)
+    assert set(_RECORDED.findall(expression)) <= set(recording_rules())
     metrics = [METRICS[re.sub(r"_(bucket|sum|count)$", "", each)] for each in names]
     known = {label for each in metrics for label in each.labels} | {"job", "instance", "le"}
+    known |= {label for each in _RECORDED.findall(expression) for label in labels_of(recording_rules()[each])}
     assert labels_of(expression) <= known
 
 
@@ -81,7 +92,6 @@ def test_dashboard_shows_every_metric_except_listed_ones() -> None:
         "nodeagent_history_records_dropped_total": "whether the history is on disk",
         "nodeagent_pod_list_pods": "part of the status",
         "nodeagent_pod_list_synced": "part of the status",
-        "nodeagent_task_enabled": "part of the configuration",
         "nodeagent_task_runs_total": "passes",
     }
     displayed = {re.sub(r"_(bucket|sum|count)$", "", each) for query in queries() for each in _NAME.findall(query)}
@@ -95,6 +105,7 @@ def test_dashboard_panels_are_unique_described_and_do_not_overlap() -> None:
     assert len(set(ids)) == len(ids)
     assert {each["name"] for each in dashboard["templating"]["list"]} == {"datasource", "job", "instance"}
     occupied: set[tuple[int, int]] = set()
+    row = ""
     for panel in panels():
         position = panel["gridPos"]
         cells = {
@@ -107,7 +118,10 @@ def test_dashboard_panels_are_unique_described_and_do_not_overlap() -> None:
         occupied |= cells
         if panel["type"] != "row":
             assert panel["description"].endswith("."), panel["title"]
-            assert all('job=~"$job",instance=~"$instance"' in each["expr"] for each in panel["targets"])
+            selected = 'job=~"$job"}' if row == "Fleet" else 'job=~"$job",instance=~"$instance"'
+            assert all(selected in each["expr"] for each in panel["targets"]), panel["title"]
+        else:
+            row = panel["title"]
 
 
 def test_every_alert_has_severity_summary_and_description() -> None:
@@ -128,6 +142,16 @@ def test_every_alert_has_a_firing_and_a_silent_case() -> None:
     assert firing == silent == {each["alert"] for each in rules()}
 
 
+def test_fleet_is_the_first_row_and_uses_every_recording_rule() -> None:
+    fleet: list[str] = []
+    for panel in panels()[1:]:
+        if panel["type"] == "row":
+            break
+        fleet += [each["expr"] for each in panel["targets"]]
+    assert panels()[0]["title"] == "Fleet"
+    assert {name for each in fleet for name in _RECORDED.findall(each)} == set(recording_rules())
+
+
 def test_rules_pass_promtool_check(promtool: str) -> None:
     run(promtool, "check", "rules", "--lint-fatal", RULES.name, at=SYSTEMD)
 
@@ -138,6 +162,14 @@ def test_alerts_fire_in_their_cases(promtool: str, tmp_path: Path) -> None:
     for each in CASES:
         shutil.copy(HERE / each, tmp_path)
     run(promtool, "test", "rules", *CASES, at=tmp_path)
+
+
+def test_recording_rules_count_and_rank_the_nodes_of_a_fleet(promtool: str, tmp_path: Path) -> None:
+    for each in (RULES, HERE / "nodeagent.fleet.test.yml"):
+        shutil.copy(each, tmp_path)
+    run(promtool, "test", "rules", "nodeagent.fleet.test.yml", at=tmp_path)
+    text = (HERE / "nodeagent.fleet.test.yml").read_text()
+    assert set(_RECORDED.findall(text)) == set(recording_rules())
 
 
 def test_alert_annotations_are_rendered(promtool: str, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ FROM_STATE = {
     "nodeagent_signal_capacity",
     "nodeagent_image_filesystem_available_bytes",
     "nodeagent_image_filesystem_capacity_bytes",
-    "nodeagent_pressure_stall_percent",
+    "nodeagent_pressure_stall_ratio",
     "nodeagent_node_condition",
     "nodeagent_inhibitor_lock_held",
     "nodeagent_runtime_up",
@@ -34,7 +34,6 @@ FROM_STATE = {
     "nodeagent_dry_run",
     "nodeagent_paused",
     "nodeagent_config_ok",
-    "nodeagent_task_enabled",
     "nodeagent_task_stuck",
     "nodeagent_task_runs_total",
     "nodeagent_task_failures_total",
@@ -203,7 +202,7 @@ def test_counted_events_are_in_the_catalogue() -> None:
 @pytest.mark.parametrize(
     ("name", "labels", "counts", "total"),
     [
-        ("nodeagent_pass_duration_seconds", ("images",), {10.0: 2, float("inf"): 1}, 1010.0),
+        ("nodeagent_pass_duration_seconds", ("images",), {60.0: 2, float("inf"): 1}, 1010.0),
         ("nodeagent_eviction_duration_seconds", (), {0.25: 1, 0.5: 1}, 0.75),
         ("nodeagent_runtime_reading_duration_seconds", ("cri",), {0.1: 2, float("inf"): 1}, 120.011),
         ("nodeagent_runtime_reading_duration_seconds", ("containerd",), {1.0: 1}, 0.5),
