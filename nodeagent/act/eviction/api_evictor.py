@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult, change_of
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.plan.kubernetes.eviction import Answer, EvictionMemory, Step, consequence, held_back, remember
+from nodeagent.plan.kubernetes.eviction import (
+    Answer,
+    EvictionMemory,
+    Step,
+    consequence,
+    held_back,
+    may_end,
+    remember,
+)
 from nodeagent.plan.pods.annotations import ANNOTATION_MIRROR
 from nodeagent.record import replace
 
@@ -132,6 +140,8 @@ class ApiEvictor:
             outcome = EvictionOutcome.FAILED if unknown else EvictionOutcome.REFUSED
             return EvictionResult(outcome, answer.text, took_s, may_end=False)  # its next request shows the effect
         remaining, hurried = await self._wait_ended(eviction, handle, grace_s, hurry)
+        if remaining:  # it still ends, so that no other pod is evicted for the same shortage yet
+            self._memory = may_end(self._memory, uid, self._clock.monotonic_s())
         how = "deleted despite its disruption budget" if deletes else "evicted through the API server"
         detail = f"{how}: {remaining}" if remaining else how
         took_s = self._clock.monotonic_s() - began_s

@@ -214,7 +214,9 @@ class EvictionPass:
         return None if admission is None else admission.held_back(eviction)
 
     def _postponed(self, plan: EvictionPlan, held: HeldBack) -> PassResult:
-        """Log that an eviction waits for the API server."""
+        """Log that an eviction waits for the API server, and pass over its threshold: others are acted on."""
+        if plan.selected is not None and plan.victim is not None and plan.victim.status is not None:
+            self._without_victim |= {plan.selected.threshold}
         pod = plan.victim.pod if plan.victim is not None else None
         self._monitors.reporter.log_once(
             "eviction_postponed",

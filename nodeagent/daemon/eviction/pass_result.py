@@ -54,7 +54,7 @@ class PassResult(StrEnum):
         return self in _REPEATING
 
 
-NO_VICTIM: Final = frozenset({PassResult.NO_POD, PassResult.LIMITED})
+NO_VICTIM: Final = frozenset({PassResult.NO_POD, PassResult.LIMITED, PassResult.POSTPONED})
 """Results for a threshold that no pod can be evicted for now, so that the next threshold is acted on."""
 _REPEATING: Final = frozenset(
     {

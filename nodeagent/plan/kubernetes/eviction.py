@@ -27,7 +27,7 @@ FIRST_POSTPONE_S: Final = 1.0
 LAST_POSTPONE_S: Final = 60.0
 JITTER_SHARE: Final = 0.5
 UNKNOWN_S: Final = 60.0
-"""Time after a request without an answer in which no other pod is evicted, unless the pod is shown as unchanged."""
+"""Time in which no other pod is evicted, after a request whose pod may end, unless that is shown as unchanged."""
 SETTLED_S: Final = 5.0
 """Age of such a request from which a current watch shows its effect."""
 BUDGET_REFUSALS: Final = 2
@@ -140,7 +140,7 @@ class EvictionMemory(Record):
     Attributes:
         refused: by the UID of the pod.
         postponed: state of the API server; ``None`` if it answers.
-        unknown_s: UID of a pod to the monotonic time of a request whose effect is unknown.
+        unknown_s: UID of a pod that may end to the monotonic time since which that is unknown.
         deletable: UIDs of the pods whose next request is a deletion.
     """
 
@@ -173,6 +173,11 @@ def remember(memory: EvictionMemory, uid: str, answer: Answer, then: Consequence
     refusal = Refusal(memory.count(uid) + 1, until_s, answer.text, budget_refusals)
     postponed = replace(refusal, budget_refusals=0) if then.step is Step.POSTPONE else None
     return EvictionMemory(dict([*others.items(), (uid, refusal)][-MAX_REMEMBERED:]), postponed, unknown_s)
+
+
+def may_end(memory: EvictionMemory, uid: str, now_s: float) -> EvictionMemory:
+    """Return the memory with a pod whose eviction was accepted, and which has not ended in time."""
+    return replace(memory, unknown_s={**memory.unknown_s, uid: now_s})
 
 
 class HeldBack(Record):

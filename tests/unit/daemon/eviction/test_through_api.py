@@ -219,6 +219,20 @@ def test_accepted_pod_that_continues_frees_nothing_and_its_effect_remains_outsta
     run(work)
 
 
+def test_accepted_pod_that_continues_has_no_second_victim_for_memory_within_a_minute() -> None:
+    async def work(cluster: Cluster) -> None:
+        cluster.is_stuck = True
+        node = node_with(cluster, "web", "batch")
+        node.cleanup = lambda: CleanupResult(confirmed=False, running=True)
+        loop = node.beside(cluster)
+        await passes(node, loop, 30)
+        assert names(cluster) == ["web"]
+        await passes(node, loop, 60)
+        assert "batch" in names(cluster)
+
+    run(work)
+
+
 def test_space_of_an_evicted_pod_is_awaited_until_the_kubelet_removed_its_containers() -> None:
     async def work(cluster: Cluster) -> None:
         available: dict[str, float] = {"mib": 50}
@@ -272,3 +286,33 @@ async def test_containers_of_an_evicted_pod_are_observed_beside_a_kubelet_and_ne
     assert node.cleaned_up == []
     assert (await RoleCleaner(node, list_containers, lambda: False).clean_up(victim)).confirmed
     assert node.cleaned_up == ["web"]
+
+
+def test_threshold_whose_pod_waits_for_its_budget_delays_neither_reclaim_nor_eviction_for_another_one() -> None:
+    async def work(cluster: Cluster) -> None:
+        soft = {"soft": "memory.available<100Mi", "soft_grace_period": "memory.available=1s"}
+        low = (LOW, read("imagefs.available", 50))
+        limits = "memory.available<10Mi,imagefs.available<100Mi"
+        node = node_with(cluster, readings=lambda: low, limits=limits, soft=soft)
+        cluster.add("web", memory=900)
+        cluster.add("writer", memory=1, writable=disk(300))
+        cluster.pods.budgets["web"] = BUDGET
+        node.cleanup = lambda: CleanupResult(confirmed=False)
+        await passes(node, node.beside(cluster), 6)
+        assert names(cluster) == ["writer"]
+        assert "dead-containers on nodefs" in node.reclaimed
+
+    run(work)
+
+
+def test_server_that_does_not_answer_delays_no_reclaim() -> None:
+    async def work(cluster: Cluster) -> None:
+        low = (LOW, read("imagefs.available", 50))
+        node = node_with(cluster, "web", readings=lambda: low, limits="memory.available<100Mi,imagefs.available<100Mi")
+        loop = node.beside(cluster)
+        cluster.watched.reset()
+        await loop.run_pass(asyncio.Event())
+        assert "unused-images on nodefs" in node.reclaimed
+        assert cluster.requests == []
+
+    run(work)
