@@ -17,7 +17,8 @@ from nodeagent.kube.listing import KubeletListing
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import Role
 from nodeagent.model.pods import PodInventory, PodReading
-from nodeagent.model.pressure import Moment
+from nodeagent.model.pressure import LayerUsage, Moment
+from nodeagent.observe.exited_layers import ExitedLayers, with_exited_layers
 from nodeagent.observe.pod_cgroups import PodCgroups
 from nodeagent.observe.pod_definitions import PodDefinitions
 from nodeagent.observe.pod_details import RuntimeDetails, active_sandboxes
@@ -120,7 +121,7 @@ class PodReader:
         self._cri = cri
         self._clock = clock
         self._role = role or (lambda: settings.role)
-        self._measure_layer = measure_layer
+        self._exited_layers = None if measure_layer is None else ExitedLayers(measure_layer)
         if kubelet is None and settings.kubelet is not None:
             kubelet = KubeletPods(settings.kubelet, port_owners)
         if manifests is None and settings.manifests is not None:
@@ -244,15 +245,20 @@ class PodReader:
         lower_bounds: frozenset[str] = frozenset()
         if disk.layers:
             stats, lower_bounds = replace_layers(stats or {}, disk.layers)
-        if with_disk and self._measure_layer is not None:
-            stats = {**(stats or {}), **await measure_missing(pods, stats or {}, self._measure_layer)}
+        exited: Mapping[str, tuple[LayerUsage, ...]] = {}
+        if with_disk and self._exited_layers is not None:
+            stats = {**(stats or {}), **await measure_missing(pods, stats or {}, self._exited_layers.measure)}
+            exited = await self._exited_layers.read(pods, stats or {})
         if stats is not None:
             fill = not self._cgroups.has_memory
             for pod in pods:
                 reading = readings.get(pod.uid, PodReading())
                 reading = with_stats(reading, pod, stats, fill_memory=fill, lower_bounds=lower_bounds)
                 readings[pod.uid] = with_layers(reading, pod, stats, disk.devices, lower_bounds)
-        return {pod.uid: with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid)) for pod in pods}
+        for pod in pods:
+            reading = with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid))
+            readings[pod.uid] = with_exited_layers(reading, exited.get(pod.uid, ()))
+        return {pod.uid: readings[pod.uid] for pod in pods}
 
 
 def make_pod_reader(  # noqa: PLR0913 - the sources of a reader

@@ -1,4 +1,4 @@
-"""Seven attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
+"""Eight attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
 
 The attacks use the parts of pods that their author controls: files, names, labels and annotations, processes.
 ``NODEAGENT_TEST_RUNS`` repeats the tests; see ``make campaign-tenants``.
@@ -116,6 +116,19 @@ def test_hog_in_files_mounted_by_the_runtime_is_evicted_and_no_neighbour(node: P
     writes = (f"dd if=/dev/zero of=/etc/{name} bs=1M count={half}" for name in ("hostname", "resolv.conf"))
     hog = node.run_pod("hog", "; ".join((*writes, "sync")))
     node.pods.stop(hog.container)  # as between the restarts of a crashing container
+    os.sync()
+    assert evicted_under_pressure(node) == ["default/hog"]
+    assert node.running() == neighbours
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_hog_in_an_exited_container_is_evicted_and_no_neighbour(node: PressedNode, attempt: int) -> None:
+    del attempt
+    neighbours = run_neighbours(node)
+    hog = node.run_pod("hog", f"dd if=/dev/zero of=/data bs=1M count={HOG_MIB}; sync")
+    other = node.pods.create_container(hog.sandbox, "other", APP, ["sh", "-c", "sleep 1000"])
+    node.pods.start(other)
+    node.pods.stop(hog.container)
     os.sync()
     assert evicted_under_pressure(node) == ["default/hog"]
     assert node.running() == neighbours

@@ -1,0 +1,91 @@
+"""Writable layers of exited containers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.model import ContainerState, Sandbox
+from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
+from nodeagent.model.pressure import Footprint, LayerUsage
+from nodeagent.observe.exited_layers import ExitedLayers, with_exited_layers
+from nodeagent.runtime.containerd_records import SnapshotUsage
+from nodeagent.runtime.cri_messages import ContainerUsage
+from tests.unit.builders import container
+
+if TYPE_CHECKING:
+    from nodeagent.model import Container
+
+RUNNING, EXITED = ContainerState.RUNNING, ContainerState.EXITED
+
+
+def pod_of(*containers: Container) -> RuntimePod:
+    traits = {each.id: ContainerTraits(snapshotter="overlayfs") for each in containers if each.id != "without-traits"}
+    sandbox = Sandbox("sb-web", "web", "shop", "u", ready=True)
+    return RuntimePod("u", sandbox, ("sb-web",), containers, traits=traits)
+
+
+class Store:
+    """Snapshots with their sizes or errors."""
+
+    def __init__(self, answers: dict[str, SnapshotUsage | Exception | None]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    async def measure(self, snapshotter: str, key: str) -> SnapshotUsage | None:
+        assert snapshotter == "overlayfs"
+        self.asked.append(key)
+        answer = self.answers[key]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def test_layer_of_an_exited_container_is_measured_once() -> None:
+    store = Store({"ended": SnapshotUsage(9, 3)})
+    layers = ExitedLayers(store.measure)
+    pod = pod_of(
+        container("ended", state=EXITED),
+        container("running", state=RUNNING),
+        container("reported", state=EXITED),
+        container("without-traits", state=EXITED),
+        container("of-an-older-sandbox", state=EXITED, sandbox_id="sb-older"),
+    )
+    stats = {"reported": ContainerUsage("reported", 7)}
+    expected = {"u": (LayerUsage(Footprint(9, 3), None, "overlayfs"),)}
+    assert await layers.read([pod], stats) == expected
+    assert await layers.read([pod], stats) == expected
+    assert store.asked == ["ended"]
+
+
+@pytest.mark.parametrize("answer", [None, RuntimeUnavailableError("down")], ids=["unmeasurable", "unavailable"])
+async def test_layer_that_the_runtime_cannot_measure_is_omitted(answer: Exception | None) -> None:
+    store = Store({"ended": answer})
+    assert await ExitedLayers(store.measure).read([pod_of(container("ended", state=EXITED))], {}) == {"u": ()}
+
+
+async def test_layer_that_takes_too_long_is_a_lower_bound_and_measured_again() -> None:
+    answers = asyncio.Event()
+
+    async def measure(snapshotter: str, _: str) -> SnapshotUsage | None:
+        assert snapshotter == "overlayfs"
+        await answers.wait()
+        return SnapshotUsage(9, 3)
+
+    layers, pod = ExitedLayers(measure, within_s=0.01), pod_of(container("ended", state=EXITED))
+    found = await layers.read([pod], {})
+    assert found == {"u": (LayerUsage(Footprint(0, 0, is_lower_bound=True), None, "overlayfs"),)}
+    answers.set()
+    assert (await layers.read([pod], {}))["u"][0].used == Footprint(9, 3)
+
+
+@pytest.mark.parametrize("is_lower_bound", [False, True])
+def test_exited_layers_count_for_the_ranking_and_not_for_the_storage_limit(is_lower_bound: bool) -> None:
+    layer = LayerUsage(Footprint(9, 3, is_lower_bound=is_lower_bound))
+    found = with_exited_layers(PodReading(writable=Footprint(5, 1), ephemeral_bytes=5), [layer])
+    assert found.writable == Footprint(14, 4, is_lower_bound=is_lower_bound)
+    assert (found.ephemeral_bytes, found.layers) == (5, (layer,))
+    assert with_exited_layers(PodReading(), [layer]) == PodReading()
