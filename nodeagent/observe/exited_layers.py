@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from nodeagent.observe.unmeasured_layers import MeasureLayer
     from nodeagent.runtime.cri_messages import ContainerUsage
 
-WITHIN_S: Final = 5.0
+WITHIN_S: Final = 10.0
+_SLOW_FOR_S: Final = 120.0
+"""Time for which a layer that was not measured in time is not measured again, so that it delays few readings."""
+
 _AT_LEAST_ZERO: Final = Footprint(0, 0, is_lower_bound=True)
 
 
@@ -35,28 +38,35 @@ class ExitedLayers:
     """
 
     def __init__(self, measure: MeasureLayer, *, within_s: float = WITHIN_S) -> None:
-        """Measure layers by snapshotter and container id, all layers of a reading within some seconds."""
+        """Measure each layer within some seconds, and begin measurements within the same time of a reading."""
         self.measure = measure
         self._within_s = within_s
         self._known: dict[str, Footprint] = {}
+        self._slow_until_s: dict[str, float] = {}
 
     async def read(
         self, pods: Sequence[RuntimePod], stats: Mapping[str, ContainerUsage]
     ) -> dict[str, tuple[LayerUsage, ...]]:
         """Return the layers of exited containers by pod UID, without those in the statistics.
 
-        A layer that is not measured in time is a lower bound of 0. One that the runtime cannot measure is omitted.
+        A layer that takes too long is a lower bound of 0. One that the runtime cannot measure is omitted, and one whose
+        measurement could not begin in time, because of those of other pods.
         """
         stores = {each.id: store for pod in pods for each, store in _exited(pod) if not _is_measured(each.id, stats)}
         self._known = {key: each for key, each in self._known.items() if key in stores}
-        missing = [each for each in stores if each not in self._known]
-        ends_s = asyncio.get_running_loop().time() + self._within_s
+        now_s = asyncio.get_running_loop().time()
+        self._slow_until_s = {key: at for key, at in self._slow_until_s.items() if key in stores and at > now_s}
+        missing = [each for each in stores if each not in self._known and each not in self._slow_until_s]
 
         async def read(container_id: str) -> Footprint | None:
+            began_s = asyncio.get_running_loop().time()
+            if began_s > now_s + self._within_s:
+                return None
             try:
-                async with asyncio.timeout_at(ends_s):
+                async with asyncio.timeout(self._within_s):
                     used = await self.measure(stores[container_id], container_id)
             except TimeoutError:
+                self._slow_until_s[container_id] = began_s + _SLOW_FOR_S
                 return _AT_LEAST_ZERO
             except NodeAgentError:
                 return None
@@ -65,7 +75,11 @@ class ExitedLayers:
             self._known[container_id] = Footprint(used.size_bytes, used.inodes)
             return self._known[container_id]
 
-        measured = dict(zip(missing, await run_bounded(read, missing), strict=True)) | self._known
+        measured: dict[str, Footprint | None] = {
+            **dict.fromkeys(self._slow_until_s, _AT_LEAST_ZERO),
+            **self._known,
+            **dict(zip(missing, await run_bounded(read, missing), strict=True)),
+        }
         return {
             pod.uid: tuple(
                 LayerUsage(used, None, store)

@@ -12,6 +12,8 @@ from nodeagent.model import ContainerState, Sandbox
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.observe.exited_layers import ExitedLayers, with_exited_layers
+from nodeagent.record import replace
+from nodeagent.runtime.bounded_calls import MAX_CALLS
 from nodeagent.runtime.containerd_records import SnapshotUsage
 from nodeagent.runtime.cri_messages import ContainerUsage
 from tests.unit.builders import container
@@ -67,19 +69,36 @@ async def test_layer_that_the_runtime_cannot_measure_is_omitted(answer: Exceptio
     assert await ExitedLayers(store.measure).read([pod_of(container("ended", state=EXITED))], {}) == {"u": ()}
 
 
-async def test_layer_that_takes_too_long_is_a_lower_bound_and_measured_again() -> None:
-    answers = asyncio.Event()
+async def test_layer_that_takes_too_long_is_a_lower_bound_and_delays_no_further_reading() -> None:
+    asked = []
 
-    async def measure(snapshotter: str, _: str) -> SnapshotUsage | None:
-        assert snapshotter == "overlayfs"
-        await answers.wait()
-        return SnapshotUsage(9, 3)
+    async def measure(_: str, key: str) -> SnapshotUsage | None:
+        asked.append(key)
+        await asyncio.Event().wait()
+        raise AssertionError
 
     layers, pod = ExitedLayers(measure, within_s=0.01), pod_of(container("ended", state=EXITED))
-    found = await layers.read([pod], {})
-    assert found == {"u": (LayerUsage(Footprint(0, 0, is_lower_bound=True), None, "overlayfs"),)}
-    answers.set()
-    assert (await layers.read([pod], {}))["u"][0].used == Footprint(9, 3)
+    for _ in range(2):
+        found = await layers.read([pod], {})
+        assert found == {"u": (LayerUsage(Footprint(0, 0, is_lower_bound=True), None, "overlayfs"),)}
+    assert asked == ["ended"]
+
+
+async def test_slow_layers_of_one_pod_make_no_layer_of_another_pod_a_lower_bound() -> None:
+    async def measure(_: str, key: str) -> SnapshotUsage | None:
+        if key.startswith("slow"):
+            await asyncio.Event().wait()
+        return SnapshotUsage(9, 3)
+
+    slow = pod_of(*(container(f"slow-{number}", state=EXITED) for number in range(3 * MAX_CALLS)))
+    quick = replace(pod_of(container("quick", state=EXITED)), uid="other")
+    layers, seen = ExitedLayers(measure, within_s=0.01), []
+    for _ in range(4):
+        found = await layers.read([slow, quick], {})
+        seen.append([each.used for each in found["other"]])
+        assert all(each.used.is_lower_bound for each in found["u"])
+    assert seen[-1] == [Footprint(9, 3)]
+    assert not any(each.is_lower_bound for reading in seen for each in reading)
 
 
 @pytest.mark.parametrize("is_lower_bound", [False, True])
