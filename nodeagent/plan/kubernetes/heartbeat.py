@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from nodeagent.model.kubernetes import Node, NodeStatus, StatusCondition
 
 LEASE_NAMESPACE: Final = "kube-node-lease"
-LEASE_INTERVAL_S: Final = 10.0
+LEASE_INTERVAL_S: Final = 10.8
+"""With status and conditions at most one request in 10 s. Source: the kubelet renews every 10 to 10.4 s."""
 LEASE_DURATION_S: Final = 40
 """Source: KubeletConfiguration ``nodeLeaseDurationSeconds``; the kubelet renews after a quarter of it."""
 STATUS_POLL_S: Final = 10.0
