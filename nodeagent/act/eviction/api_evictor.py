@@ -54,6 +54,9 @@ class EvictionRequests(Protocol):
     async def delete(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
         """Delete a pod."""
 
+    def close(self) -> None:
+        """Close the connection; the next request opens another one."""
+
 
 class ApiEvictor:
     """Evicts through the API server."""
@@ -117,6 +120,12 @@ class ApiEvictor:
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         """Evict a pod; see :class:`Evictor`."""
+        try:
+            return await self._evict(eviction, handle, hurry)
+        finally:
+            self._requests.close()  # a reload drops the evictor, and evictions are rare
+
+    async def _evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         began_s, uid = self._clock.monotonic_s(), eviction.pod.uid
         deletes, self._memory = uid in self._memory.deletable, replace(self._memory, deletable=frozenset())
         grace_s = 0 if deletes else max(_LEAST_GRACE_S, math.ceil(eviction.grace_s))

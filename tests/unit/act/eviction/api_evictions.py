@@ -52,6 +52,7 @@ class Cluster:
         running: names of the pods in the runtime.
         requests: method, name, version and grace period of each request.
         runtime_error: in place of the runtime's next answers.
+        is_closed: whether the client has no connection.
     """
 
     clock: Clock = field(default_factory=LoopClock)
@@ -64,6 +65,7 @@ class Cluster:
     running: dict[str, PodFacts] = field(default_factory=dict)
     requests: list[tuple[str, str, str, int]] = field(default_factory=list)
     runtime_error: Exception | None = None
+    is_closed: bool = True
 
     def __post_init__(self) -> None:
         self.watched = WatchedPods(self.clock)
@@ -101,8 +103,12 @@ class Cluster:
     async def delete(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
         await self._end("DELETE", (namespace, name, uid), resource_version, grace_s)
 
+    def close(self) -> None:
+        self.is_closed = True
+
     async def _end(self, method: str, target: tuple[str, str, str], version: str, grace_s: int) -> None:
         namespace, name, uid = target
+        self.is_closed = False
         self.requests.append((method, name, version, grace_s))
         failure = self.answers.pop(0) if self.answers else None
         if failure is not None:

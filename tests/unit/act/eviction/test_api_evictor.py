@@ -62,7 +62,10 @@ def evicted(
         eviction = chosen(facts, soft=soft)
         if prepare is not None:
             prepare(evictor, eviction)
-        result = await evictor.evict(eviction, PodHandle(facts.uid, ("s",)), hurry)
+        try:
+            result = await evictor.evict(eviction, PodHandle(facts.uid, ("s",)), hurry)
+        finally:
+            assert cluster.is_closed  # also after an error
         return result, asyncio.get_running_loop().time()
 
     return play(work())
