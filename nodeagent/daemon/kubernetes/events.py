@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.kubernetes import EVENTS
 from nodeagent.daemon.loops import wait_for_any
-from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError
 
 if TYPE_CHECKING:
     import asyncio
@@ -79,6 +79,8 @@ class EventsTask:
                     wait_s = await outbox.send(nodes, node, reporter)
                 except ApiServerError as error:
                     wait_s = reporter.failed("events", error)
+                    if node is None:
+                        wait_s = max(wait_s, POLL_S)
                 reporter.waiting(wait_s)
                 await self._wait(wait_s, settings, stop)
         finally:
@@ -101,8 +103,9 @@ async def _identified(nodes: NodeApi) -> Node:
     """
     from nodeagent.observe.node_identity import read_foreign  # noqa: PLC0415 - with the client
 
-    because = await read_foreign(nodes)
-    node = None if because else await nodes.get_node()
+    node = await nodes.get_node()
     if node is None:
-        raise ApiServerRefusedError(f"no Event is sent: {because or 'there is no Node object'}", 403)
+        raise ApiServerUnavailableError("no Event is sent: there is no Node object yet")
+    if because := await read_foreign(nodes):
+        raise ApiServerRefusedError(f"no Event is sent: {because}", 403)
     return node

@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent.daemon.kubernetes import EVENTS as TASK
 from nodeagent.daemon.kubernetes.events import EventsTask
+from nodeagent.daemon.kubernetes.task import RegistrationTask
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.model.machine import Machine
 from nodeagent.record import replace
@@ -47,7 +48,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def api(monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     own = Machine("node-1", machine_id="m", system_uuid="u")
     monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda *_: own)
     monkeypatch.setattr("nodeagent.daemon.kubernetes.outbox.EVENT_POLL_S", 0.01)
+    monkeypatch.setattr("nodeagent.daemon.kubernetes.events.POLL_S", 0.01)
     server = ApiServer()
     ids = {"machineID": "m", "systemUUID": "u"}
     server.put(NODES, "node-1", {"status": {"nodeInfo": ids}})
@@ -159,3 +162,20 @@ async def test_reload_that_disables_events_ends_them(api: ApiServer, settings: S
 
 def settings_off(settings: Settings) -> Settings:
     return replace(settings, kubernetes=replace(settings.kubernetes, publish_events=False))
+
+
+@pytest.mark.parametrize("publish_events", [False, True])
+async def test_registered_node_has_one_event_of_each_whether_or_not_those_of_pods_are_enabled(
+    authority: Authority, tmp_path: Path, api: ApiServer, url: str, publish_events: bool
+) -> None:
+    api.objects[NODES].clear()
+    section = {"register_node": True, "publish_events": publish_events}
+    settings = settings_with(authority, url, tmp_path, section, {"role": "standalone", "dry_run": False})
+    context = context_of(settings, io.StringIO())
+    async with run_task(context, RegistrationTask(context)), run_task(context, EventsTask(context)):
+        await until(lambda: any(each.path.endswith("/status") for each in api.requests))
+        context.logger.warning("evicted", **EVICTED)
+        await until(lambda: len(events_of(api, "Node")) == 1)
+        if publish_events:
+            await until(lambda: len(events_of(api, "Pod")) == 1)
+    assert len([each for each in api.seen("POST", "/events") if each.body["regarding"]["kind"] == "Node"]) == 1
