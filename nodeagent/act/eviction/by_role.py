@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nodeagent.act.eviction.evictor import EvictionResult, Evictor
     from nodeagent.model import Container
     from nodeagent.model.pods import PodHandle
+    from nodeagent.observe.watched_pods import WatchedPods
     from nodeagent.plan.eviction.effects import Victim
     from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.kubernetes.eviction import HeldBack
@@ -65,10 +66,20 @@ class RoleCleaner:
         local: ContainerCleaner,
         list_containers: Callable[[], Awaitable[tuple[Container, ...]]],
         is_beside_kubelet: Callable[[], bool],
+        watched: WatchedPods,
     ) -> None:
+        """Compose a cleaner.
+
+        Args:
+            local: removes containers.
+            list_containers: returns all containers of the runtime.
+            is_beside_kubelet: returns whether a kubelet manages this node.
+            watched: pods of this node at the API server.
+        """
         self._local = local
         self._list_containers = list_containers
         self._is_beside_kubelet = is_beside_kubelet
+        self._watched = watched
 
     async def clean_up(self, victim: Victim) -> CleanupResult:
         """Remove or observe the containers of an evicted pod; see :class:`ContainerCleaner`."""
@@ -76,9 +87,15 @@ class RoleCleaner:
             return await self._local.clean_up(victim)
         remaining = [each for each in await self._list_containers() if each.sandbox_id in victim.sandbox_ids]
         if remaining:
-            running = not victim.verified and any(each.state in _ACTIVE for each in remaining)
+            active = not victim.verified and any(each.state in _ACTIVE for each in remaining)
+            running = active and self._is_not_requested(victim.uid)
             return CleanupResult(confirmed=False, running=running)  # no failure: the kubelet removes them later
         if await present_layers(victim.layers):
             return CleanupResult(confirmed=False)
         await make_visible(victim.layers)
         return CleanupResult(confirmed=bool(victim.layers))
+
+    def _is_not_requested(self, uid: str) -> bool:
+        """Return whether the API server shows that no eviction of a pod took effect, such as after a restart."""
+        spec = self._watched.state.pods.get(uid)
+        return self._watched.is_current and spec is not None and not spec.deleting

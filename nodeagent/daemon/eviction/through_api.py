@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.act.eviction.api_evictor import ApiEvictor
@@ -43,9 +44,14 @@ def make_evictor(agent: Agent, local: Evictor, read_pods: Callable[[], Awaitable
         jitter=random.random,
         overrides_budgets=kubernetes.override_disruption_budgets,
     )
-    return RoleEvictor(local, api, lambda: agent.role is Role.BESIDE_KUBELET)
+    return RoleEvictor(local, api, partial(_is_beside_kubelet, agent))
 
 
 def make_cleaner(agent: Agent, local: ContainerCleaner) -> RoleCleaner:
     """Return the cleaner of an agent; ``local`` removes the containers of evicted pods without a kubelet."""
-    return RoleCleaner(local, agent.cri.list_containers, lambda: agent.role is Role.BESIDE_KUBELET)
+    is_beside_kubelet = partial(_is_beside_kubelet, agent)
+    return RoleCleaner(local, agent.cri.list_containers, is_beside_kubelet, agent.watched_pods)
+
+
+def _is_beside_kubelet(agent: Agent) -> bool:
+    return agent.role is Role.BESIDE_KUBELET

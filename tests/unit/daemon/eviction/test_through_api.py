@@ -264,28 +264,50 @@ def test_dry_run_sends_no_request() -> None:
 # ---- containers of evicted pods
 
 
-async def test_containers_of_an_evicted_pod_are_observed_beside_a_kubelet_and_never_removed(tmp_path: Path) -> None:
-    node, listed = (
-        Node(),
-        [container("c1", state=ContainerState.RUNNING, sandbox_id="s1"), container("c2", sandbox_id="s1")],
-    )
+def test_containers_of_an_evicted_pod_are_observed_beside_a_kubelet_and_never_removed(tmp_path: Path) -> None:
     layer = tmp_path / "layer"
     layer.mkdir()
 
-    async def list_containers() -> tuple[Container, ...]:
-        return (*listed, container("other", sandbox_id="s9"))
+    async def work(cluster: Cluster) -> None:
+        node, is_beside = node_with(cluster, "web"), [True]
+        listed = [container("c1", state=ContainerState.RUNNING, sandbox_id="s1"), container("c2", sandbox_id="s1")]
 
-    cleaner = RoleCleaner(node, list_containers, lambda: True)
-    victim = Victim("uid-web", "shop", "web", ("s1",), (str(layer),))
-    found = await cleaner.clean_up(victim)
-    assert (found.confirmed, found.running) == (False, True)
-    listed.clear()
-    assert not (await cleaner.clean_up(victim)).confirmed
-    layer.rmdir()
-    assert (await cleaner.clean_up(victim)).confirmed
-    assert node.cleaned_up == []
-    assert (await RoleCleaner(node, list_containers, lambda: False).clean_up(victim)).confirmed
-    assert node.cleaned_up == ["web"]
+        async def list_containers() -> tuple[Container, ...]:
+            return (*listed, container("other", sandbox_id="s9"))
+
+        cleaner = RoleCleaner(node, list_containers, lambda: is_beside[0], cluster.watched)
+        victim = Victim("uid-web", "shop", "web", ("s1",), (str(layer),))
+        found = await cleaner.clean_up(victim)
+        assert (found.confirmed, found.running) == (False, True)
+        listed.clear()
+        assert not (await cleaner.clean_up(victim)).confirmed
+        layer.rmdir()
+        assert (await cleaner.clean_up(victim)).confirmed
+        assert node.cleaned_up == []
+        is_beside[0] = False
+        assert (await cleaner.clean_up(victim)).confirmed
+        assert node.cleaned_up == ["web"]
+
+    run(work)
+
+
+def test_running_pod_counts_as_not_evicted_after_a_restart_only_if_the_api_server_shows_that() -> None:
+    async def work(cluster: Cluster) -> None:
+        node = node_with(cluster, "web")
+
+        async def list_containers() -> tuple[Container, ...]:
+            return (container("c1", state=ContainerState.RUNNING, sandbox_id="s1"),)
+
+        cleaner = RoleCleaner(node, list_containers, lambda: True, cluster.watched)
+        victim = Victim("uid-web", "shop", "web", ("s1",))
+        assert (await cleaner.clean_up(victim)).running
+        cluster.is_stuck = True
+        await cluster.evict("shop", "web", "uid-web", "", 30)
+        assert not (await cleaner.clean_up(victim)).running
+        cluster.watched.reset()
+        assert not (await cleaner.clean_up(victim)).running
+
+    run(work)
 
 
 def test_threshold_whose_pod_waits_for_its_budget_delays_neither_reclaim_nor_eviction_for_another_one() -> None:
