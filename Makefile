@@ -17,7 +17,7 @@ BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
-demo: ## preview, run and result: on a temporary real containerd as root, otherwise (or DEMO=simulated) on a simulated node
+demo: ## tour of preview, run, explain, undo and rehearsals: on a temporary real containerd as root, otherwise (or DEMO=simulated) preview and run on a simulated node
 	@.ci/setup run $(if $(filter simulated,$(DEMO)),,real)
 	@if [ "$(DEMO)" != simulated ] && [ "$$(id -u)" = 0 ]; then \
 		$(BIN)/python -m tests.support.demo; \

@@ -1,17 +1,74 @@
-"""Demo on a real containerd: a used node, preview, run and result; all resources are removed at the end."""
+"""Demo on a real containerd: a tour of six screens of 80 x 24; all resources are removed at the end."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
+import struct
 import subprocess
 import sys
+import termios
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tests.support import reclaim
 from tests.support.containerd import Containerd, LoopFs, unavailable
 from tests.support.worn_node import WornNode, wear
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COLUMNS: Final = 80
+ROWS: Final = 24
+_READING_S: Final = 5.0
+_STYLE: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_OLDEST: Final = "registry.example.com/shop/web:v1"
+
+
+class Screen(NamedTuple):
+    """One step of the tour.
+
+    Attributes:
+        sentence: its purpose, shown first.
+        arguments: of the agent's command.
+        codes: exit codes of a success.
+        images: whether the command takes the minimum age of images.
+    """
+
+    sentence: str
+    arguments: tuple[str, ...]
+    codes: tuple[int, ...] = (0,)
+    images: bool = False
+
+
+SCREENS: Final = (
+    Screen(
+        "A preview lists every removal with its reason, and changes nothing.",
+        ("gc", "images", "--dry-run"),
+        (0, 3),
+        images=True,
+    ),
+    Screen(
+        "The run removes these images; an undo is possible for ten minutes.",
+        ("gc", "images", "--yes"),
+        (0, 3),
+        images=True,
+    ),
+    Screen("The history of an item has time and reason of its removal.", ("explain", _OLDEST)),
+    Screen("An undo restores the images of the last pass, with all their names.", ("gc", "undo")),
+    Screen(
+        "A rehearsal of an eviction, with 50 MiB of available memory.",
+        ("evict", "--dry-run", "--simulate", "memory.available=50Mi"),
+        (0, 3),
+    ),
+    Screen("A rehearsal of a shutdown: its phases with their pods and times.", ("shutdown", "--dry-run")),
+)
+
 
 def main() -> int:
-    """Show preview, run and result; fall back to the simulated node where no containerd can run."""
+    """Show the tour; fall back to the simulated node where no containerd can run."""
     reason = unavailable()
     if reason is not None:
         print(f"no real containerd here ({reason}); showing the simulated node instead")
@@ -21,19 +78,48 @@ def main() -> int:
     print("making images that share layers, a running pod, a crash loop, a deleted pod ...", flush=True)
     with Containerd(imagefs=LoopFs(420, "ext4")) as containerd:
         node = wear(containerd)
-        codes = [
-            _show(node, "preview", "gc", "all", "--dry-run"),
-            _show(node, "run", "gc", "all", "--yes", "--undo-window", "0s"),
-            _show(node, "result: a second run removes nothing", "gc", "all", "--dry-run"),
-        ]
-        print(f"image filesystem now {node.used_percent}% full; cleaning up")
-    return max(codes)
+        node.config.write_text(node.config.read_text().replace('enabled = "off"', 'enabled = "auto"'))
+        problems = list(_show(node))
+    for each in problems:
+        print(f"demo: {each}", file=sys.stderr)
+    return 1 if problems else 0
 
 
-def _show(node: WornNode, title: str, *arguments: str) -> int:
-    command = [*arguments, "--config", str(node.config), "--minimum-age", node.minimum_age]
-    print(f"\n=== {title}: nodeagent {' '.join(arguments)} ===", flush=True)
-    return subprocess.run([sys.executable, "-m", "nodeagent", *command], check=False).returncode
+def _show(node: WornNode) -> Iterator[str]:
+    """Print the screens; yield the failures of their commands, and screens that do not fit a terminal."""
+    for number, screen in enumerate(SCREENS, 1):
+        age = ("--minimum-age", node.minimum_age) if screen.images else ()
+        code, output = _on_terminal(*screen.arguments, *age, "--config", str(node.config))
+        title = f"{number} of {len(SCREENS)}: {screen.sentence}"
+        lines = [title, f"$ nodeagent {' '.join(screen.arguments)}", "", *output.rstrip().splitlines()]
+        print("\n" + "\n".join(lines), flush=True)
+        if code not in screen.codes:
+            yield f"screen {number}: exit code {code}"
+        if len(lines) >= ROWS or any(len(_STYLE.sub("", each)) > COLUMNS for each in lines):
+            yield f"screen {number}: larger than {COLUMNS} x {ROWS}"
+        if sys.stdout.isatty() and number < len(SCREENS):
+            time.sleep(_READING_S)
+
+
+def _on_terminal(*arguments: str) -> tuple[int, str]:
+    """Return exit code and output of a command on a terminal of 80 x 24, its errors last, without progress."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    environment = {**os.environ, "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
+    if not sys.stdout.isatty():
+        environment["NO_COLOR"] = "1"
+    command = [sys.executable, "-m", "nodeagent", *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=slave, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        os.close(slave)
+        received = b""
+        with suppress(OSError):  # EIO: the other end is closed
+            while part := os.read(master, 1 << 16):
+                received += part
+        errors = process.stderr.read() if process.stderr is not None else b""
+    os.close(master)
+    return process.returncode, (received + errors).decode().replace("\r\n", "\n")
 
 
 if __name__ == "__main__":
