@@ -10,6 +10,7 @@ from tests.bench import (
     bench_agent,
     bench_bulk,
     bench_history,
+    bench_kubernetes,
     bench_large,
     bench_layers,
     bench_planner,
@@ -31,6 +32,7 @@ MEASUREMENTS: Final[dict[str, Callable[[], object]]] = {
     "history": bench_history.main,
     "large node": lambda: bench_large.main([]),
     "agent": bench_agent.main,
+    "Kubernetes": bench_kubernetes.main,
     "start of commands": bench_start.main,
     "bulk removal on a real containerd": bench_bulk.main,
 }
