@@ -4,7 +4,8 @@ A real containerd on a loop-mounted ext4 with 200 small images of five layers ea
 from the same copy of the filesystem, in turns, each round in another order. The time of the agent includes the guards,
 the transactions, the garbage collection and the check of CRI's list. Its transactions wait for container creations in
 progress: "waited" is the time in which all of them waited, and "agent, no wait" has a wait of zero, which removes also
-the waits that delay later transactions. The times of the calls include nothing else. Needs root.
+the waits that delay later transactions. "names alone" deletes the same names as the agent, and collects garbage once,
+without lease, guards, waits and checks. The times of the calls include nothing else. Needs root.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import TYPE_CHECKING
 from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.connection import RuntimeConnection
+from nodeagent.runtime.containerd import ContainerdClient
 from tests.support import many
 from tests.support.containerd import Containerd, LoopFs
 
@@ -33,6 +37,28 @@ async def by_agent(config: Path, settings: dict[str, str]) -> tuple[int, float, 
         began = time.perf_counter()
         report = await agent.collector.run(preview, trigger="bench", stop=asyncio.Event(), max_rounds=1)
         return len(report.removed), time.perf_counter() - began, report.settled_s
+
+
+async def by_names(containerd: Containerd) -> tuple[int, float]:
+    """Delete the names of the same images, the id last as the agent does; return as :func:`by_calls`."""
+    async with RuntimeConnection(f"unix://{containerd.socket}") as connection:
+        client = ContainerdClient(connection)
+        stored = await client.list_images()
+        removable = {each.target for each in stored if "/going/" in each.name}
+        images = [[each.name for each in stored if each.target == target] for target in removable]
+
+        async def delete(names: list[str]) -> None:
+            ids = [each for each in names if each.startswith("sha256:")]
+            for group in ([each for each in names if each not in ids], ids):
+                await asyncio.gather(*(client.delete_image(each, sync=False) for each in group))
+
+        began = time.perf_counter()
+        *others, last = images
+        await run_bounded(delete, others)
+        *tags, image_id = sorted(last, key=lambda name: name.startswith("sha256:"))
+        await delete(tags)
+        await client.delete_image(image_id, sync=True)
+        return len(images), time.perf_counter() - began
 
 
 def by_calls(containerd: Containerd, concurrency: int) -> tuple[int, float]:
@@ -56,7 +82,8 @@ def main() -> None:
     parser.add_argument("--others", type=int, default=100, help="images that are kept")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    times: dict[str, list[float]] = {"agent": [], "agent, no wait": [], "at once": [], "one by one": []}
+    names = ("agent", "agent, no wait", "names alone", "at once", "one by one")
+    times: dict[str, list[float]] = {name: [] for name in names}
     with Containerd(imagefs=LoopFs(many.MINIMUM_MIB, "ext4")) as containerd:
         many.fill(containerd, options.images, options.others, shared=1, own=3)
         config = many.configure(containerd)
@@ -64,12 +91,15 @@ def main() -> None:
         print(" ".join(f"{name + ' s':>16}" for name in ("waited", *times)))
         for number in range(options.runs):
             settled_s = 0.0
-            for name in (*list(times)[number % 4 :], *list(times)[: number % 4]):
+            for name in (*names[number % len(names) :], *names[: number % len(names)]):
                 if name.startswith("agent"):
                     settings = {"image_gc.settle": "0s"} if name != "agent" else {}
                     count, agent_s, waited_s = asyncio.run(by_agent(config, settings))
                     settled_s = settled_s if settings else waited_s
                     times[name].append(agent_s)
+                elif name == "names alone":
+                    count, names_s = asyncio.run(by_names(containerd))
+                    times[name].append(names_s)
                 else:
                     count, calls_s = by_calls(containerd, options.images if name == "at once" else 1)
                     times[name].append(calls_s)
