@@ -11,7 +11,6 @@ Source: Python command line, ``-I``; environ(7), ``PATH``.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -59,6 +58,8 @@ def run(
     Returns:
         ``None`` if the program does not exist, cannot be started or misses the deadline.
     """
+    import shutil  # noqa: PLC0415 - with bz2 and lzma, which the idle daemon does without
+
     environment = _without_manager(child_environment(additions))
     program = shutil.which(words[0], path=environment["PATH"])
     if program is None:

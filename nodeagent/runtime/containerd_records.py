@@ -201,7 +201,13 @@ def _stamp(message: Timestamp) -> Stamp:
 
 def _gc_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     names = [name for name in labels if name.startswith(GC_LABELS)]
-    return {name: labels[name] for name in names} if names else _NO_LABELS
+    return {_shared(name): labels[name] for name in names} if names else _NO_LABELS
+
+
+@lru_cache(maxsize=256)
+def _shared(name: str) -> str:
+    """Return one object for equal names: thousands of records have the same few labels."""
+    return name
 
 
 def _sources(labels: Mapping[str, str]) -> frozenset[str]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent._proto.containerd.services.content.v1 import content_pb2
-from nodeagent.runtime import part_cache
-from nodeagent.runtime.part_cache import PartCache
-
-if TYPE_CHECKING:
-    import pytest
+from nodeagent.runtime.part_cache import PartCache, message_digest
 
 Stores = list[list[tuple[str, str]]]
 
@@ -95,11 +91,23 @@ def test_unfinished_list_leaves_the_cache_unchanged() -> None:
     assert reader.read([[("a", "1")]]) is first
 
 
-def test_long_list_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_cache, "MESSAGES_UP_TO_BYTES", 10)
-    reader = Reader()
-    parts = [[("a", "1"), ("b", "1")]]
-    reader.read(parts)
+def test_map_entries_in_another_order_do_not_change_the_digest() -> None:
+    first, second = content_pb2.Info(), content_pb2.Info()
+    for name in ("a", "b", "c"):
+        first.labels[name] = name
+    for name in ("c", "b", "a"):
+        second.labels[name] = name
 
-    assert reader.read(parts) == {"a": "1", "b": "1"}
-    assert reader.decoded == 2
+    assert message_digest(first) == message_digest(second)
+    assert message_digest(first) != message_digest(content_pb2.Info())
+
+
+def test_messages_of_a_list_are_not_kept() -> None:
+    cache: PartCache[content_pb2.ListContentResponse, str] = PartCache()
+    message = part([("a", "1")])
+    references = sys.getrefcount(message)
+    listing = cache.start()
+    listing.add(message, lambda _: {"a": "1"})
+    listing.finish()
+
+    assert sys.getrefcount(message) == references
