@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _RANDOM_BYTES = 4
 
+
 def replace_file(path: Path, text: str, *, like: os.stat_result | None = None, mode: int = 0o600) -> None:
     """Write a file, replacing the present one.
 

@@ -182,13 +182,15 @@ class ContainerdClient:
         containerd 1.6 lists the year 1 for every blob.)
         """
         known = known or {}
+        texts: dict[str, str] = {}
 
         def decode(batch: content_pb2.ListContentResponse) -> dict[str, Blob]:
             blobs = {}
             for info in batch.info:
                 digest = info.digest
                 blob = known.get(digest)
-                blobs[digest] = blob if blob is not None and blob.record_bytes == info.ByteSize() else decode_blob(info)
+                same = blob is not None and blob.record_bytes == info.ByteSize()
+                blobs[digest] = blob if blob is not None and same else decode_blob(info, texts)
             return blobs
 
         listing = self._blobs.start()
@@ -250,6 +252,7 @@ class ContainerdClient:
     ) -> dict[str, Snapshot]:
         """Return every snapshot by key; entries of ``known`` with the same length and creation time are reused."""
         known = known or {}
+        texts: dict[str, str] = {}
 
         def decode(batch: snapshots_pb2.ListSnapshotsResponse) -> dict[str, Snapshot]:
             snapshots = {}
@@ -261,7 +264,7 @@ class ContainerdClient:
                     and snapshot.record_bytes == info.ByteSize()
                     and snapshot.created.nanos == info.created_at.nanos
                 )
-                snapshots[key] = snapshot if snapshot is not None and same else decode_snapshot(info)
+                snapshots[key] = snapshot if snapshot is not None and same else decode_snapshot(info, texts)
             return snapshots
 
         cache = self._snapshots.get(snapshotter, PartCache())

@@ -171,43 +171,59 @@ def decode_lease_record(message: leases_pb2.Lease) -> Lease:
     return Lease(message.id, dict(message.labels), _stamp(message.created_at))
 
 
-def decode_blob(message: content_pb2.Info) -> Blob:
-    """Return one blob with its garbage collection labels."""
+def decode_blob(message: content_pb2.Info, texts: dict[str, str] | None = None) -> Blob:
+    """Return one blob with its garbage collection labels.
+
+    Args:
+        message: the record.
+        texts: the keys and references of the records before it in the list, extended by this one's: equal ones are one
+            object.
+    """
+    texts = {} if texts is None else texts
+    digest = message.digest
     return Blob(
-        message.digest,
+        texts.setdefault(digest, digest),
         message.size,
-        _gc_labels(message.labels),
+        _gc_labels(message.labels, texts),
         _stamp(message.created_at),
         message.ByteSize(),
         _sources(message.labels),
     )
 
 
-def decode_snapshot(message: snapshots_pb2.Info) -> Snapshot:
-    """Return one snapshot with its garbage collection labels."""
+def decode_snapshot(message: snapshots_pb2.Info, texts: dict[str, str] | None = None) -> Snapshot:
+    """Return one snapshot with its garbage collection labels.
+
+    Args:
+        message: the record.
+        texts: as for :func:`decode_blob`.
+    """
+    texts = {} if texts is None else texts
+    key, parent = message.name, message.parent
     return Snapshot(
-        message.name,
-        message.parent,
+        texts.setdefault(key, key),
+        texts.setdefault(parent, parent),
         _KINDS.get(message.kind, SnapshotKind.UNKNOWN),
-        _gc_labels(message.labels),
+        _gc_labels(message.labels, texts),
         _stamp(message.created_at),
         message.ByteSize(),
     )
 
 
 def _stamp(message: Timestamp) -> Stamp:
-    return Stamp(message.seconds, message.nanos)
-
-
-def _gc_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
-    names = [name for name in labels if name.startswith(GC_LABELS)]
-    return {_shared(name): labels[name] for name in names} if names else _NO_LABELS
+    return Stamp(_shared_number(message.seconds), message.nanos)
 
 
 @lru_cache(maxsize=256)
-def _shared(name: str) -> str:
-    """Return one object for equal names: thousands of records have the same few labels."""
-    return name
+def _shared_number(number: int) -> int:
+    """Return one object for equal numbers: the records of one image were created within seconds."""
+    return number
+
+
+def _gc_labels(labels: Mapping[str, str], texts: dict[str, str]) -> Mapping[str, str]:
+    names = [name for name in labels if name.startswith(GC_LABELS)]
+    values = [(name, labels[name]) for name in names]
+    return {texts.setdefault(name, name): texts.setdefault(value, value) for name, value in values} or _NO_LABELS
 
 
 def _sources(labels: Mapping[str, str]) -> frozenset[str]:

@@ -1,22 +1,28 @@
-"""Decoded values of the previous listing, since most objects of a large node are unchanged between two listings.
+"""Decoded values of the previous listing, since most objects are unchanged between two listings.
 
-The messages of the previous listing are kept and compared, without regard to the order of map entries, which differs
-between two answers of a runtime written in Go: first the whole answer, then, as containerd lists its objects in the
-random order of a hash table, each item with the previous one of its id. The values of a listing without any change are
-the same tuple as before, so that results computed from it are reused (``nodeagent.last_result``).
+What is kept for the comparison with the next listing depends on the size of the listing. The order of map entries,
+which differs between two answers of a runtime written in Go, does not matter. First the whole answer is compared, then
+each item, as containerd lists its objects in the random order of a hash table.
 
-Messages of a large listing would take too much memory; of those only digests are kept, whose computation takes three
-times as long. Rejected: the encoded bytes of an item as its key, as they depend on the order of map entries.
+- Small listing: digests of the answers and items. The messages, with the objects of their items, would take several
+  times the memory of the values.
+- Middle one: its messages, whose comparison takes a third of the time of computing digests.
+- Large one: digests of the items, since its messages would take too much memory.
+
+The values of a listing without any change are the same tuple as before, so that results computed from it are reused
+(``nodeagent.last_result``). Rejected: the encoded bytes of an item as its key, as they depend on the order of map
+entries.
 """
 
 from __future__ import annotations
 
-import hashlib
 from itertools import repeat
 from operator import attrgetter, eq
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from google.protobuf.message import Message
+
+from nodeagent.runtime.message_digest import message_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,10 +34,13 @@ Value = TypeVar("Value")
 CACHED_FROM_ITEMS: Final = 10
 """Number of items from which the decoded values are kept for the next listing."""
 
+MESSAGES_FROM_BYTES: Final = 1 << 20
+"""Encoded size of a listing from which its messages are kept."""
+
 MESSAGES_UP_TO_BYTES: Final = 32 << 20
 """Encoded size of a listing up to which its messages are kept; the same listing takes about 1.5 times as much memory.
 
-The digests of a larger listing are kept until it has half of this size, so that a listing of about this size is not
+After a listing by digests both limits are narrower by a factor of two, so that a listing of about this size is not
 decoded again and again.
 """
 
@@ -45,10 +54,10 @@ class _Known(Generic[Answer, Item, Value]):
         by_digest: whether the listing was compared by digests.
         size_bytes: encoded size of the listing.
         values: the decoded values, in the order of the listing.
-        digests: the values by the digest of their message; only with digests.
-        answers: the parts of the listing, each with the position of its first item; only without digests, as the rest.
-        ids: the ids of the items.
-        items: the items.
+        parts: the parts of the listing, by digest the digests of a small listing's, each with the position of its first
+            item.
+        ids: the ids of the items, by digest their digests.
+        items: the items; empty by digest, as the rest.
         sizes: their encoded sizes.
     """
 
@@ -56,8 +65,7 @@ class _Known(Generic[Answer, Item, Value]):
         self.by_digest = by_digest
         self.size_bytes = 0
         self.values: list[Value] = []
-        self.digests: dict[bytes, Value] = {}
-        self.answers: list[tuple[Answer, int]] = []
+        self.parts: list[tuple[Answer | str, int]] = []
         self.ids: list[str] = []
         self.items: list[Item] = []
         self.sizes: list[int] = []
@@ -65,8 +73,13 @@ class _Known(Generic[Answer, Item, Value]):
         self._result: tuple[Value, ...] | None = None
 
     @property
+    def is_small(self) -> bool:
+        """Whether messages of this listing take more memory than they are worth."""
+        return self.size_bytes < (2 * MESSAGES_FROM_BYTES if self.by_digest else MESSAGES_FROM_BYTES)
+
+    @property
     def is_large(self) -> bool:
-        """Whether the next listing is compared by digests."""
+        """Whether messages of this listing take too much memory."""
         return self.size_bytes > (MESSAGES_UP_TO_BYTES // 2 if self.by_digest else MESSAGES_UP_TO_BYTES)
 
     @property
@@ -83,9 +96,13 @@ class _Known(Generic[Answer, Item, Value]):
             self._result = tuple(self.values)
         return self._result
 
+    def end_of(self, part: int) -> int:
+        """Return the position after the last item of a part."""
+        return self.parts[part + 1][1] if part + 1 < len(self.parts) else len(self.values)
+
     def drop_messages(self) -> None:
         """Release the memory of the messages; the next listing is compared by digests."""
-        self.answers.clear()
+        self.parts.clear()
         self.items.clear()
 
 
@@ -111,7 +128,7 @@ class DecodeCache(Generic[Answer, Item, Value]):
         self.decode = decode
         self.key = key
         self.from_items = from_items
-        self.known: _Known[Answer, Item, Value] = _Known(by_digest=False)
+        self.known: _Known[Answer, Item, Value] = _Known(by_digest=True)
 
     def start(self) -> Listing[Answer, Item, Value]:
         """Return a new listing without parts."""
@@ -124,7 +141,7 @@ class Listing(Generic[Answer, Item, Value]):
     def __init__(self, cache: DecodeCache[Answer, Item, Value]) -> None:
         """Begin without parts."""
         self._cache = cache
-        by_digest = cache.known.is_large
+        by_digest = cache.known.is_small or cache.known.is_large
         is_comparable = cache.known.by_digest is by_digest
         self._previous = cache.known if is_comparable else _Known[Answer, Item, Value](by_digest=by_digest)
         self._listed = _Known[Answer, Item, Value](by_digest=by_digest)
@@ -146,7 +163,7 @@ class Listing(Generic[Answer, Item, Value]):
         previous, listed = self._previous, self._listed
         fewest = self._cache.from_items
         if len(listed.values) < (CACHED_FROM_ITEMS if fewest is None else fewest):
-            self._cache.known = _Known(by_digest=False)
+            self._cache.known = _Known(by_digest=True)
         elif self._all_unchanged and len(listed.values) == len(previous.values) and self._has_same_items():
             self._cache.known = previous
             return previous.result
@@ -156,21 +173,21 @@ class Listing(Generic[Answer, Item, Value]):
 
     def _has_same_items(self) -> bool:
         """Return whether the items are the previous ones, of which each item equals one and the number is the same."""
-        count = len(self._listed.values)
-        if self._listed.by_digest:
-            return len(self._listed.digests) == len(self._previous.digests) == count
-        return self._same_order or len(set(self._listed.ids)) == len(self._previous.positions) == count
+        listed, previous = self._listed, self._previous
+        if self._same_order and (not listed.by_digest or listed.ids == previous.ids):
+            return True
+        return len(set(listed.ids)) == len(previous.positions) == len(listed.values)
 
     def _add_same_answer(self, answer: Answer) -> bool:
         """Add a part if it equals the previous one at its place; return whether it does."""
-        previous, listed, number = self._previous, self._listed, len(self._listed.answers)
+        previous, listed, number = self._previous, self._listed, len(self._listed.parts)
         start = len(listed.values)
-        if number >= len(previous.answers) or previous.answers[number][1] != start:
+        if number >= len(previous.parts) or previous.parts[number][1] != start:
             return False
-        before = previous.answers[number][0]
+        before = previous.parts[number][0]
         if answer != before:
             return False
-        end = previous.answers[number + 1][1] if number + 1 < len(previous.answers) else len(previous.values)
+        end = previous.end_of(number)
         self._extend(
             before,  # rather than the equal one, so that only one of both takes memory
             previous.ids[start:end],
@@ -204,9 +221,11 @@ class Listing(Generic[Answer, Item, Value]):
         # of equal messages the new one is kept: a message keeps the memory of its whole answer
         self._extend(answer, ids, items, values, sizes)
 
-    def _extend(self, answer: Answer, ids: list[str], items: list[Item], values: list[Value], sizes: list[int]) -> None:
+    def _extend(
+        self, answer: Answer | str, ids: list[str], items: list[Item], values: list[Value], sizes: list[int]
+    ) -> None:
         listed = self._listed
-        listed.answers.append((answer, len(listed.values)))
+        listed.parts.append((answer, len(listed.values)))
         listed.ids += ids
         listed.items += items
         listed.values += values
@@ -215,14 +234,27 @@ class Listing(Generic[Answer, Item, Value]):
 
     def _add_by_digest(self, answer: Answer) -> None:
         """Add a part; decode the items whose digest the previous listing lacks."""
-        previous, listed = self._previous.digests, self._listed
+        if self._previous.is_small and self._add_same_part(answer):
+            return
+        previous, listed = self._previous, self._listed
         for item in self._cache.items_of(answer):
-            encoded = item.SerializeToString(deterministic=True)  # with the map entries in a fixed order
-            key = hashlib.blake2b(encoded, digest_size=16).digest()
-            value = previous.get(key)
-            if value is None:
-                value = self._cache.decode(item)
+            digest = message_digest(item)
+            at = previous.positions.get(digest)
+            if at is None:
                 self._all_unchanged = False
-            listed.digests[key] = value
-            listed.values.append(value)
-            listed.size_bytes += len(encoded)
+            listed.ids.append(digest)
+            listed.values.append(self._cache.decode(item) if at is None else previous.values[at])
+        listed.size_bytes += answer.ByteSize()
+
+    def _add_same_part(self, answer: Answer) -> bool:
+        """Add a part if its digest is that of the previous one at its place; return whether it is."""
+        previous, listed, number = self._previous, self._listed, len(self._listed.parts)
+        start, digest = len(listed.values), message_digest(answer)
+        listed.parts.append((digest, start))
+        if number >= len(previous.parts) or previous.parts[number] != (digest, start):
+            return False
+        end = previous.end_of(number)
+        listed.ids += previous.ids[start:end]
+        listed.values += previous.values[start:end]
+        listed.size_bytes += answer.ByteSize()
+        return True

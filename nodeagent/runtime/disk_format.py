@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -78,7 +79,7 @@ class DiskFormats(Record):
 
     def stored_piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
         """Return the piece without references; the key of a snapshot in another snapshotter starts with its name."""
-        snapshotter = "" if node.kind == CONTENT else node.kind.removeprefix(SNAPSHOTS)
+        snapshotter = "" if node.kind == CONTENT else _snapshotter(node.kind)
         disk = self.by_store.get(snapshotter, self.default)
         if not snapshotter:
             size = -(-inventory.stored.blobs[node.id].size_bytes // disk.block_bytes) * disk.block_bytes
@@ -95,3 +96,9 @@ class DiskFormats(Record):
             inodes,
             snapshotter=snapshotter,
         )
+
+
+@lru_cache(maxsize=64)
+def _snapshotter(kind: str) -> str:
+    """Return the snapshotter of a kind of node, one object for all pieces."""
+    return kind.removeprefix(SNAPSHOTS)

@@ -19,7 +19,7 @@ from nodeagent.record import Record
 from nodeagent.runtime.containerd_records import GC_LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from nodeagent.runtime.containerd_records import (
         Blob,
@@ -105,7 +105,9 @@ class Stored:
         self.rooted: set[Node] = set()
         self.held: set[Node] = set()
         self.snapshotters: Counter[str] = Counter()
-        interned: dict[Node, Node] = {}
+        # Equal nodes are one object, to save memory: there are tens of thousands, each in several edges. Those of the
+        # objects themselves come first, with the texts of their records.
+        interned = {node: node for node in self._nodes()}
         for digest, blob in blobs.items():
             self._add(Node(CONTENT, digest), (), blob.labels, interned)
         for name, listed in snapshots.items():
@@ -114,6 +116,12 @@ class Stored:
                 parent = (Node(kind, snapshot.parent),) if snapshot.parent else ()
                 self._add(Node(kind, key), parent, snapshot.labels, interned)
         self.held.update(self.with_ids({each for node in self.held for each in self._labels_of(node).named}))
+
+    def _nodes(self) -> Iterator[Node]:
+        yield from (Node(CONTENT, digest) for digest in self.blobs)
+        for name, listed in self.snapshots.items():
+            kind = SNAPSHOTS + name
+            yield from (Node(kind, key) for key in listed)
 
     def with_ids(self, ids: Collection[str]) -> list[Node]:
         """Return every blob and snapshot with one of these ids."""
@@ -132,7 +140,6 @@ class Stored:
         node = interned.setdefault(node, node)
         self.existing.add(node)
         if parent or found.to:
-            # Equal nodes are one object, to save memory: there are tens of thousands, each in several edges.
             targets = (interned.setdefault(each, each) for each in (*parent, *found.to))
             self.edges[node] = (*self.edges.get(node, ()), *targets)
         if found is _NO_REFERENCES:

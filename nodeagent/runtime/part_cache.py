@@ -7,10 +7,11 @@ is not kept: with the objects of its visited items it takes several times the me
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
+
+from nodeagent.runtime.message_digest import message_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,11 +19,9 @@ if TYPE_CHECKING:
 Part = TypeVar("Part", bound=Message)
 Entry = TypeVar("Entry")
 
-_DIGEST_BYTES = 16
-
 
 class _DecodedPart(NamedTuple, Generic[Entry]):
-    digest: bytes
+    digest: str
     entries: dict[str, Entry]
 
 
@@ -77,9 +76,3 @@ class PartListing(Generic[Part, Entry]):
             entries.update(each.entries)
         self._keep(self._parts, entries)
         return entries
-
-
-def message_digest(message: Message) -> bytes:
-    """Return the same digest for equal messages, in whichever order their map entries were received."""
-    encoded = message.SerializeToString(deterministic=True)
-    return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).digest()

@@ -259,7 +259,7 @@ class LayerCache:
         removed = self._stored - self._usage.keys()
         if changed or removed:
             await asyncio.to_thread(self._usage_store.write, changed, removed)
-            self._stored = frozenset(self._usage)
+        self._stored = frozenset(self._usage)
 
     async def _lay_out(self, client: ContainerdClient, inventory: Inventory, images: tuple[Image, ...]) -> _Layout:
         resolved = await asyncio.to_thread(resolve_images, images, inventory)  # seconds for thousands of images
@@ -329,8 +329,9 @@ class LayerCache:
         return cached is not None and cached[0] == _snapshot(inventory, node).created
 
     def _discard_removed(self, inventory: Inventory) -> None:
-        for node in self._usage.keys() - inventory.stored.existing:
-            del self._usage[node]
+        """Discard the usage of removed snapshots; the others share the node objects of the inventory."""
+        usage = self._usage
+        self._usage = {node: usage[node] for node in inventory.stored.existing if node in usage}
 
     def _piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
         return DiskFormats(self._disk, self._stores.formats).stored_piece(node, inventory, usage)

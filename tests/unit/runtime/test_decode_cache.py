@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 IMAGE: Final = f"sha256:{'5' * 64}"
 
 
-@pytest.fixture(autouse=True, params=["messages", "digests"])
+@pytest.fixture(autouse=True, params=["digests of parts", "messages", "digests"])
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the values of short listings too: by their messages, or by digests from the second listing on."""
+    """Keep the values of short listings too, and compare them as small, middle or large ones from the second one on."""
     monkeypatch.setattr(decode_cache, "CACHED_FROM_ITEMS", 1)
+    if request.param != "digests of parts":
+        monkeypatch.setattr(decode_cache, "MESSAGES_FROM_BYTES", 0)
     if request.param == "digests":
         monkeypatch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", 1)
 
@@ -218,12 +220,13 @@ _LISTS = st.lists(
 
 
 @settings(max_examples=60)
-@given(_LISTS, st.integers(1, 4), st.sampled_from([1, 600, 2000, 1 << 20]))
+@given(_LISTS, st.integers(1, 4), st.sampled_from([0, 300, 900]), st.sampled_from([1, 600, 2000, 1 << 20]))
 def test_values_are_those_of_the_decoder_for_all_sequences_of_listings(
-    listings: list[list[tuple[int, str]]], parts: int, up_to_bytes: int
+    listings: list[list[tuple[int, str]]], parts: int, from_bytes: int, up_to_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode_cache, "CACHED_FROM_ITEMS", 1)
+        patch.setattr(decode_cache, "MESSAGES_FROM_BYTES", from_bytes)
         patch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", up_to_bytes)
         made, previous = new_cache(), tuple[Container, ...]()
         for each in listings:
