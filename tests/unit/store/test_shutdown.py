@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-import tempfile
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -115,10 +114,14 @@ def test_unreadable_runtime_directory_hides_no_record(tmp_path: Path, runtime: s
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the filesystem have no space for another file."""
 
-    def refuse(**_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    opened = os.open
 
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    def open_existing(path: str | Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT and not os.path.exists(path):  # noqa: PTH110 - as open takes it
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", open_existing)
 
 
 def test_record_of_the_boot_is_overwritten_in_a_full_filesystem(tmp_path: Path, request: pytest.FixtureRequest) -> None:
