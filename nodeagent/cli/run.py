@@ -97,7 +97,7 @@ def absolute_path(path: Path) -> Path:
 
 
 def _serve(settings: Settings, *, once: bool) -> ExitCode:
-    from nodeagent.daemon.memory import limit_arenas, without_openssl  # noqa: PLC0415 - import errors need guarded()
+    from nodeagent.daemon.memory import configure_malloc, without_openssl  # noqa: PLC0415 - errors need guarded()
 
     with without_openssl():
         import asyncio  # noqa: PLC0415
@@ -107,7 +107,7 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
         from nodeagent.telemetry import logging as log  # noqa: PLC0415
 
     logger = log.configure(settings.log_format, settings.log_level)
-    limit_arenas()
+    configure_malloc()
 
     with ignore_hangup():
         return pass_exit_code(asyncio.run(supervise(settings, logger, once=once)))

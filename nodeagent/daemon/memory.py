@@ -1,4 +1,4 @@
-"""Memory use of the daemon: fewer libraries, fewer arenas, release of free heap to the kernel, code locked in memory.
+"""Memory use of the daemon: fewer libraries, fewer gaps in the heap, release of free heap to the kernel, locked code.
 
 A pass allocates a short-lived heap of messages and values. glibc keeps it, spread over an arena per thread; a daemon
 that sleeps for minutes between passes returns it instead.
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-_M_ARENA_MAX = -8  # Source: malloc.h of glibc
+_M_MMAP_THRESHOLD = -3  # Source: malloc.h of glibc
+_M_ARENA_MAX = -8
+_MAPPED_FROM_BYTES = 32 << 10
 _MCL_CURRENT_FUTURE_ONFAULT = 1 | 2 | 4  # Source: mlockall(2), Linux
 
 _OPENSSL: Final = ("ssl", "_hashlib")
@@ -43,11 +45,16 @@ def without_openssl() -> Iterator[None]:
             del sys.modules[name]
 
 
-def limit_arenas() -> None:
-    """Limit malloc to two arenas for all threads; a no-op without glibc. Call before threads are started."""
+def configure_malloc() -> None:
+    """Limit malloc to one arena, and map blocks from 32 KiB on by themselves; a no-op without glibc.
+
+    Freed blocks of this size then return to the kernel at once, and do not remain as gaps between smaller ones. By
+    default glibc raises the size with each freed block. Call before threads are started. Source: mallopt(3).
+    """
     libc = _libc()
     if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_ARENA_MAX, 2)
+        libc.mallopt(_M_ARENA_MAX, 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
 
 
 def lock_memory() -> str:

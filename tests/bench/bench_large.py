@@ -33,7 +33,7 @@ from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
-from nodeagent.daemon.memory import limit_arenas, release_memory
+from nodeagent.daemon.memory import configure_malloc, release_memory
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.connection import Method, RuntimeConnection
 from nodeagent.sim.scenario import scale_node
@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.serve:
         serve(options.serve, options.images, options.containers, options.padding, rotated=options.rotate)
     elif options.measure:
-        limit_arenas()
+        configure_malloc()
         gc.set_threshold(50_000, 20, 20)  # as in the command line
         print(json.dumps(asyncio.run(measure(options.measure, options.runs, with_containerd=options.containerd))))
     else:
