@@ -1,14 +1,13 @@
 """Values decoded from CRI messages, and the decoders.
 
 Protobuf messages become values of :mod:`nodeagent.model`, or of this module where only one reader uses them. Texts that
-many objects of a list share are one object (``sys.intern``), which takes less memory and is compared by identity.
+many objects of a list share are one object, which takes less memory and is compared by identity.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from sys import intern
 from typing import TYPE_CHECKING
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
@@ -17,6 +16,7 @@ from nodeagent.model.pods import ContainerTraits
 from nodeagent.model.workload import LABEL_POD_UID
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record, replace
+from nodeagent.runtime.shared_text import shared_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -187,16 +187,16 @@ def decode_sandbox(message: api.PodSandbox | api.PodSandboxStatus) -> Sandbox:
     """Return a sandbox without its own image and log directory."""
     metadata = message.metadata
     return Sandbox(
-        id=intern(message.id),
+        id=shared_text(message.id),
         name=metadata.name,
-        namespace=intern(metadata.namespace),
-        uid=intern(metadata.uid),
+        namespace=shared_text(metadata.namespace),
+        uid=shared_text(metadata.uid),
         ready=message.state == api.SANDBOX_READY,
         attempt=metadata.attempt,
         created_at=_instant(message.created_at),
         labels=_texts(message.labels),
         annotations=_texts(message.annotations),
-        runtime_handler=intern(message.runtime_handler),
+        runtime_handler=shared_text(message.runtime_handler),
     )
 
 
@@ -232,14 +232,14 @@ def decode_container(message: api.Container) -> Container:
     metadata = message.metadata
     return Container(
         message.id,
-        intern(metadata.name),
-        intern(message.pod_sandbox_id),
+        shared_text(metadata.name),
+        shared_text(message.pod_sandbox_id),
         _CONTAINER_STATES.get(message.state, ContainerState.UNKNOWN),
         metadata.attempt,
         _instant(message.created_at),
-        intern(message.image_ref),
-        intern(message.image_id),
-        intern(message.image.image),
+        shared_text(message.image_ref),
+        shared_text(message.image_id),
+        shared_text(message.image.image),
         _texts(message.labels),
         _texts(message.annotations),
     )
@@ -247,7 +247,7 @@ def decode_container(message: api.Container) -> Container:
 
 def _texts(entries: Mapping[str, str]) -> dict[str, str]:
     """Return labels or annotations with one text object per key, and per UID of a pod."""
-    return {intern(key): intern(value) if key == LABEL_POD_UID else value for key, value in entries.items()}
+    return {shared_text(key): shared_text(value) if key == LABEL_POD_UID else value for key, value in entries.items()}
 
 
 def decode_container_details(message: api.ContainerStatusResponse) -> ContainerDetails:

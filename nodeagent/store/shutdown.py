@@ -145,7 +145,7 @@ class ShutdownFiles:
             replace_file(path, _text_of(document))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                # A file that says that the agent is watching would be reported as an unclean stop at the next boot.
+                # A record of a watching agent would be reported as an unclean stop at the next boot.
                 with suppress(OSError):
                     overwrite_file(path, _text_of(document))
                     return
