@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
+
+START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -33,6 +36,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except Exception as error:  # noqa: BLE001 - as in another thread
             made.set_exception(error)
         return made
+
+
+class LoopClock:
+    """Clock of the running loop, from :data:`START` on."""
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.monotonic_s())
+
+    def monotonic_s(self) -> float:
+        return asyncio.get_running_loop().time()
 
 
 class _Selector(selectors.DefaultSelector):

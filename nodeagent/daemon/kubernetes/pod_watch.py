@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from nodeagent.daemon.kubernetes import POD_WATCH
+from nodeagent.daemon.kubernetes.session_task import CHANGE_POLL_S, SessionTask
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import StoreError
 from nodeagent.observe.watched_pods import list_address, restore_pods
@@ -16,38 +17,24 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.context import DaemonContext
     from nodeagent.model.pods import PodSpec
 
-CHANGE_POLL_S: Final = 1.0
 
-
-class PodWatchTask:
+class PodWatchTask(SessionTask):
     """Runs sessions while the watch is configured."""
 
-    def __init__(self, context: DaemonContext) -> None:
-        """Take the daemon context; :meth:`run` imports the client of the API server if it is needed."""
-        self._context = context
-        self._logger = context.logger.bind(task=POD_WATCH)
-        self._ran = False
+    name = POD_WATCH
+    poll_s = CHANGE_POLL_S
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Run until stopped."""
-        while not stop.is_set():
-            settings = self._context.settings
-            if not _is_enabled(settings):
-                if self._ran:
-                    self._context.loop_statuses.disabled(POD_WATCH, "not enabled")
-                    self._context.watched_pods.reset()
-                    self._ran = False
-                await wait_for_any(CHANGE_POLL_S, stop)
-                continue
-            self._ran = True
-            try:
-                await self._run_session(settings, stop)
-            except Exception:  # an unexpected error must not end the daemon's other tasks
-                self._logger.exception("pass_crashed", loop=POD_WATCH)
-                await wait_for_any(CHANGE_POLL_S * 10, stop)
+    def _off_because(self, settings: Settings) -> str:
+        """Return whether the watch is not enabled, as with the settings of a standby configuration."""
+        kubernetes = settings.kubernetes
+        return "" if kubernetes.watch_pods and kubernetes.access is not None else "not enabled"
+
+    def _switch_off(self, because: str) -> None:
+        super()._switch_off(because)
+        self._context.watched_pods.reset()
+        self._ran = False
 
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
         # import h11, ssl and the objects of the API, which a daemon without a watch does not load
@@ -85,7 +72,7 @@ class PodWatchTask:
         session = PodWatchSession(parts, watched, self._context.clock, self._logger, self._context.loop_statuses)
         work = asyncio.create_task(session.run())
         try:
-            while not (work.done() or stop.is_set()) and self._context.settings is settings:
+            while not work.done() and self._continues(settings, stop):
                 await wait_for_any(CHANGE_POLL_S, stop)
             if work.done():
                 work.result()
@@ -93,9 +80,3 @@ class PodWatchTask:
             work.cancel()
             await asyncio.wait({work})
             client.close()
-
-
-def _is_enabled(settings: Settings) -> bool:
-    """Return whether the pods are watched; not with the settings of a standby configuration."""
-    kubernetes = settings.kubernetes
-    return kubernetes.watch_pods and kubernetes.access is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.act.eviction.api_evictor import ApiEvictor
@@ -17,6 +16,7 @@ from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.kubernetes.pod_watch import after_connection, after_event, after_list
 from tests.support.api_pods import Pods
 from tests.support.api_pods import pod as api_pod
+from tests.support.virtual_time import START, LoopClock
 from tests.unit.plan.eviction.cases import at
 from tests.unit.plan.eviction.cases import pod as pod_facts
 
@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.model.pressure import PodFacts
     from nodeagent.plan.kubernetes.pod_watch import PodEvent
-
-START = datetime(2026, 11, 21, 12, tzinfo=UTC)
-
-
-class LoopClock:
-    """Clock of the running loop."""
-
-    def now(self) -> datetime:
-        return START + timedelta(seconds=self.monotonic_s())
-
-    def monotonic_s(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 @dataclass

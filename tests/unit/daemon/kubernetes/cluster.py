@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.daemon.kubernetes.outbox import EventOutbox
@@ -19,13 +18,12 @@ from nodeagent.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.api_server import ApiServer
-from tests.support.virtual_time import play
+from tests.support.virtual_time import START, LoopClock, play
 from tests.unit.daemon.kubernetes.direct_api import DirectApi
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 FACTS = NodeFacts(
     name="node-1",
     machine=Machine("node-1", ("192.0.2.10",), 2, 4 << 30, machine_id="m", system_uuid="u", architecture="amd64"),
@@ -43,16 +41,6 @@ KUBELET_NODE = {
         "conditions": [{"type": "NetworkUnavailable", "status": "False"}],
     },
 }
-
-
-class LoopClock:
-    """Clock of the virtual loop."""
-
-    def now(self) -> datetime:
-        return START + timedelta(seconds=self.monotonic_s())
-
-    def monotonic_s(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 @dataclass

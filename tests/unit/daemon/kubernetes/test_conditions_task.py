@@ -13,7 +13,6 @@ from nodeagent.daemon.kubernetes import CONDITIONS
 from nodeagent.daemon.kubernetes.conditions import ConditionsTask
 from nodeagent.model.machine import Machine
 from tests.support.api_server import NODES, ApiServer, Fault, serving_api
-from tests.support.certificates import Authority
 from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
 from tests.unit.daemon.kubernetes.tasks import running as run_task
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
+    from tests.support.certificates import Authority
 
 WITHIN_S = 20
 OWN = "nodeagent.dev/ImageGCDegraded"
@@ -32,18 +32,11 @@ KUBELET = [
 ]
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    found = Authority(tmp_path_factory.mktemp("authority"))
-    found.issue("server")
-    return found
-
-
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
     monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
-    monkeypatch.setattr("nodeagent.daemon.kubernetes.conditions.POLL_S", 0.01)
+    monkeypatch.setattr(ConditionsTask, "poll_s", 0.01)
 
 
 def server(machine_id: str = "m") -> ApiServer:

@@ -16,7 +16,6 @@ from nodeagent.daemon.loop_status import Activity
 from nodeagent.model.machine import Machine
 from nodeagent.record import replace
 from tests.support.api_server import EVENTS, NODES, ApiServer, Fault, serving_api
-from tests.support.certificates import Authority
 from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
 from tests.unit.daemon.kubernetes.tasks import running as run_task
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
+    from tests.support.certificates import Authority
 
 MESSAGE = (
     "The node was low on resource: ephemeral-storage. Threshold quantity: 450Mi, available: 166168Ki. Container h was "
@@ -37,20 +37,13 @@ POD = {"pod_uid": "uid-hog", "pod_namespace": "shop", "pod_name": "hog"}
 EVICTED = {**POD, "took_s": 1.5, "why": "low", "message": MESSAGE}
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    found = Authority(tmp_path_factory.mktemp("authority"))
-    found.issue("server")
-    return found
-
-
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     own = Machine("node-1", machine_id="m", system_uuid="u")
     monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
     monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda *_: own)
     monkeypatch.setattr("nodeagent.daemon.kubernetes.outbox.EVENT_POLL_S", 0.01)
-    monkeypatch.setattr("nodeagent.daemon.kubernetes.events.POLL_S", 0.01)
+    monkeypatch.setattr(EventsTask, "poll_s", 0.01)
     server = ApiServer()
     ids = {"machineID": "m", "systemUUID": "u"}
     server.put(NODES, "node-1", {"status": {"nodeInfo": ids}})

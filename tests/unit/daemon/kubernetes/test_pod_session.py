@@ -21,8 +21,7 @@ from nodeagent.observe.watched_pods import WatchedPods
 from nodeagent.plan.kubernetes.pod_watch import compact, proof_problem
 from nodeagent.telemetry import logging as log
 from tests.support.api_pods import Pods, pod
-from tests.support.virtual_time import play
-from tests.unit.daemon.kubernetes.cluster import LoopClock
+from tests.support.virtual_time import LoopClock, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,6 @@ from nodeagent.model.machine import Machine
 from nodeagent.store.watched_pods import FILE_NAME, MAX_BYTES, read_watched_pods, write_watched_pods
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, ApiServer, serving_api
-from tests.support.certificates import Authority
 from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
 from tests.unit.daemon.kubernetes.tasks import running as run_task
 from tests.unit.plan.kubernetes.test_pod_watch import START, spec
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
+    from tests.support.certificates import Authority
 
 WITHIN_S = 20
 OWN = Machine("node-1", machine_id="m", system_uuid="u")
@@ -42,13 +42,6 @@ def watching(authority: Authority, url: str, directory: Path, **changes: Any) ->
 def running(settings: Settings, stream: io.StringIO) -> AbstractAsyncContextManager[DaemonContext]:
     context = context_of(settings, stream)
     return run_task(context, PodWatchTask(context))
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    found = Authority(tmp_path_factory.mktemp("authority"))
-    found.issue("server")
-    return found
 
 
 @pytest.fixture

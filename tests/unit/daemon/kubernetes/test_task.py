@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
@@ -26,7 +24,6 @@ from nodeagent.plan.node_status import SHUTTING_DOWN
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.api_server import LEASES, NODES, ApiServer, Fault, serving_api
-from tests.support.certificates import Authority
 from tests.support.manual_clock import MIDNIGHT, ManualClock
 from tests.unit.kubelet_double import KUBELET, KubeletDouble
 
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
+    from tests.support.certificates import Authority
 
 WITHIN_S = 20
 
@@ -68,13 +66,6 @@ class Running:
                 self.stream.written.clear()
                 await self.stream.written.wait()
         return self.logged(event)[0]
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    found = Authority(tmp_path_factory.mktemp("authority"))
-    found.issue("server")
-    return found
 
 
 def registering(authority: Authority, url: str, directory: Path, **changes: Any) -> Settings:
