@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -52,4 +52,18 @@ def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) 
 
 def run_async(work: Coroutine[object, object, T]) -> T:
     """Run a coroutine on a new event loop; return its result."""
-    return asyncio.run(work)
+
+    async def run() -> T:
+        asyncio.get_running_loop().set_exception_handler(_report_fault)
+        return await work
+
+    return asyncio.run(run())
+
+
+def _report_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report a fault of a callback, unless it is an event for an earlier loop of this command.
+
+    grpc has one poller for all loops of a process, and passes the last events of a closed channel to its closed loop.
+    """
+    if str(context.get("exception")) != "Event loop is closed":
+        loop.default_exception_handler(context)
