@@ -6,8 +6,8 @@ each item, as containerd lists its objects in the random order of a hash table.
 
 - Small listing: digests of the answers and items. The messages, with the objects of their items, would take several
   times the memory of the values.
-- Middle one: its messages, whose comparison takes a third of the time of computing digests.
-- Large one: digests of the items, since its messages would take too much memory.
+- Medium listing: its messages. Their comparison takes a third of the time of the computation of digests.
+- Large listing: digests of the items, since its messages would take too much memory.
 
 The values of a listing without any change are the same tuple as before, so that results computed from it are reused
 (``nodeagent.last_result``). Rejected: the encoded bytes of an item as its key, as they depend on the order of map
@@ -54,10 +54,10 @@ class _Known(Generic[Answer, Item, Value]):
         by_digest: whether the listing was compared by digests.
         size_bytes: encoded size of the listing.
         values: the decoded values, in the order of the listing.
-        parts: the parts of the listing, by digest the digests of a small listing's, each with the position of its first
-            item.
+        parts: the parts of the listing, each with the position of its first item; by digest their digests, empty after
+            a listing that is not small.
         ids: the ids of the items, by digest their digests.
-        items: the items; empty by digest, as the rest.
+        items: the items; empty by digest.
         sizes: their encoded sizes.
     """
 
@@ -153,7 +153,7 @@ class Listing(Generic[Answer, Item, Value]):
         if self._listed.by_digest:
             self._add_by_digest(answer)
             return
-        if not self._add_same_answer(answer):
+        if not self._add_same_part(answer):
             self._add_items(answer)
         if self._listed.is_large:
             self._listed.drop_messages()
@@ -178,18 +178,20 @@ class Listing(Generic[Answer, Item, Value]):
             return True
         return len(set(listed.ids)) == len(previous.positions) == len(listed.values)
 
-    def _add_same_answer(self, answer: Answer) -> bool:
-        """Add a part if it equals the previous one at its place; return whether it does."""
-        previous, listed, number = self._previous, self._listed, len(self._listed.parts)
-        start = len(listed.values)
-        if number >= len(previous.parts) or previous.parts[number][1] != start:
+    def _add_same_part(self, part: Answer | str) -> bool:
+        """Add the items of the previous part at this place if it equals this one; return whether it does.
+
+        Of two equal messages the previous one is kept, so that only one of them takes memory.
+        """
+        previous, start, number = self._previous, len(self._listed.values), len(self._listed.parts)
+        if number >= len(previous.parts):
             return False
-        before = previous.parts[number][0]
-        if answer != before:
+        before, position = previous.parts[number]
+        if position != start or before != part:
             return False
         end = previous.end_of(number)
         self._extend(
-            before,  # rather than the equal one, so that only one of both takes memory
+            before,
             previous.ids[start:end],
             previous.items[start:end],
             previous.values[start:end],
@@ -234,27 +236,16 @@ class Listing(Generic[Answer, Item, Value]):
 
     def _add_by_digest(self, answer: Answer) -> None:
         """Add a part; decode the items whose digest the previous listing lacks."""
-        if self._previous.is_small and self._add_same_part(answer):
+        previous = self._previous
+        part = message_digest(answer) if previous.is_small else ""
+        if part and self._add_same_part(part):
             return
-        previous, listed = self._previous, self._listed
-        for item in self._cache.items_of(answer):
-            digest = message_digest(item)
-            at = previous.positions.get(digest)
-            if at is None:
-                self._all_unchanged = False
-            listed.ids.append(digest)
-            listed.values.append(self._cache.decode(item) if at is None else previous.values[at])
-        listed.size_bytes += answer.ByteSize()
-
-    def _add_same_part(self, answer: Answer) -> bool:
-        """Add a part if its digest is that of the previous one at its place; return whether it is."""
-        previous, listed, number = self._previous, self._listed, len(self._listed.parts)
-        start, digest = len(listed.values), message_digest(answer)
-        listed.parts.append((digest, start))
-        if number >= len(previous.parts) or previous.parts[number] != (digest, start):
-            return False
-        end = previous.end_of(number)
-        listed.ids += previous.ids[start:end]
-        listed.values += previous.values[start:end]
-        listed.size_bytes += answer.ByteSize()
-        return True
+        items = list(self._cache.items_of(answer))
+        ids = list(map(message_digest, items))
+        positions = list(map(previous.positions.get, ids))
+        values = [
+            self._cache.decode(item) if at is None else previous.values[at]
+            for item, at in zip(items, positions, strict=True)
+        ]
+        self._all_unchanged = self._all_unchanged and None not in positions
+        self._extend(part, ids, [], values, [item.ByteSize() for item in items])
