@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.record import Record
-from nodeagent.runtime.containerd_records import GC_LABELS
+from nodeagent.runtime.containerd_records import GC_LABELS, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         Blob,
         Lease,
         LeasedResource,
-        Snapshot,
         StoredContainer,
         StoredImage,
     )
@@ -99,7 +98,6 @@ class Stored:
         self.blobs = blobs
         self.snapshots = snapshots
         self.edges: dict[Node, tuple[Node, ...]] = {}
-        self.existing: set[Node] = set()
         self.optional: set[Node] = set()
         self.with_layers: set[Node] = set()
         self.rooted: set[Node] = set()
@@ -108,13 +106,9 @@ class Stored:
         # Equal nodes are one object, to save memory: there are tens of thousands, each in several edges. Those of the
         # objects themselves come first, with the texts of their records.
         interned = {node: node for node in self._nodes()}
-        for digest, blob in blobs.items():
-            self._add(Node(CONTENT, digest), (), blob.labels, interned)
-        for name, listed in snapshots.items():
-            kind = SNAPSHOTS + name
-            for key, snapshot in listed.items():
-                parent = (Node(kind, snapshot.parent),) if snapshot.parent else ()
-                self._add(Node(kind, key), parent, snapshot.labels, interned)
+        self.existing: set[Node] = set(interned)
+        for node in tuple(interned):
+            self._add(node, interned)
         self.held.update(self.with_ids({each for node in self.held for each in self._labels_of(node).named}))
 
     def _nodes(self) -> Iterator[Node]:
@@ -131,14 +125,17 @@ class Stored:
         return [node for each in sorted(ids) for kind in kinds if (node := Node(kind, each)) in self.existing]
 
     def _labels_of(self, node: Node) -> References:
-        if node.kind == CONTENT:
-            return references(self.blobs[node.id].labels)
-        return references(self.snapshots[node.kind.removeprefix(SNAPSHOTS)][node.id].labels)
+        return references(self._record(node).labels)
 
-    def _add(self, node: Node, parent: tuple[Node, ...], labels: Mapping[str, str], interned: dict[Node, Node]) -> None:
-        found = references(labels) if labels else _NO_REFERENCES
-        node = interned.setdefault(node, node)
-        self.existing.add(node)
+    def _record(self, node: Node) -> Blob | Snapshot:
+        if node.kind == CONTENT:
+            return self.blobs[node.id]
+        return self.snapshots[node.kind.removeprefix(SNAPSHOTS)][node.id]
+
+    def _add(self, node: Node, interned: dict[Node, Node]) -> None:
+        record = self._record(node)
+        found = references(record.labels) if record.labels else _NO_REFERENCES
+        parent = (Node(node.kind, record.parent),) if isinstance(record, Snapshot) and record.parent else ()
         if parent or found.to:
             targets = (interned.setdefault(each, each) for each in (*parent, *found.to))
             self.edges[node] = (*self.edges.get(node, ()), *targets)
