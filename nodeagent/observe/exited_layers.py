@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import NodeAgentError
 from nodeagent.model import ContainerState
 from nodeagent.model.pressure import Footprint, LayerUsage
+from nodeagent.observe.unmeasured_layers import WITHIN_S, is_measured, with_snapshotters
 from nodeagent.record import replace
 from nodeagent.runtime.bounded_calls import run_bounded
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from nodeagent.observe.unmeasured_layers import MeasureLayer
     from nodeagent.runtime.cri_messages import ContainerUsage
 
-WITHIN_S: Final = 10.0
 _SLOW_FOR_S: Final = 120.0
 """Time for which a layer that was not measured in time is not measured again, so that it delays few readings."""
 
@@ -52,7 +52,7 @@ class ExitedLayers:
         A layer that takes too long is a lower bound of 0. One that the runtime cannot measure is omitted, and one whose
         measurement could not begin in time, because of those of other pods.
         """
-        stores = {each.id: store for pod in pods for each, store in _exited(pod) if not _is_measured(each.id, stats)}
+        stores = {each.id: store for pod in pods for each, store in _exited(pod) if not is_measured(each.id, stats)}
         self._known = {key: each for key, each in self._known.items() if key in stores}
         now_s = asyncio.get_running_loop().time()
         self._slow_until_s = {key: at for key, at in self._slow_until_s.items() if key in stores and at > now_s}
@@ -109,13 +109,5 @@ def with_exited_layers(reading: PodReading, layers: Iterable[LayerUsage]) -> Pod
 
 def _exited(pod: RuntimePod) -> list[tuple[Container, str]]:
     """Return the exited containers in ready sandboxes with their snapshotters, where known."""
-    return [
-        (each, traits.snapshotter)
-        for each in pod.containers
-        if each.state is ContainerState.EXITED and each.sandbox_id in pod.sandbox_ids
-        if (traits := pod.traits.get(each.id)) is not None and traits.snapshotter
-    ]
-
-
-def _is_measured(container_id: str, stats: Mapping[str, ContainerUsage]) -> bool:
-    return container_id in stats and stats[container_id].writable_bytes is not None
+    exited = (each for each in pod.containers if each.state is ContainerState.EXITED)
+    return with_snapshotters(pod, (each for each in exited if each.sandbox_id in pod.sandbox_ids))

@@ -14,14 +14,15 @@ from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.cri_messages import ContainerUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from nodeagent.model import Container
     from nodeagent.model.pods import RuntimePod
     from nodeagent.runtime.containerd_records import SnapshotUsage
 
     MeasureLayer = Callable[[str, str], Awaitable[SnapshotUsage | None]]
 
-_WITHIN_S: Final = 10.0
+WITHIN_S: Final = 10.0
 
 
 async def measure_missing(
@@ -34,14 +35,13 @@ async def measure_missing(
     missing = {
         each.id: store
         for pod in pods
-        for each in pod.running
-        if (traits := pod.traits.get(each.id)) is not None and (store := traits.snapshotter)
-        if each.id not in stats or stats[each.id].writable_bytes is None
+        for each, store in with_snapshotters(pod, pod.running)
+        if not is_measured(each.id, stats)
     }
 
     async def read(container_id: str) -> SnapshotUsage | None:
         try:
-            async with asyncio.timeout(_WITHIN_S):
+            async with asyncio.timeout(WITHIN_S):
                 return await measure(missing[container_id], container_id)
         except (NodeAgentError, TimeoutError):
             return None
@@ -52,3 +52,17 @@ async def measure_missing(
         for key, used in zip(missing, found, strict=True)
         if used is not None
     }
+
+
+def with_snapshotters(pod: RuntimePod, containers: Iterable[Container]) -> list[tuple[Container, str]]:
+    """Return those containers of a pod whose snapshotter is known, each with it."""
+    return [
+        (each, traits.snapshotter)
+        for each in containers
+        if (traits := pod.traits.get(each.id)) is not None and traits.snapshotter
+    ]
+
+
+def is_measured(container_id: str, stats: Mapping[str, ContainerUsage]) -> bool:
+    """Return whether the statistics have the size of a container's layer."""
+    return container_id in stats and stats[container_id].writable_bytes is not None
