@@ -302,7 +302,7 @@ def _traits(info: object, resources: api.LinuxContainerResources) -> ContainerTr
 
 
 def _sandbox_files(info: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the sources of the mounts whose directory has the name of the sandbox.
+    """Return the sources of mounts in a directory named as the sandbox.
 
     Source: containerd, ``hostname``, ``hosts`` and ``resolv.conf`` in ``sandboxes/ID`` of the CRI plugin's directory.
     """

@@ -64,7 +64,7 @@ class ShutdownFiles:
             StoreError: the file cannot be read, or its content is invalid.
         """
         if self.runtime_directory is not None:
-            with suppress(StoreError):  # another user's, whose agent has another state directory
+            with suppress(StoreError):  # a file of an agent with another state directory, by another user
                 copy = _read_stop(self.runtime_directory / STOP_FILE)
                 if copy is not None:
                     return copy

@@ -55,7 +55,7 @@ _READING_S: Final = (0.1, 1.0, 5.0, 30.0)
 _READING: Final = re.compile(r"(^|_)(list|status|statuses|version|info|stats|usage|get|plugins)(_|$)")
 """Operation types of calls that only read from the runtime."""
 _WITHOUT_TARGET: Final = "containers"
-"""Scope of passes without a target in bytes, whose series would be zero on every node."""
+"""Scope of passes without a target in bytes; its series would be zero on every node."""
 _EVICTION_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _THRESHOLD: Final = ("threshold", "signal", "kind")
 _PATH: Final = "path"  # of an image filesystem besides the first; otherwise empty, in Prometheus the same as no label

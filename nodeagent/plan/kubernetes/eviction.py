@@ -27,7 +27,7 @@ FIRST_POSTPONE_S: Final = 1.0
 LAST_POSTPONE_S: Final = 60.0
 JITTER_SHARE: Final = 0.5
 UNKNOWN_S: Final = 60.0
-"""Time in which no other pod is evicted, after a request whose pod may end, unless that is shown as unchanged."""
+"""Time without another eviction after a request of unknown effect, unless the API server shows its pod unchanged."""
 SETTLED_S: Final = 5.0
 """Age of such a request from which a current watch shows its effect."""
 BUDGET_REFUSALS: Final = 2

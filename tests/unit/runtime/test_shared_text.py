@@ -10,7 +10,7 @@ from nodeagent.runtime.cri_messages import decode_container
 
 
 def container(number: int) -> api.Container:
-    """Return a container whose texts no other one has."""
+    """Return a container with unique texts."""
     return api.Container(
         id=f"id-{number:061}",
         pod_sandbox_id=f"sandbox-{number:056}",
@@ -28,7 +28,7 @@ def test_equal_texts_are_one_object() -> None:
 def test_texts_of_removed_containers_do_not_accumulate() -> None:
     messages = [container(number) for number in range(6000)]
     for each in messages[:3000]:
-        decode_container(each)  # fills what is bounded
+        decode_container(each)  # fills the bounded cache
     tracemalloc.start()
     try:
         for each in messages[3000:]:
