@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import __version__
+from nodeagent.api import early_request
 from nodeagent.api.http_response import HttpResponse, MalformedResponseError, TruncatedResponseError
 from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
@@ -29,8 +30,6 @@ ANSWER_WITHIN_S: Final = 30.0
 _CONNECT_WITHIN_S: Final = 2
 _DEFAULT_GROUP: Final = "nodeagent"
 _TIME_VALUE: Final = struct.Struct("ll")
-_CREDENTIALS: Final = struct.Struct("3i")
-"""pid, uid and gid. Source: unix(7), SO_PEERCRED; of a listening socket those of the process that called listen()."""
 _PROBLEM: Final = b'{"problem": '
 """Start of the last line of a stream that failed."""
 _UNRESERVED: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
@@ -128,12 +127,13 @@ class ControlClient:
         """Send a request; return the parts of a successful response's body."""
         operation = OPERATIONS[name]
         target, body = encode_request(operation, fields)
-        head = f"{operation.method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         responded = False
-        with _connect(self._path) as connection:
+        sent = early_request.take(self._path, target)
+        with _connect(self._path) if sent is None else socket.socket(fileno=sent) as connection:
             connection.settimeout(within_s)
             try:
-                _send(connection, f"{head}Connection: close\r\n\r\n".encode() + body)
+                if sent is None:
+                    _send(connection, early_request.request_head(operation.method, target, len(body)) + body)
                 if meanwhile is not None:
                     meanwhile()
                 response = HttpResponse(connection)
@@ -217,8 +217,8 @@ def _connect(path: str) -> socket.socket:
     except OSError as error:
         connection.close()
         raise DaemonUnavailableError(f"{path}: {error.strerror or error}") from error
-    owner = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
-    if owner not in (0, os.geteuid(), os.getuid()):
+    owner = early_request.listener_uid(connection)
+    if not early_request.is_trusted(owner):
         connection.close()
         raise DaemonRefusedError(
             f"{path}: uid {owner} is listening, not root; check control.socket: nodeagent config show --effective"

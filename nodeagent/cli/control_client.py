@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nodeagent import __version__
 from nodeagent.api.client import (
@@ -17,7 +17,7 @@ from nodeagent.api.client import (
     DaemonRefusedError,
 )
 from nodeagent.api.document_error import DocumentError
-from nodeagent.config.socket_path import VARIABLE, read_socket_path
+from nodeagent.config.socket_path import has_settings, read_socket_path
 from nodeagent.errors import NodeAgentError
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     D = TypeVar("D", bound=Document)
 
 T = TypeVar("T")
-
-_PREFIX: Final = "NODEAGENT_"
-_NO_SETTINGS: Final = (VARIABLE, "NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
 
 
 class ControlConnection:
@@ -140,7 +137,7 @@ def daemon_of(config: str | PathLike[str] | None) -> Iterator[ControlConnection 
     """
     agent = None
     with ExitStack() as stack:
-        if config is not None or not _configured(os.environ):
+        if config is not None or not has_settings(os.environ):
             try:
                 agent = stack.enter_context(connected(config))
             except DaemonAbsentError:
@@ -193,12 +190,7 @@ def is_client(
 ) -> bool:
     """Return whether a command is a client of a running daemon, as for ``daemon_for_user``."""
     allowed = os.geteuid() != 0 or root_too
-    return allowed and not direct and config is None and not overrides and not _configured(os.environ)
-
-
-def _configured(environment: Mapping[str, str]) -> bool:
-    """Return whether environment variables configure more than the control socket."""
-    return any(name.startswith(_PREFIX) and not name.startswith(_NO_SETTINGS) for name in environment)
+    return allowed and not direct and config is None and not overrides and not has_settings(os.environ)
 
 
 def checked(text: str, decoder: Callable[[str], T]) -> T:

@@ -11,6 +11,17 @@ import sys
 
 from nodeagent import __version__
 
+_TARGETS = {
+    "containers": "/v1/containers",
+    "images": "/v1/images",
+    "pods": "/v1/pods",
+    "pressure": "/v1/pressure",
+    "status": "/v1/status",
+    "version": "/v1/version",
+}
+"""Commands whose request is sent before their imports, with its target."""
+_OUTPUT_OPTIONS = ("-o", "--output", "-q", "--quiet", "--no-headers", "--no-trunc", "--sort-by", "--filter")
+
 
 def main() -> None:
     """Run the command; an expected error becomes one message and an exit code."""
@@ -29,6 +40,10 @@ def main() -> None:
     elif sys.stdout is not None and _answered(words):
         return
     else:
+        if target := early_target(words):
+            from nodeagent.api.early_request import send  # noqa: PLC0415 - not for help and version
+
+            send(target)
         from nodeagent.cli.quick import run  # noqa: PLC0415 - not for help and version
 
         if run(words):
@@ -36,6 +51,14 @@ def main() -> None:
     from nodeagent.cli.main import main as run_parsed  # noqa: PLC0415 - with the parser
 
     run_parsed()
+
+
+def early_target(words: list[str]) -> str:
+    """Return the target of the request of a command line; empty if its options may select another source."""
+    options = [each.partition("=")[0] for each in words[1:] if each.startswith("-")]
+    if not words or any(each not in _OUTPUT_OPTIONS for each in options):
+        return ""
+    return _TARGETS.get(words[0], "")
 
 
 def _answered(arguments: list[str]) -> bool:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
 
 from nodeagent.config.paths import CONFIG_FILE, CONTROL_SOCKET
 from nodeagent.errors import ConfigError
 
+TYPE_CHECKING = False  # a command sends its request before the import of typing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 VARIABLE = "NODEAGENT_CONTROL__SOCKET"
+_PREFIX = "NODEAGENT_"
+_NO_SETTINGS = (VARIABLE, "NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
 _SECTION = "control"
 _KEY = "socket"
 
@@ -41,6 +43,11 @@ def read_socket_path(config: str | None, environment: Mapping[str, str] = os.env
     elif found and not found.startswith("/"):
         raise ConfigError(f"environment: {VARIABLE} = {found!r}: must be an absolute path")
     return found or None
+
+
+def has_settings(environment: Mapping[str, str]) -> bool:
+    """Return whether environment variables set more than the control socket."""
+    return any(name.startswith(_PREFIX) and not name.startswith(_NO_SETTINGS) for name in environment)
 
 
 def _in_files(config: str | None) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.api.operations import OPERATIONS
 from nodeagent.cli import help as help_text
+from nodeagent.cli.start import early_target
 
 ROOT = Path(__file__).parents[3]
 FOR_TABLES = {"rich.console", "yaml"}  # the daemon blocks the import of rich, which counts as an import
@@ -73,3 +75,41 @@ def test_plain_status_does_not_import_the_parser() -> None:
         "start.main()",
     )
     assert modules & ({"typer"} | FOR_TABLES | FOR_FILES) == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "operation"),
+    [
+        (["images"], "Images"),
+        (["images", "-o", "wide", "--sort-by", "size", "--filter=name=a", "--no-headers", "--no-trunc"], "Images"),
+        (["containers", "-q"], "Containers"),
+        (["pods"], "PodList"),
+        (["pressure", "--output", "json"], "Pressure"),
+        (["status"], "Status"),
+        (["version"], "Version"),
+    ],
+)
+def test_request_of_a_plain_list_is_sent_before_the_imports(words: list[str], operation: str) -> None:
+    assert early_target(words) == OPERATIONS[operation].path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["gc", "all", "--dry-run"],
+        ["history"],
+        ["images", "--config", "a.toml"],
+        ["images", "--config=a.toml"],
+        ["images", "--direct"],
+        ["images", "--endpoint", "unix:///a"],
+        ["images", "--help"],
+        ["images", "--tree"],
+        ["images", "-h"],
+        ["--config", "a.toml", "images"],
+        ["status", "--watch"],
+    ],
+    ids=" ".join,
+)
+def test_no_request_is_sent_before_the_options_are_known(words: list[str]) -> None:
+    assert not early_target(words)
