@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from nodeagent.host.container_cgroups import find_running
+from nodeagent.host.database_revision import read_database_revision
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import lock_identity
 from nodeagent.host.node import boot_id
@@ -186,4 +187,11 @@ def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: C
         return LayerCache(read_format(path), clock, StoredSnapshotUsage(store))
 
     read_owner = partial(lock_identity, pass_lock(settings))
-    return ContainerdStorage(ContainerdClient(connection), clock, make_cache, read_format, read_owner)
+    return ContainerdStorage(
+        ContainerdClient(connection),
+        clock,
+        make_cache,
+        read_format,
+        read_owner,
+        read_revision=partial(read_database_revision, connection.socket),
+    )

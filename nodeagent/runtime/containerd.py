@@ -52,6 +52,7 @@ _LEASE_LIFETIME = timedelta(minutes=10)
 _LEASE_HEADER = "containerd-lease"
 _SNAPSHOTTERS = "io.containerd.snapshotter.v1"
 _CONTENT_STORE = "io.containerd.content.v1"
+_METADATA = "io.containerd.metadata.v1"
 
 
 def _image_names(answer: images_pb2.ListImagesResponse) -> Iterable[images_pb2.Image]:
@@ -101,6 +102,15 @@ class ContainerdClient:
         local = [each.id for each in got.plugins if each.type == _SNAPSHOTTERS and not each.exports.get("address")]
         default = {each: f"{content}/{_SNAPSHOTTERS}.{each}" for each in local} if _CONTENT_STORE in name else {}
         return default | reported
+
+    async def read_database_path(self) -> str:
+        """Return the path of the metadata database; empty if it is not reported.
+
+        Source: containerd ``introspection.v1.Plugin.exports``, key ``path`` of the plugin ``bolt``.
+        """
+        request = introspection_pb2.PluginsRequest(filters=[f"type=={_METADATA}"])
+        got = await self._connection.unary(methods.PLUGINS, request)
+        return next((each.exports["path"] for each in got.plugins if each.exports.get("path")), "")
 
     async def list_images(self, namespace: str | None = None) -> tuple[StoredImage, ...]:
         """Return every image name; of the client's namespace unless given."""

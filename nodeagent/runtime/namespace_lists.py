@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import (
         Blob,
+        Ingest,
         Lease,
         LeasedResource,
         Snapshot,
@@ -115,11 +116,16 @@ async def list_namespace(client: ContainerdClient, *, now: datetime, known: Stor
         images=images,
         blobs=blobs,
         leases=tuple(zip(valid, resources, strict=True)),
-        expected=frozenset(ingest.expected for ingest in ingests if ingest.expected),
+        expected=expected_digests(ingests),
         foreign=frozenset().union(*foreign),
         snapshots=snapshots,
         known=known,
     )
+
+
+def expected_digests(ingests: Iterable[Ingest]) -> frozenset[str]:
+    """Return the digests of the blobs being written."""
+    return frozenset(ingest.expected for ingest in ingests if ingest.expected)
 
 
 async def make_inventory(

@@ -27,7 +27,7 @@ from nodeagent.runtime.namespace_lists import StorageLists, list_namespace
 from nodeagent.runtime.undo_leases import UndoLeases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image, StorageGraph, UnreferencedPiece
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd_records import SnapshotUsage, StoredContainer, StoredImage
     from nodeagent.runtime.disk_format import DiskFormat
     from nodeagent.runtime.image_records import ImageExtent
+    from nodeagent.runtime.namespace_lists import NamespaceLists
     from nodeagent.runtime.storage_graph import LayerCache
 
 
@@ -154,13 +155,15 @@ class ContainerdStorage:
 
     enabled = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per source
         self,
         client: ContainerdClient,
         clock: Clock,
         make_cache: Callable[[str], LayerCache],
         read_format: Callable[[str], DiskFormat] | None = None,
         read_owner: Callable[[], str] = str,
+        *,
+        read_revision: Callable[[str], Hashable] | None = None,
     ) -> None:
         """Compose the backend.
 
@@ -171,6 +174,8 @@ class ContainerdStorage:
             read_format: returns the allocation sizes of the filesystem of a path; blocking. Without it all stores have
                 those of the cache.
             read_owner: returns the identity of the pass lock, for leases; empty if unknown.
+            read_revision: returns the revision of containerd's database at a path, ``None`` if unknown; blocking.
+                Records of an equal revision are not listed again; without it they always are.
         """
         self._client = client
         self._clock = clock
@@ -178,17 +183,34 @@ class ContainerdStorage:
         self._read_format = read_format
         self._formats: dict[str, DiskFormat] = {}
         self._cache: LayerCache | None = None
+        self._read_revision = read_revision
+        self._database = ""
         leases = ImageLeases(client, clock, read_owner)
         undo = UndoLeases(client, leases)
         self._removals = RemovalRecords(leases, undo, Creations(client, clock), self._extents, self._snapshotters)
 
     async def list_records(self) -> StorageLists:
         """Return the lists for a storage graph."""
-        cache = self._cache
-        listing = (
-            list_namespace(self._client, now=self._clock.now()) if cache is None else cache.list_namespace(self._client)
-        )
-        return StorageLists(*await gather_all(listing, self._read_stores()))
+        return StorageLists(*await gather_all(self._list_namespace(), self._read_stores()))
+
+    async def _list_namespace(self) -> NamespaceLists:
+        if self._cache is None:
+            return await list_namespace(self._client, now=self._clock.now())
+        return await self._cache.list_namespace(self._client, await self._revision())
+
+    async def _revision(self) -> Hashable:
+        """Return the revision of containerd's database, whose path can change in a restart; ``None`` if unknown."""
+        read = self._read_revision
+        if read is None:
+            return None
+        revision = await asyncio.to_thread(read, self._database) if self._database else None
+        if revision is None:
+            try:
+                self._database = await self._client.read_database_path()
+            except RuntimeRequestError:
+                return None
+            revision = await asyncio.to_thread(read, self._database) if self._database else None
+        return revision
 
     async def build_graph(
         self,

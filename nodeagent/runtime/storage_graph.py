@@ -5,7 +5,8 @@ A deletion frees the blobs and snapshots that become unreferenced, so the graph 
 bytes freed on the filesystem: a blob's bytes in whole blocks; for a snapshot the usage recorded by its snapshotter, the
 directories not included in it, and its inodes where they take space from the same filesystem.
 
-Every build lists names, blobs and snapshots again, which is cheap; only usage requires one call per snapshot.
+Names, blobs and snapshots are listed again for a build unless the revision of containerd's database is unchanged; only
+usage requires one call per snapshot.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from nodeagent.runtime.metadata_graph import (
     Node,
     sum_by_store,
 )
-from nodeagent.runtime.namespace_lists import list_namespace, make_inventory
+from nodeagent.runtime.namespace_cache import NamespaceCache
+from nodeagent.runtime.namespace_lists import make_inventory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image
@@ -97,6 +99,7 @@ class LayerCache:
         self._targets: dict[str, tuple[str, Stamp]] = {}
         self._stored: frozenset[Node] | None = None
         self._missing: frozenset[tuple[str, str]] = frozenset()
+        self._namespace = NamespaceCache(self._clock)
 
     async def build(
         self,
@@ -221,15 +224,10 @@ class LayerCache:
             if all(known.get(each.name) == each.target for each in own)
         }
 
-    async def list_namespace(self, client: ContainerdClient) -> NamespaceLists:
-        """Return the lists of the namespace; unchanged entries are those of the last graph.
-
-        Raises:
-            RuntimeUnavailableError: no connection.
-            RuntimeRequestError: a list failed.
-        """
+    async def list_namespace(self, client: ContainerdClient, revision: Hashable = None) -> NamespaceLists:
+        """Return the lists of the namespace; unchanged entries are those of the last graph. As ``NamespaceCache``."""
         known = self._layout.stored if self._layout else None
-        return await list_namespace(client, now=self._clock.now(), known=known)
+        return await self._namespace.list(client, revision=revision, known=known)
 
     async def _current(
         self,

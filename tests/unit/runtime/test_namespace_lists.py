@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from nodeagent.runtime.containerd_facts import PINNED_LABEL
 from nodeagent.runtime.containerd_records import StoredContainer
 from nodeagent.runtime.namespace_lists import StorageLists
 from nodeagent.runtime.storage_graph import LayerCache
+from nodeagent.sim.clock import SimClock
 from tests.unit.runtime.graph_cases import A, B, keys, records_with_references
 
 if TYPE_CHECKING:
@@ -116,3 +118,61 @@ async def test_names_of_another_namespace_are_not_mixed_up(client: ContainerdCli
     assert other["a:1"].labels == {"other": "namespace"}
     store.image_labels.clear()
     assert await client.list_images() == own
+
+
+async def test_records_of_an_equal_revision_are_not_listed_again(client: ContainerdClient, store: Store) -> None:
+    cache = LayerCache()
+    await cache.build(client, [A, B])
+    first = await cache.build(client, [A, B], lists=StorageLists(await cache.list_namespace(client, 1)))
+    store.image("c", "base", "c1")
+    lists = await cache.list_namespace(client, 1)
+    assert "c:1" not in {each.name for each in lists.images}
+    assert (await cache.build(client, [A, B], lists=StorageLists(lists))).by_image is first.by_image
+
+
+@pytest.mark.parametrize("revision", [2, None], ids=["another", "unknown"])
+async def test_records_of_a_revision_that_is_not_equal_are_listed_again(
+    client: ContainerdClient, store: Store, revision: int | None
+) -> None:
+    cache = LayerCache()
+    await cache.list_namespace(client, None if revision is None else 1)
+    store.image("c", "base", "c1")
+    assert "c:1" in {each.name for each in (await cache.list_namespace(client, revision)).images}
+
+
+async def test_image_missing_in_the_records_of_an_equal_revision_has_its_pieces(
+    client: ContainerdClient, store: Store
+) -> None:
+    cache = LayerCache()
+    await cache.build(client, [A, B], lists=StorageLists(await cache.list_namespace(client, 1)))
+    store.image("c", "base", "c1")
+    graph = await cache.build(client, [A, B, C], lists=StorageLists(await cache.list_namespace(client, 1)))
+    assert keys(graph, C) == {"m-c", "sha256:c", "l-base", "l-c1", "base", "base/c1"}
+
+
+async def test_ingests_are_read_again_with_an_equal_revision(client: ContainerdClient, store: Store) -> None:
+    cache = LayerCache()
+    assert (await cache.list_namespace(client, 1)).expected == frozenset()
+    store.expected.append("l-new")
+    assert (await cache.list_namespace(client, 1)).expected == {"l-new"}
+
+
+async def test_lease_that_expired_since_the_records_were_listed_is_omitted(
+    client: ContainerdClient, store: Store
+) -> None:
+    clock = SimClock()
+    expiry = clock.now() + timedelta(minutes=1)
+    store.leases["l"] = ({"containerd.io/gc.expire": expiry.isoformat()}, [("content", "l-base")])
+    cache = LayerCache(clock=clock)
+    assert [lease.id for lease, _ in (await cache.list_namespace(client, 1)).leases] == ["l"]
+    clock.advance(61)
+    assert (await cache.list_namespace(client, 1)).leases == ()
+
+
+async def test_records_are_listed_again_after_the_clock_was_set_back(client: ContainerdClient, store: Store) -> None:
+    clock = SimClock()
+    cache = LayerCache(clock=clock)
+    await cache.list_namespace(client, 1)
+    store.image("c", "base", "c1")
+    clock.set_wall_time(clock.now() - timedelta(hours=1))
+    assert "c:1" in {each.name for each in (await cache.list_namespace(client, 1)).images}
