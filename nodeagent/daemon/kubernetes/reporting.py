@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 _LASTING: Final = frozenset({401, 403, 422})
 """Refusals that another attempt alone does not change."""
+_OF_A_START: Final = frozenset({401, 403})
+"""Refusals that a starting API server also gives, until it has read its rules and service accounts."""
+_START_FAILURES: Final = 8
+"""Failures in a row, in about half a minute, after which such a refusal counts as lasting."""
 _LASTING_RETRY_S: Final = 60.0
 _SLACK_S: Final = 60.0
 
@@ -43,7 +47,8 @@ class RegistrationReporter:
         if not isinstance(error, ApiServerRefusedError):
             return retry_delay_s(failures)
         delay_s = retry_delay_s(failures, error.retry_after_s)
-        return max(delay_s, _LASTING_RETRY_S) if error.status in _LASTING else delay_s
+        lasting = error.status in _LASTING and (error.status not in _OF_A_START or failures > _START_FAILURES)
+        return max(delay_s, _LASTING_RETRY_S) if lasting else delay_s
 
     def succeeded(self, part: str) -> None:
         """Record a successful request."""

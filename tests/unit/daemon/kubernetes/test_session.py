@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from nodeagent.plan.kubernetes.conditions import REPORT_S
 from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 from nodeagent.record import replace
 from tests.support.api_server import LEASES, NODES, Fault
+from tests.support.virtual_time import START
 from tests.unit.daemon.kubernetes.cluster import FACTS, KUBELET_NODE, Cluster
 
 
@@ -230,7 +232,7 @@ def test_refusal_to_taint_an_adopted_object_prevents_ready_and_is_logged_once() 
     cluster.run(600)
     assert "not allowed to modify taints" in cluster.logged("api_request_failed")[0]["error"]
     assert len(cluster.logged("api_request_failed")) == 1
-    assert len(cluster.status_api.times("PATCH")) <= 11
+    assert len(cluster.status_api.times("PATCH")) <= 18
     assert not cluster.status_api.times("/status")
     assert cluster.server.objects[LEASES] == {}
 
@@ -251,4 +253,17 @@ def test_missing_rule_on_status_does_not_stop_the_lease() -> None:
     failures = cluster.logged("api_request_failed")
     assert len(failures) == 1
     assert 'cannot patch resource "nodes/status"' in failures[0]["error"]
-    assert len(cluster.status_api.times("/status")) <= 6
+    assert len(cluster.status_api.times("/status")) <= 13
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_lease_does_not_expire_by_refusals_of_a_starting_api_server(status: int) -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        cluster.server.faults = [Fault(status) for _ in range(3)]
+
+    cluster.run(45, script)
+    renewed = datetime.fromisoformat(cluster.server.lease["spec"]["renewTime"])
+    assert renewed > START + timedelta(seconds=30)
