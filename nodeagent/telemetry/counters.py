@@ -100,17 +100,17 @@ METRICS: Final[Mapping[str, Metric]] = {
         Kind.COUNTER, "Node-level reclaim steps before an eviction, by threshold.", ("threshold",)
     ),
     "nodeagent_threshold_crossings_total": Metric(Kind.COUNTER, "Crossings of a threshold.", ("threshold",)),
-    "nodeagent_threshold_distance": Metric(
+    "nodeagent_threshold_distance_ratio": Metric(
         Kind.GAUGE,
-        "Distance of a signal from its threshold, in the signal's unit; negative once it is met.",
+        "Distance of a signal from its threshold as a share of the capacity; negative once it is met.",
         (*_THRESHOLD, _PATH),
     ),
-    "nodeagent_signal_available": Metric(
-        Kind.GAUGE, "Available amount of a signal: bytes, inodes or process IDs.", ("signal", _PATH)
-    ),
-    "nodeagent_signal_capacity": Metric(
-        Kind.GAUGE, "Capacity of a signal: bytes, inodes or process IDs.", ("signal", _PATH)
-    ),
+    "nodeagent_signal_available_bytes": Metric(Kind.GAUGE, "Available bytes of a signal.", ("signal", _PATH)),
+    "nodeagent_signal_capacity_bytes": Metric(Kind.GAUGE, "Capacity of a signal in bytes.", ("signal", _PATH)),
+    "nodeagent_signal_available_inodes": Metric(Kind.GAUGE, "Free inodes of a signal.", ("signal", _PATH)),
+    "nodeagent_signal_capacity_inodes": Metric(Kind.GAUGE, "Inodes of a signal's filesystem.", ("signal", _PATH)),
+    "nodeagent_signal_available_pids": Metric(Kind.GAUGE, "Available process IDs.", ("signal", _PATH)),
+    "nodeagent_signal_capacity_pids": Metric(Kind.GAUGE, "Limit of process IDs.", ("signal", _PATH)),
     "nodeagent_image_filesystem_available_bytes": Metric(
         Kind.GAUGE,
         "Available bytes of each image filesystem at the last pass, on nodes with several.",

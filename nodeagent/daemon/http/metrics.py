@@ -220,21 +220,22 @@ class Exposition(Collector):
         layout, readings = signals
         by_measurand = {each.measurand: each for each in readings.observations}
         for (signal, path), reading in by_measurand.items():
-            if MEANINGS[signal].unit is Unit.STALL_PERCENT:
+            unit = MEANINGS[signal].unit
+            if unit is Unit.STALL_PERCENT:
                 resource, _, kind = signal.value.split(".")
                 gauges.set("nodeagent_pressure_stall_ratio", reading.available / 100, resource, kind)
             else:
-                gauges.set("nodeagent_signal_available", reading.available, signal.value, path)
-                gauges.set("nodeagent_signal_capacity", reading.capacity, signal.value, path)
+                gauges.set(f"nodeagent_signal_available_{unit.value}", reading.available, signal.value, path)
+                gauges.set(f"nodeagent_signal_capacity_{unit.value}", reading.capacity, signal.value, path)
         for threshold in layout.thresholds:
             observation = by_measurand.get(threshold.measurand)
-            if observation is None:
+            if observation is None or not observation.capacity:  # swap can be removed between two readings
                 continue
             kind = "hard" if threshold.hard else "soft"
             labels = (threshold.text, threshold.signal.value, kind, observation.path)
             margin = observation.available - threshold.limit(observation.capacity)
             distance = margin if threshold.operator is Operator.LESS_THAN else -margin
-            gauges.set("nodeagent_threshold_distance", distance, *labels)
+            gauges.set("nodeagent_threshold_distance_ratio", distance / observation.capacity, *labels)
 
 
 def _set_pod_list_gauges(gauges: Counters, state: PodListReading | None) -> None:

@@ -99,7 +99,7 @@ def test_metrics_follow_runtime_and_reloads(tmp_path: Path) -> None:
             values = samples(first)
             assert len(values) <= 150
             assert values["kubelet_runtime_operations_total list_images"] >= 1
-            assert values["nodeagent_signal_capacity imagefs.available"] > 0
+            assert values["nodeagent_signal_capacity_bytes imagefs.available"] > 0
             assert values["nodeagent_dry_run"] == values["nodeagent_runtime_up"] == 1
             assert values["process_resident_memory_bytes"] > 0
             write(config, f"unix://{second}")

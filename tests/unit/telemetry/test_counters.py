@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import COUNTED_EVENTS, MAX_SERIES, METRICS, OTHER, Counters, Kind
 from nodeagent.telemetry.event_bus import subscribe, unsubscribe
@@ -20,9 +21,8 @@ from tests.support.manual_clock import ManualClock
 T0 = datetime(2026, 1, 10, tzinfo=UTC)
 AT_S = T0.timestamp()
 FROM_STATE = {
-    "nodeagent_threshold_distance",
-    "nodeagent_signal_available",
-    "nodeagent_signal_capacity",
+    "nodeagent_threshold_distance_ratio",
+    *(f"nodeagent_signal_{what}_{unit}" for what in ("available", "capacity") for unit in ("bytes", "inodes", "pids")),
     "nodeagent_image_filesystem_available_bytes",
     "nodeagent_image_filesystem_capacity_bytes",
     "nodeagent_pressure_stall_ratio",
@@ -327,3 +327,37 @@ def test_label_with_invalid_utf_8_is_counted_with_its_escaped_form() -> None:
     counters.count_event(event("oom_kill", pod_namespace="a\udcff", processes=1))
     counters.count_event(event("oom_kill", pod_namespace="a\\xff", processes=2))
     assert counters.values["nodeagent_oom_kills_total"] == {("a\\xff",): 3}
+
+
+UNITS = ("bytes", "inodes", "pids", "ratio", "seconds")
+WITHOUT_UNIT = {
+    "nodeagent_kept_items",
+    "nodeagent_pod_list_pods",
+    "nodeagent_node_condition",
+    "nodeagent_inhibitor_lock_held",
+    "nodeagent_runtime_up",
+    "nodeagent_pod_list_up",
+    "nodeagent_pod_list_partial",
+    "nodeagent_pod_list_synced",
+    "nodeagent_ready",
+    "nodeagent_dry_run",
+    "nodeagent_paused",
+    "nodeagent_config_ok",
+    "nodeagent_task_stuck",
+    "nodeagent_memory_persistent",
+}
+"""Numbers of items, and states of 0 and 1."""
+
+
+def test_name_of_a_metric_ends_with_its_only_unit() -> None:
+    own = {name: metric for name, metric in METRICS.items() if name.startswith("nodeagent_")}
+    gauges = {name for name, metric in own.items() if metric.kind is Kind.GAUGE} - {"nodeagent_build_info"}
+    assert {each for each in gauges if not each.endswith(tuple(f"_{unit}" for unit in UNITS))} == WITHOUT_UNIT
+    assert all(name.endswith("_total") for name, metric in own.items() if metric.kind is Kind.COUNTER)
+    assert all(name.endswith("_seconds") for name, metric in own.items() if metric.kind is Kind.HISTOGRAM)
+
+
+def test_every_signal_has_metrics_of_its_unit() -> None:
+    units = {each.unit for each in MEANINGS.values()} - {Unit.STALL_PERCENT}
+    names = {f"nodeagent_signal_{amount}_{unit.value}" for amount in ("available", "capacity") for unit in units}
+    assert {each for each in METRICS if each.startswith("nodeagent_signal_")} == names

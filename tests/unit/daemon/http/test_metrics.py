@@ -150,7 +150,12 @@ class _Agent:
             filesystems = (image_filesystem("/a", 40, "overlayfs", ""), image_filesystem("/b", 95, "native"))
 
 
-ALL_SIGNALS = signals_of((Signal.MEMORY_AVAILABLE, 2 * GIB, 8 * GIB), (Signal.MEMORY_PSI_FULL, 30.0, 100.0))
+ALL_SIGNALS = signals_of(
+    (Signal.MEMORY_AVAILABLE, 2 * GIB, 8 * GIB),
+    (Signal.IMAGEFS_INODES_FREE, 30.0, 40.0),
+    (Signal.PID_AVAILABLE, 900.0, 1000.0),
+    (Signal.MEMORY_PSI_FULL, 30.0, 100.0),
+)
 
 
 @pytest.mark.parametrize("accepts", ["", "text/plain", f"{OPENMETRICS};version=1.0.0;q=0.8,text/plain;q=0.5"])
@@ -283,10 +288,13 @@ async def test_thresholds_are_exposed_with_limit_and_distance() -> None:
             ("memory.psi.full>20%", "memory.psi.full", "hard"),
         )
     )
-    assert [found[f"nodeagent_threshold_distance {each}"] for each in (hard, soft, stall)] == [GIB, -GIB, -10]
+    distances = [found[f"nodeagent_threshold_distance_ratio {each}"] for each in (hard, soft, stall)]
+    assert distances == [1 / 8, -1 / 8, -0.1]
     assert not any("nodefs" in each for each in found)  # the signal was not read
-    assert found["nodeagent_signal_available memory.available"] == 2 * GIB
-    assert found["nodeagent_signal_capacity memory.available"] == 8 * GIB
+    assert found["nodeagent_signal_available_bytes memory.available"] == 2 * GIB
+    assert found["nodeagent_signal_capacity_bytes memory.available"] == 8 * GIB
+    for name, amount in {"inodes imagefs.inodesFree": (30, 40), "pids pid.available": (900, 1000)}.items():
+        assert (found[f"nodeagent_signal_available_{name}"], found[f"nodeagent_signal_capacity_{name}"]) == amount
     assert found["nodeagent_pressure_stall_ratio memory full"] == 0.3
     assert found["nodeagent_node_condition MemoryPressure"] == 1
     assert found["nodeagent_node_condition DiskPressure"] == 0
@@ -308,11 +316,11 @@ async def test_signals_of_another_image_filesystem_have_its_path() -> None:
         return replace(layout, thresholds=(first, other)), replace(readings, observations=observed)
 
     found = await values(context(), read_both)
-    assert found["nodeagent_signal_available imagefs.available"] == 2 * GIB
-    assert found["nodeagent_signal_available imagefs.available /b"] == 3 * GIB
-    assert found["nodeagent_signal_capacity imagefs.available /b"] == 8 * GIB
-    distances = {key: value for key, value in found.items() if key.startswith("nodeagent_threshold_distance")}
-    assert sorted(distances.values()) == [GIB, 2 * GIB]
+    assert found["nodeagent_signal_available_bytes imagefs.available"] == 2 * GIB
+    assert found["nodeagent_signal_available_bytes imagefs.available /b"] == 3 * GIB
+    assert found["nodeagent_signal_capacity_bytes imagefs.available /b"] == 8 * GIB
+    distances = {key: value for key, value in found.items() if key.startswith("nodeagent_threshold_distance_ratio")}
+    assert sorted(distances.values()) == [1 / 8, 2 / 8]
     assert [key for key in distances if key.endswith(" imagefs.available hard /b")]
 
 
