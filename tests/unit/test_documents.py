@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,3 +87,10 @@ def test_files_of_the_typical_changes_exist_and_are_at_most_five_per_change() ->
         files = [each for each in re.findall(r"``([^`]+)``", change) if each.endswith((".py", ".json"))]
         assert [each for each in files if not any((root / each).is_file() for root in (ROOT, ROOT / "nodeagent"))] == []
         assert 3 <= len(files) <= 5
+
+
+def test_version_is_stated_in_the_package_only() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "nodeagent.__version__"}
+    assert "version" not in project["project"]
