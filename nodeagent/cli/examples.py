@@ -39,11 +39,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "manifest daemonset": (
         (
             "Run the agent on all nodes, in dry run",
-            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.1 | kubectl apply -f -",
+            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 | kubectl apply -f -",
         ),
         (
             "Print a DaemonSet that removes, for Prometheus",
-            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.1 --no-dry-run --pod-monitor",
+            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --no-dry-run --pod-monitor",
         ),
     ),
     "manifest static-pod": (

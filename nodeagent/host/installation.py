@@ -68,7 +68,8 @@ BY_PACKAGE: Final = Layout(
 )
 _SLICES: Final = ("kubepods.slice.d", "kubepods-.slice.d")
 _DROP_IN: Final = "50-nodeagent.conf"
-_PAGE: Final = re.compile(r"nodeagent(-[a-z]+)*\.1|nodeagent\.toml\.5")
+_SECTIONS: Final = ("man1", "man5", "man7")
+_PAGE: Final = re.compile(r"nodeagent(-[a-z]+)*\.1|nodeagent\.toml\.5|nodeagent(-[a-z]+)+\.7")
 _MONITORING: Final = ("nodeagent.rules.yml", "grafana-dashboard.json")
 """Files for Prometheus and Grafana on other machines, placed for copying."""
 _OPTIONAL: Final = ("api-server.conf", "page-cache.conf")
@@ -114,7 +115,7 @@ def parts(
 
 
 def known_places(layout: Layout) -> tuple[Path, ...]:
-    """Return the paths of an installation's files, except the manual pages of single commands."""
+    """Return the paths of an installation's files, except the manual pages of single commands and of documents."""
     return (
         layout.units / UNIT,
         *(layout.units / name / _DROP_IN for name in _SLICES),
@@ -127,7 +128,7 @@ def known_places(layout: Layout) -> tuple[Path, ...]:
 
 def is_page(layout: Layout, path: Path) -> bool:
     """Return whether a path is that of a manual page of any version."""
-    return path.parent in {layout.manual / "man1", layout.manual / "man5"} and bool(_PAGE.fullmatch(path.name))
+    return path.parent in {layout.manual / each for each in _SECTIONS} and bool(_PAGE.fullmatch(path.name))
 
 
 _COMPLETION: Final = r"^# \w+ completion of nodeagent$|_NODEAGENT_COMPLETE"
@@ -160,12 +161,12 @@ def _signature(layout: Layout, path: Path, prefix: Path) -> str:
         layout.bash: _COMPLETION,
         layout.zsh: _COMPLETION,
         layout.fish: _COMPLETION,
-    }.get(path, r'^\.TH \S+ [15] "" "nodeagent [0-9]' if is_page(layout, path) else r"(?!)")
+    }.get(path, r'^\.TH \S+ [157] "" "nodeagent [0-9]' if is_page(layout, path) else r"(?!)")
 
 
 def find_pages(layout: Layout, root: Path) -> Iterator[Path]:
     """Yield the manual pages of all versions below a root."""
-    for section in ("man1", "man5"):
+    for section in _SECTIONS:
         directory = below(root, layout.manual / section)
         for path in sorted(directory.glob("nodeagent*")) if directory.is_dir() else ():
             if is_page(layout, layout.manual / section / path.name):

@@ -1,8 +1,9 @@
-"""Manual pages: one for each command, complete, and valid for groff."""
+"""Manual pages: one for each command and document, complete, and valid for groff."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typer.main import get_command
 
 from nodeagent.cli.main import app
 from nodeagent.cli.manual import pages
+from nodeagent.cli.topics import topics
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import settings_of
 
@@ -44,11 +46,55 @@ def test_every_command_and_setting_is_documented(manual: dict[str, str]) -> None
 
 def test_no_text_line_is_parsed_as_a_request(manual: dict[str, str]) -> None:
     known = {"TH", "SH", "SS", "PP", "TP", "B", "I", "BR", "BI", "br", "nh", "ad"}
+    known |= {"IP", "RS", "RE", "nf", "fi"}
     for name, text in manual.items():
         assert text.endswith("\n")
         for line in text.splitlines():
             assert not line.startswith("'")
             assert not line.startswith(".") or line[1:].split()[0] in known, f"{name}: {line}"
+
+
+CHARACTERS = {"\\-": "-", "\\(aq": "'", "\\(ga": "`", "\\(ti": "~", "\\(ha": "^", "\\(dq": '"', "\\e": "\\"}
+
+
+def plain(page: str) -> str:
+    """Return the text of a page without requests, fonts and escapes."""
+    text = re.sub(r"^\.(br\n|[A-Z]+ ?)|\\f[BIR]|\\[&:]", "", page, flags=re.MULTILINE)
+    text = re.sub(r"\\\[u([0-9A-F]+)\]", lambda found: chr(int(found[1], 16)), text)
+    return re.sub("|".join(map(re.escape, CHARACTERS)), lambda found: CHARACTERS[found[0]], text)
+
+
+def test_every_document_has_a_page_with_its_headings_and_examples(manual: dict[str, str]) -> None:
+    documents = topics()
+    assert {name for name in manual if name.endswith(".7")} == {f"nodeagent-{topic}.7" for topic in documents}
+    for topic, path in documents.items():
+        page = plain(manual[f"nodeagent-{topic}.7"])
+        document = path.read_text()
+        for fence in re.findall(r"^```\w*\n(.*?)^```", document, re.MULTILINE | re.DOTALL):
+            for example in fence.splitlines():
+                assert f"\n{example}\n" in page
+        prose = re.sub(r"^```.*?^```", "", document, flags=re.MULTILINE | re.DOTALL)
+        for heading in re.findall(r"^##+ (.+)", prose, re.MULTILINE):
+            assert heading.replace("`", "") in page, heading
+
+
+def test_references_between_pages_lead_to_existing_pages(manual: dict[str, str]) -> None:
+    for name, text in manual.items():
+        for page, section in re.findall(r"(nodeagent[a-z.-]*) ?\((\d)\)", plain(text)):
+            assert f"{page}.{section}" in manual, f"{name}: {page}({section})"
+
+
+def test_link_to_another_document_is_a_reference_to_its_page(manual: dict[str, str]) -> None:
+    page = plain(manual["nodeagent-eviction.7"])
+    assert "eviction through the API server (nodeagent-kubernetes(7))" in page
+    assert "SH SEE ALSO" not in page
+    assert "nodeagent-image-gc (7)" in page
+
+
+def test_row_of_a_table_is_a_paragraph_with_the_headings_of_its_cells(manual: dict[str, str]) -> None:
+    page = plain(manual["nodeagent-configuration.7"])
+    assert '\nkubeconfig\nform: absolute path, or empty\ndefault: ""\neffect: kubeconfig with server' in page
+    assert "\nnodeagent du\nusage of the image filesystem by category\n" in plain(manual["nodeagent-commands.7"])
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")

@@ -160,6 +160,8 @@ def test_directory_that_resolves_outside_the_root_is_refused(tmp_path: Path) -> 
         ("man1/nodeagent.1", True),
         ("man1/nodeagent-gc.1", True),
         ("man5/nodeagent.toml.5", True),
+        ("man7/nodeagent-beside-a-kubelet.7", True),
+        ("man7/nodeagent.7", False),
         ("man1/nodeagent_exporter.1", False),
         ("man1/nodeagent.1.gz", False),
         ("man1/nodeagentd.1", False),
