@@ -12,7 +12,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb format clean
+.PHONY: help demo test check unit integration campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -84,6 +84,10 @@ campaign-clocks: ## random sequences of clocks, gaps and restarts against remova
 campaign-tenants: ## as root: attacks of tenants on eviction, collection and history on a real containerd, RUNS times each (10)
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest --timeout 0 tests/integration/test_hostile_tenants.py -m campaign
+
+campaign-dashboard: ## as root: a Prometheus (Debian: prometheus) that scrapes two daemons for MINUTES (60); every query of the dashboard must have a value
+	@.ci/setup dev real
+	$(BIN)/python -m tests.dashboard --minutes $(or $(MINUTES),60)
 
 soak: ## as root: a daemon under churn and one without its runtime for MINUTES (60); fails if memory, descriptors or threads grow beyond their bounds
 	@.ci/setup dev real
