@@ -75,10 +75,11 @@ class AgentParts(Record):
         store: Store,
         roles: RoleWatch,
         watched_pods: WatchedPods,
+        reuses_lists: bool,
     ) -> Self:
-        """Return the parts of an agent on a connection."""
-        storage = _storage_backend(settings, connection, clock, store)
-        cri = CriClient(connection)
+        """Return the parts of an agent on a connection; ``reuses_lists`` as of :class:`CriClient`."""
+        storage = _storage_backend(settings, connection, clock, store, reuses_lists=reuses_lists)
+        cri = CriClient(connection, reuses_lists=reuses_lists)
         bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
         read_pod_images = make_pod_image_reader(settings.kubelet, clock, bound_pods, watched_pods).read
         return cls(settings, clock, cri, storage, store, roles, bound_pods, watched_pods, read_pod_images)
@@ -157,8 +158,11 @@ async def open_parts(  # noqa: PLR0913 - as of an agent
     roles: RoleWatch,
     watched_pods: WatchedPods | None = None,
     observer_of_calls: CallObserver | None = None,
+    reuses_lists: bool = True,
 ) -> AsyncIterator[AgentParts]:
-    """Return the parts of an agent on a connection of their own, closed on exit; arguments as of ``open_agent``.
+    """Return the parts of an agent on a connection of their own, closed on exit.
+
+    Arguments as of ``open_agent``, and ``reuses_lists`` as of :class:`CriClient`.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
@@ -167,7 +171,9 @@ async def open_parts(  # noqa: PLR0913 - as of an agent
     store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record, gaps=gaps)
     watched = WatchedPods(clock) if watched_pods is None else watched_pods
     async with configured_connection(settings, with_removals=True, observer=observer_of_calls) as connection:
-        yield AgentParts.compose(settings, clock, connection, store=store, roles=roles, watched_pods=watched)
+        yield AgentParts.compose(
+            settings, clock, connection, store=store, roles=roles, watched_pods=watched, reuses_lists=reuses_lists
+        )
 
 
 def pass_lock(settings: Settings) -> Path:
@@ -175,7 +181,9 @@ def pass_lock(settings: Settings) -> Path:
     return settings.state_directory / "pass.lock"
 
 
-def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store) -> StorageBackend:
+def _storage_backend(
+    settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store, *, reuses_lists: bool
+) -> StorageBackend:
     """Return containerd's services unless disabled; with another runtime their first call fails."""
     if not settings.containerd_api:
         return CriOnlyStorage()
@@ -188,7 +196,7 @@ def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: C
 
     read_owner = partial(lock_identity, pass_lock(settings))
     return ContainerdStorage(
-        ContainerdClient(connection),
+        ContainerdClient(connection, reuses_lists=reuses_lists),
         clock,
         make_cache,
         read_format,

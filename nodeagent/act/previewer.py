@@ -52,5 +52,5 @@ async def open_previewer(settings: Settings) -> AsyncIterator[Previewer]:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
     """
     clock = SystemClock()
-    async with open_parts(settings, record=False, clock=clock, roles=RoleWatch(clock)) as parts:
+    async with open_parts(settings, record=False, clock=clock, roles=RoleWatch(clock), reuses_lists=False) as parts:
         yield Previewer(settings, parts.make_observer())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
@@ -57,17 +56,17 @@ def read_log_tree(root: Path, name: str, clock: Clock, *, within_s: float = MAX_
     )
 
 
-@dataclass(slots=True)
 class _Reading:
     """State of the reading of one tree."""
 
-    monotonic_s: Callable[[], float]
-    deadline_s: float
-    digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
-    entries: int = 0
-    newest: datetime | None = None
-    openers: LogOpeners = LogOpeners.NONE
-    openers_detail: str = ""
+    def __init__(self, monotonic_s: Callable[[], float], deadline_s: float) -> None:
+        self.monotonic_s = monotonic_s
+        self.deadline_s = deadline_s
+        self.digest = hashlib.blake2b(digest_size=16)
+        self.entries = 0
+        self.newest: datetime | None = None
+        self.openers = LogOpeners.NONE
+        self.openers_detail = ""
 
     def add(self, name: bytes, status: os.stat_result) -> None:
         """Add one entry."""

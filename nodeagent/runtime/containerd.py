@@ -65,13 +65,17 @@ class ContainerdClient:
     Deleting an absent object succeeds.
     """
 
-    def __init__(self, connection: RuntimeConnection, namespace: str = NAMESPACE) -> None:
+    def __init__(self, connection: RuntimeConnection, namespace: str = NAMESPACE, *, reuses_lists: bool = True) -> None:
+        """Create a client; ``reuses_lists`` as ``reuses`` of :class:`DecodeCache`."""
         self._connection = connection
+        self._reuses_lists = reuses_lists
         self.namespace = namespace
         self._containers = LongList(connection, methods.CONTAINERS, methods.CONTAINERS_STREAMED)
         # names are three per image and small, so that those of small nodes are kept too
-        self._images = DecodeCache(_image_names, decode_stored_image, key=attrgetter("name"), from_items=0)
-        self._blobs: PartCache[content_pb2.ListContentResponse, Blob] = PartCache()
+        self._images = DecodeCache(
+            _image_names, decode_stored_image, key=attrgetter("name"), from_items=0, reuses=reuses_lists
+        )
+        self._blobs: PartCache[content_pb2.ListContentResponse, Blob] = PartCache(reuses=reuses_lists)
         self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, Snapshot]] = {}
 
     def in_namespace(self, name: str) -> ContainerdClient:
@@ -277,7 +281,7 @@ class ContainerdClient:
                 snapshots[key] = snapshot if snapshot is not None and same else decode_snapshot(info, texts)
             return snapshots
 
-        cache = self._snapshots.get(snapshotter, PartCache())
+        cache = self._snapshots.get(snapshotter, PartCache(reuses=self._reuses_lists))
         listing = cache.start()
         request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter)
         stream = self._connection.stream(methods.SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())

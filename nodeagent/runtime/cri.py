@@ -121,14 +121,15 @@ class CriClient:
     Removing or stopping an absent object succeeds.
     """
 
-    def __init__(self, connection: RuntimeConnection) -> None:
+    def __init__(self, connection: RuntimeConnection, *, reuses_lists: bool = True) -> None:
+        """Create a client; ``reuses_lists`` as ``reuses`` of :class:`DecodeCache`."""
         self._connection = connection
         self._images = LongList(connection, _LIST_IMAGES, _STREAM_IMAGES)
         self._sandboxes = LongList(connection, _LIST_SANDBOXES, _STREAM_SANDBOXES)
         self._containers = LongList(connection, _LIST_CONTAINERS, _STREAM_CONTAINERS)
-        self._decoded_images = DecodeCache(_IMAGES_OF, decode_image)
-        self._decoded_sandboxes = DecodeCache(_SANDBOXES_OF, decode_listed_sandbox)
-        self._decoded_containers = DecodeCache(_CONTAINERS_OF, decode_container)
+        self._decoded_images = DecodeCache(_IMAGES_OF, decode_image, reuses=reuses_lists)
+        self._decoded_sandboxes = DecodeCache(_SANDBOXES_OF, decode_listed_sandbox, reuses=reuses_lists)
+        self._decoded_containers = DecodeCache(_CONTAINERS_OF, decode_container, reuses=reuses_lists)
 
     async def version(self) -> RuntimeInfo:
         """Return the runtime's name and version. Source: CRI ``VersionResponse``."""

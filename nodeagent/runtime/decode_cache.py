@@ -115,6 +115,8 @@ class DecodeCache(Generic[Answer, Item, Value]):
         decode: Callable[[Item], Value],
         key: Callable[[Item], str] = _ID,
         from_items: int | None = None,
+        *,
+        reuses: bool = True,
     ) -> None:
         """Create an empty cache.
 
@@ -123,11 +125,13 @@ class DecodeCache(Generic[Answer, Item, Value]):
             decode: decoder of one item.
             key: the unique text of an item.
             from_items: number of items from which values are kept; ``None`` for :data:`CACHED_FROM_ITEMS`.
+            reuses: whether values are kept at all; not for a process that lists once.
         """
         self.items_of = items_of
         self.decode = decode
         self.key = key
         self.from_items = from_items
+        self.reuses = reuses
         self.known: _Known[Answer, Item, Value] = _Known(by_digest=True)
 
     def start(self) -> Listing[Answer, Item, Value]:
@@ -150,6 +154,9 @@ class Listing(Generic[Answer, Item, Value]):
 
     def add(self, answer: Answer) -> None:
         """Decode the changed items of one part."""
+        if not self._cache.reuses:
+            self._listed.values += map(self._cache.decode, self._cache.items_of(answer))
+            return
         if self._listed.by_digest:
             self._add_by_digest(answer)
             return
@@ -161,6 +168,8 @@ class Listing(Generic[Answer, Item, Value]):
     def finish(self) -> tuple[Value, ...]:
         """Return the values of all parts; those of an unchanged listing are the previous tuple, in its order."""
         previous, listed = self._previous, self._listed
+        if not self._cache.reuses:
+            return listed.result
         fewest = self._cache.from_items
         if len(listed.values) < (CACHED_FROM_ITEMS if fewest is None else fewest):
             self._cache.known = _Known(by_digest=True)

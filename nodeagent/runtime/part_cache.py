@@ -28,14 +28,15 @@ class _DecodedPart(NamedTuple, Generic[Entry]):
 class PartCache(Generic[Part, Entry]):
     """The digests of one list's messages, with decoded entries. Entries are immutable, as are the returned mappings."""
 
-    def __init__(self) -> None:
-        """Create an empty cache."""
+    def __init__(self, *, reuses: bool = True) -> None:
+        """Create an empty cache; without ``reuses`` it remains empty, for a process that lists once."""
+        self._reuses = reuses
         self._parts: list[_DecodedPart[Entry]] = []
         self._entries: dict[str, Entry] = {}
 
     def start(self) -> PartListing[Part, Entry]:
         """Return a new list without parts, compared with the last finished one."""
-        return PartListing(self._parts, self._entries, self._keep)
+        return PartListing(self._parts, self._entries, self._keep if self._reuses else None)
 
     def _keep(self, parts: list[_DecodedPart[Entry]], entries: dict[str, Entry]) -> None:
         self._parts, self._entries = parts, entries
@@ -48,9 +49,9 @@ class PartListing(Generic[Part, Entry]):
         self,
         previous: list[_DecodedPart[Entry]],
         entries: dict[str, Entry],
-        keep: Callable[[list[_DecodedPart[Entry]], dict[str, Entry]], None],
+        keep: Callable[[list[_DecodedPart[Entry]], dict[str, Entry]], None] | None,
     ) -> None:
-        """Begin without parts; ``keep`` receives the finished list."""
+        """Begin without parts; ``keep`` receives the finished list, ``None`` if it is not compared with a later one."""
         self._previous = previous
         self._previous_entries = entries
         self._keep = keep
@@ -60,7 +61,7 @@ class PartListing(Generic[Part, Entry]):
     def add(self, part: Part, decode: Callable[[Part], dict[str, Entry]]) -> None:
         """Add a part; ``decode`` returns its entries by key, called unless it equals the previous one at its place."""
         number = len(self._parts)
-        digest = message_digest(part)
+        digest = "" if self._keep is None else message_digest(part)
         if number < len(self._previous) and self._previous[number].digest == digest:
             self._parts.append(self._previous[number])
         else:
@@ -74,5 +75,6 @@ class PartListing(Generic[Part, Entry]):
         entries: dict[str, Entry] = {}
         for each in self._parts:
             entries.update(each.entries)
-        self._keep(self._parts, entries)
+        if self._keep is not None:
+            self._keep(self._parts, entries)
         return entries

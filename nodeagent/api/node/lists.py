@@ -12,7 +12,6 @@ from nodeagent.api import lists
 from nodeagent.api.lists import LayerStack, list_header
 from nodeagent.errors import ObservationError
 from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.gc.layer_sharing import Stack, sharing_tree
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.pods.deletion import check_pods
 
@@ -51,6 +50,8 @@ async def list_image_layers(agent: Previews) -> lists.ImageTree:
 
 
 def _image_tree(snapshot: NodeSnapshot) -> lists.ImageTree:
+    from nodeagent.plan.gc.layer_sharing import Stack, sharing_tree  # noqa: PLC0415 - for --tree only
+
     if snapshot.storage is None:
         why = "; ".join(snapshot.warnings) or "runtime.containerd_api is off, or the runtime is not containerd"
         raise ObservationError(f"cannot show image layers: {why}")

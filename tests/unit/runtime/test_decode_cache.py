@@ -237,3 +237,11 @@ def test_values_are_those_of_the_decoder_for_all_sequences_of_listings(
                 values is previous and sorted(map(repr, values)) == sorted(map(repr, expected))
             )
             previous = values
+
+
+def test_listing_of_a_cache_without_reuse_is_decoded_again() -> None:
+    made = Cache(attrgetter("containers"), decode_container, reuses=False)
+    first = read(made, as_answer(listed(1), listed(2)), as_answer(listed(3)))
+    second = read(made, as_answer(listed(1), listed(2)), as_answer(listed(3)))
+    assert second == first
+    assert all(one is not other for one, other in zip(first, second, strict=True))

@@ -112,3 +112,17 @@ def test_messages_of_a_list_are_not_kept() -> None:
     listing.finish()
 
     assert sys.getrefcount(message) == references
+
+
+def test_list_of_a_cache_without_reuse_is_decoded_again() -> None:
+    cache: PartCache[content_pb2.ListContentResponse, str] = PartCache(reuses=False)
+    decoded: list[str] = []
+
+    def decode(_: content_pb2.ListContentResponse) -> dict[str, str]:
+        decoded.append("x")
+        return {"a": str(len(decoded))}
+
+    for expected in ("1", "2"):
+        listing = cache.start()
+        listing.add(part([("a", "x")]), decode)
+        assert listing.finish() == {"a": expected}
