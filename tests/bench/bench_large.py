@@ -6,7 +6,7 @@ Each answer is received and decoded into messages, and the id of every listed it
 alternate. Each node is measured by a process of its own, for its peak memory.
 
 With ``--rotate`` the runtime lists the objects of CRI in another order in every answer, as containerd does, which lists
-them from a hash table.
+them from a hash table. With ``--change`` one container has another label in every answer.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ METADATA: Final = (("containerd-namespace", "k8s.io"),)
 _LIST_S: Final = 120.0
 
 
-def serve(directory: Path, images: int, containers: int, padding_bytes: int, *, rotated: bool) -> None:
-    """Serve the node until the process is terminated."""
+def serve(directory: Path, images: int, containers: int, padding_bytes: int, *, rotated: bool, changing: bool) -> None:
+    """Serve the node until the process is terminated; ``rotated`` and ``changing`` as the options."""
     node = scale_node(images, LAYERS, containers, root_path=str(directory))
     for each in node.containers.values():
         cast("dict[str, str]", each.labels)["example.com/padding"] = "x" * padding_bytes
@@ -63,6 +63,8 @@ def serve(directory: Path, images: int, containers: int, padding_bytes: int, *, 
         async with SimServer(node, directory / "s") as server:
             for name, field in ROTATED.items() if rotated else ():
                 server.faults.alter(name, _rotation(field))
+            if changing:
+                server.faults.alter("ListContainers", _changing())
             await asyncio.Event().wait()
 
     asyncio.run(run())
@@ -85,6 +87,23 @@ def _rotation(field: str) -> Callable[[Message], Message]:
 
     turns = (answer for number in cycle(range(ROTATIONS)) for answer in [answers[number]])
     return rotate
+
+
+def _changing() -> Callable[[Message], Message]:
+    """Return a function that changes a label of one container in each answer."""
+    answers: list[Message] = []
+
+    def change(answer: Message) -> Message:
+        if not answers:
+            for number in range(ROTATIONS):
+                changed = api.ListContainersResponse()
+                changed.CopyFrom(cast("api.ListContainersResponse", answer))
+                changed.containers[len(changed.containers) // 2].labels["example.com/answer"] = str(number)
+                answers.append(changed)
+        return next(turns)
+
+    turns = (answer for number in cycle(range(ROTATIONS)) for answer in [answers[number]])
+    return change
 
 
 ROTATIONS: Final = 4
@@ -214,6 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--rotate", action="store_true", help="list in another order each time, as containerd does")
+    parser.add_argument("--change", action="store_true", help="change one container between all lists")
     parser.add_argument("--images", type=int, default=IMAGES)
     parser.add_argument("--containers", type=int, default=CONTAINERS)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -222,16 +242,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--containerd", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:
-        serve(options.serve, options.images, options.containers, options.padding, rotated=options.rotate)
+        serve(
+            options.serve,
+            options.images,
+            options.containers,
+            options.padding,
+            rotated=options.rotate,
+            changing=options.change,
+        )
     elif options.measure:
         configure_malloc()
         gc.set_threshold(50_000, 20, 20)  # as in the command line
         print(json.dumps(asyncio.run(measure(options.measure, options.runs, with_containerd=options.containerd))))
     else:
-        sys.exit(_table(options.images, options.containers, options.runs, rotated=options.rotate))
+        words = [*(["--rotate"] if options.rotate else []), *(["--change"] if options.change else [])]
+        sys.exit(_table(options.images, options.containers, options.runs, *words))
 
 
-def _table(images: int, containers: int, runs: int, *, rotated: bool) -> int:
+def _table(images: int, containers: int, runs: int, *options: str) -> int:
     print(f"{images} images, {containers} containers; a later pass at most {RATIO:.0f} times the bare list calls")
     print(
         f"{'backend':24} {'answers':>9} {'bare':>8} {'unread':>8} {'first':>8} {'later':>8} {'ratio':>6} "
@@ -249,8 +277,7 @@ def _table(images: int, containers: int, runs: int, *, rotated: bool) -> int:
                 "--padding",
                 str(padding),
             )
-            sizes += ("--rotate",) if rotated else ()
-            with subprocess.Popen(_child("--serve", name, *sizes)) as server:
+            with subprocess.Popen(_child("--serve", name, *sizes, *options)) as server:
                 try:
                     poll("the simulated runtime serves", (directory / "s").exists, timeout_s=300)
                     for backend in ("CRI alone", "containerd"):
