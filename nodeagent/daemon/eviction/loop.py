@@ -99,6 +99,8 @@ class EvictionLoop:
             return interval_s
         self._runtime.answered()
         statuses.ended(LOOP_NAME, result.value)
+        if result.ended_a_pod:
+            return min(SOONEST_S, interval_s)  # other pods may grow: the last evaluation precedes the eviction
         return interval_s if result.repeats else self._monitors.signals.next_poll_s(interval_s)
 
     def wake(self, name: str) -> None:

@@ -53,6 +53,11 @@ class PassResult(StrEnum):
         """Whether an immediate further pass would have the same result."""
         return self in _REPEATING
 
+    @property
+    def ended_a_pod(self) -> bool:
+        """Whether a pod ended in the pass, so that its readings are outdated."""
+        return self in _ENDED_A_POD
+
 
 NO_VICTIM: Final = frozenset({PassResult.NO_POD, PassResult.LIMITED, PassResult.POSTPONED})
 """Results for a threshold that no pod can be evicted for now, so that the next threshold is acted on."""
@@ -66,6 +71,7 @@ _REPEATING: Final = frozenset(
         PassResult.INEFFECTIVE,
     }
 )
+_ENDED_A_POD: Final = frozenset({PassResult.EVICTED, PassResult.GONE})
 
 
 class EvictionRecord(Record):
