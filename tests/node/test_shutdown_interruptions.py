@@ -44,10 +44,12 @@ CRITICAL = BANDS[-1]
 _STATE = "/var/lib/nodeagent"
 
 
-def prepare(node: Node, kinds: tuple[str, ...], limit_s: float, suffix: str) -> list[RunningPod]:
-    """Run a pod of each kind in every band, and the agent."""
+def prepare(
+    node: Node, kinds: tuple[str, ...], limit_s: float, suffix: str, count: int | None = None
+) -> list[RunningPod]:
+    """Run this many pods spread over the bands, a pod of each kind in every band by default, and the agent."""
     install_with_limit(node, limit_s)
-    pods = run_pods(node, in_every_band(len(kinds) * len(BANDS), kinds, suffix))
+    pods = run_pods(node, in_every_band(count or len(kinds) * len(BANDS), kinds, suffix))
     start_with(node, pods)
     return pods
 
@@ -62,10 +64,12 @@ def kill(node: Node, what: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["agent", "containerd"])
-def test_crash_in_each_phase_kills_no_pod_without_term(shutdown_node: Node, first: str) -> None:
+@pytest.mark.parametrize(("count", "limit_s"), [(8, 120), (40, 240)])
+def test_crash_in_each_phase_kills_no_pod_without_term(
+    shutdown_node: Node, first: str, count: int, limit_s: float
+) -> None:
     """Kill the agent in two phases and containerd in the other two; all four with both parameters."""
-    limit_s = 120
-    pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), limit_s, f"-{first}")
+    pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), limit_s, f"-{first}{count}", count)
     slowdown = measure_slowdown(shutdown_node)
     shutdown_node.run("systemctl poweroff")
     for band in range(len(BANDS)):
