@@ -48,13 +48,14 @@ def read(directory: Path, *, running: bool = True) -> tuple[str, str, bool]:
 async def test_eviction_is_on_disk_before_it_starts_and_interrupted_if_the_process_ends(
     tmp_path: Path, records: tuple[EvictionRecord, EvictionRecord]
 ) -> None:
-    history, _ = evictions(tmp_path)
+    history, writer = evictions(tmp_path)
     await history.begin(records[0])
     assert read(tmp_path) == ("running", "planned", True)
     assert read(tmp_path, running=False) == ("interrupted", "unknown", True)
     (past,) = History(tmp_path).read(image=records[0].eviction.pod.uid)
     assert past.actions[0].name == f"{records[0].eviction.pod.namespace}/{records[0].eviction.pod.name}"
     await history.finish(records[1])
+    await writer.extend("no such pass", [])  # after the queued write
     assert read(tmp_path, running=False) == ("complete", "done", True)
 
 
