@@ -127,6 +127,7 @@ install uninstall: export PREFIX := $(PREFIX)
 
 install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, and a configuration in dry run (ENABLE=1 starts it)
 	@[ "$$(id -u)" = 0 ] || { echo "install: requires root" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "install: $(PYTHON) not found, requires Python 3.11 or newer with venv (Debian: apt install python3-venv)" >&2; exit 1; }
 	@$(BOOTSTRAP) prepare "$$PREFIX"
 	@cd / && umask 022 && set -- "$$PREFIX/bin/python" -I -m pip install --quiet --disable-pip-version-check --root-user-action=ignore && \
 		"$$@" --require-hashes -r "$(CURDIR)/requirements.lock" && "$$@" --no-deps "$(CURDIR)"

@@ -6,6 +6,7 @@ standard library is imported.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -26,16 +27,33 @@ def prepare(prefix: Path) -> None:
 
     Raises:
         UsageError: the prefix is part of the system.
-        InstallError: a path is occupied by a foreign file and nothing was changed; or the environment cannot be
-            created.
+        InstallError: a path is occupied by a foreign file, or Python lacks a module, and nothing was changed; or the
+            environment cannot be created.
     """
     check_place(prefix, _ROOT)
     check_owner(prefix.parent.resolve() / prefix.name)
     former = admit(prefix) or Manifest()
     check_foreign(BY_HAND, known_places(BY_HAND), prefix, _ROOT, former.files)
+    is_made = has_pip(prefix)
+    if not is_made:
+        check_python()
     begin(prefix)
-    if not has_pip(prefix):
+    if not is_made:
         make_venv(prefix, pip=True)
+
+
+def check_python() -> None:
+    """Refuse an interpreter that cannot create a virtual environment, as Debian's without another package.
+
+    Raises:
+        InstallError: a module is missing.
+    """
+    missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InstallError(
+            f"{sys.executable} cannot create a virtual environment: no module {' and '.join(missing)} "
+            "(Debian: apt install python3-venv); nothing was changed"
+        )
 
 
 def check_installed(prefix: Path) -> None:

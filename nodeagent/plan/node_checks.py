@@ -127,6 +127,8 @@ def check_image_removal(*, transactional: bool, configured: bool) -> Finding:
 def check_sandbox_image(name: str | None, *, listed: bool, pinned: bool, beside_kubelet: bool) -> Finding:
     """Check the sandbox image, which every pod needs: present, and pinned against the kubelet's image GC.
 
+    A node before its first pod lacks it: the runtime pulls it then, which fails without a registry.
+
     Without a pin the kubelet removes it as unused once no container refers to it, and every new pod fails.
 
     Args:
@@ -142,8 +144,8 @@ def check_sandbox_image(name: str | None, *, listed: bool, pinned: bool, beside_
     if not listed:
         return Finding(
             "sandbox-image",
-            Verdict.PROBLEM,
-            f"{name} not found on the node: no pod can start",
+            Verdict.WARNING,
+            f"{name} not found on the node: no pod can start before a pull of it",
             f"ctr -n k8s.io images pull {name}",
         )
     if pinned:
