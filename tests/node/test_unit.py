@@ -74,6 +74,33 @@ def test_new_installation_is_a_dry_run_and_removes_nothing(served: Node) -> None
     assert not any(each["event"] == "removal" for each in log(served))
 
 
+METRICS = """\
+import socket
+with socket.create_connection(("127.0.0.1", 20310)) as client:
+    client.sendall(b"GET /metrics HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n")
+    print(b"".join(iter(lambda: client.recv(65536), b"")).decode())
+"""
+
+
+def calls(node: Node, *operations: str) -> list[float]:
+    """Return the number of the daemon's calls of the containerd API, for each operation."""
+    lines = [line.rpartition(" ") for line in node.python(METRICS).splitlines()]
+    values = {name: float(value) for name, _, value in lines if name.startswith("nodeagent_containerd_calls_total")}
+    return [values[f'nodeagent_containerd_calls_total{{operation_type="{each}"}}'] for each in operations]
+
+
+def test_unchanged_records_of_containerd_are_not_listed_again_under_hardening(served: Node) -> None:
+    """Wait for passes that list no blobs: without the database, each pass lists them as often as the ingests."""
+    seen = [calls(served, "content_list", "content_list_statuses")]
+
+    def three_passes_without_lists() -> bool:
+        seen.append(calls(served, "content_list", "content_list_statuses"))
+        (lists, ingests), (last_lists, last_ingests) = next(each for each in seen if each[0] == seen[-1][0]), seen[-1]
+        return last_lists == lists and last_ingests >= ingests + 3
+
+    reclaim.poll("three passes list no blobs", three_passes_without_lists, timeout_s=120)
+
+
 def test_garbage_is_collected_under_hardening(served: Node) -> None:
     served.run("systemctl stop nodeagent", timeout_s=60)
     (former,) = served.run_pods(vm.Pod("former", APP, ("sh", "-c", "echo last words"), namespace="shop"))
