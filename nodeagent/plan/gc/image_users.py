@@ -73,10 +73,16 @@ def find_users(snapshot: NodeSnapshot) -> ImageUsers:
 
 
 @keep_last_result
+def _index_of(images: tuple[Image, ...]) -> ImageIndex:
+    """Return the index of images, which change less often than containers."""
+    return ImageIndex(images)
+
+
+@keep_last_result
 def _find_users(
     images: tuple[Image, ...], containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]
 ) -> ImageUsers:
-    index = ImageIndex(images)
+    index = _index_of(images)
     by_container: defaultdict[str, list[Container]] = defaultdict(list)
     by_sandbox: defaultdict[str, list[Sandbox]] = defaultdict(list)
     by_references: defaultdict[tuple[str, str, str, tuple[str, ...]], list[Container]] = defaultdict(list)

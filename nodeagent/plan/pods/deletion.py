@@ -118,8 +118,10 @@ def checked_pod_list(pods: PodList | None, sandboxes: Iterable[Sandbox]) -> PodL
 
     Such a list is of another node or another cluster.
     """
+    if pods is None:
+        return None
     running = {each.uid for each in sandboxes if each.ready and each.uid and each.from_api_server}
-    if pods is None or not running or not running.isdisjoint(pods.uids):
+    if not running or not running.isdisjoint(pods.uids):
         return pods
     return replace(pods, synced=False)
 
