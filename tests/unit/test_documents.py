@@ -11,6 +11,10 @@ from typing import Any, Final
 import pytest
 
 import nodeagent
+from nodeagent.config.models import Config
+from nodeagent.config.toml_writer import settings_of
+from nodeagent.daemon.http.metrics import TEXTFILE_TIME
+from nodeagent.telemetry.counters import METRICS
 
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENTS: Final = (ROOT / "README.md", *sorted((ROOT / "nodeagent/docs").glob("*.md")))
@@ -94,3 +98,14 @@ def test_version_is_stated_in_the_package_only() -> None:
     assert project["project"]["dynamic"] == ["version"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "nodeagent.__version__"}
     assert "version" not in project["project"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
+def test_settings_and_metrics_in_documents_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    settings = settings_of(Config())
+    keys = {f"{each.section}.{each.name}" for each in settings}
+    sections = {each.section for each in settings} - {""}
+    named = {each for each in re.findall(r"`([a-z]+\.[a-z_]+)(?: = [^`]*)?`", text) if each.split(".")[0] in sections}
+    assert named <= keys
+    assert set(re.findall(r"`(nodeagent_[a-z0-9_]+)[`{]", text)) <= {*METRICS, TEXTFILE_TIME}
