@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -105,6 +104,8 @@ def _read(path: Path | None) -> tuple[Path | None, dict[str, object]]:
         raise ConfigError(f"{chosen}: not UTF-8 text (byte {error.start})") from error
     except OSError as error:
         raise ConfigError(f"{chosen}: cannot read file: {error.strerror or error}") from error
+    import tomllib  # noqa: PLC0415 - not without a file
+
     try:
         return chosen, tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a value out of range such as a date

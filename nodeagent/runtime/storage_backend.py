@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.errors import ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.record import Record
-from nodeagent.runtime.all_records import read_all_records
 from nodeagent.runtime.bounded_calls import gather_all, run_bounded
 from nodeagent.runtime.containerd_facts import PINNED_LABEL
-from nodeagent.runtime.creations import Creations
 from nodeagent.runtime.disk_format import NO_STORES, Stores
-from nodeagent.runtime.image_leases import ImageLeases
 from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER
 from nodeagent.runtime.namespace_lists import StorageLists, list_namespace
-from nodeagent.runtime.undo_leases import UndoLeases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -34,10 +31,13 @@ if TYPE_CHECKING:
     from nodeagent.model.runtime_objects import RuntimeRecords
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import SnapshotUsage, StoredContainer, StoredImage
+    from nodeagent.runtime.creations import Creations
     from nodeagent.runtime.disk_format import DiskFormat
+    from nodeagent.runtime.image_leases import ImageLeases
     from nodeagent.runtime.image_records import ImageExtent
     from nodeagent.runtime.namespace_lists import NamespaceLists
     from nodeagent.runtime.storage_graph import LayerCache
+    from nodeagent.runtime.undo_leases import UndoLeases
 
 
 class RemovalRecords(Record):
@@ -185,9 +185,7 @@ class ContainerdStorage:
         self._cache: LayerCache | None = None
         self._read_revision = read_revision
         self._database = ""
-        leases = ImageLeases(client, clock, read_owner)
-        undo = UndoLeases(client, leases)
-        self._removals = RemovalRecords(leases, undo, Creations(client, clock), self._extents, self._snapshotters)
+        self._read_owner = read_owner
 
     async def list_records(self) -> StorageLists:
         """Return the lists for a storage graph."""
@@ -244,6 +242,8 @@ class ContainerdStorage:
         Raises:
             ObservationError: the runtime is not containerd.
         """
+        from nodeagent.runtime.all_records import read_all_records  # noqa: PLC0415 - for leaks only
+
         try:
             return await read_all_records(self._client, snapshotters, cri_ids)
         except RuntimeUnsupportedError as error:
@@ -333,10 +333,16 @@ class ContainerdStorage:
         """Remove the directories of snapshots whose removal failed earlier."""
         await self._client.remove_orphaned_directories(snapshotter, self._clock)
 
-    @property
+    @cached_property
     def removals(self) -> RemovalRecords:
         """Return the records for image removals."""
-        return self._removals
+        from nodeagent.runtime.creations import Creations  # noqa: PLC0415 - not for a preview
+        from nodeagent.runtime.image_leases import ImageLeases  # noqa: PLC0415 - as above
+        from nodeagent.runtime.undo_leases import UndoLeases  # noqa: PLC0415 - as above
+
+        leases = ImageLeases(self._client, self._clock, self._read_owner)
+        undo = UndoLeases(self._client, leases)
+        return RemovalRecords(leases, undo, Creations(self._client, self._clock), self._extents, self._snapshotters)
 
     def _extents(self, names: Mapping[str, Sequence[StoredImage]]) -> dict[str, ImageExtent]:
         return self._cache.extents(names) if self._cache is not None else {}
