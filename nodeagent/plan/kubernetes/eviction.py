@@ -35,6 +35,8 @@ BUDGET_REFUSALS: Final = 2
 SERVER_FAILURES: Final = 3
 """Failures (5xx) in a row for one pod after which the next pod is tried, such as for a pod with two budgets."""
 MAX_REMEMBERED: Final = 512
+_POD_KINDS: Final = frozenset({"pods", "pod"})
+"""Kinds in the answer that a pod is missing; the singular is of ``NodeRestriction``, for a node certificate."""
 
 
 class Answer(Record):
@@ -98,7 +100,7 @@ def consequence(answer: Answer, refusals: int, *, hard: bool, jitter: float, rep
         jitter: 0 to 1.
         repeats: whether a request about a changed pod is repeated at once.
     """
-    if 200 <= answer.status < 300 or (answer.status == 404 and answer.kind == "pods"):
+    if 200 <= answer.status < 300 or (answer.status == 404 and answer.kind in _POD_KINDS):
         return Consequence(Step.WAIT)  # a pod that the API server lacks is ended by its kubelet
     if answer.status == 409 and repeats:
         return Consequence(Step.COMPARE)

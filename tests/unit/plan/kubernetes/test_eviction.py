@@ -35,6 +35,7 @@ LOST = Answer(0, text="no answer in 10 s")
         (Answer(200), 0, False, Step.WAIT, 0),
         (Answer(201), 7, True, Step.WAIT, 0),
         (Answer(404, kind="pods"), 0, True, Step.WAIT, 0),
+        (Answer(404, kind="pod"), 0, True, Step.WAIT, 0),
         (Answer(404), 0, True, Step.POSTPONE, 1),
         (Answer(404, kind="namespaces"), 0, False, Step.POSTPONE, 1),
         (BUDGET, 0, False, Step.DEFER, 10),
@@ -81,7 +82,7 @@ def test_effect_is_unknown_without_a_complete_answer(answer: Answer, unknown: bo
 answers = st.builds(
     Answer,
     st.sampled_from([0, 200, 201, 302, 400, 401, 403, 404, 405, 409, 410, 422, 429, 500, 503, 504, 599]),
-    kind=st.sampled_from(["", "pods", "namespaces"]),
+    kind=st.sampled_from(["", "pods", "pod", "namespaces"]),
     causes=st.sampled_from([(), ("DisruptionBudget",), ("Other",)]),
     retry_after_s=st.none() | st.floats(0, 60),
 )
@@ -91,7 +92,7 @@ answers = st.builds(
 def test_next_pod_is_tried_at_a_hard_threshold_only(answer: Answer, refusals: int, hard: bool, jitter: float) -> None:
     found = consequence(answer, refusals, hard=hard, jitter=jitter)
     assert found.step is not Step.NEXT or hard
-    assert found.step is not Step.WAIT or answer.status in {200, 201} or answer.kind == "pods"
+    assert found.step is not Step.WAIT or answer.status in {200, 201} or answer.kind in {"pods", "pod"}
     assert (found.delay_s > 0) is (found.step is not Step.WAIT)
     assert found.delay_s <= max(LAST_DELAY_S, answer.retry_after_s or 0)
     assert found.delay_s >= (answer.retry_after_s or 0) or found.step is Step.WAIT
