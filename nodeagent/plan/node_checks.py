@@ -298,7 +298,9 @@ def check_role(role: RoleDecision) -> Finding:
     if role.warning:
         return Finding("role", Verdict.WARNING, evidence, 'stop and remove the kubelet, or set role = "auto"')
     if role.basis is RoleBasis.UNREADABLE:
-        return Finding("role", Verdict.WARNING, evidence, "make that path readable for the agent, or configure role")
+        return Finding(
+            "role", Verdict.WARNING, evidence, "make it readable or visible for the agent, or configure role"
+        )
     if role.basis is RoleBasis.CONFIGURED and role.role is Role.STANDALONE and role.trace:
         return Finding("role", Verdict.WARNING, evidence, 'remove the files of the kubelet, or set role = "auto"')
     return Finding("role", Verdict.OK, evidence)
