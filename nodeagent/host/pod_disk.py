@@ -36,6 +36,7 @@ class PodDisk(Record):
         empty_dir_bytes: by volume name; for one in memory the usage of its tmpfs.
         layers: writable layers by container id.
         sandbox_files: large files of its sandboxes that the runtime mounts into containers; ``None`` for none.
+        image_volumes: volumes declared by images, on the runtime's filesystem; ``None`` for none.
         complete: false before the end of the walk and after a read error: the values are then lower bounds.
     """
 
@@ -46,6 +47,7 @@ class PodDisk(Record):
     empty_dir_bytes: Mapping[str, int] = field(default_factory=dict)
     layers: Mapping[str, Tree] = field(default_factory=dict)
     sandbox_files: LayerUsage | None = None
+    image_volumes: LayerUsage | None = None
     complete: bool = True
 
 
@@ -57,6 +59,7 @@ class _Measured:
         log_rest: files of the log directory outside the log directories of containers.
         log_trees: by container name; ``None`` before the directory is listed, or if that failed.
         volume_trees: local volumes, the emptyDirs on disk included; ``None`` as for ``log_trees``.
+        image_volume_trees: volumes declared by images; ``None`` for none.
         is_complete: false after an error.
     """
 
@@ -68,6 +71,9 @@ class _Measured:
     empty_dirs_in_memory: dict[str, int] = dataclasses.field(default_factory=dict)
     layers: dict[str, Tree] = dataclasses.field(default_factory=dict)
     sandbox_files: LayerUsage | None = None
+    image_volume_trees: list[Tree] | None = None
+    image_volume_device: int | None = None
+    image_volumes_ended: bool = False
     logs_ended: bool = False
     volumes_ended: bool = False
     ended: bool = False
@@ -76,7 +82,8 @@ class _Measured:
         logs = None if self.log_trees is None else dict(self.log_trees)
         volumes = None if self.volume_trees is None else list(self.volume_trees)
         layers = dict(self.layers)
-        trees = [*(logs or {}).values(), self.log_rest, *(volumes or ()), *layers.values()]
+        image_volumes = None if self.image_volume_trees is None else list(self.image_volume_trees)
+        trees = [*(logs or {}).values(), self.log_rest, *(volumes or ()), *layers.values(), *(image_volumes or ())]
         return PodDisk(
             None if logs is None else _sum([*logs.values(), self.log_rest], ended=self.logs_ended),
             None if logs is None else _sum(logs.values(), ended=self.logs_ended),
@@ -85,6 +92,9 @@ class _Measured:
             {name: tree.size_bytes for name, tree in dict(self.empty_dirs).items()} | self.empty_dirs_in_memory,
             layers,
             self.sandbox_files,
+            None
+            if image_volumes is None
+            else LayerUsage(_sum(image_volumes, ended=self.image_volumes_ended), self.image_volume_device, ""),
             self.ended and self.is_complete and all(each.complete for each in trees),
         )
 
@@ -106,6 +116,7 @@ class PodDiskWalk:
         *,
         upper_directories: Mapping[str, str] | None = None,
         sandbox_files: Collection[str] = (),
+        image_volumes: Collection[str] = (),
         mounts: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare the walk without reading a directory.
@@ -116,6 +127,7 @@ class PodDiskWalk:
             kubelet_root: the kubelet's root directory, which has the volumes of pods.
             upper_directories: of the writable layers, by container id.
             sandbox_files: paths; see ``ContainerTraits``.
+            image_volumes: directories; see ``ContainerTraits``.
             mounts: type of the filesystem by mount point; these paths are not walked.
         """
         parent = str(log_directory.parent)
@@ -128,7 +140,10 @@ class PodDiskWalk:
         self._upper_directories = upper_directories or {}
         self._sandbox_files = sandbox_files
         self._mounts = mounts or {}
-        self._measured = _Measured(Tree(self._logs_path), is_complete=valid)
+        self._image_volumes = image_volumes
+        self._measured = _Measured(
+            Tree(self._logs_path), is_complete=valid, image_volume_trees=[] if image_volumes else None
+        )
         self._steps = self._walk()
 
     def advance(self, until_s: float) -> bool:
@@ -157,6 +172,7 @@ class PodDiskWalk:
             yield from self._walk_mounted_files(self._pod_path)
         measured.volumes_ended = True
         self._measure_sandbox_files()
+        yield from self._walk_image_volumes()
         for container_id, upper in self._upper_directories.items():
             device = _device(upper)
             if device is not None:
@@ -235,6 +251,17 @@ class PodDiskWalk:
         if found:
             used_bytes = sum(each.st_blocks * _BLOCK_BYTES for each in found)
             self._measured.sandbox_files = LayerUsage(Footprint(used_bytes, len(found)), found[0].st_dev, "")
+
+    def _walk_image_volumes(self) -> Generator[None, None, None]:
+        """Add the volumes declared by images, which are on one filesystem."""
+        measured = self._measured
+        for path in self._image_volumes:
+            device = None if path in self._mounts else _device(path)
+            if device is not None and measured.image_volume_trees is not None:
+                measured.image_volume_device = device
+                measured.image_volume_trees.append(Tree(path))
+                yield from self._reader(device).walk(measured.image_volume_trees[-1])
+        measured.image_volumes_ended = True
 
     def _reader(self, device: int) -> TreeReader:
         return TreeReader(device, mounts=self._mounts)

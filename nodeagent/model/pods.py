@@ -97,6 +97,9 @@ class ContainerTraits(Record):
         snapshotter: of its writable layer; empty if not reported.
         sandbox_files: paths of the files of its sandbox that the runtime mounts into it, such as ``/etc/hostname``; a
             container without a read-only root filesystem can write to them.
+        image_volumes: directories of the volumes that its image declares, which belong to no layer.
+        is_oversized: whether its verbose status exceeds the largest message of the runtime, by a huge environment for
+            example. Its other properties are then those of the plain status.
     """
 
     oom_score_adj: int | None = None
@@ -105,6 +108,8 @@ class ContainerTraits(Record):
     pid: int | None = None
     snapshotter: str = ""
     sandbox_files: tuple[str, ...] = ()
+    image_volumes: tuple[str, ...] = ()
+    is_oversized: bool = False
 
 
 class RuntimePod(Record):
@@ -142,6 +147,17 @@ class RuntimePod(Record):
         """Files of its ready sandboxes that containers, also exited ones, could write to."""
         known = (self.traits.get(each.id) for each in self.containers if each.sandbox_id in self.sandbox_ids)
         return tuple(dict.fromkeys(path for each in known if each is not None for path in each.sandbox_files))
+
+    @property
+    def image_volumes(self) -> tuple[str, ...]:
+        """Directories of the volumes declared by the images of its listed containers, also of exited ones."""
+        known = (self.traits.get(each.id) for each in self.containers)
+        return tuple(dict.fromkeys(path for each in known if each is not None for path in each.image_volumes))
+
+    @property
+    def has_oversized_status(self) -> bool:
+        """Whether some places of its files are unknown, since the status of a container is too large."""
+        return any(each.id in self.traits and self.traits[each.id].is_oversized for each in self.containers)
 
     @property
     def labels(self) -> dict[str, str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SLOW_FOR_S: Final = 120.0
 """Time for which a layer that was not measured in time is not measured again, so that it delays few readings."""
 
-_AT_LEAST_ZERO: Final = Footprint(0, 0, is_lower_bound=True)
+AT_LEAST_ZERO: Final = Footprint(0, 0, is_lower_bound=True)
 
 
 class ExitedLayers:
@@ -67,7 +67,7 @@ class ExitedLayers:
                     used = await self.measure(stores[container_id], container_id)
             except TimeoutError:
                 self._slow_until_s[container_id] = began_s + _SLOW_FOR_S
-                return _AT_LEAST_ZERO
+                return AT_LEAST_ZERO
             except NodeAgentError:
                 return None
             if used is None:
@@ -76,7 +76,7 @@ class ExitedLayers:
             return self._known[container_id]
 
         measured: dict[str, Footprint | None] = {
-            **dict.fromkeys(self._slow_until_s, _AT_LEAST_ZERO),
+            **dict.fromkeys(self._slow_until_s, AT_LEAST_ZERO),
             **self._known,
             **dict(zip(missing, await run_bounded(read, missing), strict=True)),
         }
@@ -90,10 +90,11 @@ class ExitedLayers:
         }
 
 
-def with_exited_layers(reading: PodReading, layers: Iterable[LayerUsage]) -> PodReading:
+def with_further_layers(reading: PodReading, layers: Iterable[LayerUsage]) -> PodReading:
     """Return a reading with further layers in its usage, but not in the usage compared with the pod's storage limit.
 
-    The kubelet compares running containers only: a restart of a container must not add up to an excess.
+    They are the layers of exited containers and the volumes declared by images. The kubelet compares the layers of
+    running containers only: a restart of a container must not add up to an excess.
     """
     writable, found = reading.writable, tuple(layers)
     if writable is None or not found:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import ContainerState
 from nodeagent.plan.pods.inference import qos_of_cgroup
+from nodeagent.record import replace
+from nodeagent.runtime.long_lists import is_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.model import Container, Sandbox
     from nodeagent.model.pods import ContainerTraits
     from nodeagent.runtime.cri import CriClient
-    from nodeagent.runtime.cri_messages import SandboxDetails
+    from nodeagent.runtime.cri_messages import ContainerDetails, SandboxDetails
 
 _CONCURRENCY: Final = 16
 _WITHIN_S: Final = 10.0
@@ -113,12 +115,25 @@ class RuntimeDetails:
 
     def _container_reader(self, container: Container) -> Callable[[], Awaitable[None]]:
         async def read() -> None:
-            details = await self._cri.container_details(container.id, verbose=True)
+            details = await self._container_details(container.id)
             # A created container has no process and no PID yet; a reading now would be cached for its lifetime.
             if details.container.state in (ContainerState.RUNNING, ContainerState.EXITED):
                 self._traits[container.id] = details.traits
 
         return read
+
+    async def _container_details(self, container_id: str) -> ContainerDetails:
+        """Return the verbose status; the plain one if the runtime cannot send it.
+
+        A pod could otherwise make its status unreadable, and be kept, by an environment of more than a megabyte.
+        """
+        try:
+            return await self._cri.container_details(container_id, verbose=True)
+        except RuntimeRequestError as error:
+            if not is_too_large(error):
+                raise
+        plain = await self._cri.container_details(container_id)
+        return replace(plain, traits=replace(plain.traits, is_oversized=True))
 
 
 def active_sandboxes(sandboxes: Iterable[Sandbox], containers: Iterable[Container]) -> frozenset[str]:

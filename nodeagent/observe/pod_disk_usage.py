@@ -46,6 +46,11 @@ class DiskUsage(Record):
     layers: Mapping[str, Tree] = field(default_factory=dict)
     devices: Mapping[str, int] = field(default_factory=dict)
 
+    def image_volumes(self, uid: str) -> tuple[LayerUsage, ...]:
+        """Return the usage of the volumes that images of a pod declare; empty without any."""
+        disk = self.pods.get(uid)
+        return () if disk is None or disk.image_volumes is None else (disk.image_volumes,)
+
 
 @dataclass(slots=True)
 class _PodWalk:
@@ -163,6 +168,7 @@ class PodDiskReader:
                 self._kubelet_root,
                 upper_directories={each.id: uppers[each.id] for each in pod.running if each.id in uppers},
                 sandbox_files=pod.sandbox_files,
+                image_volumes=pod.image_volumes,
                 mounts=mounts,
             )
         return found
@@ -217,6 +223,8 @@ def _enumerate(names: Sequence[str]) -> str:
 def _exceeds(reading: PodDisk, known: PodDisk) -> bool:
     """Return whether an incomplete reading shows growth since a complete one."""
     pairs = [(reading.log_tree, known.log_tree), (reading.volumes, known.volumes)]
+    if reading.image_volumes is not None and known.image_volumes is not None:
+        pairs.append((reading.image_volumes.used, known.image_volumes.used))
     if any((new.used_bytes or 0) > (old.used_bytes or 0) for new, old in pairs if new is not None and old is not None):
         return True
     return any(

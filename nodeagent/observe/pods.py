@@ -18,7 +18,7 @@ from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import Role
 from nodeagent.model.pods import PodInventory, PodReading
 from nodeagent.model.pressure import LayerUsage, Moment
-from nodeagent.observe.exited_layers import ExitedLayers, with_exited_layers
+from nodeagent.observe.exited_layers import AT_LEAST_ZERO, ExitedLayers, with_further_layers
 from nodeagent.observe.pod_cgroups import PodCgroups
 from nodeagent.observe.pod_definitions import PodDefinitions
 from nodeagent.observe.pod_details import RuntimeDetails, active_sandboxes
@@ -257,7 +257,9 @@ class PodReader:
                 readings[pod.uid] = with_layers(reading, pod, stats, disk.devices, lower_bounds)
         for pod in pods:
             reading = with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid))
-            readings[pod.uid] = with_exited_layers(reading, exited.get(pod.uid, ()))
+            unknown = (LayerUsage(AT_LEAST_ZERO),) if pod.has_oversized_status else ()
+            further = (*disk.image_volumes(pod.uid), *exited.get(pod.uid, ()), *unknown)
+            readings[pod.uid] = with_further_layers(reading, further)
         return {pod.uid: readings[pod.uid] for pod in pods}
 
 

@@ -271,10 +271,11 @@ def decode_container_details(message: api.ContainerStatusResponse) -> ContainerD
         log_path=status.log_path or None,
         volume_images=_volume_images(status.mounts),
     )
-    return ContainerDetails(container, _traits(_parse_json(message.info.get("info", "")), status.resources.linux))
+    info = _parse_json(message.info.get("info", ""))
+    return ContainerDetails(container, _traits(info, status.resources.linux, container.id))
 
 
-def _traits(info: object, resources: api.LinuxContainerResources) -> ContainerTraits:
+def _traits(info: object, resources: api.LinuxContainerResources, container_id: str) -> ContainerTraits:
     """Return the traits in a verbose status.
 
     The OOM score is taken from the configuration the container was created with, where reported, since a runtime
@@ -298,17 +299,34 @@ def _traits(info: object, resources: api.LinuxContainerResources) -> ContainerTr
     elif limit is None and _at_path(info, "runtimeSpec", "linux", "resources") is not None:
         limit = 0
     path, pid = _text(info, "runtimeSpec", "linux", "cgroupsPath"), _int(info, "pid") or None
-    return ContainerTraits(score, limit, path, pid, _text(info, "snapshotter"), _sandbox_files(info))
+    sources = _mount_sources(info)
+    files, volumes = _sandbox_files(info, sources), _image_volumes(container_id, sources)
+    return ContainerTraits(score, limit, path, pid, _text(info, "snapshotter"), files, volumes)
 
 
-def _sandbox_files(info: Mapping[str, object]) -> tuple[str, ...]:
+def _mount_sources(info: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the sources of all mounts, each once."""
+    mounts = _at_path(info, "runtimeSpec", "mounts")
+    found = (_text(each, "source") for each in (mounts if isinstance(mounts, list) else ()) if isinstance(each, dict))
+    return tuple(dict.fromkeys(found))
+
+
+def _sandbox_files(info: Mapping[str, object], sources: Iterable[str]) -> tuple[str, ...]:
     """Return the sources of mounts in a directory named as the sandbox.
 
     Source: containerd, ``hostname``, ``hosts`` and ``resolv.conf`` in ``sandboxes/ID`` of the CRI plugin's directory.
     """
-    sandbox, mounts = _text(info, "sandboxID"), _at_path(info, "runtimeSpec", "mounts")
-    sources = (_text(each, "source") for each in (mounts if isinstance(mounts, list) else ()) if isinstance(each, dict))
-    return tuple(dict.fromkeys(each for each in sources if sandbox and each.split("/")[-2:-1] == [sandbox]))
+    sandbox = _text(info, "sandboxID")
+    return tuple(each for each in sources if sandbox and each.split("/")[-2:-1] == [sandbox])
+
+
+def _image_volumes(container_id: str, sources: Iterable[str]) -> tuple[str, ...]:
+    """Return the sources of mounts in the directory of a container's volumes.
+
+    Source: containerd, ``containers/ID/volumes`` of the CRI plugin's directory.
+    """
+    parent = ["containers", container_id, "volumes"]
+    return tuple(each for each in sources if container_id and each.split("/")[-4:-1] == parent)
 
 
 def _volume_images(mounts: Iterable[api.Mount]) -> tuple[str, ...]:

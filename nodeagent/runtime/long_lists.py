@@ -93,5 +93,10 @@ class LongList(Generic[Request, Response]):
             raise
 
 
+def is_too_large(error: RuntimeRequestError) -> bool:
+    """Return whether an answer exceeds the limit of a message; the status alone also means an overloaded runtime."""
+    return error.status == _TOO_LARGE and "message larger than max" in error.detail
+
+
 class _NotOfferedError(Exception):
     """The runtime does not stream this list."""

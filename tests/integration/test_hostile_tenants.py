@@ -1,4 +1,4 @@
-"""Eight attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
+"""Attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
 
 The attacks use the parts of pods that their author controls: files, names, labels and annotations, processes.
 ``NODEAGENT_TEST_RUNS`` repeats the tests; see ``make campaign-tenants``.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import reclaim
+from tests.support import images, reclaim
 from tests.support.answer_times import measured_answers
 from tests.support.command import nodeagent
 from tests.support.containerd import LoopFs
@@ -42,6 +42,9 @@ FORGED = {
     "io.kubernetes.cri.priorityClassName": "system-node-critical",
 }
 """Annotations and labels that mark a pod as critical, static or a mirror pod."""
+
+HUGE = {f"E{number}": "<" * 120_000 for number in range(13)}
+"""Variables whose JSON form, as part of a container's status, exceeds the largest message of the runtime, 16 MiB."""
 
 HIDING = f"""
 mkdir /links && cd /links && seq 1000 | xargs touch && for copy in $(seq 15); do cp -al /links /copy$copy; done
@@ -130,6 +133,31 @@ def test_hog_in_an_exited_container_is_evicted_and_no_neighbour(node: PressedNod
     node.pods.start(other)
     node.pods.stop(hog.container)
     os.sync()
+    assert evicted_under_pressure(node) == ["default/hog"]
+    assert node.running() == neighbours
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_hog_in_volumes_declared_by_its_image_is_evicted_and_no_neighbour(node: PressedNode, attempt: int) -> None:
+    del attempt
+    declared = images.image("tenant.test/volumes:v1", volumes=("/running", "/exited"))
+    node.containerd.import_images(images.write_oci(node.directory / "volumes.tar", declared))
+    neighbours = run_neighbours(node)
+    write = f"dd if=/dev/zero of=/{{}}/data bs=1M count={HOG_MIB // 2}; sync"
+    hog = node.run_pod("hog", write.format("running"), image=declared.tags[0])
+    ended = node.pods.create_container(hog.sandbox, "ended", declared.tags[0], ["sh", "-c", write.format("exited")])
+    node.pods.start(ended)
+    node.pods.wait_exited(ended, timeout_s=60)
+    os.sync()
+    assert evicted_under_pressure(node) == ["default/hog"]
+    assert node.running() == neighbours
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_hog_with_an_environment_beyond_the_answers_of_the_runtime_is_evicted(node: PressedNode, attempt: int) -> None:
+    del attempt
+    neighbours = run_neighbours(node)
+    node.run_pod("hog", f"dd if=/dev/zero of=/data bs=1M count={HOG_MIB}; sync", env=HUGE)
     assert evicted_under_pressure(node) == ["default/hog"]
     assert node.running() == neighbours
 

@@ -77,13 +77,17 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image of ``layers``, bottom first, listed under every name in ``tags`` (full references)."""
+    """An image of ``layers``, bottom first, listed under every name in ``tags`` (full references).
+
+    ``volumes`` are the paths declared as volumes.
+    """
 
     tags: tuple[str, ...]
     layers: tuple[Layer, ...]
     command: tuple[str, ...] = FOREVER
     architecture: str = ""
     labels: tuple[tuple[str, str], ...] = ()
+    volumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +162,11 @@ def busybox_layer() -> Layer:
     )
 
 
-def image(*tags: str, layers: Sequence[Layer] = (), command: Sequence[str] = FOREVER) -> Image:
+def image(
+    *tags: str, layers: Sequence[Layer] = (), command: Sequence[str] = FOREVER, volumes: Sequence[str] = ()
+) -> Image:
     """Return a runnable image: busybox below the given layers."""
-    return Image(tags, (busybox_layer(), *layers), tuple(command))
+    return Image(tags, (busybox_layer(), *layers), tuple(command), volumes=tuple(volumes))
 
 
 def pause_image(*tags: str) -> Image:
@@ -375,7 +381,12 @@ def _config(described: Image, diff_ids: Sequence[str]) -> dict[str, object]:
         "architecture": described.architecture or host_architecture(),
         "os": "linux",
         "created": _CREATED,
-        "config": {"Cmd": list(described.command), "Env": ["PATH=/bin"], "Labels": dict(described.labels)},
+        "config": {
+            "Cmd": list(described.command),
+            "Env": ["PATH=/bin"],
+            "Labels": dict(described.labels),
+            **({"Volumes": {each: {} for each in described.volumes}} if described.volumes else {}),
+        },
         "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
         "history": [{"created": _CREATED, "created_by": "test"} for _ in diff_ids],
     }

@@ -100,12 +100,16 @@ class PressedNode:
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
         runtime_handler: str = "",
+        image: str = APP,
+        env: Mapping[str, str] | None = None,
+        mounts: Mapping[Path, str] | None = None,
+        pod_uid: str = "",
     ) -> Pod:
         """Run a burstable pod as a kubelet would, and wait until its command has created the file ``done``.
 
         The command is followed by a sleep until SIGTERM. Sandbox and container get the labels and annotations.
         """
-        uid = str(uuid.uuid4())
+        uid = pod_uid or str(uuid.uuid4())
         parent = f"{self.pods.cgroup_parent}/kubepods/burstable/pod{uid}"
         sandbox = self.pods.run_sandbox(
             name,
@@ -120,11 +124,13 @@ class PressedNode:
         container = self.pods.create_container(
             sandbox,
             "main",
-            APP,
+            image,
             ["sh", "-c", script],
             resources={"oom_score_adj": 999},
             labels=labels,
             annotations=annotations,
+            env=env,
+            mounts=mounts,
         )
         self.pods.start(container)
         root = self._root(container)

@@ -119,6 +119,27 @@ def test_only_large_regular_files_of_a_sandbox_count(tmp_path: Path) -> None:
     assert read(tmp_path, sandbox_files=[str(sandbox / "hosts")]).sandbox_files is None
 
 
+def test_volumes_declared_by_images_count_without_links(tmp_path: Path) -> None:
+    first, second = tmp_path / "containers/a/volumes/1", tmp_path / "containers/b/volumes/2"
+    used = write(first / "data", 512) + write(second / "data", 256)
+    (tmp_path / "link").symlink_to(first)
+    paths = [str(first), str(second), str(tmp_path / "link"), str(tmp_path / "missing"), "/nul\0"]
+    found = read(tmp_path, image_volumes=paths)
+    assert found.image_volumes is not None
+    assert found.image_volumes.used.used_bytes is not None
+    assert used <= found.image_volumes.used.used_bytes < used + (64 << 10)
+    assert found.image_volumes.device_id == first.stat().st_dev
+    assert found.complete
+    assert read(tmp_path).image_volumes is None
+
+
+def test_volumes_declared_by_images_are_a_lower_bound_before_the_end_of_their_walk(tmp_path: Path) -> None:
+    write(tmp_path / "containers/a/volumes/1/data", 4)
+    started = walk(tmp_path, image_volumes=[str(tmp_path / "containers/a/volumes/1")]).reading().image_volumes
+    assert started is not None
+    assert started.used.is_lower_bound
+
+
 def test_links_are_not_followed(tmp_path: Path, logs: Path, volumes: Path) -> None:
     outside = tmp_path / "outside"
     write(outside / "huge", 512)

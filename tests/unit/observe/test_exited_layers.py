@@ -11,7 +11,7 @@ from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import ContainerState, Sandbox
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import Footprint, LayerUsage
-from nodeagent.observe.exited_layers import ExitedLayers, with_exited_layers
+from nodeagent.observe.exited_layers import ExitedLayers, with_further_layers
 from nodeagent.record import replace
 from nodeagent.runtime.bounded_calls import MAX_CALLS
 from nodeagent.runtime.containerd_records import SnapshotUsage
@@ -104,7 +104,7 @@ async def test_slow_layers_of_one_pod_make_no_layer_of_another_pod_a_lower_bound
 @pytest.mark.parametrize("is_lower_bound", [False, True])
 def test_exited_layers_count_for_the_ranking_and_not_for_the_storage_limit(is_lower_bound: bool) -> None:
     layer = LayerUsage(Footprint(9, 3, is_lower_bound=is_lower_bound))
-    found = with_exited_layers(PodReading(writable=Footprint(5, 1), ephemeral_bytes=5), [layer])
+    found = with_further_layers(PodReading(writable=Footprint(5, 1), ephemeral_bytes=5), [layer])
     assert found.writable == Footprint(14, 4, is_lower_bound=is_lower_bound)
     assert (found.ephemeral_bytes, found.layers) == (5, (layer,))
-    assert with_exited_layers(PodReading(), [layer]) == PodReading()
+    assert with_further_layers(PodReading(), [layer]) == PodReading()

@@ -251,6 +251,28 @@ async def test_unreadable_container_status_keeps_its_pod_only(node: Node) -> Non
     assert warning.startswith("cannot read 1 of 4 sandboxes and containers: ContainerStatus")
 
 
+async def test_pod_with_a_status_too_large_for_a_message_is_not_kept_and_its_usage_is_a_lower_bound(
+    node: Node,
+) -> None:
+    large = node.pod("large")
+    node.pod("other")
+    (container,) = node.sim.containers_of(large.id)
+    too_large = "grpc: trying to send message larger than max (17000000 vs. 16777216)"
+    node.server.faults.fail("ContainerStatus", container.id, status="RESOURCE_EXHAUSTED", detail=too_large)
+    inventory = await node.reader().read(with_disk=True)
+    assert (kept(inventory, "large"), kept(inventory, "other")) == (None, None)
+    usages = [facts_of(inventory, each).usage for each in ("large", "other")]
+    layers = [None if each is None else each.writable for each in usages]
+    assert [each is not None and each.is_lower_bound for each in layers] == [True, False]
+    assert None not in layers
+
+
+async def test_pod_is_kept_while_the_runtime_is_too_busy_for_its_status(node: Node) -> None:
+    (container,) = node.sim.containers_of(node.pod("busy").id)
+    node.server.faults.fail("ContainerStatus", container.id, status="RESOURCE_EXHAUSTED", detail="too many requests")
+    assert kept(await node.reader().read(), "busy") == "facts-missing"
+
+
 async def test_pod_with_unreadable_sandbox_status_has_no_qos_class(node: Node) -> None:
     bad = node.pod("bad", GUARANTEED)
     node.server.faults.fail("PodSandboxStatus", bad.id)

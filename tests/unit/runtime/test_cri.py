@@ -307,6 +307,20 @@ PATH = "/kubepods/burstable/podu/c"
             ContainerTraits(sandbox_files=("/c/sandboxes/s1/hostname",)),
             id="files of the sandbox",
         ),
+        pytest.param(
+            {
+                "runtimeSpec": {
+                    "mounts": [
+                        {"destination": "/data", "source": "/c/containers/c/volumes/0f1e"},
+                        {"destination": "/mine", "source": "/c/containers/d/volumes/0f1e"},
+                        {"destination": "/host", "source": "/c/containers/c/0f1e"},
+                    ]
+                },
+            },
+            None,
+            ContainerTraits(image_volumes=("/c/containers/c/volumes/0f1e",)),
+            id="volumes of the image",
+        ),
         pytest.param([], REPORTED, ContainerTraits(), id="no object"),
     ],
 )
