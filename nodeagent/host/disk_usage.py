@@ -23,6 +23,13 @@ _MOST_SHOWN = 64
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LARGE_FILE_BYTES = 1 << 20
 _MOST_FILES = 3
+_NAME_BYTES = 64  # of a text and its reference, beside its characters
+
+MOST_LINKED_INODES = 1 << 17
+"""Number of inodes with several links that a reader remembers, in about 8 MiB."""
+
+MOST_PENDING_BYTES = 16 << 20
+"""Memory for the names of the directories of a walk that are still to be read."""
 
 
 @dataclass(slots=True)
@@ -55,7 +62,12 @@ class Tree:
 
 
 class TreeReader:
-    """Measures trees of one filesystem. A file with several hard links counts once over all trees of a reader."""
+    """Measures trees of one filesystem. A file with several hard links counts once over all trees of a reader.
+
+    The memory is bounded, since a tenant can create millions of links and directories. Beyond ``MOST_LINKED_INODES``
+    each link counts as its share of the file. A tree with more directories to be read than ``MOST_PENDING_BYTES`` is
+    incomplete.
+    """
 
     def __init__(self, device_id: int, deadline_s: float = math.inf, mounts: Collection[str] = ()) -> None:
         """Measure only files on ``device_id``.
@@ -69,6 +81,7 @@ class TreeReader:
         self._deadline_s = deadline_s
         self._mounts = mounts
         self._counted_inodes: set[int] = set()
+        self._shares = 0.0
         self._entries = 0
 
     def measure(self, path: str, skip: Collection[str] = ()) -> Tree:
@@ -166,40 +179,51 @@ class TreeReader:
     def _enter(self, levels: _Levels, name: str, tree: Tree) -> Generator[None, None, bool]:
         """Open a directory below the current one and add its entries; return whether all of them were read."""
         try:
-            descriptor = levels.enter(name)
+            descriptor, complete = levels.enter(name), True
             with os.scandir(descriptor) as entries:
                 for entry in entries:
                     self._entries += 1
                     if self._entries % _STEP_ENTRIES == 0:
                         yield
-                    self._add(levels, entry, tree)
+                    complete = self._add(levels, entry, tree) and complete
         except FileNotFoundError:
             return True  # removed since its parent was listed
         except OSError:
             return False
-        return True
+        return complete
 
-    def _add(self, levels: _Levels, entry: os.DirEntry[str], tree: Tree) -> None:
-        """Add an entry of the current directory."""
+    def _add(self, levels: _Levels, entry: os.DirEntry[str], tree: Tree) -> bool:
+        """Add an entry of the current directory; return false for a directory that will not be read."""
         if levels.is_omitted(entry.name):
-            return
+            return True
         try:
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
-            return
+            return True
         if status.st_dev != self._device_id:
-            return
-        size_bytes = status.st_blocks * _BLOCK_BYTES
+            return True
+        size_bytes, inodes, is_read = status.st_blocks * _BLOCK_BYTES, 1, True
         if stat.S_ISDIR(status.st_mode):
-            levels.stack[-1].directories.append(entry.name)
+            is_read = levels.add_directory(entry.name)
         elif status.st_nlink > 1:
             if status.st_ino in self._counted_inodes:
-                return
-            self._counted_inodes.add(status.st_ino)
+                return True
+            if len(self._counted_inodes) < MOST_LINKED_INODES:
+                self._counted_inodes.add(status.st_ino)
+            else:
+                size_bytes, inodes = size_bytes // status.st_nlink, self._share(status.st_nlink)
         if size_bytes >= _LARGE_FILE_BYTES and stat.S_ISREG(status.st_mode):
             tree.add_files([(size_bytes, levels.path_of(entry.name))])
         tree.size_bytes += size_bytes
-        tree.inodes += 1
+        tree.inodes += inodes
+        return is_read
+
+    def _share(self, links: int) -> int:
+        """Add the share of one link in its inode; return the number of whole inodes since the last one."""
+        self._shares += 1 / links
+        whole = int(self._shares)
+        self._shares -= whole
+        return whole
 
 
 @dataclass(slots=True)
@@ -227,6 +251,7 @@ class _Levels:
 
     def __init__(self, root: str, omitted: Collection[str]) -> None:
         self.stack: list[_Level] = []
+        self._pending_bytes = 0
         self._root = root
         self._omitted = omitted
         self._omitted_depth = max((each.count("/") - root.count("/") for each in omitted), default=0)
@@ -245,10 +270,23 @@ class _Levels:
             _close(self.stack[-1 - _MOST_OPEN])
         return descriptor
 
+    def add_directory(self, name: str) -> bool:
+        """Add a directory to those to be read in the current one; return false if they are too many."""
+        needed_bytes = _NAME_BYTES + len(name.encode(errors="surrogateescape"))
+        if self._pending_bytes + needed_bytes > MOST_PENDING_BYTES:
+            return False
+        self._pending_bytes += needed_bytes
+        self.stack[-1].directories.append(name)
+        return True
+
     def next_directory(self) -> str:
         """Return the next directory in the current one; empty if all were read."""
         directories = self.stack[-1].directories
-        return directories.pop() if directories else ""
+        if not directories:
+            return ""
+        name = directories.pop()
+        self._pending_bytes -= _NAME_BYTES + len(name.encode(errors="surrogateescape"))
+        return name
 
     def leave(self) -> bool:
         """Return to the parent of the current directory; false if it was moved during the walk."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.host import disk_usage
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
 
 
@@ -33,6 +34,34 @@ def test_hard_links_count_once_and_symlinks_are_not_followed(tmp_path: Path) -> 
     tree = reader(tmp_path).measure(str(tmp_path / "a"))
     assert tree.complete
     assert size <= tree.size_bytes < size + 50_000
+
+
+def test_links_beyond_the_remembered_inodes_count_as_shares_of_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        fill(tmp_path / f"tree/a{number}", 64 << 10)
+        for link in range(3):
+            (tmp_path / f"tree/a{number}-{link}").hardlink_to(tmp_path / f"tree/a{number}")
+    everything = reader(tmp_path).measure(str(tmp_path / "tree"))
+    monkeypatch.setattr(disk_usage, "MOST_LINKED_INODES", 2)
+    assert reader(tmp_path).measure(str(tmp_path / "tree")) == everything
+    assert (everything.inodes, everything.complete) == (8, True)
+
+
+def test_tree_with_too_many_directories_to_be_read_is_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        fill(tmp_path / f"tree/{'n' * 200}{number:02d}/file", 10_000)
+    monkeypatch.setattr(disk_usage, "MOST_PENDING_BYTES", 3000)
+    found = reader(tmp_path).measure(str(tmp_path / "tree"))
+    assert not found.complete
+    assert found.inodes == 20 + 11
+    (tmp_path / "few").mkdir()
+    for number in range(20):
+        (tmp_path / f"few/{'n' * 200}{number % 2}/{'m' * 200}{number}").mkdir(parents=True)
+    assert reader(tmp_path).measure(str(tmp_path / "few")).complete
 
 
 def test_other_filesystem_is_skipped(tmp_path: Path) -> None:

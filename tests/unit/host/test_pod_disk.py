@@ -140,6 +140,23 @@ def test_volumes_declared_by_images_are_a_lower_bound_before_the_end_of_their_wa
     assert started.used.is_lower_bound
 
 
+def test_large_directory_counts_after_the_removal_of_its_files(tmp_path: Path, volumes: Path) -> None:
+    volume, upper, declared = volumes / EMPTY_DIRS / "cache", tmp_path / "upper", tmp_path / "declared"
+    for each in (volume, upper, declared):
+        each.mkdir(parents=True)
+        for number in range(1500):
+            (each / f"{'n' * 200}{number}").touch()
+        for path in list(each.iterdir()):
+            path.unlink()
+    sizes = [each.stat().st_blocks * 512 for each in (volume, upper, declared)]
+    if min(sizes) < 64 * KIB:
+        pytest.skip("directories of this filesystem shrink")
+    found = read(tmp_path, upper_directories={"c": str(upper)}, image_volumes=[str(declared)])
+    assert found.image_volumes is not None
+    assert found.empty_dir_bytes == {"cache": sizes[0]}
+    assert (found.layers["c"].size_bytes, found.image_volumes.used.used_bytes) == (sizes[1], sizes[2])
+
+
 def test_links_are_not_followed(tmp_path: Path, logs: Path, volumes: Path) -> None:
     outside = tmp_path / "outside"
     write(outside / "huge", 512)
