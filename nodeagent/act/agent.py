@@ -37,6 +37,7 @@ from nodeagent.record import replace
 from nodeagent.store.history import History, configured_retention
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from structlog.typing import FilteringBoundLogger
@@ -229,10 +230,18 @@ class Agent:
         plan = replace(plan, warnings=(*plan.warnings, *await self.recovery.describe()))
         return Preview(Scope.LEAKS, preview.snapshot, (plan,))
 
-    async def break_down(self, snapshot: NodeSnapshot, *, within_s: float, walk: bool = True) -> Breakdown:
+    async def break_down(
+        self, snapshot: NodeSnapshot, *, within_s: float, walk: bool = True, cancelled: threading.Event | None = None
+    ) -> Breakdown:
         """Return the usage breakdown of the image filesystem; see ``read_breakdown``."""
         return await read_breakdown(
-            snapshot, self.observer, self.storage, self.settings.pod_log_root, within_s=within_s, walk=walk
+            snapshot,
+            self.observer,
+            self.storage,
+            self.settings.pod_log_root,
+            within_s=within_s,
+            walk=walk,
+            cancelled=cancelled,
         )
 
     async def break_down_shortfall(self, report: PassReport) -> Breakdown | None:

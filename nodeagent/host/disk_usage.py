@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable
+    from collections.abc import Callable, Collection, Generator, Iterable
 
 _BLOCK_BYTES = 512  # Source: stat(2), st_blocks
 _STEP_ENTRIES = 256
@@ -69,17 +69,26 @@ class TreeReader:
     incomplete.
     """
 
-    def __init__(self, device_id: int, deadline_s: float = math.inf, mounts: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        device_id: int,
+        deadline_s: float = math.inf,
+        mounts: Collection[str] = (),
+        *,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Measure only files on ``device_id``.
 
         Args:
             device_id: of the filesystem.
             deadline_s: end of ``measure`` and ``largest``, on the clock of ``time.monotonic``.
             mounts: paths to omit without a stat, which never returns for the mount of a dead server.
+            is_cancelled: ends ``measure`` and ``largest`` before the deadline.
         """
         self._device_id = device_id
         self._deadline_s = deadline_s
         self._mounts = mounts
+        self._is_cancelled = is_cancelled
         self._counted_inodes: set[int] = set()
         self._shares = 0.0
         self._entries = 0
@@ -116,9 +125,12 @@ class TreeReader:
 
     def _finish(self, tree: Tree, skip: Collection[str], *, only_files: bool = False) -> None:
         """Walk a tree until the deadline."""
+        if self._is_cancelled():
+            tree.complete = False
+            return
         steps = self.walk(tree, skip, only_files=only_files)
         for _ in steps:
-            if time.monotonic() > self._deadline_s:
+            if time.monotonic() > self._deadline_s or self._is_cancelled():
                 break
         steps.close()
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
@@ -38,6 +39,7 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
     *,
     within_s: float,
     walk: bool = True,
+    cancelled: threading.Event | None = None,
 ) -> Breakdown:
     """Return the usage breakdown of a snapshot's image filesystem.
 
@@ -48,6 +50,7 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
         pod_log_root: directory of the pod logs.
         within_s: time limit for walking directories.
         walk: whether directories are walked; without it logs and volumes count as other data.
+        cancelled: ends the walk when set, since a thread cannot be cancelled.
 
     Raises:
         ObservationError: the image filesystem cannot be read.
@@ -66,7 +69,8 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
     if walk:
         known = _image_directories(snapshot, filesystem)
         deadline_s = time.monotonic() + within_s
-        measured = await asyncio.to_thread(_walk, measured, filesystem, pod_log_root, known, deadline_s)
+        limit = _Limit(deadline_s, cancelled or threading.Event())
+        measured = await asyncio.to_thread(_walk, measured, filesystem, pod_log_root, known, limit)
     return break_down(snapshot, filesystem, measured)
 
 
@@ -77,22 +81,27 @@ def _image_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> tup
     return (path, path.parent / "io.containerd.content.v1.content", *stores)
 
 
+class _Limit(NamedTuple):
+    """End of a walk: a time on the clock of ``time.monotonic``, or before if the measurement is cancelled."""
+
+    deadline_s: float
+    cancelled: threading.Event
+
+
 def _walk(
-    measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path, known: Sequence[Path], deadline_s: float
+    measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path, known: Sequence[Path], limit: _Limit
 ) -> MeasuredUsage:
     """Return the measurements, completed by the directories on the image filesystem beside those ``known``."""
     logs = None
     if _is_on(pod_log_root, filesystem):
-        logs = _reader(str(pod_log_root), deadline_s).measure(str(pod_log_root))
+        logs = _reader(str(pod_log_root), limit).measure(str(pod_log_root))
     volumes = []
     if _is_on(POD_VOLUMES, filesystem):
         with suppress(OSError):
-            reader = _reader(str(POD_VOLUMES), deadline_s)
+            reader = _reader(str(POD_VOLUMES), limit)
             volumes = [reader.measure(str(each)) for each in sorted(POD_VOLUMES.iterdir())]
     top = mount_point(filesystem.path)
-    largest = _reader(top, deadline_s).largest(
-        top, [str(each) for each in (*known, pod_log_root, POD_VOLUMES)], LARGEST
-    )
+    largest = _reader(top, limit).largest(top, [str(each) for each in (*known, pod_log_root, POD_VOLUMES)], LARGEST)
     return MeasuredUsage(
         measured.unreferenced,
         measured.writable_bytes,
@@ -103,13 +112,13 @@ def _walk(
     )
 
 
-def _reader(path: str, deadline_s: float) -> TreeReader:
+def _reader(path: str, limit: _Limit) -> TreeReader:
     """Return a reader of the directories on the device of a path; a Btrfs subvolume has a device of its own."""
     try:
         device = os.stat(path).st_dev  # noqa: PTH116 - one call, no object
     except OSError:
         device = 0
-    return TreeReader(device, deadline_s)
+    return TreeReader(device, limit.deadline_s, is_cancelled=limit.cancelled.is_set)
 
 
 def _is_on(path: Path, filesystem: FsObservation) -> bool:

@@ -14,8 +14,11 @@ from nodeagent.plan.gc.explanation import explain
 from nodeagent.plan.gc.scope import Scope
 
 if TYPE_CHECKING:
+    import threading
+
     from nodeagent.act.agent import Agent
     from nodeagent.act.gc import preview as gc_preview
+    from nodeagent.model import NodeSnapshot
 
 _PAST_PASSES: Final = 5
 _MAX_SIMILAR: Final = 3
@@ -92,5 +95,16 @@ async def measure_disk_usage(agent: Agent, within_s: float) -> DiskUsage:
     Raises:
         NodeAgentError: the node cannot be observed.
     """
-    preview = await agent.collector.preview(Scope.ALL)
-    return DiskUsage.of(await agent.break_down(preview.snapshot, within_s=within_s))
+    return await break_down_usage(agent, await read_for_usage(agent), within_s)
+
+
+async def read_for_usage(agent: Agent) -> NodeSnapshot:
+    """Return a snapshot for ``break_down_usage``. Raises NodeAgentError: the node cannot be observed."""
+    return (await agent.collector.preview(Scope.ALL)).snapshot
+
+
+async def break_down_usage(
+    agent: Agent, snapshot: NodeSnapshot, within_s: float, cancelled: threading.Event | None = None
+) -> DiskUsage:
+    """Return the usage of the image filesystem by share; ``cancelled`` ends the walk of directories when set."""
+    return DiskUsage.of(await agent.break_down(snapshot, within_s=within_s, cancelled=cancelled))

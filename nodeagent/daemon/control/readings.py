@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from nodeagent.api import requests
     from nodeagent.api.codec import Document
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.model import ClockTrust
+    from nodeagent.model import ClockTrust, NodeSnapshot
     from nodeagent.store import ClockReading
 
 T = TypeVar("T")
@@ -54,7 +55,8 @@ _DEFAULT_PASSES: Final = 100
 class Readings:
     """The operations with the access right to read. The control server checks the access of the caller before a call.
 
-    At most one observation of the node runs for root, and one for all other users.
+    At most one observation of the node runs for root, and one for all other users; the same holds for walks of
+    directories, which take up to ten minutes, so that other requests do not wait for them.
     """
 
     def __init__(self, context: DaemonContext) -> None:
@@ -63,6 +65,7 @@ class Readings:
         self._reader: StatusReader | None = None
         self._reader_agent: Agent | None = None
         self._heavy_locks = {is_root: asyncio.Lock() for is_root in (False, True)}
+        self._walk_locks = {is_root: asyncio.Lock() for is_root in (False, True)}
         self._plan_key = PlanKey(context)
 
     async def status(self, _: requests.Empty) -> str:
@@ -178,7 +181,17 @@ class Readings:
     async def disk_usage(self, request: requests.DiskUsageRequest) -> str:
         """Return the usage of the image filesystem by share."""
         within_s = check_number(request.within_seconds, _LONGEST_MEASUREMENT_S, "within_seconds")
-        return await self._document(lambda agent: gc.measure_disk_usage(agent, within_s))
+        agent, cancelled = require_agent(self._context), threading.Event()
+
+        async def measure(snapshot: NodeSnapshot) -> str:
+            document = await gc.break_down_usage(agent, snapshot, within_s, cancelled)
+            return await asyncio.to_thread(encode_line, document)
+
+        try:
+            snapshot = await self._alone(gc.read_for_usage(agent))
+            return await run_exclusively(self._walk_locks[CALLER.get().is_root], measure(snapshot))
+        finally:
+            cancelled.set()  # after a disconnection, so that the walk does not delay that of the next client
 
     async def leaks(self, request: requests.LeaksRequest) -> str:
         """Return unreferenced blobs and snapshots."""

@@ -64,6 +64,14 @@ def test_tree_with_too_many_directories_to_be_read_is_incomplete(
     assert reader(tmp_path).measure(str(tmp_path / "few")).complete
 
 
+def test_cancelled_measurement_reads_no_directory_and_is_incomplete(tmp_path: Path) -> None:
+    fill(tmp_path / "a/file", 100_000)
+    cancelled = TreeReader(tmp_path.stat().st_dev, is_cancelled=lambda: True)
+    found = cancelled.measure(str(tmp_path))
+    assert (found.size_bytes, found.complete) == (0, False)
+    assert cancelled.largest(str(tmp_path), (), 5) == ()
+
+
 def test_other_filesystem_is_skipped(tmp_path: Path) -> None:
     fill(tmp_path / "file", 100_000)
     other = TreeReader(tmp_path.stat().st_dev + 1, time.monotonic() + 60)

@@ -14,11 +14,12 @@ from nodeagent.daemon.control import server as control
 from nodeagent.daemon.control import service
 from nodeagent.daemon.control.requested_pass import RequestedPass
 from nodeagent.errors import NodeAgentError
+from nodeagent.host.disk_usage import Tree
 from nodeagent.plan.gc.scope import Scope
 from tests.unit.control_node import MEMBER, ROOT, Node, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 WITHIN_S = 20.0
@@ -130,6 +131,37 @@ async def test_other_requests_are_answered_during_the_computation_of_a_large_ans
         go_on.set()
     assert other["schema"] == "nodeagent/version/v1"
     assert await answer
+
+
+async def test_walk_of_a_disk_usage_request_delays_no_other_request_and_ends_with_its_client(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "io.containerd.snapshotter.v1.overlayfs").mkdir()
+    begun, ended = threading.Event(), threading.Event()
+
+    class EndlessReader:
+        def __init__(self, _: int, deadline_s: float, *, is_cancelled: Callable[[], bool]) -> None:
+            self._ends_s = deadline_s
+            self._is_cancelled = is_cancelled
+
+        def measure(self, path: str) -> Tree:
+            return Tree(path)
+
+        def largest(self, *_: object) -> tuple[Tree, ...]:
+            begun.set()
+            while not self._is_cancelled():
+                ended.wait(0.001)
+            ended.set()
+            return ()
+
+    monkeypatch.setattr("nodeagent.observe.storage_usage.TreeReader", EndlessReader)
+    node.peer[0] = MEMBER
+    _, writer = await send(node, "GET /v1/disk-usage?within_seconds=600")
+    assert await asyncio.to_thread(begun.wait, WITHIN_S)
+    assert (await asyncio.wait_for(node.ask("Images"), WITHIN_S))["images"]
+    assert not ended.is_set()
+    writer.transport.abort()
+    assert await asyncio.to_thread(ended.wait, WITHIN_S)
 
 
 async def test_root_does_not_wait_for_the_plan_of_a_member(node: Node) -> None:
