@@ -47,6 +47,11 @@ def test_links_beyond_the_remembered_inodes_count_as_shares_of_their_files(
     monkeypatch.setattr(disk_usage, "MOST_LINKED_INODES", 2)
     assert reader(tmp_path).measure(str(tmp_path / "tree")) == everything
     assert (everything.inodes, everything.complete) == (8, True)
+    (tmp_path / "tree/half").mkdir()
+    linked_bytes = fill(tmp_path / "outside", 64 << 10)
+    (tmp_path / "tree/half/file").hardlink_to(tmp_path / "outside")
+    monkeypatch.setattr(disk_usage, "MOST_LINKED_INODES", 0)
+    assert reader(tmp_path).measure(str(tmp_path / "tree/half")).size_bytes == linked_bytes // 2
 
 
 def test_tree_with_too_many_directories_to_be_read_is_incomplete(

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.host import log_removal, podlogs
-from nodeagent.host.confinement import RemovalRefusedError
+from nodeagent.host.confinement import RemovalRefusedError, open_below
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from nodeagent.host.confinement import Place
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 NAME = f"shop_web_{UID}"
@@ -151,6 +153,26 @@ def test_concurrent_replacement_by_a_symlink_never_redirects_the_removal(
     finally:
         stop.set()
         swapper.join()
+    assert (victim / "precious").read_text() == "kept"
+
+
+@pytest.mark.parametrize("opening", [1, 2], ids=["check", "removal"])
+def test_directory_replaced_by_a_symlink_before_its_opening_is_refused(
+    root: Path, victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opening: int
+) -> None:
+    target, opened = root / NAME / "web", list[str]()
+
+    def replace_before(parent: int, name: str, place: Place, where: Path) -> int:
+        opened.append(name)
+        if name == "web" and opened.count("web") == opening:
+            target.rename(tmp_path / "moved")
+            target.symlink_to(victim)
+        return open_below(parent, name, place, where)
+
+    monkeypatch.setattr(log_removal, "open_below", replace_before)
+    with pytest.raises(RemovalRefusedError):
+        log_removal.remove_pod_log_directory(root, NAME, UID, podlogs.FAR_FUTURE)
+    assert opened.count("web") == opening
     assert (victim / "precious").read_text() == "kept"
 
 
