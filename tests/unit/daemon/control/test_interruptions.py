@@ -97,7 +97,7 @@ _READINGS = "nodeagent.daemon.control.readings."
         ("Images", None, f"{_READINGS}encode_line"),
         ("Images", None, "nodeagent.runtime.storage_graph.resolve_images"),
         ("Images", None, "nodeagent.runtime.namespace_lists.Stored"),
-        ("ImageLayers", None, f"{_LISTS}sharing_tree"),
+        ("ImageLayers", None, "nodeagent.plan.gc.layer_sharing.sharing_tree"),
         ("Containers", None, f"{_LISTS}list_header"),
         ("PodList", None, f"{_LISTS}check_pods"),
         ("Plan", api.PlanRequest(scope="all"), f"{_PREVIEW}plans_for"),
