@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +157,31 @@ def test_large_directory_counts_after_the_removal_of_its_files(tmp_path: Path, v
     assert found.image_volumes is not None
     assert found.empty_dir_bytes == {"cache": sizes[0]}
     assert (found.layers["c"].size_bytes, found.image_volumes.used.used_bytes) == (sizes[1], sizes[2])
+
+
+def test_file_with_links_in_volumes_of_two_pods_counts_for_both(tmp_path: Path) -> None:
+    first, second = (tmp_path / "kubelet/pods" / uid / "volumes" / EMPTY_DIRS / "v" for uid in ("u-1", "u-2"))
+    used = write(first / "data", 512)
+    second.mkdir(parents=True)
+    (second / "data").hardlink_to(first / "data")
+    assert [read(tmp_path, uid=uid).empty_dir_bytes for uid in ("u-1", "u-2")] == [{"v": used}, {"v": used}]
+
+
+def test_volume_with_odd_files_times_and_names_is_measured_completely(tmp_path: Path, volumes: Path) -> None:
+    volume = volumes / EMPTY_DIRS / "v"
+    used = write(volume / "data", 512)
+    with (volume / "sparse").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    os.mkfifo(volume / "pipe")
+    if os.geteuid() == 0:
+        with suppress(PermissionError):
+            os.mknod(volume / "device", 0o600 | stat.S_IFBLK, os.makedev(7, 250))
+    for name, time_s in ((b"\x1b[31m\n\xff", -(1 << 31)), (b"\r\x7f" * 100, 15_000_000_000)):
+        (volume / os.fsdecode(name)).touch()
+        os.utime(volume / os.fsdecode(name), (time_s, time_s))
+    found = read(tmp_path)
+    assert found.complete
+    assert found.empty_dir_bytes == {"v": used}
 
 
 def test_links_are_not_followed(tmp_path: Path, logs: Path, volumes: Path) -> None:
