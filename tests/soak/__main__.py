@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,7 @@ def soak(name: str, seconds: float, every_s: float) -> int:
         command = [sys.executable, "-m", "nodeagent", "run", "--config", str(config)]
         with (directory / "log").open("w") as log, subprocess.Popen(command, stderr=log, cwd=ROOT) as daemon:
             try:
-                poll("the daemon listens", (directory / "metrics.sock").exists, timeout_s=60)
+                poll("the daemon listens", lambda: is_listening(directory / "metrics.sock"), timeout_s=60)
                 samples = sample(name, scenario, daemon.pid, directory, seconds, every_s)
             finally:
                 daemon.terminate()
@@ -63,6 +64,12 @@ def soak(name: str, seconds: float, every_s: float) -> int:
     exceeded = growth(samples, state_limit_mib=STATE_LIMIT_MIB)
     print("\n".join(f"{name}: FAILED: {line}" for line in exceeded) or f"{name}: ok", flush=True)
     return 1 if exceeded else 0
+
+
+def is_listening(path: Path) -> bool:
+    """Return whether a process accepts connections; the file of a socket exists before its process listens."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(path)) == 0
 
 
 def sample(  # noqa: PLR0917 - one caller
