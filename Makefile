@@ -12,7 +12,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb format clean
+.PHONY: help demo test check unit integration cluster campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -29,7 +29,7 @@ test: ## set up and run all checks and tests of this machine; skipped tests are 
 	@.ci/setup protos real
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest tests/unit tests/security $(PARALLEL)
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest tests/integration tests/cluster
 
 check: ## format, lint, types, import directions, generated files, vocabulary, sizes
 	$(BIN)/ruff format --check .
@@ -49,6 +49,10 @@ unit: ## unit tests, without root and container runtime
 integration: ## integration tests on a real containerd
 	@.ci/setup dev real
 	$(BIN)/python -m pytest tests/integration
+
+cluster: ## as root: tests against a real control plane and kubelet, whose binaries are in the directory KUBE_BIN_DIR
+	@.ci/setup dev real
+	KUBE_BIN_DIR=$(KUBE_BIN_DIR) $(BIN)/python -m pytest tests/cluster
 
 campaign-eviction: ## as root: evictions under disk pressure on a real containerd, RUNS times each (10)
 	@.ci/setup dev real

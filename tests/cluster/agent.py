@@ -1,0 +1,118 @@
+"""The agent as a daemon in the node of a cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tests.support import reclaim
+from tests.support.cluster import RefusedError
+from tests.support.cluster_node import CONTAINERD
+from tests.support.command import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.cluster import Cluster
+
+Event = dict[str, Any]
+_PATHS = {
+    "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts/{name}",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{name}",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/{name}",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings/{name}",
+}
+
+
+class ClusterAgent:
+    """Configuration, daemon and commands of the agent."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._node = cluster.node
+        self._config = cluster.node.base / "nodeagent.toml"
+        self._log = cluster.node.base / "agent.log"
+        self._from = 0
+
+    def configure(self, kubernetes: str, *, role: str = "standalone", more: str = "") -> None:
+        """Write a configuration with short intervals.
+
+        Args:
+            kubernetes: lines of the section.
+            role: of the node.
+            more: further sections; of image GC, container GC and eviction only these replace the defaults of the test.
+        """
+        sections = {
+            "image_gc": '[image_gc]\ninterval = "2s"\n',
+            "container_gc": '[container_gc]\ninterval = "2s"\n',
+            "eviction": '[eviction]\nenabled = "on"\nhard = "pid.available<1"\n',
+        }
+        defaults = "".join(text for name, text in sections.items() if f"[{name}]" not in more)
+        base = self._node.base
+        self._config.write_text(
+            f'role = "{role}"\n[runtime]\nendpoint = "unix://{CONTAINERD}"\n'
+            f'[state]\ndirectory = "{base}/agent-state"\n[control]\nsocket = "{base}/control.sock"\n'
+            f'[shutdown]\nenabled = "off"\n[metrics]\nlisten = "off"\n'
+            f"[kubernetes]\n{kubernetes}\n{defaults}{more}"
+        )
+
+    def service_account(self, *options: str) -> str:
+        """Apply the printed rules to the cluster; return the path of a kubeconfig with a token of the account."""
+        printed = self.command("manifest", "rbac", *options, config=False)
+        account = ""
+        for document in yaml.safe_load_all(printed):
+            metadata = document["metadata"]
+            path = _PATHS[document["kind"]].format(namespace=metadata.get("namespace", ""), name=metadata["name"])
+            self._cluster.apply(path, document)
+            account = path if document["kind"] == "ServiceAccount" else account
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = self._cluster.request("POST", f"{account}/token", request)["status"]["token"]
+        return str(self._cluster.kubeconfig("nodeagent", token=token))
+
+    def start(self) -> None:
+        """Start the daemon; earlier log entries are ignored from now on."""
+        self._from = self._log.stat().st_size if self._log.exists() else 0
+        self._node.start_module("agent", "nodeagent", "run", "--config", str(self._config))
+
+    def stop(self) -> None:
+        """Stop the daemon if it runs."""
+        if "agent" in self._node.parts:
+            self._node.stop("agent")
+
+    def command(self, *words: str, config: bool = True) -> str:
+        """Return the output of a command in the node, whatever its exit code."""
+        options = ["--config", str(self._config)] if config else []
+        done = subprocess.run(
+            self._node.command(sys.executable, "-m", "nodeagent", *words, *options),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+        )
+        return done.stdout or done.stderr
+
+    def events(self, *names: str) -> list[Event]:
+        """Return the log entries with these names since the start; all of them without names."""
+        if not self._log.exists():
+            return []
+        text = self._log.read_bytes()[self._from :].decode(errors="replace")
+        found = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+        return [each for each in found if not names or each["event"] in names]
+
+    def wait(self, state: str, ready: Callable[[], bool], timeout_s: float = 60) -> None:
+        """Wait for a state; an API server that is away, or an object that does not exist yet, counts as not ready."""
+
+        def attempt() -> bool:
+            try:
+                return ready()
+            except (OSError, RefusedError):
+                return False
+
+        reclaim.poll(state, attempt, timeout_s=timeout_s, interval_s=0.2)

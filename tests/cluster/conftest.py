@@ -1,0 +1,54 @@
+"""Fixtures on a real control plane; without its binaries all tests are skipped with one reason, also in CI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.agent import ClusterAgent
+from tests.support.cluster import Cluster, binary_directory, unavailable
+from tests.support.cluster_node import ClusterNode
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+_nodes: list[ClusterNode] = []
+
+
+def pytest_runtest_setup() -> None:
+    """Skip the tests of this directory; a skip here is one line of the report."""
+    if reason := unavailable():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """An API server on a node of its own, shared by the tests of a module."""
+    directory = binary_directory()
+    assert directory is not None
+    with ClusterNode() as node:
+        _nodes.append(node)
+        try:
+            with Cluster(node, directory) as started:
+                yield started
+        finally:
+            _nodes.remove(node)
+
+
+@pytest.fixture
+def agent(cluster: Cluster) -> Iterator[ClusterAgent]:
+    """An agent in the node, stopped after the test."""
+    made = ClusterAgent(cluster)
+    yield made
+    made.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the logs of all parts to the report of a failed test."""
+    report = yield
+    if report.failed and "cluster" in item.nodeid:
+        for node in _nodes:
+            report.sections += node.logs
+    return report

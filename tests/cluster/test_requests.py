@@ -1,0 +1,247 @@
+"""Requests of the agent's client, answered by a real API server: validation, conflicts, budgets, watches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.errors import ApiServerRefusedError
+from nodeagent.kube.api_client import ApiClient
+from nodeagent.kube.api_credentials import ApiCredentials
+from nodeagent.kube.eviction_api import EvictionApi
+from nodeagent.kube.node_api import NodeApi
+from nodeagent.kube.pod_api import PodApi, PodWatch
+from nodeagent.model.api_access import ApiAccess
+from nodeagent.model.kubernetes import StatusCondition
+from nodeagent.plan.kubernetes.events import Occurrence, PodReference, event_body
+from nodeagent.plan.kubernetes.heartbeat import renewed_lease
+from nodeagent.plan.kubernetes.pod_watch import EventKind
+from tests.support.cluster import EVENTS, NODES, PODS, STRATEGIC
+from tests.support.cluster_node import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.support.cluster import Cluster, Document
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
+
+
+class Clients:
+    """Clients with the certificate of the node."""
+
+    def __init__(self, access: ApiAccess) -> None:
+        self.access = access
+        self.credentials = ApiCredentials(access)
+        self.client = ApiClient(access, self.credentials)
+        self.nodes = NodeApi(self.client, NAME)
+        self.pods = PodApi(self.client, NAME)
+        self.evictions = EvictionApi(self.client)
+
+
+@pytest.fixture
+async def clients(cluster: Cluster) -> AsyncIterator[Clients]:
+    if not cluster.exists(ACCOUNT):
+        cluster.request("POST", ACCOUNT.rpartition("/")[0], {"metadata": {"name": "default"}})
+    if not cluster.exists(f"{NODES}/{NAME}"):
+        cluster.request("POST", NODES, {"metadata": {"name": NAME}})
+    async with relayed(cluster.node.base / "api.sock") as port:
+        access = ApiAccess(
+            url=f"https://127.0.0.1:{port}",
+            ca_file=cluster.authority.ca_file,
+            certificate_file=cluster.authority.directory / "node.crt",
+            key_file=cluster.authority.directory / "node.key",
+        )
+        made = Clients(access)
+        yield made
+        made.client.close()
+
+
+@contextlib.asynccontextmanager
+async def relayed(path: Path) -> AsyncIterator[int]:
+    """Serve a port of this machine that is relayed to the API server in its network namespace."""
+
+    tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(64 << 10):
+                target.write(data)
+                await target.drain()
+        target.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_unix_connection(str(path))
+        writers.extend((writer, upstream_writer))
+        await asyncio.gather(copy(reader, upstream_writer), copy(upstream_reader, writer))
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.create_task(relay(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for each in writers:
+            each.close()
+        await asyncio.gather(*tasks)
+
+
+def make_pod(cluster: Cluster, name: str, **labels: str) -> Document:
+    """Create a pod that is bound to the node and running as far as the API server knows."""
+    made = cluster.request(
+        "POST",
+        PODS,
+        {
+            "metadata": {"name": name, "labels": {"app": name, **labels}},
+            "spec": {"nodeName": NAME, "containers": [{"name": "app", "image": "registry.test/app:v1"}]},
+        },
+    )
+    ready = [{"type": "Ready", "status": "True"}]
+    patch = {"status": {"phase": "Running", "conditions": ready}}
+    return cluster.request("PATCH", f"{PODS}/{made['metadata']['name']}/status", patch, content_type=STRATEGIC)
+
+
+def identity(pod: Document) -> tuple[str, str, str, str]:
+    metadata = pod["metadata"]
+    return metadata["namespace"], metadata["name"], metadata["uid"], metadata["resourceVersion"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_event_about_node_and_pod_is_accepted(cluster: Cluster, clients: Clients, count: int) -> None:
+    pod = make_pod(cluster, f"event-{count}")
+    node = await clients.nodes.get_node()
+    assert node is not None
+    for reference in (None, PodReference("default", pod["metadata"]["name"], pod["metadata"]["uid"])):
+        reason = f"Evicted{count}{'Pod' if reference else 'Node'}"
+        occurrence = Occurrence(
+            reason, "Warning", "a note " * 142, NOW, NOW + timedelta(seconds=9), 0.0, count=count, pod=reference
+        )
+        body = event_body(occurrence, NAME, node.metadata.uid)
+        await clients.nodes.create_event(body)
+        with pytest.raises(ApiServerRefusedError) as repeated:
+            await clients.nodes.create_event(body)
+        assert repeated.value.status == 409
+        (stored,) = [each for each in cluster.items(EVENTS) if each["reason"] == reason]
+        assert stored["eventTime"] == "2026-01-02T03:04:05.678901Z"
+        assert stored.get("series", {}).get("count", 1) == count
+        assert stored["regarding"]["kind"] == ("Pod" if reference else "Node")
+
+
+async def test_applied_conditions_are_replaced_and_removed_beside_others(cluster: Cluster, clients: Clients) -> None:
+    others = {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}}
+    cluster.request("PATCH", f"{NODES}/{NAME}/status", others, content_type=STRATEGIC)
+
+    def own() -> list[tuple[str, str]]:
+        found = cluster.node_object()["status"]["conditions"]
+        return [(each["type"], each["status"]) for each in found if each["type"].startswith("nodeagent.dev/")]
+
+    def condition(kind: str, status: str) -> StatusCondition:
+        return StatusCondition(
+            type=f"nodeagent.dev/{kind}", status=status, last_heartbeat_time=NOW, last_transition_time=NOW, reason="R"
+        )
+
+    await clients.nodes.apply_conditions((condition("A", "True"), condition("B", "True")))
+    assert own() == [("nodeagent.dev/A", "True"), ("nodeagent.dev/B", "True")]
+    await clients.nodes.apply_conditions((condition("B", "False"),))
+    assert own() == [("nodeagent.dev/B", "False")]
+    await clients.nodes.apply_conditions(())
+    assert own() == []
+    assert cluster.condition("Ready")["reason"] == "KubeletReady"
+
+
+async def test_lease_is_created_renewed_and_refused_with_an_outdated_version(clients: Clients) -> None:
+    node = await clients.nodes.get_node()
+    assert node is not None
+    created = await clients.nodes.write_lease(renewed_lease(None, node, NOW))
+    renewed = await clients.nodes.write_lease(renewed_lease(created, node, NOW + timedelta(seconds=10)))
+    assert renewed.spec.renew_time == "2026-01-02T03:04:15.678901Z"
+    assert renewed.metadata.owner_references == created.metadata.owner_references
+    with pytest.raises(ApiServerRefusedError) as outdated:
+        await clients.nodes.write_lease(renewed_lease(created, node, NOW + timedelta(seconds=20)))
+    assert (outdated.value.status, outdated.value.reason) == (409, "Conflict")
+
+
+async def test_eviction_is_accepted_with_its_version_and_refused_with_another(
+    cluster: Cluster, clients: Clients
+) -> None:
+    pod = make_pod(cluster, "evicted")
+    namespace, name, uid, version = identity(pod)
+    for other in ((uid, "1"), ("00000000-0000-0000-0000-000000000000", version)):
+        with pytest.raises(ApiServerRefusedError) as conflict:
+            await clients.evictions.evict(namespace, name, *other, 30)
+        assert (conflict.value.status, conflict.value.reason) == (409, "Conflict")
+    await clients.evictions.evict(namespace, name, uid, version, 30)
+    stored = cluster.get(f"{PODS}/{name}")
+    assert stored["metadata"]["deletionGracePeriodSeconds"] == 30
+    disrupted = next(each for each in stored["status"]["conditions"] if each["type"] == "DisruptionTarget")
+    assert disrupted["reason"] == "EvictionByEvictionAPI"
+    await clients.evictions.delete(*identity(stored), 0)
+    with pytest.raises(ApiServerRefusedError) as gone:
+        await clients.evictions.evict(namespace, name, uid, version, 30)
+    assert (gone.value.status, gone.value.kind) == (404, "pod"), "by NodeRestriction, before the pod is looked up"
+
+
+async def test_eviction_is_refused_by_a_budget_with_its_cause(cluster: Cluster, clients: Clients) -> None:
+    pod = make_pod(cluster, "budgeted")
+    budget: dict[str, Any] = {
+        "metadata": {"name": "budget"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "budgeted"}}},
+    }
+    cluster.request("POST", BUDGETS, budget)
+    with pytest.raises(ApiServerRefusedError) as unprocessed:
+        await clients.evictions.evict(*identity(pod), 30)
+    assert unprocessed.value.status == 429
+    status = {"observedGeneration": 1, "disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1}
+    patch = {"status": {**status, "expectedPods": 1}}
+    cluster.request("PATCH", f"{BUDGETS}/budget/status", patch, content_type="application/merge-patch+json")
+    with pytest.raises(ApiServerRefusedError) as refused:
+        await clients.evictions.evict(*identity(pod), 30)
+    assert refused.value.status == 429
+    assert refused.value.causes == ("DisruptionBudget",)
+    assert "needs 1 healthy pods" in str(refused.value)
+
+
+async def test_pods_are_listed_in_pages_and_their_changes_watched(cluster: Cluster, clients: Clients) -> None:
+    for number in range(60):
+        make_pod(cluster, f"page-{number}")
+    listed, version = await clients.pods.list()
+    assert {f"page-{number}" for number in range(60)} <= {each.name for each in listed}
+    watch = PodWatch(clients.access, clients.credentials, NAME)
+    try:
+        await watch.open(version, 20)
+        made = make_pod(cluster, "watched")
+        cluster.request("DELETE", f"{PODS}/watched", {"gracePeriodSeconds": 0})
+        seen = []
+        while (event := await watch.next_event()) is not None:
+            if event.pod is not None and event.pod.name == "watched":
+                seen.append(event)
+            if event.kind is EventKind.DELETED:
+                break
+    finally:
+        watch.close()
+    assert [seen[0].kind, seen[-1].kind] == [EventKind.ADDED, EventKind.DELETED]
+    assert {each.pod.uid for each in seen if each.pod is not None} == {made["metadata"]["uid"]}
+
+
+async def test_idle_watch_has_bookmarks(clients: Clients) -> None:
+    _, version = await clients.pods.list()
+    watch = PodWatch(clients.access, clients.credentials, NAME)
+    try:
+        await watch.open(version, 75)
+        event = await watch.next_event()
+        while event is not None and event.kind is not EventKind.BOOKMARK:
+            event = await watch.next_event()
+        assert event is not None, "a bookmark within 75 s"
+        assert event.resource_version
+    finally:
+        watch.close()

@@ -1,0 +1,37 @@
+"""Relay between a Unix socket and a TCP port of the network namespace that it runs in.
+
+``python -m tests.support.unix_relay SOCKET PORT``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+_CHUNK = 64 << 10
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(_CHUNK):
+            target.write(data)
+            await target.drain()
+    target.close()
+
+
+async def _serve(path: str, port: int) -> None:
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(_copy(reader, upstream_writer), _copy(upstream_reader, writer))
+
+    server = await asyncio.start_unix_server(relay, path)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], int(sys.argv[2])))
