@@ -94,6 +94,15 @@ class ShutdownFacts:
         """The pods that received no TERM."""
         return {name for name, times in self.times.items() if "term" not in times}
 
+    @property
+    def without_time_for_term(self) -> set[str]:
+        """The pods whose record states that they failed, that no TERM was confirmed, or that it was sent to them."""
+        return {
+            name
+            for name, each in self.pods.items()
+            if each["outcome"] == "failed" or "without a confirmed TERM" in each["detail"] or each["terms"]
+        }
+
     def events(self, name: str) -> list[dict[str, Any]]:
         return [each for each in self.log if each["event"] == name]
 

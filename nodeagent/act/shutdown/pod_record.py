@@ -220,8 +220,14 @@ class PodRecord:
             self.took_ms = None
             problems = [each.problem for each in self.running if each.problem]
             self.detail = "; ".join(dict.fromkeys(["still running", *problems]))
-        elif self.is_overdue:
-            self.detail = "; ".join(filter(None, ["ended after the granted time", self.detail]))
+            return
+        unsignalled = any(each.killed and each.signalled_at_ms is None for each in self.containers.values())
+        notes = [
+            "ended after the granted time" if self.is_overdue else "",
+            "killed without a confirmed TERM" if unsignalled else "",
+            self.detail,
+        ]
+        self.detail = "; ".join(filter(None, notes))
 
     @property
     def stopped(self) -> StoppedPod:
