@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from nodeagent.hidden_modules import hidden_modules
+
+with hidden_modules("ssl"):  # for TLS of asyncio; nodeagent.kube.tls_stream does without it
+    import asyncio
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping

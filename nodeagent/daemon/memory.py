@@ -10,13 +10,13 @@ import ctypes
 import gc
 import importlib.util
 import os
-import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.hidden_modules import hidden_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
 _M_MMAP_THRESHOLD = -3  # Source: malloc.h of glibc
 _M_ARENA_MAX = -8
@@ -35,14 +35,8 @@ def without_openssl() -> Iterator[None]:
     imported after all. Code that speaks TLS can import it later.
     """
     has_hashes = all(any(importlib.util.find_spec(name) for name in names) for names in _OWN_HASHES)
-    hidden = [name for name in _OPENSSL if has_hashes and name not in sys.modules]
-    for name in hidden:
-        sys.modules[name] = cast("ModuleType", None)  # makes an import statement raise ImportError
-    try:
+    with hidden_modules(*(_OPENSSL if has_hashes else ())):
         yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 def configure_malloc() -> None:
