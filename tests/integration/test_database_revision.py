@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import ContainerdFactory
     from tests.support.containerd import Containerd
 
-pytestmark = [pytest.mark.real, pytest.mark.containerd("host")]
+pytestmark = pytest.mark.real
 
 APP = "registry.example/app:1"
 LISTS = {"content.List", "snapshots.List", "images.List", "leases.List", "namespaces.List"}
