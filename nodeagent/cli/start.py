@@ -19,7 +19,7 @@ _TARGETS = {
     "status": "/v1/status",
     "version": "/v1/version",
 }
-"""Commands whose request is sent before their imports, with its target."""
+"""Request targets of the commands that send their request before their imports."""
 _OUTPUT_OPTIONS = ("-o", "--output", "-q", "--quiet", "--no-headers", "--no-trunc", "--sort-by", "--filter")
 
 

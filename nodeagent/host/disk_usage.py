@@ -284,7 +284,7 @@ class _Levels:
 
     def add_directory(self, name: str) -> bool:
         """Add a directory to those to be read in the current one; return false if they are too many."""
-        needed_bytes = _NAME_BYTES + len(name.encode(errors="surrogateescape"))
+        needed_bytes = _memory_of(name)
         if self._pending_bytes + needed_bytes > MOST_PENDING_BYTES:
             return False
         self._pending_bytes += needed_bytes
@@ -297,7 +297,7 @@ class _Levels:
         if not directories:
             return ""
         name = directories.pop()
-        self._pending_bytes -= _NAME_BYTES + len(name.encode(errors="surrogateescape"))
+        self._pending_bytes -= _memory_of(name)
         return name
 
     def leave(self) -> bool:
@@ -348,3 +348,8 @@ def mount_point(path: str) -> str:
     while not os.path.ismount(current):
         current = os.path.dirname(current)  # noqa: PTH120 - the path is a text
     return current
+
+
+def _memory_of(name: str) -> int:
+    """Return the memory of the name of a directory to be read, in bytes."""
+    return _NAME_BYTES + len(name.encode(errors="surrogateescape"))

@@ -55,7 +55,7 @@ async def measure_missing(
 
 
 def with_snapshotters(pod: RuntimePod, containers: Iterable[Container]) -> list[tuple[Container, str]]:
-    """Return those containers of a pod whose snapshotter is known, each with it."""
+    """Return the containers of a pod with a known snapshotter, each with its snapshotter."""
     return [
         (each, traits.snapshotter)
         for each in containers

@@ -85,7 +85,7 @@ class ClusterAgent:
             self._node.stop("agent")
 
     def command(self, *words: str, config: bool = True) -> str:
-        """Return the output of a command in the node, whatever its exit code."""
+        """Return the output of a command in the node; its exit code is not checked."""
         options = ["--config", str(self._config)] if config else []
         done = subprocess.run(
             self._node.command(sys.executable, "-m", "nodeagent", *words, *options),

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.request
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from nodeagent.sim.scenario import example_node
 from nodeagent.sim.server import SimServer
+from tests.dashboard.prometheus import is_answered
 from tests.support import images
 from tests.support.containerd import Containerd, LoopFs
 from tests.support.kernel_tree import add_cgroup, make_tree
@@ -141,11 +141,7 @@ class _Daemon:
     def _is_live(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self._directory / "log").read_text()
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/healthz", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+        return is_answered(f"http://127.0.0.1:{self._port}/healthz")
 
 
 class PressedDaemon(_Daemon):

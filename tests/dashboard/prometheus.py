@@ -99,14 +99,19 @@ class Prometheus:
     def _is_ready(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self._directory / "log").read_text()
-        try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+        return is_answered(f"{self._url}/-/ready")
 
     def _get(self, path: str, **parameters: str | float) -> dict[str, Any]:
         words = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(f"{self._url}/api/v1/{path}?{words}", timeout=60) as answer:
             data: dict[str, Any] = json.load(answer)["data"]
             return data
+
+
+def is_answered(url: str) -> bool:
+    """Return whether a server answers a request with status 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -96,7 +96,7 @@ class ShutdownFacts:
 
     @property
     def without_time_for_term(self) -> set[str]:
-        """The pods whose record states that they failed, that no TERM was confirmed, or that it was sent to them."""
+        """The pods with the outcome ``failed``, with the remark on an unconfirmed TERM, or with a recorded TERM."""
         return {
             name
             for name, each in self.pods.items()
