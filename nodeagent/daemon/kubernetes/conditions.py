@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _SLACK_S: Final = 120.0
 _REMOVE_WITHIN_S: Final = 3.0
-_LASTING: Final = frozenset({401, 403, 422})
-_LASTING_RETRY_S: Final = 60.0
 
 
 class ConditionsTask(SessionTask):
@@ -65,9 +63,7 @@ class ConditionsTask(SessionTask):
                         self._logger.info("api_request_recovered", part="conditions")
             except ApiServerError as error:
                 failures, identified = failures + 1, False
-                wait_s = retry_s(failures, 0.0)
-                if isinstance(error, ApiServerRefusedError) and error.status in _LASTING:
-                    wait_s = max(wait_s, _LASTING_RETRY_S)
+                wait_s = retry_s(failures, 0.0)  # also after 401 and 403, see PodWatchSession
                 if str(error) != logged:
                     logged = str(error)
                     self._logger.warning("api_request_failed", part="conditions", error=logged, hint="nodeagent doctor")

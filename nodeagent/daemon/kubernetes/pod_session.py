@@ -39,9 +39,7 @@ _LASTED_S: Final = 5.0
 """Duration from which a watch that ended without a change is no failure."""
 _FRUITLESS: Final = 3
 """Watches in a row that were refused or ended before a change, after which the pods are listed again."""
-_LASTING: Final = frozenset({401, 403})
 _NO_FAULT_OF_THE_VERSION: Final = frozenset({401, 403, 429})
-_LASTING_RETRY_S: Final = 60.0
 _EXPIRED: Final = 410
 
 
@@ -169,8 +167,8 @@ class PodWatchSession:
         self._statuses.ended(POD_WATCH, "failed", detail=text, failed=True)
         if not isinstance(error, ApiServerRefusedError):
             return retry_s(self._failures, self._parts.jitter())
-        delay_s = retry_s(self._failures, self._parts.jitter(), error.retry_after_s)
-        return max(delay_s, _LASTING_RETRY_S) if error.status in _LASTING else delay_s
+        # also after 401 and 403, which a starting API server gives until it has read its accounts and rules
+        return retry_s(self._failures, self._parts.jitter(), error.retry_after_s)
 
     def _succeeded(self) -> None:
         self._statuses.ended(POD_WATCH, "succeeded")

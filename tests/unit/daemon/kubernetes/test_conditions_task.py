@@ -118,9 +118,12 @@ async def test_refusal_is_logged_once_and_names_the_missing_rule(authority: Auth
     assert 'cannot patch resource \\"nodes/status\\"' in stream.getvalue()
 
 
-async def test_conditions_are_written_after_an_outage(authority: Authority, tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [500, 401, 403])
+async def test_conditions_are_written_seconds_after_a_refusal(
+    authority: Authority, tmp_path: Path, status: int
+) -> None:
     api, stream = server(), io.StringIO()
-    api.faults = [Fault(500, "{}")]
+    api.faults = [Fault(status, "{}")]
     with serving_api(api, partial(authority.server_context, "server")) as url:
         async with running(publishing(authority, url, tmp_path), stream):
             await until(lambda: OWN in conditions(api))

@@ -223,14 +223,23 @@ def test_expired_version_causes_a_list_without_a_warning() -> None:
 
 
 @pytest.mark.parametrize("status", [403, 401])
-def test_refusal_that_lasts_is_retried_every_minute_and_logged_once(status: int) -> None:
+def test_refusal_is_retried_with_a_back_off_to_one_minute_and_logged_once(status: int) -> None:
     node = filled("a")
     refused = ApiServerRefusedError(f"HTTP {status}; pods is forbidden", status, "Forbidden")
     node.errors = [refused] * 1000
     node.run(600)
-    assert node.count("list") == 10
+    times = [at for at, _ in node.requests]
+    assert [round(after - before) for before, after in pairwise(times)] == [1, 2, 4, 8, 16, 32, *[60] * 8]
     assert len(node.logged()) == 1
     assert "forbidden" in node.logged()[0]["error"]
+
+
+@pytest.mark.parametrize("status", [403, 401])
+def test_refusals_of_a_starting_api_server_delay_the_watch_by_seconds(status: int) -> None:
+    node = filled("a")
+    node.errors = [ApiServerRefusedError(f"HTTP {status}", status)] * 2
+    node.run(10)
+    assert [(round(at), what) for at, what in node.requests] == [(0, "list"), (1, "list"), (3, "list"), (3, "watch")]
 
 
 def test_retry_after_of_the_server_is_respected() -> None:
