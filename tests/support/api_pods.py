@@ -37,7 +37,7 @@ def pod(name: str, uid: str = "", **fields: Any) -> dict[str, Any]:
     }
 
 
-class Pods:
+class Pods:  # 11 attributes: pods, their history and the scripted refusals of one server
     """Pods and the history of their changes.
 
     Attributes:
@@ -46,6 +46,8 @@ class Pods:
         page_size: pods in a page, if that is less than the client's limit.
         held: number of changes at the end of the history that watches do not show yet.
         budgets: by the name of a pod, the message of the disruption budget that keeps it.
+        last_disruptions: by the name of a pod, the message of a disruption budget that permits one disruption more.
+        several_budgets: names of the pods with two disruption budgets.
         ended: pairs of name and grace period of the evicted and deleted pods.
     """
 
@@ -57,6 +59,8 @@ class Pods:
         self.page_size = 500
         self.held = 0
         self.budgets: dict[str, str] = {}
+        self.last_disruptions: dict[str, str] = {}
+        self.several_budgets: set[str] = set()
         self.ended: list[tuple[str, int]] = []
         self._pages: dict[str, tuple[list[Any], int]] = {}
 
@@ -90,23 +94,14 @@ class Pods:
             message = f'pods "{name}" not found'
             return 404, {**ERROR_STATUS, "reason": "NotFound", "message": message, "details": absent, "code": 404}
         metadata = found[0]["metadata"]
+        if by_eviction and "deletionTimestamp" not in metadata and (refused := self._disruption(name)) is not None:
+            return refused
         for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
             given = options.get("preconditions", {}).get(key, metadata[key])
             if given != metadata[key]:
                 about = f"Precondition failed: {what} in precondition: {given}, {what} in object meta: {metadata[key]}"
                 message = f'Operation cannot be fulfilled on pods "{name}": {about}'
                 return 409, {**ERROR_STATUS, "reason": "Conflict", "message": message, "code": 409}
-        if by_eviction and name in self.budgets and "deletionTimestamp" not in metadata:
-            cause = {"reason": "DisruptionBudget", "message": self.budgets[name]}
-            message = "Cannot evict pod as it would violate the pod's disruption budget."
-            details = {"causes": [cause]}
-            return 429, {
-                **ERROR_STATUS,
-                "reason": "TooManyRequests",
-                "message": message,
-                "details": details,
-                "code": 429,
-            }
         grace_s = options["gracePeriodSeconds"]
         self.ended.append((name, grace_s))
         if grace_s == 0:
@@ -115,6 +110,20 @@ class Pods:
             ending = {"deletionTimestamp": "2026-11-22T12:00:00Z", "deletionGracePeriodSeconds": grace_s}
             self.put({**found[0], "metadata": {**metadata, **ending}})
         return (201 if by_eviction else 200), {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+
+    def _disruption(self, name: str) -> tuple[int, dict[str, Any]] | None:
+        """Take a disruption from the budget of a pod, before its version is compared; return the refusal, if any."""
+        if name in self.several_budgets:
+            message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+            return 500, {**ERROR_STATUS, "message": message, "code": 500}
+        if name in self.budgets:
+            cause = {"reason": "DisruptionBudget", "message": self.budgets[name]}
+            message = "Cannot evict pod as it would violate the pod's disruption budget."
+            refused = {"reason": "TooManyRequests", "message": message, "details": {"causes": [cause]}, "code": 429}
+            return 429, {**ERROR_STATUS, **refused}
+        if name in self.last_disruptions:
+            self.budgets[name] = self.last_disruptions.pop(name)
+        return None
 
     def _record(self, kind: str, value: dict[str, Any]) -> None:
         self.version += 1

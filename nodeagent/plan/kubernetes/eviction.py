@@ -33,7 +33,13 @@ SETTLED_S: Final = 5.0
 BUDGET_REFUSALS: Final = 2
 """Refusals in a row after which a pod may be deleted despite its disruption budget, where that is configured."""
 SERVER_FAILURES: Final = 3
-"""Failures (5xx) in a row for one pod after which the next pod is tried, such as for a pod with two budgets."""
+"""Failures (5xx) in a row for one pod after which the next pod is tried."""
+SEVERAL_BUDGETS: Final = "more than one PodDisruptionBudget"
+"""Part of the message with which the API server refuses a pod with two budgets, with status 500 and no reason."""
+RESERVED_S: Final = 135.0
+"""Time in which a refusal by a budget can be an effect of an earlier request that ended no pod: the API server takes a
+disruption from the budget before it compares the version of the pod. Source: kube-controller-manager, disruption
+controller, ``DeletionTimeout`` of 2 minutes."""
 MAX_REMEMBERED: Final = 512
 _POD_KINDS: Final = frozenset({"pods", "pod"})
 """Kinds in the answer that a pod is missing; the singular is of ``NodeRestriction``, for a node certificate."""
@@ -108,12 +114,14 @@ def consequence(answer: Answer, refusals: int, *, hard: bool, jitter: float, rep
     if answer.status == 429 and BUDGET_CAUSE in answer.causes:
         return Consequence(Step.NEXT if hard else Step.DEFER, later_s, by_budget=True)
     soon_s = _delay_s(FIRST_POSTPONE_S, LAST_POSTPONE_S, refusals, jitter, answer.retry_after_s)
-    if answer.status >= 500:
+    if answer.status >= 500 and SEVERAL_BUDGETS not in answer.text:
         step = Step.NEXT if hard and refusals + 1 >= SERVER_FAILURES else Step.POSTPONE
         return Consequence(step, later_s if step is Step.NEXT else soon_s, effect_unknown=step is Step.POSTPONE)
     if answer.status in {0, 401, 404, 429}:
         return Consequence(Step.POSTPONE, soon_s, effect_unknown=answer.status == 0)
-    return Consequence(Step.NEXT if hard else Step.DEFER, later_s)  # such as 403 by an admission webhook
+    return Consequence(
+        Step.NEXT if hard else Step.DEFER, later_s
+    )  # such as 403 by an admission webhook, or two budgets
 
 
 def _delay_s(first_s: float, last_s: float, refusals: int, jitter: float, least_s: float | None) -> float:
@@ -144,12 +152,15 @@ class EvictionMemory(Record):
         postponed: state of the API server; ``None`` if it answers.
         unknown_s: UID of a pod that may end to the monotonic time since which that is unknown.
         deletable: UIDs of the pods whose next request is a deletion.
+        reserved_s: monotonic time of the last request that may have used a budget without an effect on its pod, such as
+            a conflict (409); ``None`` before the first.
     """
 
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     postponed: Refusal | None = None
     unknown_s: Mapping[str, float] = field(default_factory=dict)
     deletable: frozenset[str] = frozenset()
+    reserved_s: float | None = None
 
     def count(self, uid: str) -> int:
         """Return the refusals and failures in a row of a pod."""
@@ -167,14 +178,18 @@ def remember(memory: EvictionMemory, uid: str, answer: Answer, then: Consequence
     unknown_s = {key: at_s for key, at_s in memory.unknown_s.items() if key != uid and now_s - at_s < UNKNOWN_S}
     if then.effect_unknown:
         unknown_s[uid] = now_s
+    reserved_s = now_s if answer.status == 409 or then.effect_unknown else memory.reserved_s
     if then.step in {Step.WAIT, Step.COMPARE}:
-        return EvictionMemory(others, None, unknown_s)
+        return EvictionMemory(others, None, unknown_s, reserved_s=reserved_s)
     before = memory.refused.get(uid)
-    budget_refusals = (before.budget_refusals if before is not None else 0) + 1 if then.by_budget else 0
+    is_reserved = reserved_s is not None and now_s - reserved_s < RESERVED_S
+    by_budget = then.by_budget and not is_reserved
+    budget_refusals = (before.budget_refusals if before is not None else 0) + 1 if by_budget else 0
     until_s = now_s + then.delay_s
     refusal = Refusal(memory.count(uid) + 1, until_s, answer.text, budget_refusals)
     postponed = replace(refusal, budget_refusals=0) if then.step is Step.POSTPONE else None
-    return EvictionMemory(dict([*others.items(), (uid, refusal)][-MAX_REMEMBERED:]), postponed, unknown_s)
+    refused = dict([*others.items(), (uid, refusal)][-MAX_REMEMBERED:])
+    return EvictionMemory(refused, postponed, unknown_s, reserved_s=reserved_s)
 
 
 def may_end(memory: EvictionMemory, uid: str, now_s: float) -> EvictionMemory:

@@ -83,7 +83,8 @@ async def test_refusal_has_status_cause_and_message(
     words: str,
 ) -> None:
     with evictions(api_authority, token_file) as (server, api):
-        server.pods.budgets["web"] = BUDGET
+        if expected[0] == 429:  # a budget refuses before the versions are compared
+            server.pods.budgets["web"] = BUDGET
         with pytest.raises(ApiServerRefusedError) as refused:
             await api.evict("default", "web", *target, 1)
     assert (refused.value.status, refused.value.causes) == expected

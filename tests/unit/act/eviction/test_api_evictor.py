@@ -247,6 +247,38 @@ def test_lost_runtime_ends_the_pass() -> None:
 # ---- last resort
 
 
+def test_budget_used_by_a_conflicting_request_of_the_agent_is_not_overridden() -> None:
+    async def work() -> tuple[list[EvictionOutcome], frozenset[str]]:
+        cluster = Cluster()
+        eviction = chosen(cluster.add("web"))
+        cluster.sync()
+        cluster.pods.last_disruptions["web"] = BUDGET
+        cluster.pods.put(api_pod("web", metadata={"namespace": "shop"}))  # the watch lags behind
+        asyncio.get_running_loop().call_later(0.5, cluster.sync)
+        evictor = cluster.evictor(overrides_budgets=True)
+        results = [await evictor.evict(eviction, PodHandle("uid-web", ("s",)), asyncio.Event()) for _ in range(3)]
+        assert [each[0] for each in cluster.requests] == ["POST"] * 4
+        return [each.outcome for each in results], evictor.permit_deletion(["uid-web"])
+
+    outcomes, permitted = play(work())
+    assert outcomes == [EvictionOutcome.REFUSED] * 3
+    assert permitted == frozenset()
+
+
+def test_pod_with_two_budgets_is_refused_without_an_unknown_effect() -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        web, other = (chosen(cluster.add(name)) for name in ("web", "other"))
+        cluster.sync()
+        cluster.pods.several_budgets.add("web")
+        evictor = cluster.evictor()
+        result = await evictor.evict(web, PodHandle("uid-web", ("s",)), asyncio.Event())
+        assert result.outcome is EvictionOutcome.REFUSED
+        assert evictor.held_back(other) is None
+
+    play(work())
+
+
 def refused_twice(**fields: Any) -> tuple[Cluster, frozenset[str], EvictionResult]:
     """Return the pods whose deletion is permitted after two refusals by a budget, and the next result."""
 

@@ -12,6 +12,7 @@ from nodeagent.model.pods import PodSpec
 from nodeagent.plan.kubernetes.eviction import (
     LAST_DELAY_S,
     MAX_REMEMBERED,
+    RESERVED_S,
     SERVER_FAILURES,
     UNKNOWN_S,
     Answer,
@@ -27,6 +28,12 @@ from nodeagent.record import replace
 
 BUDGET = Answer(429, causes=("DisruptionBudget",), text="The disruption budget webpdb needs 2 healthy pods")
 LOST = Answer(0, text="no answer in 10 s")
+SEVERAL = Answer(
+    500,
+    text="API server: POST /api/v1/namespaces/shop/pods/a/eviction: HTTP 500; This pod has more than one "
+    "PodDisruptionBudget, which the eviction subresource does not support.",
+)
+"""Recorded from Kubernetes 1.36."""
 
 
 @pytest.mark.parametrize(
@@ -58,6 +65,8 @@ LOST = Answer(0, text="no answer in 10 s")
         (Answer(500), 0, False, Step.POSTPONE, 1),
         (Answer(500), SERVER_FAILURES - 1, True, Step.NEXT, 40),
         (Answer(500), SERVER_FAILURES - 1, False, Step.POSTPONE, 4),
+        (SEVERAL, 0, True, Step.NEXT, 10),
+        (SEVERAL, 1, False, Step.DEFER, 20),
         (Answer(504), 20, False, Step.POSTPONE, 60),
         (LOST, 0, True, Step.POSTPONE, 1),
         (LOST, 9, True, Step.POSTPONE, 60),
@@ -73,7 +82,8 @@ def test_conflict_is_compared_while_the_request_is_repeated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "unknown"), [(LOST, True), (Answer(504), True), (BUDGET, False), (Answer(401), False)]
+    ("answer", "unknown"),
+    [(LOST, True), (Answer(504), True), (BUDGET, False), (SEVERAL, False), (Answer(401), False)],
 )
 def test_effect_is_unknown_without_a_complete_answer(answer: Answer, unknown: bool) -> None:
     assert consequence(answer, 0, hard=True, jitter=0.0).effect_unknown is unknown
@@ -188,6 +198,14 @@ def test_budget_is_overridable_after_it_alone_refused_a_pod_repeatedly(given: li
     memory = after(*((float(number), "a", each) for number, each in enumerate(given)), hard=True)
     assert memory.is_overridable("a") is overridable
     assert not memory.is_overridable("b")
+
+
+@pytest.mark.parametrize("earlier", [Answer(409), LOST, Answer(504)], ids=["conflict", "no answer", "timeout"])
+def test_refusal_that_an_earlier_request_may_have_caused_makes_no_budget_overridable(earlier: Answer) -> None:
+    first = ((0.0, "a", earlier), (1.0, "a", BUDGET), (RESERVED_S - 1, "a", BUDGET))
+    assert not after(*first, hard=True).is_overridable("a")
+    later = ((RESERVED_S, "a", BUDGET), (RESERVED_S + 20, "a", BUDGET))
+    assert after(*first, *later, hard=True).is_overridable("a")
 
 
 def test_number_of_remembered_pods_is_bounded() -> None:
