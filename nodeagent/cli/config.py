@@ -18,8 +18,10 @@ from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.config.loading import effective, load
+from nodeagent.config.policies import metrics_settings
 from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.errors import ConfigError, UsageError
+from nodeagent.plan.metrics_checks import OPEN_FIX, OPEN_LISTENER
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ def check(path: Path | None) -> None:
     source = str(loaded.source) if loaded.source is not None else "no file: all settings have their defaults"
     say(f"configuration is valid ({source})")
     sys.stdout.flush()
+    if metrics_settings(loaded.config.metrics).is_open:
+        warn(f'nodeagent: warning: metrics.listen = "{loaded.config.metrics.listen}" {OPEN_LISTENER}: {OPEN_FIX}')
     if loaded.config.role == "beside-kubelet":
         for name, section in (("eviction", loaded.config.eviction), ("shutdown", loaded.config.shutdown)):
             if section.enabled == "on":

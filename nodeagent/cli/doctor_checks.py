@@ -12,6 +12,7 @@ from nodeagent.api.status import Status
 from nodeagent.cli.control_client import connect
 from nodeagent.cli.doctor_cluster import cluster_findings
 from nodeagent.cli.doctor_memory import cache_finding, memory_finding
+from nodeagent.cli.doctor_metrics import metrics_finding
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError
@@ -102,6 +103,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Fin
         "history": lambda: [_history_finding(settings)],
         "journal": lambda: [_journal_finding(root)],
         "unit": lambda: [_unit_finding()],
+        "metrics": lambda: [metrics_finding(settings)],
         "kubernetes": lambda: cluster_findings(settings),
         "agent": lambda: agent_findings(settings),
     }

@@ -36,6 +36,11 @@ class Listen(Record):
         return self.host == "::1" or self.host.startswith("127.")
 
     @property
+    def is_remote(self) -> bool:
+        """Whether other machines can reach the address."""
+        return not self.path and not self.is_loopback
+
+    @property
     def text(self) -> str:
         """The address in the form of the configuration file."""
         if self.path:
@@ -46,6 +51,25 @@ class Listen(Record):
 DEFAULT_LISTEN: Final = Listen("127.0.0.1", 20310)
 
 
+class TlsFiles(Record):
+    """Files of a TLS listener, as absolute paths.
+
+    Attributes:
+        certificate: certificate of the server and its intermediate CAs, PEM.
+        key: key of the certificate, PEM, not encrypted.
+        client_ca: CA certificates of the clients, PEM; empty for clients without a certificate.
+    """
+
+    certificate: str
+    key: str
+    client_ca: str = ""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of all files."""
+        return (self.certificate, self.key, *((self.client_ca,) if self.client_ca else ()))
+
+
 class MetricsSettings(Record):
     """Validated settings of the metrics and health endpoint.
 
@@ -53,11 +77,23 @@ class MetricsSettings(Record):
         listen: listen address; ``None`` disables the endpoint.
         textfile: file of all metrics for the textfile collector of node_exporter; empty disables it.
         textfile_interval_s: time between two writes of that file.
+        tls: files of the TLS listener; ``None`` without encryption and authentication.
     """
 
     listen: Listen | None = DEFAULT_LISTEN
     textfile: str = ""
     textfile_interval_s: float = 30.0
+    tls: TlsFiles | None = None
+
+    @property
+    def endpoint(self) -> tuple[Listen | None, TlsFiles | None]:
+        """Everything that a listener depends on."""
+        return self.listen, self.tls
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines reach the endpoint without encryption."""
+        return self.listen is not None and self.listen.is_remote and self.tls is None
 
 
 def parse_listen(text: str) -> Listen | None:
@@ -85,6 +121,22 @@ def parse_listen(text: str) -> Listen | None:
     if not 1 <= port <= 65535:
         raise ValueError("the port must be from 1 to 65535")
     return Listen(str(address), port)
+
+
+def tls_files(certificate: str, key: str, client_ca: str, listen: Listen | None) -> TlsFiles | None:
+    """Return the files of a TLS listener; ``None`` without any.
+
+    Raises:
+        ValueError: a file without the others that it requires, or a listener without TLS.
+    """
+    if not certificate and not key and not client_ca:
+        return None
+    if not certificate or not key:
+        given = "certificate_file" if certificate else "key_file" if key else "client_ca_file"
+        raise ValueError(f"{given} requires certificate_file and key_file")
+    if listen is not None and listen.path:
+        raise ValueError("certificate_file requires a TCP address: access to a unix socket is by owner and group")
+    return TlsFiles(certificate, key, client_ca)
 
 
 def parse_textfile(text: str) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from nodeagent.config import value_forms as forms
 from nodeagent.config.eviction_models import EvictionSection, KubeletSection
 from nodeagent.config.fields import Count, Directory, Duration, OptionalPath, Period, Section, Size, SocketPath, Switch
 from nodeagent.config.gc_models import ContainerGCSection, ImageGCSection, ProtectSection
 from nodeagent.config.kubernetes_models import KubernetesSection
-from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, TEXTFILE_FORM
+from nodeagent.config.metrics import (
+    DEFAULT_LISTEN,
+    LISTEN_FORM,
+    TEXTFILE_FORM,
+    parse_listen,
+    tls_files,
+)
 from nodeagent.config.paths import CONTROL_SOCKET
 from nodeagent.config.shutdown_models import ShutdownSection
 from nodeagent.units import parse_duration_s
@@ -106,10 +112,10 @@ class MetricsSection(Section):
 
     listen: Annotated[str, AfterValidator(forms.listen), Field(json_schema_extra={"form": LISTEN_FORM})] = Field(
         DEFAULT_LISTEN.text,
-        description="Listen address of /metrics, /healthz and /readyz, without encryption or authentication. An "
-        "address reachable from other machines exposes the names of thresholds and namespaces, and must be allowed in "
-        "the unit (IPAddressAllow). A unix socket is accessible to owner and group; below /run/nodeagent, to the group "
-        "nodeagent.",
+        description="Listen address of /metrics, /healthz and /readyz; without certificate_file, without encryption "
+        "and authentication. An address reachable from other machines exposes the names of thresholds and namespaces, "
+        "and must be allowed in the unit (IPAddressAllow). A unix socket is accessible to owner and group; below "
+        "/run/nodeagent, to the group nodeagent.",
     )
     textfile: Annotated[str, AfterValidator(forms.textfile), Field(json_schema_extra={"form": TEXTFILE_FORM})] = Field(
         "",
@@ -118,6 +124,26 @@ class MetricsSection(Section):
         "only, and be allowed in the unit (ReadWritePaths). Removed when the daemon stops.",
     )
     textfile_interval: Period = Field("30s", description="Time between two writes of the metrics file.")
+    certificate_file: OptionalPath = Field(
+        "",
+        description="File with the server certificate and its intermediate CAs, PEM, for TLS 1.2 and later. Requires "
+        "key_file and a TCP address. The three files are read again when one of them changes.",
+    )
+    key_file: OptionalPath = Field(
+        "",
+        description="File with the key of the server certificate, PEM, without a passphrase, not readable by all "
+        "users.",
+    )
+    client_ca_file: OptionalPath = Field(
+        "",
+        description="File with CA certificates, PEM. Every client requires a certificate of one of these CAs. Empty: "
+        "clients are not authenticated.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        tls_files(self.certificate_file, self.key_file, self.client_ca_file, parse_listen(self.listen))
+        return self
 
 
 class Config(Section):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings, StallSettings
-from nodeagent.config.metrics import MetricsSettings, parse_listen
+from nodeagent.config.metrics import MetricsSettings, parse_listen, tls_files
 from nodeagent.config.settings import Settings
 from nodeagent.config.shutdown import ShutdownSettings
 from nodeagent.model import Role
@@ -27,7 +27,7 @@ from nodeagent.units import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
     from nodeagent.config.kubernetes import KubernetesSettings
-    from nodeagent.config.models import Config
+    from nodeagent.config.models import Config, MetricsSection
     from nodeagent.config.shutdown_models import ShutdownSection
     from nodeagent.plan.shutdown.phases import Phase
 
@@ -65,11 +65,7 @@ def settings(config: Config, *, kubernetes: KubernetesSettings | None = None) ->
         kubelet=kubelet(config),
         shutdown=shutdown(config),
         control=control(config),
-        metrics=MetricsSettings(
-            parse_listen(config.metrics.listen),
-            config.metrics.textfile,
-            parse_duration_s(config.metrics.textfile_interval),
-        ),
+        metrics=metrics_settings(config.metrics),
         kubernetes=kubernetes,
         reload_grace_s=parse_duration_s(config.reload_grace),
     )
@@ -79,6 +75,14 @@ def control(config: Config) -> ControlSettings:
     """Return the settings of the control API."""
     section = config.control
     return ControlSettings(Path(section.socket) if section.socket else None, section.group, section.group_may_act)
+
+
+def metrics_settings(section: MetricsSection) -> MetricsSettings:
+    """Return the settings of the metrics and health endpoint."""
+    listen = parse_listen(section.listen)
+    interval_s = parse_duration_s(section.textfile_interval)
+    files = tls_files(section.certificate_file, section.key_file, section.client_ca_file, listen)
+    return MetricsSettings(listen, section.textfile, interval_s, files)
 
 
 def shutdown(config: Config) -> ShutdownSettings:

@@ -230,6 +230,11 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "metrics_file_written": Event("d3f4408fb9bd494aa87817ac59591207", "metrics written to {path} every {interval_s} s"),
     "metrics_file_unavailable": Event("208aa1b5383042e2bd74980a57d6842b", "metrics not written to {path}: {error}"),
+    "metrics_certificate_renewed": Event("2ea3189c00604b7c92afa8478c8de2c7", "metrics certificate {path} renewed"),
+    "metrics_certificate_not_renewed": Event(
+        "e4c5aa79e01d43b99803316ac064ffab", "metrics certificate in force not renewed: {error}"
+    ),
+    "metrics_client_refused": Event("8ced0d589d6642b69dac6a0281dd949b", "metrics client refused by TLS: {error}"),
     "metrics_crashed": Event("717d07ee0a5b49ae9d323344d22391f6", "request for {path} crashed; this is a bug"),
 }
 

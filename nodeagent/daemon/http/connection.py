@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.daemon.http.messages import Handler, Route
+    from nodeagent.daemon.http.tls import TlsServerStream
     from nodeagent.host.peer import Peer
 
 HEAD_BYTES: Final = 8192
@@ -134,8 +135,8 @@ class HttpConnection:
     def __init__(
         self,
         service: Service,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        reader: asyncio.StreamReader | TlsServerStream,
+        writer: asyncio.StreamWriter | TlsServerStream,
         peer: Peer | None,
         receipt: Receipt,
     ) -> None:

@@ -14,18 +14,23 @@ from nodeagent.daemon.http.admission import ConnectionLimits
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.host_header import is_own_host
 from nodeagent.daemon.http.messages import RefusedRequestError, Response, Route, text
+from nodeagent.daemon.http.metrics_certificate import MetricsCertificate
 from nodeagent.daemon.http.server import HttpServer, bind
 from nodeagent.daemon.loops import wait_for_any
+from nodeagent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nodeagent.config.metrics import Listen
+    from nodeagent.config.metrics import Listen, TlsFiles
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.http.messages import Request
     from nodeagent.daemon.http.metrics import Exposition
 
+    Endpoint = tuple[Listen | None, TlsFiles | None]
+
 NAME: Final = "metrics"
 _OFF: Final = 'metrics.listen = "off"'
 LIMITS: Final = ConnectionLimits(total=16, per_user=16, root=16)
+_HINT: Final = "correct metrics.listen, or the file named by the error"
 _POLL_S: Final = 5.0
 _SWAP_POLL_S: Final = 0.2
 _SLACK_S: Final = 60.0
@@ -62,56 +67,67 @@ class MetricsTask:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until stopped."""
         while not stop.is_set():
-            listen = self._listen
+            endpoint = listen, files = self._endpoint
             if listen is None:
                 self._loop_statuses.disabled(NAME, _OFF)
                 self._logger.info("loop_disabled", loop=NAME, because=_OFF)
-                await self._while_configured(None, stop)
+                await self._while_configured(endpoint, stop)
                 continue
             server = HttpServer(self._service, LIMITS)
+            certificate = None if files is None else MetricsCertificate(files, self._logger)
             try:
+                if certificate is not None:
+                    server.use_tls(await certificate.load())
                 await server.start(await asyncio.to_thread(bind, listen))
-            except OSError as error:
-                await self._retry(listen, error, stop)
+            except (OSError, ConfigError) as error:
+                await self._retry(endpoint, _cause(listen, error), stop)
                 continue
             self._retry_s, self._reported = _FIRST_RETRY_S, ""
             self._logger.info("metrics_listening", listen=listen.text)
             try:
-                await self._while_configured(listen, stop)
+                await self._while_configured(endpoint, stop, server, certificate)
             finally:
                 await server.close()
                 if listen.path:
                     await asyncio.to_thread(_remove, listen.path)
 
     @property
-    def _listen(self) -> Listen | None:
-        return self._context.settings.metrics.listen
+    def _endpoint(self) -> Endpoint:
+        return self._context.settings.metrics.endpoint
 
-    async def _while_configured(self, listen: Listen | None, stop: asyncio.Event) -> None:
-        """Return once the daemon stops or another address is in force."""
-        if listen is not None:
+    async def _while_configured(
+        self,
+        endpoint: Endpoint,
+        stop: asyncio.Event,
+        server: HttpServer | None = None,
+        certificate: MetricsCertificate | None = None,
+    ) -> None:
+        """Return once the daemon stops or another address is in force; meanwhile replace a renewed certificate."""
+        if server is not None:
             self._loop_statuses.running(NAME, _SLACK_S)
-        while not stop.is_set() and self._listen == listen:
-            if listen is not None:
+        while not stop.is_set() and self._endpoint == endpoint:
+            if server is not None:
                 self._loop_statuses.beat(NAME, _SLACK_S)
-            await self._wait(_POLL_S, listen, stop)
+                if certificate is not None and (renewed := await certificate.renewed()) is not None:
+                    server.use_tls(renewed)
+            await self._wait(_POLL_S, endpoint, stop)
 
-    async def _wait(self, seconds: float, listen: Listen | None, stop: asyncio.Event) -> None:
+    async def _wait(self, seconds: float, endpoint: Endpoint, stop: asyncio.Event) -> None:
         """Wait, until another address is in force at the latest."""
-        if self._listen == listen:
+        if self._endpoint == endpoint:
             await wait_for_any(seconds, stop, self._context.renew)
-        while self._context.renew.is_set() and self._listen == listen and not stop.is_set():
+        while self._context.renew.is_set() and self._endpoint == endpoint and not stop.is_set():
             await wait_for_any(_SWAP_POLL_S, stop)  # the swap waits for the end of the running pass
 
-    async def _retry(self, listen: Listen, error: OSError, stop: asyncio.Event) -> None:
+    async def _retry(self, endpoint: Endpoint, cause: str, stop: asyncio.Event) -> None:
         """Log an unavailable address, once per address and cause, and wait before the next attempt."""
-        cause = _cause(listen, error)
-        if (reported := f"{listen.text} {cause}") != self._reported:
-            self._logger.warning("metrics_unavailable", listen=listen.text, error=cause, hint="set metrics.listen")
+        shown = "" if endpoint[0] is None else endpoint[0].text
+        if (reported := f"{shown} {cause}") != self._reported:
+            self._logger.warning("metrics_unavailable", listen=shown, error=cause, hint=_HINT)
             self._reported, self._retry_s = reported, _FIRST_RETRY_S
         self._loop_statuses.paused(NAME, cause, self._retry_s + _SLACK_S)
         wait_s, self._retry_s = self._retry_s, min(_LAST_RETRY_S, self._retry_s * 2)
-        await self._wait(wait_s, listen, stop)
+        await self._wait(wait_s, endpoint, stop)
 
     async def _check_host(self, request: Request) -> None:
         """Reject requests for a foreign host; otherwise the address decides on access.
@@ -119,7 +135,7 @@ class MetricsTask:
         Raises:
             RefusedRequestError: the host is not one of this node.
         """
-        listen, host = self._listen, request.headers.get("host", "")
+        (listen, _), host = self._endpoint, request.headers.get("host", "")
         if listen is not None and not is_own_host(host, listen):
             hint = f"address the agent by {listen.text}, localhost, or the name of the node"
             raise RefusedRequestError(text(HTTPStatus.MISDIRECTED_REQUEST, f"unknown host {host}; {hint}"))
@@ -159,7 +175,9 @@ def _verdict(reasons: tuple[str, ...]) -> Response:
     return text(HTTPStatus.SERVICE_UNAVAILABLE, "\n".join(reasons))
 
 
-def _cause(listen: Listen, error: OSError) -> str:
+def _cause(listen: Listen, error: OSError | ConfigError) -> str:
+    if isinstance(error, ConfigError):
+        return str(error)
     if error.errno == errno.EADDRINUSE:
         return "the path is in use" if listen.path else "the address is in use by another process"
     return error.strerror or str(error)

@@ -15,11 +15,15 @@ from nodeagent.daemon.http.admission import Admission
 from nodeagent.daemon.http.connection import HEAD_BYTES, HttpConnection, Receipt
 from nodeagent.daemon.http.messages import problem
 from nodeagent.host.peer import is_stale_socket, read_peer
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nodeagent.config.metrics import Listen
     from nodeagent.daemon.http.admission import ConnectionLimits
     from nodeagent.daemon.http.connection import Service
+    from nodeagent.daemon.http.tls import TlsServerStream
     from nodeagent.host.peer import Peer
 
 _BACKLOG: Final = 64
@@ -29,17 +33,34 @@ _MOST_REFUSALS: Final = 16
 _CLOSE_WITHIN_S: Final = 10.0
 
 
+class Tls(Record):
+    """The certificate of a server.
+
+    Attributes:
+        wrap: returns the encrypted stream of a connection, before its handshake.
+        report: called with the error of a failed handshake.
+    """
+
+    wrap: Callable[[asyncio.StreamReader, asyncio.StreamWriter], TlsServerStream]
+    report: Callable[[OSError], None]
+
+
 class HttpServer:
     """Serves one service on one socket. A failure of one connection never affects another one."""
 
     def __init__(self, service: Service, limits: ConnectionLimits) -> None:
         """Create a server without listening."""
         self._service = service
+        self._tls: Tls | None = None
         self._admission: Admission[asyncio.Task[None]] = Admission(limits)
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._refusals = 0
         self._closed = False
+
+    def use_tls(self, tls: Tls) -> None:
+        """Set the certificate of the next connections; it can be replaced while the server is listening."""
+        self._tls = tls
 
     async def start(self, bound: socket.socket) -> None:
         """Listen on a bound socket, which is closed with the server.
@@ -88,6 +109,11 @@ class HttpServer:
             for each in shed:
                 each.cancel()
             receipt = Receipt(partial(self._admission.finish_request, task), partial(self._receive_body, task))
+            if self._tls is not None:
+                if admitted:
+                    stream = await self._handshake(reader, writer, self._tls)
+                    await HttpConnection(self._service, stream, stream, peer, receipt).serve()
+                return  # without a response if refused, since it would cost a handshake
             connection = HttpConnection(self._service, reader, writer, peer, receipt)
             if admitted:
                 await connection.serve()
@@ -102,6 +128,22 @@ class HttpServer:
             self._admission.release(task)
             self._connections.discard(task)
             writer.transport.abort()
+
+    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: Tls) -> TlsServerStream:
+        """Return an encrypted stream. Until then the connection counts as one without a request, which is shed first.
+
+        Raises:
+            OSError: the handshake failed, or the client disconnected.
+            TimeoutError: the client was too slow.
+        """
+        stream = tls.wrap(reader, writer)
+        try:
+            async with asyncio.timeout(self._service.deadlines.read_s):
+                await stream.handshake()
+        except OSError as error:
+            tls.report(error)
+            raise
+        return stream
 
     def _receive_body(self, task: asyncio.Task[None], size_bytes: int) -> bool:
         received, shed = self._admission.receive(task, size_bytes)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.metrics import DEFAULT_LISTEN, Listen, MetricsSettings, parse_listen
-from nodeagent.config.models import Config
+from nodeagent.config.metrics import DEFAULT_LISTEN, Listen, MetricsSettings, TlsFiles, parse_listen
+from nodeagent.config.models import Config, MetricsSection
 from nodeagent.config.policies import settings
 
 IPV6_SOME = "2001:db8::1"
@@ -74,3 +74,40 @@ def test_any_text_is_parsed_or_rejected(text: str) -> None:
 def test_default_is_a_loopback_address() -> None:
     assert settings(Config()).metrics == MetricsSettings(DEFAULT_LISTEN)
     assert DEFAULT_LISTEN.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"certificate_file": "/c"}, "certificate_file requires certificate_file and key_file"),
+        ({"key_file": "/k"}, "key_file requires"),
+        ({"client_ca_file": "/a"}, "client_ca_file requires"),
+        ({"certificate_file": "/c", "key_file": "/k", "listen": "unix:///run/s"}, "requires a TCP address"),
+        ({"certificate_file": "c", "key_file": "/k"}, "must be an absolute path"),
+    ],
+)
+def test_incomplete_tls_files_are_rejected(fields: dict[str, str], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        MetricsSection(**fields)
+
+
+def test_tls_files_are_part_of_the_endpoint() -> None:
+    section = MetricsSection(listen="0.0.0.0:20310", certificate_file="/c", key_file="/k", client_ca_file="/a")
+    found = settings(Config(metrics=section)).metrics
+    assert found.endpoint == (Listen("0.0.0.0", 20310), TlsFiles("/c", "/k", "/a"))
+    assert not found.is_open
+
+
+@pytest.mark.parametrize(
+    ("listen", "is_open"),
+    [
+        ("127.0.0.1:1", False),
+        ("[::1]:1", False),
+        ("off", False),
+        ("unix:///run/s", False),
+        ("0.0.0.0:1", True),
+        (f"[{IPV6_SOME}]:1", True),
+    ],
+)
+def test_endpoint_without_tls_is_open_at_addresses_that_other_machines_reach(listen: str, is_open: bool) -> None:
+    assert settings(Config(metrics=MetricsSection(listen=listen))).metrics.is_open is is_open

@@ -37,6 +37,7 @@ RULES: Final = {
     "ImageGCSection": {"_below_high", "_beyond_minimum"},
     "EvictionSection": {"_psi_window", "_consistent"},
     "KubeletSection": {"_consistent"},
+    "MetricsSection": {"_consistent"},
     "ShutdownSection": {"_consistent"},
 }
 """Rules of the models for several values, all of which ``plain`` applies or leaves to the models."""

@@ -195,7 +195,8 @@ def test_documented_examples_pass_promtool_check(promtool: str, tmp_path: Path) 
     for number, block in enumerate(configurations):
         path = tmp_path / f"{number}.yml"
         path.write_text(re.sub(r"[^\s\[]*/nodeagent\.rules\.yml", str(tmp_path / RULES.name), block))
-        run(promtool, "check", "config", path.name, at=tmp_path)
+        options = ["--syntax-only"] if "tls_config" in block else []  # its files exist on the server of Prometheus
+        run(promtool, "check", "config", *options, path.name, at=tmp_path)
     queried = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
     assert queried
     examples = [{"record": "document:line", "expr": each} for each in "".join(queried).splitlines() if each.strip()]

@@ -1,0 +1,124 @@
+"""TLS of a server over plain asyncio streams.
+
+The daemon loads asyncio without OpenSSL, so asyncio's own TLS is not available in it, even after a later import of
+``ssl``. This module is imported only where a listener has a certificate.
+"""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio
+
+_CHUNK_BYTES: Final = 1 << 14
+
+
+class TlsServerStream:
+    """The server's side of one TLS connection, with the methods of a stream reader and writer that a request needs."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext) -> None:
+        """Take an accepted connection; :meth:`handshake` comes first."""
+        self._reader = reader
+        self._writer = writer
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    @property
+    def transport(self) -> asyncio.WriteTransport:
+        """The transport of the encrypted bytes."""
+        return self._writer.transport
+
+    async def handshake(self) -> None:
+        """Present the certificate, and verify that of the client where one is required.
+
+        Raises:
+            ssl.SSLError: no common version, or the client's certificate is missing, expired or not trusted.
+            OSError: the connection was lost.
+        """
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._receive()
+            except ssl.SSLError:
+                await self._flush()  # the alert, which names the cause in the log of the client
+                raise
+            else:
+                await self._flush()
+                return
+
+    async def read(self, limit: int) -> bytes:
+        """Return received bytes; none after the end of the connection.
+
+        The end of a request is known from its framing, so that a connection cut without a closing alert is an end.
+
+        Raises:
+            ssl.SSLError: malformed records.
+            OSError: the connection was lost.
+        """
+        while True:
+            try:
+                return self._tls.read(limit)
+            except ssl.SSLWantReadError:
+                await self._receive()
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b""
+
+    def write(self, data: bytes) -> None:
+        """Encrypt bytes and pass them to the transport; :meth:`drain` waits until they are sent.
+
+        Raises:
+            ssl.SSLError: the connection has failed.
+        """
+        while data:
+            data = data[self._tls.write(data) :]
+        self._writer.write(self._outgoing.read())
+
+    async def drain(self) -> None:
+        """Wait until the bytes are sent.
+
+        Raises:
+            OSError: the connection was lost.
+        """
+        await self._writer.drain()
+
+    def write_eof(self) -> None:
+        """End the server's direction; the client can still send."""
+        self._say_end()
+        self._writer.write_eof()
+
+    def close(self) -> None:
+        """Close the connection after the bytes are sent."""
+        self._say_end()
+        self._writer.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is closed.
+
+        Raises:
+            OSError: the connection was lost.
+        """
+        await self._writer.wait_closed()
+
+    def _say_end(self) -> None:
+        """Send the closing alert, without a wait for that of the client."""
+        with suppress(ssl.SSLError):
+            self._tls.unwrap()
+        if self._outgoing.pending and not self._writer.is_closing():
+            self._writer.write(self._outgoing.read())
+
+    async def _receive(self) -> None:
+        await self._flush()
+        data = await self._reader.read(_CHUNK_BYTES)
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+
+    async def _flush(self) -> None:
+        if self._outgoing.pending:
+            self._writer.write(self._outgoing.read())
+            await self._writer.drain()

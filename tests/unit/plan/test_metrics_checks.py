@@ -1,0 +1,57 @@
+"""Check of the metrics listener."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from nodeagent.plan.metrics_checks import check_certificate, check_listener
+from nodeagent.plan.node_checks import Verdict
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("listen", "remote", "tls", "clients", "verdict", "words"),
+    [
+        ("", False, False, False, Verdict.SKIPPED, "off"),
+        ("127.0.0.1:1", False, False, False, Verdict.OK, "127.0.0.1:1"),
+        ("0.0.0.0:1", True, False, False, Verdict.WARNING, "without encryption and authentication"),
+        ("0.0.0.0:1", True, True, False, Verdict.WARNING, "without authentication"),
+        ("0.0.0.0:1", True, True, True, Verdict.OK, "TLS with client certificates"),
+        ("127.0.0.1:1", False, True, False, Verdict.OK, "TLS"),
+    ],
+)
+def test_listener_reachable_from_other_machines_requires_tls_and_client_certificates(  # noqa: PLR0917 - a table
+    listen: str,
+    remote: bool,
+    tls: bool,
+    clients: bool,
+    verdict: Verdict,
+    words: str,
+) -> None:
+    finding = check_listener(listen, is_remote=remote, has_tls=tls, has_client_ca=clients)
+    assert finding.verdict is verdict
+    assert words in finding.evidence
+    assert bool(finding.fix) is (verdict is Verdict.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("problem", "days", "verdict", "words"),
+    [
+        ("no key", 30, Verdict.PROBLEM, "no key"),
+        ("", 30, Verdict.OK, "127"),
+        ("", None, Verdict.OK, "127"),
+        ("", 3, Verdict.WARNING, "expires at 2026-03-04"),
+        ("", 0, Verdict.PROBLEM, "expired at 2026-03-01"),
+    ],
+)
+def test_unusable_and_expired_certificates_are_problems(
+    problem: str, days: int | None, verdict: Verdict, words: str
+) -> None:
+    listener = check_listener("127.0.0.1:1", is_remote=False, has_tls=True, has_client_ca=True)
+    until = None if days is None else NOW + timedelta(days=days)
+    finding = check_certificate(listener, problem, until, NOW)
+    assert finding.verdict is verdict
+    assert words in finding.evidence
