@@ -45,19 +45,20 @@ class ClusterAgent:
         Args:
             kubernetes: lines of the section.
             role: of the node.
-            more: further sections; of image GC, container GC and eviction only these replace the defaults of the test.
+            more: further sections; of image GC, container GC, eviction and shutdown they replace the test's defaults.
         """
         sections = {
             "image_gc": '[image_gc]\ninterval = "2s"\n',
             "container_gc": '[container_gc]\ninterval = "2s"\n',
             "eviction": '[eviction]\nenabled = "on"\nhard = "pid.available<1"\n',
+            "shutdown": '[shutdown]\nenabled = "off"\n',
         }
         defaults = "".join(text for name, text in sections.items() if f"[{name}]" not in more)
         base = self._node.base
         self._config.write_text(
             f'role = "{role}"\n[runtime]\nendpoint = "unix://{CONTAINERD}"\n'
             f'[state]\ndirectory = "{base}/agent-state"\n[control]\nsocket = "{base}/control.sock"\n'
-            f'[shutdown]\nenabled = "off"\n[metrics]\nlisten = "off"\n'
+            f'[metrics]\nlisten = "off"\n'
             f"[kubernetes]\n{kubernetes}\n{defaults}{more}"
         )
 

@@ -18,6 +18,7 @@ from nodeagent.kube.pod_api import PodApi, PodWatch
 from nodeagent.model.api_access import ApiAccess
 from nodeagent.model.kubernetes import StatusCondition
 from nodeagent.plan.kubernetes.events import Occurrence, PodReference, event_body
+from nodeagent.plan.kubernetes.eviction import SEVERAL_BUDGETS
 from nodeagent.plan.kubernetes.heartbeat import renewed_lease
 from nodeagent.plan.kubernetes.pod_watch import EventKind
 from tests.support.cluster import EVENTS, NODES, PODS, STRATEGIC
@@ -245,3 +246,53 @@ async def test_idle_watch_has_bookmarks(clients: Clients) -> None:
         assert event.resource_version
     finally:
         watch.close()
+
+
+async def test_watch_from_before_a_compaction_is_refused_as_expired(cluster: Cluster, clients: Clients) -> None:
+    _, version = await clients.pods.list()
+    make_pod(cluster, "later")
+    cluster.node.stop("kube-apiserver", kill=True)
+    cluster.compact()
+    cluster.restart_api_server()
+    watch = PodWatch(clients.access, clients.credentials, NAME)
+
+    async def follow() -> None:
+        await watch.open(version, 20)
+        while await watch.next_event() is not None:
+            pass
+
+    try:
+        with pytest.raises(ApiServerRefusedError) as expired:
+            await follow()
+    finally:
+        watch.close()
+    assert expired.value.status == 410
+    listed, _ = await clients.pods.list()
+    assert "later" in {each.name for each in listed}
+
+
+async def test_pod_with_two_budgets_is_refused_without_reason(cluster: Cluster, clients: Clients) -> None:
+    pod = make_pod(cluster, "double")
+    for name in ("first", "second"):
+        spec = {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "double"}}}
+        cluster.request("POST", BUDGETS, {"metadata": {"name": name}, "spec": spec})
+    with pytest.raises(ApiServerRefusedError) as refused:
+        await clients.evictions.evict(*identity(pod), 30)
+    assert (refused.value.status, refused.value.reason) == (500, "")
+    assert SEVERAL_BUDGETS in str(refused.value)
+
+
+async def test_conflict_uses_a_disruption_of_the_budget(cluster: Cluster, clients: Clients) -> None:
+    pod = make_pod(cluster, "reserved")
+    namespace, name, uid, version = identity(pod)
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "reserved"}}}
+    cluster.request("POST", BUDGETS, {"metadata": {"name": "reserved"}, "spec": spec})
+    status = {"observedGeneration": 1, "disruptionsAllowed": 1, "currentHealthy": 1, "desiredHealthy": 0}
+    patch = {"status": {**status, "expectedPods": 1}}
+    cluster.request("PATCH", f"{BUDGETS}/reserved/status", patch, content_type="application/merge-patch+json")
+    statuses = []
+    for given in ("1", version):
+        with pytest.raises(ApiServerRefusedError) as refused:
+            await clients.evictions.evict(namespace, name, uid, given, 30)
+        statuses.append(refused.value.status)
+    assert statuses == [409, 429]

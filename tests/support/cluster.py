@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import ssl
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -33,6 +34,13 @@ _NAMES: Final = f"DNS:localhost,DNS:kubernetes,IP:127.0.0.1,IP:{ADDRESS},IP:10.9
 _AUDIT_POLICY: Final = (
     "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- level: Metadata\n"
 )
+_COMPACT: Final = """
+import json, urllib.request
+def post(path, **body):
+    return json.load(urllib.request.urlopen("http://127.0.0.1:2379/v3/" + path, json.dumps(body).encode()))
+revision = post("maintenance/status")["header"]["revision"]
+post("kv/compaction", revision=revision, physical=True)
+"""
 
 Document = dict[str, Any]
 
@@ -176,6 +184,10 @@ class Cluster:
         """Start the API server again and wait until it is ready."""
         self.start_api_server()
         reclaim.poll("the API server is ready again", self._is_ready, timeout_s=_START_S, interval_s=0.2)
+
+    def compact(self) -> None:
+        """Remove all earlier revisions from etcd. Source: etcd API guide, gRPC gateway."""
+        self.node.run(sys.executable, "-c", _COMPACT)
 
     def start_controllers(self) -> None:
         """Start the controller manager and the scheduler."""
