@@ -30,7 +30,8 @@ class UnitStop(Record):
         system_state: output of ``systemctl is-system-running``; empty where not known.
         timeout_us: ``TimeoutStopUSec`` of the unit; ``None`` for no limit or where not known.
         operation: the requested operation, such as ``reboot``; empty where not known.
-        is_announced: whether logind has announced a shutdown, and waits for the locks of services.
+        is_announced: whether logind has announced a shutdown, and waits for the locks of services; also true if logind
+            does not answer, as on an overloaded node.
     """
 
     system_state: str
@@ -51,7 +52,7 @@ def read_unit_stop(unit: str) -> UnitStop:
     ``show-session`` without a session; org.freedesktop.login1(5), ``PreparingForShutdown``.
     """
     state = _systemctl_output("is-system-running")
-    announced = state != STOPPING and _output("loginctl", "show-session", *_PREPARING) == "yes"
+    announced = state != STOPPING and _output("loginctl", "show-session", *_PREPARING) != "no"
     if not unit or not (state == STOPPING or announced):
         return UnitStop(state, is_announced=announced)
     operation = "" if announced else _pending_operation(_systemctl_output("list-jobs", "--no-legend", "--plain"))

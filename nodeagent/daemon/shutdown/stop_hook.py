@@ -27,6 +27,7 @@ from nodeagent.runtime.cri import CriClient
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
+    from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.host.systemd import UnitStop
     from nodeagent.model import Role
@@ -36,11 +37,12 @@ _LIST_WITHIN_S: Final = 5.0
 _UNLIMITED_S: Final = 3600.0
 
 
-async def stop_pods_at_unit_stop(
+async def stop_pods_at_unit_stop(  # noqa: PLR0913 - its collaborators
     settings: Settings,
     logger: FilteringBoundLogger,
     unit_stop: UnitStop,
     *,
+    began_s: float | None = None,
     this_boot: str = "",
     runtime_directory: Path = Path(RUNTIME_DIRECTORY),
 ) -> StopEnd | None:
@@ -48,15 +50,24 @@ async def stop_pods_at_unit_stop(
 
     If logind has announced a shutdown and still waits for the daemon, this waits for it, too.
 
+    Args:
+        settings: the settings of the agent.
+        logger: for all events.
+        unit_stop: the stop of the unit.
+        began_s: monotonic seconds of the start of the stop hook, from which its time counts; by default now.
+        this_boot: id of this start of the userspace; by default that of this machine.
+        runtime_directory: directory of the records that the state directory cannot store.
+
     Returns:
         The end of this shutdown, or of the daemon's own if that was complete; ``None`` if no pod had to be stopped.
     """
     clock = SystemClock()
+    began_s = clock.monotonic_s() if began_s is None else began_s
     recorder = ShutdownRecorder.open(settings, clock, logger, this_boot or userspace_id(), runtime_directory)
     if not unit_stop.is_node_stopping:
         logger.debug("unit_stop", system_state=unit_stop.system_state)
         if unit_stop.is_announced:
-            _wait_for_daemon(recorder, unit_stop)
+            _wait_for_daemon(recorder, _limit(unit_stop, clock, began_s))
         return None
     role = await RoleWatch(clock, logger).evaluate(settings.role)
     disabled_because = settings.shutdown.off_because(role.role, role.reason)
@@ -65,8 +76,7 @@ async def stop_pods_at_unit_stop(
         if recorder.files.read_boot() is not None:
             recorder.record_activity(LastActivity.GOING_DOWN)
         return None
-    started_s = clock.monotonic_s()
-    limit_ms = DelayLimit.of_unit_stop(unit_stop.timeout_us).limit_ms
+    limit_ms = _limit(unit_stop, clock, began_s).limit_ms
     if limit_ms is None:
         limit_ms = sum(phase.requested_ms for phase in settings.shutdown.phases)
     with recorder.files.claim(limit_ms / 1000) as claimed:  # waits for a daemon that is still stopping pods
@@ -77,13 +87,17 @@ async def stop_pods_at_unit_stop(
         if last is not None and last.end is StopEnd.COMPLETE:
             logger.info("shutdown_already_done")
             return last.end
-        limit = DelayLimit.of_unit_stop(unit_stop.timeout_us, elapsed_s=clock.monotonic_s() - started_s)
+        limit = _limit(unit_stop, clock, began_s)
         return await _stop_pods(
             settings, recorder, shutdown_budget(settings.shutdown.phases, limit), role.role, unit_stop.operation
         )
 
 
-def _wait_for_daemon(recorder: ShutdownRecorder, unit_stop: UnitStop) -> None:
+def _limit(unit_stop: UnitStop, clock: Clock, began_s: float) -> DelayLimit:
+    return DelayLimit.of_unit_stop(unit_stop.timeout_us, elapsed_s=clock.monotonic_s() - began_s)
+
+
+def _wait_for_daemon(recorder: ShutdownRecorder, limit: DelayLimit) -> None:
     """Wait until the daemon, which systemd stops after this hook, has stopped the pods.
 
     Without it they would be stopped by systemd in any order, since the lock ends with the daemon. A claim is tried only
@@ -91,8 +105,7 @@ def _wait_for_daemon(recorder: ShutdownRecorder, unit_stop: UnitStop) -> None:
     """
     if recorder.in_progress() is None:
         return
-    limit_ms = DelayLimit.of_unit_stop(unit_stop.timeout_us).limit_ms
-    within_s = _UNLIMITED_S if limit_ms is None else limit_ms / 1000
+    within_s = _UNLIMITED_S if limit.limit_ms is None else limit.limit_ms / 1000
     recorder.logger.warning(
         "unit_stop_delayed", because="pods are being stopped for a node shutdown", within_s=within_s
     )

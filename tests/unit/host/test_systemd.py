@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def bin_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    script(tmp_path, "echo no", "loginctl")
     return tmp_path
 
 
@@ -51,8 +52,9 @@ def test_system_state_and_time_limit_of_a_unit_stop_are_read(
     [
         ("yes", UnitStop("running", 60_000_000, is_announced=True)),
         ("no", UnitStop("running")),
-        ("", UnitStop("running")),
+        ("", UnitStop("running", 60_000_000, is_announced=True)),
     ],
+    ids=["announced", "not-announced", "no-answer"],
 )
 def test_shutdown_announced_by_logind_is_read_before_systemd_begins_it(
     bin_directory: Path, answer: str, expected: UnitStop
@@ -67,7 +69,7 @@ def test_without_systemctl_the_state_is_unknown_and_a_restart_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert read_unit_stop("nodeagent.service") == UnitStop("")
+    assert read_unit_stop("nodeagent.service") == UnitStop("", is_announced=True)
     assert not LogindUnit().runs_beside_the_bus()
     with pytest.raises(InhibitorError, match="no answer"):
         LogindUnit().restart()

@@ -67,10 +67,17 @@ class StopHookNode:
             )
         )
 
-    async def stop(self, unit_stop: UnitStop = DOWN, settings: Settings | None = None) -> StopEnd | None:
+    async def stop(
+        self, unit_stop: UnitStop = DOWN, settings: Settings | None = None, *, began_s: float | None = None
+    ) -> StopEnd | None:
         logger = log.configure("json", "debug", self.stream)
         return await stop_pods_at_unit_stop(
-            settings or self.settings, logger, unit_stop, this_boot=BOOT, runtime_directory=self.runtime_directory
+            settings or self.settings,
+            logger,
+            unit_stop,
+            began_s=began_s,
+            this_boot=BOOT,
+            runtime_directory=self.runtime_directory,
         )
 
     def events(self) -> list[str]:
@@ -234,6 +241,13 @@ async def test_short_stop_timeout_scales_the_phases(hook: StopHookNode) -> None:
     assert stop is not None
     assert stop.granted_ms <= 450
     assert {each.outcome for each in stop.pods} == {PodOutcome.FAILED}
+
+
+async def test_time_of_a_slow_start_of_the_stop_hook_is_no_time_for_the_pods(hook: StopHookNode) -> None:
+    assert await hook.stop(began_s=SystemClock().monotonic_s() - 49.5) is StopEnd.COMPLETE
+    stop = hook.files.read_stop()
+    assert stop is not None
+    assert stop.granted_ms <= 450
 
 
 @pytest.mark.parametrize("timeout_us", [0, 10_000_000])
