@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _READ_BYTES: Final = 65536
 _MAX_PROCESSES: Final = 4096
 _STOPPED_STATES: Final = frozenset({"T", "t"})
+_DELAYED_STATES: Final = frozenset({"R", "D"})
 
 
 class _Process(NamedTuple):
@@ -119,6 +120,22 @@ class ContainerProcesses:
         main = self._main_process(container_id)
         shim = None if main is None else self._process(main.parent)
         return shim is not None and shim.state in _STOPPED_STATES
+
+    def has_pending_term(self, container_id: str) -> bool:
+        """Return whether the main process of a container was sent its stop signal and has not received it yet.
+
+        Source: proc(5), ``SigPnd`` and ``ShdPnd`` of ``/proc/PID/status``.
+        """
+        main = self._main_process(container_id)
+        return main is not None and self._has_pending(main.pid, self.stop_signals.get(container_id, signal.SIGTERM))
+
+    def is_delayed(self, container_id: str) -> bool:
+        """Return whether the main process of a container waits for a CPU, for memory or for a disk.
+
+        Source: proc(5), states ``R`` and ``D``. The kernel wakes a sleeping process for a signal that it handles.
+        """
+        main = self._main_process(container_id)
+        return main is not None and main.state in _DELAYED_STATES
 
     def cpu_us(self, container_id: str) -> int | None:
         """Return the CPU time of a container in microseconds; ``None`` if it is not located or the kernel lacks it.
@@ -240,6 +257,14 @@ class ContainerProcesses:
         if len(fields) < 20 or not fields[1].isdecimal() or not fields[19].isdecimal():
             return None
         return _Process(pid, fields[0], int(fields[1]), int(fields[19]))
+
+    def _has_pending(self, pid: int, number: int) -> bool:
+        try:
+            lines = (self._root / f"proc/{pid}/status").read_bytes().splitlines()
+        except OSError:
+            return False
+        pending = [line.split()[1] for line in lines if line.startswith((b"SigPnd:\t", b"ShdPnd:\t"))]
+        return any(int(each, 16) >> (number - 1) & 1 for each in pending)
 
     def _signal(self, container_id: str, pid: int, number: int) -> bool:
         """Signal a process if it still belongs to the container."""

@@ -96,11 +96,12 @@ class ShutdownFacts:
 
     @property
     def without_time_for_term(self) -> set[str]:
-        """The pods with the outcome ``failed``, with the remark on an unconfirmed TERM, or with a recorded TERM."""
+        """The pods whose record has the outcome ``failed``, or a remark on an unconfirmed or pending TERM."""
+        remarks = ("without a confirmed TERM", "while TERM was pending")
         return {
             name
             for name, each in self.pods.items()
-            if each["outcome"] == "failed" or "without a confirmed TERM" in each["detail"] or each["terms"]
+            if each["outcome"] == "failed" or any(remark in each["detail"] for remark in remarks)
         }
 
     def events(self, name: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import ContainerState
+from nodeagent.plan.shutdown.timing import delayed_kill_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -75,9 +76,24 @@ class Delivery:
             container.direct = True
             self._on_change()
 
-    def kill(self, container: ContainerStop) -> None:
-        """Send KILL to a container that has processes, until it has none."""
-        if container.killer is None:
+    def kill(self, container: ContainerStop, due_ms: int, last_ms: int) -> None:
+        """Send KILL to a container that has processes, until it has none.
+
+        Its first call is followed by others while this returns without a KILL: for a process that has had no CPU time
+        to receive its TERM, KILL is delayed.
+
+        Args:
+            container: the container.
+            due_ms: time at which KILL was due, now or earlier.
+            last_ms: time of the last KILL of the run.
+        """
+        if container.killer is not None:
+            return
+        if container.kill_due_ms is None:
+            container.kill_due_ms = due_ms
+        is_last = self._elapsed_ms() >= delayed_kill_ms(container.kill_due_ms, last_ms)
+        awaits_term = self._processes.has_pending_term(container.id) and self._processes.is_delayed(container.id)
+        if is_last or not awaits_term:
             container.killer = self._start(self._kill(container))
 
     def observe(self, container: ContainerStop) -> bool:
@@ -216,6 +232,7 @@ class Delivery:
     # ---- KILL
 
     async def _kill(self, container: ContainerStop) -> None:
+        container.killed_unhandled = self._processes.has_pending_term(container.id)
         while not self.observe(container):
             container.killed = True
             if self._processes.kill(container.id) and await self._ends_within(container, _DIRECT_KILL_S):

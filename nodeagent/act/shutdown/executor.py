@@ -275,11 +275,12 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
     def _kill_due(self) -> None:
         """Send the signals that are due."""
         now_ms = self.elapsed_ms()
+        last_ms = last_kill_ms(self._started_ms, self.ends_ms)
         for record, due_ms in self._dues():
             signalled_ms = record.signalled_at_ms
             for each in record.running:
                 if now_ms >= due_ms:
-                    self._delivery.kill(each)
+                    self._delivery.kill(each, due_ms, last_ms)
                 elif signalled_ms is not None and now_ms >= final_term_ms(signalled_ms, due_ms):
                     self._delivery.terminate_finally(each)
 

@@ -62,6 +62,12 @@ class Processes(Protocol):
     def has_stopped_shim(self, container_id: str, /) -> bool:
         """Return whether the runtime's shim of a container is stopped."""
 
+    def has_pending_term(self, container_id: str, /) -> bool:
+        """Return whether TERM was sent to the main process of a container, which has not received it yet."""
+
+    def is_delayed(self, container_id: str, /) -> bool:
+        """Return whether the main process of a container waits for a CPU, for memory or for a disk."""
+
     def cpu_us(self, container_id: str, /) -> int | None:
         """Return the CPU time of a container in microseconds; ``None`` if unknown."""
 
@@ -99,6 +105,14 @@ class NoProcesses:
         """Return false."""
         return False
 
+    def has_pending_term(self, _container_id: str, /) -> bool:
+        """Return false."""
+        return False
+
+    def is_delayed(self, _container_id: str, /) -> bool:
+        """Return false."""
+        return False
+
     def cpu_us(self, _container_id: str, /) -> int | None:
         """Return ``None``."""
         return None
@@ -129,6 +143,8 @@ class ContainerStop:
         end_inferred: whether its processes were not seen to end, so that the runtime's time of the end is used.
         observed: whether its processes were seen, also by an earlier process of the agent.
         killed: whether KILL was sent while it had processes; ``None`` if an earlier process of the agent may have.
+        kill_due_ms: first time at which KILL was due; ``None`` before.
+        killed_unhandled: whether KILL was sent while TERM was pending in its main process.
         cpu_us: CPU time in microseconds before the stop request; ``None`` if unknown.
         call: the pending stop request.
         problem: last failure.
@@ -143,6 +159,8 @@ class ContainerStop:
     end_inferred: bool = False
     observed: bool = False
     killed: bool | None = False
+    kill_due_ms: int | None = None
+    killed_unhandled: bool = False
     exit_code: int | None = None
     cpu_us: int | None = None
     call: asyncio.Task[None] | None = None
@@ -221,10 +239,11 @@ class PodRecord:
             problems = [each.problem for each in self.running if each.problem]
             self.detail = "; ".join(dict.fromkeys(["still running", *problems]))
             return
-        unsignalled = any(each.killed and each.signalled_at_ms is None for each in self.containers.values())
+        killed = [each for each in self.containers.values() if each.killed]
         notes = [
             "ended after the granted time" if self.is_overdue else "",
-            "killed without a confirmed TERM" if unsignalled else "",
+            "killed without a confirmed TERM" if any(each.signalled_at_ms is None for each in killed) else "",
+            "killed while TERM was pending" if any(each.killed_unhandled for each in killed) else "",
             self.detail,
         ]
         self.detail = "; ".join(filter(None, notes))

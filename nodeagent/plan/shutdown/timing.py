@@ -17,6 +17,7 @@ MINIMUM_AFTER_TERM_MS: Final = 500
 """Least time between TERM and KILL, also for a pod or a phase without time of its own."""
 
 _FINAL_TERM_LEAD_MS: Final = 1000
+_PENDING_TERM_MS: Final = 2000
 _LAST_KILLS_MS: Final = 300  # from the last KILL to the end of the run
 
 
@@ -65,6 +66,14 @@ def kill_due_ms(signalled_ms: int | None, own_grace_ms: int | None, phase_end_ms
         return last_ms
     due_ms = phase_end_ms if own_grace_ms is None else min(phase_end_ms, signalled_ms + own_grace_ms)
     return min(max(due_ms, signalled_ms + MINIMUM_AFTER_TERM_MS), last_ms)
+
+
+def delayed_kill_ms(due_ms: int, last_ms: int) -> int:
+    """Return the latest time of a KILL that is due, for a process that has had no CPU time to receive its TERM.
+
+    A process that never receives it, such as one in an uninterruptible wait, must not delay the shutdown by more.
+    """
+    return max(due_ms, min(due_ms + _PENDING_TERM_MS, last_ms))
 
 
 def final_term_ms(signalled_ms: int, due_ms: int) -> int:

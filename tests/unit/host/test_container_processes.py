@@ -233,6 +233,53 @@ async def test_stopped_parent_of_the_main_process_is_a_stopped_shim(tree: Tree, 
     assert tree.processes.has_stopped_shim(ID) is stopped
 
 
+@pytest.mark.parametrize("field", ["SigPnd", "ShdPnd"])
+@pytest.mark.parametrize(
+    ("mask", "stop_signals", "pending"),
+    [
+        ("0000000000004000", {}, True),
+        ("0000000000000000", {}, False),
+        ("0000000000000400", {}, False),
+        ("0000001000000000", {ID: 37}, True),
+        ("0000000000004000", {ID: 37}, False),
+    ],
+)
+async def test_sent_stop_signal_is_pending_until_the_main_process_receives_it(
+    tree: Tree, field: str, mask: str, stop_signals: dict[str, int], pending: bool
+) -> None:
+    tree.cgroup(ID, 70)
+    tree.process(70, ID)
+    tree.processes.stop_signals = stop_signals
+    await tree.processes.locate([ID])
+    assert not tree.processes.has_pending_term(ID), "without a status"
+    (tree.root / "proc/70/status").write_text(f"Name:\ta\n{field}:\t{mask}\nSigBlk:\t{'f' * 16}\n")
+    assert tree.processes.has_pending_term(ID) is pending
+
+
+async def test_term_blocked_by_a_real_process_is_pending(tree: Tree) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    blocked = Child()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    tree.cgroup(ID, blocked.pid)
+    tree.process(blocked.pid, ID)
+    (tree.root / f"proc/{blocked.pid}/status").symlink_to(f"/proc/{blocked.pid}/status")
+    await tree.processes.locate([ID])
+    assert not tree.processes.has_pending_term(ID)
+    assert tree.processes.terminate(ID)
+    assert tree.processes.has_pending_term(ID)
+    blocked.process.kill()
+    assert blocked.signalled() == signal.SIGKILL
+
+
+@pytest.mark.parametrize(("state", "delayed"), [("R", True), ("D", True), ("S", False), ("T", False)])
+async def test_main_process_that_waits_for_a_cpu_or_a_disk_is_delayed(tree: Tree, state: str, delayed: bool) -> None:
+    assert not tree.processes.is_delayed(ID)
+    tree.cgroup(ID, 70)
+    tree.process(70, ID, state=state)
+    await tree.processes.locate([ID])
+    assert tree.processes.is_delayed(ID) is delayed
+
+
 async def test_cpu_time_is_that_of_the_located_cgroup(tree: Tree) -> None:
     path = tree.cgroup(ID, 70)
     assert tree.processes.cpu_us(ID) is None

@@ -50,6 +50,8 @@ class Node:
         busy_containers: containers that always use CPU time, so that it confirms nothing.
         exit_codes: of containers that end by themselves.
         uninterruptible: containers with a process in state D, which no signal ends.
+        receives_after_ms: time in which TERM is pending, by container; 0 by default.
+        stopped: containers with a stopped process.
         finished_at: end of every container according to the runtime.
     """
 
@@ -67,6 +69,8 @@ class Node:
     busy_containers: set[str] = field(default_factory=set)
     exit_codes: dict[str, int] = field(default_factory=dict)
     uninterruptible: set[str] = field(default_factory=set)
+    receives_after_ms: dict[str, int] = field(default_factory=dict)
+    stopped: set[str] = field(default_factory=set)
     finished_at: datetime | None = None
     ended: dict[str, int] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
@@ -140,6 +144,14 @@ class Node:
 
     def has_stopped_shim(self, container_id: str) -> bool:
         return container_id in self.stopped_shims and self.is_populated(container_id) is not None
+
+    def has_pending_term(self, container_id: str) -> bool:
+        at_ms = self.received(container_id, "TERM")
+        return bool(at_ms) and now_ms() < at_ms[0] + self.receives_after_ms.get(container_id, 0)
+
+    def is_delayed(self, container_id: str) -> bool:
+        """Return whether a container receives TERM late, unless its process is stopped."""
+        return container_id in self.receives_after_ms and container_id not in self.stopped
 
     def cpu_us(self, container_id: str) -> int | None:
         """Return 1 after TERM, which every container handles; ``None`` for those with unknown usage."""

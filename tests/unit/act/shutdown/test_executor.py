@@ -82,6 +82,36 @@ def test_pod_with_a_grace_period_of_0_receives_term_before_kill() -> None:
     assert node.received("abrupt-c", "KILL") == [MINIMUM_AFTER_TERM_MS]
 
 
+@pytest.mark.parametrize(
+    ("receives_after_ms", "stopped", "killed_ms", "detail"),
+    [
+        (11_000, False, 11_250, ""),
+        (60_000, False, 12_000, "killed while TERM was pending"),
+        (60_000, True, 10_000, "killed while TERM was pending"),
+    ],
+    ids=["received-late", "never-received", "stopped"],
+)
+def test_kill_waits_shortly_for_a_process_without_cpu_time_to_receive_its_term(
+    receives_after_ms: int, stopped: bool, killed_ms: int, detail: str
+) -> None:
+    node = Node([pod("late"), pod("dns", CRITICAL)], takes_s={"late-c": None, "dns-c": 4.0}, located=None)
+    node.receives_after_ms["late-c"] = receives_after_ms
+    if stopped:
+        node.stopped.add("late-c")
+    result = run_down(node)
+    assert result.phases == [(0, "ordinary"), (10_000, "critical")]
+    assert node.received("late-c", "KILL") == [pytest.approx(killed_ms, abs=260)]
+    assert (result.pods["late"].outcome, result.pods["late"].detail) == (PodOutcome.KILLED, detail)
+
+
+def test_kill_of_a_process_without_cpu_time_never_exceeds_the_time_of_the_shutdown() -> None:
+    budget = shutdown_budget(TEN_AND_FIVE, DelayLimit(4_000_000))
+    node = Node([pod("dns", CRITICAL)], takes_s={"dns-c": None}, located=None, receives_after_ms={"dns-c": 60_000})
+    result = run_down(node, budget)
+    assert node.received("dns-c", "KILL") == [3600]
+    assert result.ended_ms <= 3900
+
+
 def test_containers_of_a_pod_are_stopped_in_parallel() -> None:
     node = Node([pod("web", 0, "a", "b", "c")], takes_s={"a": 1.0, "b": 2.0, "c": 3.0}, located=None)
     result = run_down(node)
