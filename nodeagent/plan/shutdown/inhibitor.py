@@ -327,6 +327,8 @@ def _on_agent_event(state: InhibitorState, event: PodsStopped | Disabled | Agent
 def _on_overdue(state: InhibitorState, event: LockOverdue | LogindUnitChecked) -> Transition:
     if state.logind.held or state.released_because or not state.logind_missing:
         return state, ()
+    if state.logind.preparing or state.is_stopping_pods:  # a restart of logind cancels the shutdown
+        return state, ()
     recently = state.restarted_s is not None and event.now_s - state.restarted_s < RESTART_INTERVAL_S
     if recently:
         return state, ()

@@ -193,8 +193,14 @@ def test_logind_off_the_bus_is_restarted_once_per_interval() -> None:
 
 @pytest.mark.parametrize(
     "state",
-    [InhibitorState(), HELD, FINISHED, play((ConnectionLost("no bus"),), HELD)[0]],
-    ids=["not-connected", "held", "released", "bus-lost"],
+    [
+        InhibitorState(),
+        HELD,
+        FINISHED,
+        play((ConnectionLost("no bus"),), HELD)[0],
+        play((PrepareForShutdown(active=True), LogindDisconnected()), HELD)[0],
+    ],
+    ids=["not-connected", "held", "released", "bus-lost", "shutdown-in-progress"],
 )
 def test_logind_is_not_restarted_for_another_reason(state: InhibitorState) -> None:
     assert step(state, LockOverdue(1e6)) == (state, ())
