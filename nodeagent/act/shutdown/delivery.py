@@ -4,8 +4,9 @@ The runtime sends the stop signal of the image, so it is asked first. It confirm
 returns once the container has stopped. Two facts confirm it: a later request, which every runtime answers at once, was
 answered, so that the stop request has arrived; and the container has used CPU time since, which a handled signal takes.
 Otherwise the main process is signalled directly after a quarter of the phase, at most a second, and the request is
-cancelled. A second TERM, which many programs take as an order to exit without cleanup, follows only shortly before
-KILL: a busy container uses CPU time also while its shim hangs.
+cancelled; after a phase in which the runtime did not answer, the next phase is signalled directly at once. A second
+TERM, which many programs take as an order to exit without cleanup, follows only shortly before KILL: a busy container
+uses CPU time also while its shim hangs.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Delivery:
         self.searched = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit_reads = asyncio.Semaphore(_EXIT_READS)
+        self._is_runtime_slow = False  # in the last phase
 
     def terminate(self, containers: Sequence[ContainerStop], timeout_s: int, within_ms: int) -> None:
         """Deliver TERM to containers.
@@ -138,6 +140,8 @@ class Delivery:
         patience_s = max(0.0, min(_PATIENCE_S, within_ms / 4000))
         loop = asyncio.get_running_loop()
         until_s, answers = loop.time() + patience_s, True
+        if self._is_runtime_slow:
+            self._terminate_directly(containers)
         for each in containers:
             each.cpu_us = self._processes.cpu_us(each.id)
         for first in range(0, len(containers), _BATCH):
@@ -146,6 +150,7 @@ class Delivery:
                 each.call = self._start(self._request(each, timeout_s))
             await asyncio.sleep(0)  # the requests are sent before the one that confirms them
             answers = answers and await self._confirm(batch, until_s - loop.time())
+        self._is_runtime_slow = not answers
         await self._confirm_all(containers, until_s)
 
     async def _confirm_all(self, containers: Sequence[ContainerStop], until_s: float) -> None:

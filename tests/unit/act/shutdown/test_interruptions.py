@@ -359,3 +359,23 @@ def test_busy_pod_whose_term_is_delayed_in_the_runtime_is_signalled_directly_bef
     assert node.received("busy-c", "TERM") == [9000]
     assert node.received("busy-c", "KILL") == [10_000]
     assert result.pods["busy"].outcome is PodOutcome.KILLED
+
+
+def test_phase_after_one_without_an_answer_of_the_runtime_receives_term_at_once() -> None:
+    node = Node(
+        [pod("web"), pod("dns", CRITICAL)],
+        takes_s={"web-c": 2.0, "dns-c": 2.0},
+        busy=((0, 60_000),),
+        located=None,
+    )
+    result = run_down(node)
+    assert node.signals == [(1000, "web-c", "TERM"), (3000, "dns-c", "TERM")]
+    assert result.ended_ms == 5000
+
+
+def test_runtime_that_answers_again_is_asked_first_in_the_following_phase() -> None:
+    pods = [pod("web"), pod("db", 1000), pod("dns", 100_000)]
+    node = Node(pods, takes_s={"web-c": 2.0, "db-c": 2.0, "dns-c": 2.0}, busy=((0, 1500),), located=None)
+    run_down(node, four_bands(40))
+    assert [container_id for _, container_id, _ in node.calls] == ["web-c", "dns-c"]
+    assert [at for at, _, _ in node.signals] == [1000, 3000, 5000]
