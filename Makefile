@@ -12,10 +12,10 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb format clean
+.PHONY: help demo test check unit integration cluster campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb sign test-packages test-rebuild format clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
 
 demo: ## tour of preview, run, explain, undo and rehearsals: on a temporary real containerd as root, otherwise (or DEMO=simulated) preview and run on a simulated node
 	@.ci/setup run $(if $(filter simulated,$(DEMO)),,real)
@@ -145,6 +145,16 @@ uninstall: ## as root: stop the agent and remove it and its unit; keep configura
 deb: ## build packages for Debian 12 and 13 in dist/, dependencies included
 	@.ci/setup run
 	systemd/debian/build $(BIN)/python dist
+
+sign: ## sign dist/SHA256SUMS with KEY: the name of a GnuPG key, or a file with a private key (PEM, for openssl)
+	@systemd/sign dist "$(KEY)"
+
+test-packages: ## as root: install, upgrade, remove and purge the packages of dist/ in fresh roots of Debian 12 and 13
+	@for each in dist/nodeagent_*~deb*_$$(dpkg --print-architecture).deb; do systemd/debian/try "$$each" || exit 1; done
+
+test-rebuild: ## as root: build the packages in two fresh roots with other paths, users and clocks, and compare them
+	@.ci/setup run
+	systemd/rebuild $(BIN)/python dist
 
 format: ## format the code
 	@.ci/setup dev

@@ -1,0 +1,60 @@
+# Functions of the package builds: the files of a package, without any trace of the building machine. Sourced by
+# debian/build and rpm/build, in the root of the checkout, with PYTHON as the interpreter with the agent and pip.
+
+version=$("$python" -I -c 'from nodeagent import __version__; print(__version__)')
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
+export LC_ALL=C PYTHONHASHSEED=0
+unset PYTHONPATH
+umask 022
+pip=("$python" -I -m pip --quiet --disable-pip-version-check)
+
+# machine_of ARCHITECTURE: the name of a Debian architecture in the names of wheels.
+machine_of() {
+    case $1 in
+    amd64) echo x86_64 ;;
+    arm64) echo aarch64 ;;
+    *) echo "build: unsupported architecture: $1" >&2; return 1 ;;
+    esac
+}
+
+# build_wheel DIRECTORY: the agent's own wheel.
+build_wheel() {
+    local source=$1/source
+    mkdir "$source"
+    cp -r nodeagent systemd pyproject.toml README.md LICENSE "$source"  # a copy, as setuptools would include stale files of build/
+    find "$source" -depth '(' -name __pycache__ -o -name '*.egg-info' ')' -exec rm -rf {} +
+    chmod -R u=rwX,go=rX "$source"
+    "${pip[@]}" wheel --no-deps --no-build-isolation --wheel-dir "$1/own" "$source"
+}
+
+# make_tree ROOT OWN_WHEELS MACHINE PYTHON_VERSION SYSTEMD_VERSION: the files of a package.
+make_tree() {
+    local root=$1 own=$2 machine=$3 minor=$4 systemd=$5 platforms=() glibc
+    local share=$root/usr/share/nodeagent doc=$root/usr/share/doc/nodeagent
+    mkdir -p "$share/wheels" "$doc" "$root/usr/lib/nodeagent"
+    cp "$own"/*.whl "$share/wheels"
+    for glibc in 2_36 2_34 2_28 2_17; do platforms+=(--platform "manylinux_${glibc}_$machine"); done
+    "${pip[@]}" download --dest "$share/wheels" --only-binary=:all: --implementation cp --python-version "$minor" \
+        "${platforms[@]}" --platform "manylinux2014_$machine" --require-hashes -r requirements.lock
+    "$python" -I -m nodeagent install --root "$root" --packaged --prefix /usr/lib/nodeagent/venv --systemd "$systemd" >/dev/null
+    "$python" -I -m nodeagent config default --dry-run >"$share/config.toml"
+    "$python" -I systemd/sbom.py "$share/wheels" "$machine" --version "$version" --sbom "$share/sbom.cdx.json" --licences "$doc/licenses"
+    find "$root/usr/share/man" -type f -exec gzip -9n {} +
+    gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
+}
+
+# size_kib ROOT: the size of a tree, independent of the filesystem of the build.
+size_kib() {
+    find "$1" -path "$1/DEBIAN" -prune -o -type f -printf '%s\n' -o -printf '1024\n' | awk '{ sum += int(($1 + 1023) / 1024) } END { print sum }'
+}
+
+# set_times ROOT: one time for all files, also those with a time in the past of a wrong clock.
+set_times() {
+    find "$1" -exec touch -hd "@$SOURCE_DATE_EPOCH" {} +
+}
+
+# write_sums OUTPUT: SHA256SUMS of all artefacts of the directory.
+write_sums() {
+    (cd "$1" && find . -maxdepth 1 -type f '(' -name 'nodeagent[_-]*.deb' -o -name 'nodeagent-*.rpm' -o -name '*.cdx.json' -o \
+        -name '*.oci.tar' -o -name '*.raw' ')' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum -- >SHA256SUMS)
+}
