@@ -84,7 +84,10 @@ def _reopened(path: Path, descriptor: int, *, directory: bool) -> int:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     if not directory and not stat.S_ISREG(mode):
         raise ConfigError(f"{path}: not a regular file")
-    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # not that of an absent file, which callers replace by the defaults
+        raise ConfigError(f"{path}: cannot be read without /proc; mount it") from None
 
 
 def _problem(descriptor: int, path: Path, status: os.stat_result, own_uid: int, *, is_last: bool) -> str:

@@ -245,3 +245,24 @@ def test_every_refused_file_is_reported_at_once(config: Path) -> None:
     for each in (config, config.parent / "config.d/10.toml"):
         each.chmod(0o666)
     assert len(refusal(config).splitlines()) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="requires a mount namespace")
+def test_file_that_cannot_be_read_without_proc_is_an_error_and_not_an_absent_one(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("dry_run = true\n")
+    tmp_path.chmod(0o700)
+    code = f"""
+import ctypes, sys
+from nodeagent.config.loading import load
+from nodeagent.errors import ConfigError
+from pathlib import Path
+ctypes.CDLL(None).mount(b"none", b"/proc", b"tmpfs", 0, None) == 0 or sys.exit("no mount")
+try:
+    load(Path({str(config)!r}))
+except ConfigError as error:
+    print(error)
+"""
+    command = ["unshare", "--mount", sys.executable, "-I", "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert "cannot be read without /proc" in done.stdout, done.stderr
