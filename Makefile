@@ -12,7 +12,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb sign test-packages test-rebuild format clean
+.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb sign test-packages test-rebuild format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -53,6 +53,10 @@ integration: ## integration tests on a real containerd
 cluster: ## as root: tests against a real control plane and kubelet, whose binaries are in the directory KUBE_BIN_DIR
 	@.ci/setup dev real
 	KUBE_BIN_DIR=$(KUBE_BIN_DIR) $(BIN)/python -m pytest tests/cluster
+
+campaign-cluster: ## as root: churn with both collectors, an API server that is away and Lease intervals, MINUTES each (10); see cluster
+	@.ci/setup dev real
+	KUBE_BIN_DIR=$(KUBE_BIN_DIR) NODEAGENT_TEST_MINUTES=$(or $(MINUTES),10) $(BIN)/python -m pytest --timeout 0 -s -m campaign tests/cluster
 
 campaign-eviction: ## as root: evictions under disk pressure on a real containerd, RUNS times each (10)
 	@.ci/setup dev real

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
+from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.workloads import BUDGETS, IMAGE, create, has_ended, logs, phase, pod, restarts
 from tests.support import images
-from tests.support.cluster import EVENTS, PODS
+from tests.support.cluster import EVENTS, NODES, PODS, STRATEGIC
+from tests.support.cluster_node import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,10 +23,12 @@ if TYPE_CHECKING:
     from tests.cluster.agent import ClusterAgent
     from tests.support.cluster import Cluster, Document
 
-IMAGE = "registry.test/app:v1"
 CHURNED = tuple(f"registry.test/churn:v{number}" for number in range(8))
-CHURN_S = 180.0
-BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+SETS = "/apis/apps/v1/namespaces/default/replicasets"
+OTHER = "node-2"
+PODS_PER_PROBLEM = 5
+REMOVAL_ERROR = "Failed to remove image"
+CHURN_S = 60.0 * float(os.environ.get("NODEAGENT_TEST_MINUTES", "3"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,37 +43,6 @@ def _without_pods(cluster: Cluster) -> Iterator[None]:
     yield
     for each in cluster.items(PODS):
         cluster.request("DELETE", f"{PODS}/{each['metadata']['name']}", {"gracePeriodSeconds": 0})
-
-
-def pod(name: str, script: str, *, image: str = IMAGE, **spec: Any) -> Document:
-    container = {"name": "app", "image": image, "imagePullPolicy": "Never", "command": ["sh", "-c", script]}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": {"app": name}},
-        "spec": {"containers": [container], "hostNetwork": True, "terminationGracePeriodSeconds": 1, **spec},
-    }
-
-
-def create(cluster: Cluster, *pods: Document) -> None:
-    for each in pods:
-        cluster.request("POST", PODS, each)
-
-
-def phase(cluster: Cluster, name: str) -> str:
-    return str(cluster.get(f"{PODS}/{name}")["status"].get("phase"))
-
-
-def has_ended(cluster: Cluster, name: str) -> bool:
-    return phase(cluster, name) in ("Succeeded", "Failed")
-
-
-def restarts(cluster: Cluster, name: str) -> int:
-    return int(cluster.get(f"{PODS}/{name}")["status"]["containerStatuses"][0]["restartCount"])
-
-
-def logs(cluster: Cluster, name: str) -> str:
-    return cluster.text("GET", f"{PODS}/{name}/log")
 
 
 def doctor(agent: ClusterAgent) -> dict[str, Document]:
@@ -163,6 +139,92 @@ def test_eviction_through_the_api_respects_a_budget(cluster: Cluster, agent: Clu
     agent.wait("its Event exists", lambda: any(each["reason"] == "Evicted" for each in cluster.items(EVENTS)))
 
 
+def test_evicted_pod_is_replaced_on_another_node_and_its_budget_respected(
+    cluster: Cluster, agent: ClusterAgent
+) -> None:
+    cluster.node.import_images([images.image(IMAGE)])
+    template = pod("web", "dd if=/dev/zero of=/tmp/data bs=1M count=32; sleep 1000")
+    selector = {"matchLabels": {"app": "web"}}
+    cluster.request(
+        "POST", SETS, {"metadata": {"name": "web"}, "spec": {"replicas": 2, "selector": selector, "template": template}}
+    )
+    agent.wait("both pods run", lambda: [each["status"]["phase"] for each in cluster.items(PODS)] == ["Running"] * 2)
+    cluster.request("POST", BUDGETS, {"metadata": {"name": "web"}, "spec": {"minAvailable": 1, "selector": selector}})
+    agent.wait("a disruption is permitted", lambda: allowed(cluster) == 1)
+    cluster.request("PATCH", f"{NODES}/{NAME}", {"spec": {"unschedulable": True}}, content_type=STRATEGIC)
+    add_node(cluster)
+    kubeconfig = agent.service_account("--publish-events", "--evict-pods")
+    agent.configure(
+        f'watch_pods = true\nevict_pods = true\npublish_events = true\nkubeconfig = "{kubeconfig}"',
+        role="auto",
+        more='[eviction]\nenabled = "on"\nhard = "nodefs.available<99%"\n',
+    )
+    agent.start()
+
+    def replaced() -> bool:
+        beat(cluster)
+        return any(each["spec"].get("nodeName") == OTHER for each in cluster.items(PODS))
+
+    try:
+        agent.wait("the replacement is bound elsewhere", replaced, timeout_s=180)
+        agent.wait("another eviction is refused", lambda: bool(agent.events("eviction_failed")), timeout_s=180)
+        remaining = [each for each in cluster.items(PODS) if each["spec"].get("nodeName") == NAME]
+        assert [each["metadata"].get("deletionTimestamp") for each in remaining] == [None]
+        assert [each["status"]["phase"] for each in remaining] == ["Running"]
+        assert [each["code"] for each in evictions(cluster)].count(201) == 1
+        assert len(agent.events("evicted")) == 1
+    finally:
+        agent.stop()
+        cluster.request("DELETE", f"{SETS}/web", {"propagationPolicy": "Background"})
+        cluster.request("DELETE", f"{BUDGETS}/web")
+        cluster.request("DELETE", f"{NODES}/{OTHER}")
+        cluster.request("PATCH", f"{NODES}/{NAME}", {"spec": {"unschedulable": None}}, content_type=STRATEGIC)
+
+
+def evictions(cluster: Cluster) -> list[Document]:
+    """Return the answers to evictions of the pods of the ReplicaSet."""
+    targets = [(each.get("objectRef", {}), each["responseStatus"]) for each in cluster.audit()]
+    return [
+        answer
+        for target, answer in targets
+        if target.get("subresource") == "eviction" and target["name"].startswith("web-")
+    ]
+
+
+def allowed(cluster: Cluster) -> int:
+    return int(cluster.get(f"{BUDGETS}/web")["status"].get("disruptionsAllowed", 0))
+
+
+def add_node(cluster: Cluster) -> None:
+    """Add a second node, to which pods are bound and which starts none."""
+    cluster.request("POST", NODES, {"metadata": {"name": OTHER, "labels": {"kubernetes.io/hostname": OTHER}}})
+    beat(cluster)
+
+
+def beat(cluster: Cluster) -> None:
+    """Report the second node as ready."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now}
+    capacity = {"cpu": "4", "memory": "4Gi", "pods": "10"}
+    status = {"conditions": [ready], "capacity": capacity, "allocatable": capacity}
+    cluster.request("PATCH", f"{NODES}/{OTHER}/status", {"status": status}, content_type=STRATEGIC)
+
+
+def test_sandbox_image_is_labelled_by_the_fix_and_kept_by_the_kubelet_if_reported_as_pinned(
+    cluster: Cluster, agent: ClusterAgent
+) -> None:
+    agent.configure("", role="auto")
+    before = doctor(agent)["sandbox-image"]
+    assert before["verdict"] == "warning"
+    agent.command("doctor", "--fix-pin")
+    labels = cluster.node.run("ctr", "-n", "k8s.io", "images", "ls", f"name=={images.PAUSE}")
+    assert "io.cri-containerd.pinned=pinned" in labels
+    with cluster.node.pods() as runtime:
+        (found,) = [each for each in runtime.list_images() if images.PAUSE in each.tags]
+    assert doctor(agent)["sandbox-image"]["verdict"] == ("ok" if found.pinned else "warning")
+
+
+@pytest.mark.campaign
 def test_garbage_collection_with_the_thresholds_of_the_kubelet_fails_no_pod_during_churn(
     cluster: Cluster, agent: ClusterAgent
 ) -> None:
@@ -181,6 +243,10 @@ def test_garbage_collection_with_the_thresholds_of_the_kubelet_fails_no_pod_duri
         'sandbox_minimum_age = "0s"\nlog_minimum_age = "0s"\n',
     )
     agent.start()
+    # the kubelet removes a sandbox image that is neither pinned, as with containerd 1.6, nor used by a container
+    user = {"name": "app", "image": images.PAUSE, "imagePullPolicy": "Never"}
+    create(cluster, pod("pause", "", containers=[user]))
+    agent.wait("the sandbox image is in use", lambda: phase(cluster, "pause") == "Running")
     until, number = time.monotonic() + CHURN_S, 0
     failed: list[str] = []
     while time.monotonic() < until:
@@ -199,3 +265,13 @@ def test_garbage_collection_with_the_thresholds_of_the_kubelet_fails_no_pod_duri
     removed = [each["id"] for each in agent.events("removal") if each.get("outcome") == "done"]
     assert removed
     assert len(removed) == len(set(removed)), "no item is removed twice"
+    by_kubelet = re.findall(r'Removing image to free bytes" imageID="(sha256:[0-9a-f]+)"', kubelet_log(cluster))
+    assert set(by_kubelet).isdisjoint(removed), "no image is removed by both"
+    problems = [each for each in agent.events() if each.get("level") in ("warning", "error")]
+    assert len(problems) <= number // PODS_PER_PROBLEM, problems
+    assert REMOVAL_ERROR not in kubelet_log(cluster)
+    print(f"{number} pods; images removed: {len(set(by_kubelet))} by the kubelet, {len(removed)} items by the agent")
+
+
+def kubelet_log(cluster: Cluster) -> str:
+    return cluster.node.parts["kubelet"].log.read_text()
