@@ -12,7 +12,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb sign test-packages test-rebuild format clean
+.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb sign test-packages test-rebuild image test-image format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -159,6 +159,14 @@ test-packages: ## as root: install, upgrade, remove and purge the packages of di
 test-rebuild: ## as root: build the packages in two fresh roots with other paths, users and clocks, and compare them
 	@.ci/setup run
 	systemd/rebuild $(BIN)/python dist
+
+image: ## build the container image in dist/ with mmdebstrap; ARCHITECTURE=arm64 requires qemu-user-static, IMAGE=REFERENCE is its name, MIRROR=URL a Debian mirror
+	@.ci/setup run
+	ARCHITECTURE=$(ARCHITECTURE) IMAGE=$(IMAGE) MIRROR=$(MIRROR) systemd/image/build $(BIN)/python dist
+
+test-image: ## build the container image twice, in another directory and as another user; the files must be identical
+	@.ci/setup run
+	systemd/image/rebuild $(BIN)/python dist
 
 format: ## format the code
 	@.ci/setup dev
