@@ -34,11 +34,15 @@ PodSandboxRequest pod_sandbox_id=1:string
 PodSandbox id=1:string metadata=2:PodSandboxMetadata state=3:int32 created_at=4:int64 labels=5:map annotations=6:map
 ListPodSandboxResponse *items=1:PodSandbox
 ContainerMetadata name=1:string attempt=2:uint32
-Mount container_path=1:string host_path=2:string readonly=3:bool image=9:ImageSpec
+Mount container_path=1:string host_path=2:string readonly=3:bool propagation=5:int32 image=9:ImageSpec
 KeyValue key=1:string value=2:string
 LinuxContainerResources cpu_period=1:int64 cpu_quota=2:int64 cpu_shares=3:int64 memory_limit_in_bytes=4:int64 \
 oom_score_adj=5:int64
-LinuxContainerSecurityContext namespace_options=3:NamespaceOption
+Capability *add_capabilities=1:string *drop_capabilities=2:string
+SecurityProfile profile_type=1:int32
+LinuxContainerSecurityContext capabilities=1:Capability privileged=2:bool namespace_options=3:NamespaceOption \
+run_as_user=5:Int64Value readonly_rootfs=7:bool no_new_privs=11:bool run_as_group=12:Int64Value \
+seccomp=15:SecurityProfile
 LinuxContainerConfig resources=1:LinuxContainerResources security_context=2:LinuxContainerSecurityContext
 ContainerConfig metadata=1:ContainerMetadata image=2:ImageSpec *command=3:string *args=4:string *envs=6:KeyValue \
 *mounts=7:Mount labels=9:map annotations=10:map log_path=11:string linux=15:LinuxContainerConfig

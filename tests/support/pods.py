@@ -17,7 +17,7 @@ import grpc
 from tests.support import cri_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tests.support.cri_messages import Document
@@ -208,12 +208,14 @@ class Pods:
         mounts: Mapping[Path, str] | None = None,
         image_volumes: Mapping[str, str] | None = None,
         resources: Mapping[str, int] | None = None,
+        more_mounts: Sequence[Document] = (),
+        security: Mapping[str, Any] | None = None,
     ) -> Container:
         """Create a container, not yet started; an empty ``command`` runs that of the image.
 
         ``log_path`` is relative to the sandbox's log directory, by default ``<name>/<attempt>.log``. ``mounts`` maps
         host paths to paths inside, ``image_volumes`` references of images (containerd 2.1 and later); ``resources`` are
-        the fields of CRI's LinuxContainerResources.
+        the fields of CRI's LinuxContainerResources; ``more_mounts`` and ``security`` are messages of CRI.
         """
         log_path = f"{name}/{attempt}.log" if log_path is None else log_path
         log_file = sandbox.log_directory / log_path if sandbox.log_directory and log_path else None
@@ -225,13 +227,7 @@ class Pods:
             "image": {"image": image},
             "command": list(command),
             "envs": [{"key": key, "value": value} for key, value in (env or {}).items()],
-            "mounts": [
-                *({"host_path": str(host), "container_path": inside} for host, inside in (mounts or {}).items()),
-                *(
-                    {"image": {"image": image}, "container_path": inside, "readonly": True}
-                    for image, inside in (image_volumes or {}).items()
-                ),
-            ],
+            "mounts": [*_mounts(mounts or {}, image_volumes or {}), *more_mounts],
             "labels": {
                 "io.kubernetes.container.name": name,
                 **_pod_labels(sandbox.name, sandbox.namespace, sandbox.uid),
@@ -246,7 +242,10 @@ class Pods:
                 **(annotations or {}),
             },
             "log_path": log_path if log_file else "",
-            "linux": {"resources": dict(resources or {}), "security_context": {"namespace_options": namespaces}},
+            "linux": {
+                "resources": dict(resources or {}),
+                "security_context": {"namespace_options": namespaces, **(security or {})},
+            },
         }
         answer = self.call(
             "CreateContainer", {"pod_sandbox_id": sandbox.id, "config": config, "sandbox_config": sandbox.config}
@@ -366,6 +365,13 @@ def link_log(links: Path, container: Container) -> Path:
     link = links / f"{sandbox.name}_{sandbox.namespace}_{container.name}-{container.id}.log"
     link.symlink_to(container.log_file)
     return link
+
+
+def _mounts(mounts: Mapping[Path, str], image_volumes: Mapping[str, str]) -> Iterator[Document]:
+    for host, inside in mounts.items():
+        yield {"host_path": str(host), "container_path": inside}
+    for image, inside in image_volumes.items():
+        yield {"image": {"image": image}, "container_path": inside, "readonly": True}
 
 
 def _pod_labels(name: str, namespace: str, uid: str) -> dict[str, str]:
