@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.containerd import LoopFs
-from tests.support.pressed import APP, MIB, UNUSED, PressedNode
+from tests.support.pressed import APP, MIB, UNUSED, Pod, PressedNode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +44,20 @@ def _own_mounts(containerd_version: str) -> None:
 def threshold(node: PressedNode, short_mib: int = SHORT_MIB) -> str:
     """Return a threshold that is met by ``short_mib`` MiB now."""
     return f'hard = "imagefs.available<{node.available_bytes // MIB + short_mib}Mi"'
+
+
+def soft_threshold(node: PressedNode, max_pod_grace_s: int) -> str:
+    """Return a soft threshold that is met now; a pod that ignores SIGTERM is killed after ``max_pod_grace_s``."""
+    return f"""
+soft = "imagefs.available<{node.available_bytes // MIB + SHORT_MIB}Mi"
+soft_grace_period = "imagefs.available=1s"
+max_pod_grace_period = "{max_pod_grace_s}s"
+"""
+
+
+def run_stubborn_writer(node: PressedNode) -> Pod:
+    """Run a writer that ignores SIGTERM, so that its eviction lasts as long as its termination grace period."""
+    return node.run_pod("writer", f"trap '' TERM; dd if=/dev/zero of=/data bs=1M count={WRITER_MIB}; sync")
 
 
 def run_quiet(node: PressedNode, count: int) -> set[str]:
@@ -174,8 +188,8 @@ def test_layer_that_cannot_be_removed_withholds_other_evictions_and_not_reclaim(
 def test_no_second_pod_is_evicted_when_the_runtime_hangs_during_an_eviction(node: PressedNode) -> None:
     node.runtime = 'timeout = "2s"'
     quiet = run_quiet(node, 3)
-    node.run_writer("writer", WRITER_MIB)
-    with node.daemon(f'{threshold(node)}\nverify_timeout = "1s"'):
+    run_stubborn_writer(node)
+    with node.daemon(f'{soft_threshold(node, 3)}\nverify_timeout = "1s"'):
         node.wait_for("eviction_started")
         node.containerd.freeze()
         (failed,) = node.wait_for("eviction_failed")
@@ -189,8 +203,8 @@ def test_no_second_pod_is_evicted_when_the_runtime_hangs_during_an_eviction(node
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped-and-not-removed"])
 def test_daemon_killed_during_an_eviction_completes_it_after_a_restart(node: PressedNode, *, stopped: bool) -> None:
     quiet = run_quiet(node, 3)
-    writer = node.run_writer("writer", WRITER_MIB)
-    eviction = threshold(node)
+    writer = run_stubborn_writer(node)
+    eviction = soft_threshold(node, 3)
     with node.daemon(eviction) as process:
         node.wait_for("eviction_started")
         node.containerd.freeze()
