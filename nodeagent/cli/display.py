@@ -107,7 +107,7 @@ class Line:
                 used = len(indent) + display_width(word[0].lstrip(" "))
             else:
                 used += width
-        yield self._part(start, len(text), indent)
+        yield self._part(start, len(text.rstrip(" ")), indent)
 
     def _part(self, start: int, end: int, indent: str) -> Line:
         part, offset = Line(indent), 0

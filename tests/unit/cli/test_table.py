@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodeagent.cli.display import Display, Line, bar
@@ -114,6 +114,7 @@ def test_bar_is_filled_from_the_left_by_the_used_share(share: float, filled: int
 
 
 @given(ANYTHING, st.integers(20, 60))
+@example("0000\x1f\U0003134b ", 20)
 def test_wrapped_line_is_broken_between_words_only(text: str, columns: int) -> None:
     line = Line("warning: ").append(text, "red")
     parts = list(line.wrapped(columns))
