@@ -23,6 +23,21 @@ _TARGETS = {
 _OUTPUT_OPTIONS = ("-o", "--output", "-q", "--quiet", "--no-headers", "--no-trunc", "--sort-by", "--filter")
 
 
+def program() -> None:
+    """Run the command as this process, and end the process after success.
+
+    Nothing else remains to be done by then: at the interpreter's end the deletion of all modules would take 3 % of the
+    time of a command that reads the node.
+    """
+    main()
+    if sys.argv[1:2] == ["run"]:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    os._exit(0)
+
+
 def main() -> None:
     """Run the command; an expected error becomes one message and an exit code."""
     words = sys.argv[1:]
