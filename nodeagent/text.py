@@ -122,7 +122,7 @@ def display_width(text: str) -> int:
     Wide and fullwidth characters occupy two cells, combining marks and the trailing letters of a Hangul syllable none.
     Source: Unicode, East_Asian_Width (UAX 11).
     """
-    if text.replace(ELLIPSIS, ".").isascii():  # texts that were cut are many
+    if text.isascii() or text.replace(ELLIPSIS, ".").isascii():  # texts that were cut are many
         return len(text)
     return sum(map(_character_width, text))
 

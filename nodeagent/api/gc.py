@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nodeagent.act.gc import outcomes
-    from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.plan.gc.policy import ImageGCPolicy
 
 
 class Decision(Part, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from nodeagent.model import NodeSnapshot
     from nodeagent.plan import decision
-    from nodeagent.plan.gc.planner import GCPolicy
+    from nodeagent.plan.gc.policy import GCPolicy
 
 
 class Apply(Document, frozen=True, kw_only=True, tag=SchemaId.APPLY.value):

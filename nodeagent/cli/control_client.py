@@ -17,6 +17,7 @@ from nodeagent.api.client import (
     DaemonRefusedError,
 )
 from nodeagent.api.document_error import DocumentError
+from nodeagent.cli.source import is_client
 from nodeagent.config.socket_path import has_settings, read_socket_path
 from nodeagent.errors import NodeAgentError
 
@@ -183,14 +184,6 @@ def daemon_for_user(
             yield agent
     else:
         yield None
-
-
-def is_client(
-    config: str | PathLike[str] | None, overrides: Mapping[str, object], *, root_too: bool, direct: bool = False
-) -> bool:
-    """Return whether a command is a client of a running daemon, as for ``daemon_for_user``."""
-    allowed = os.geteuid() != 0 or root_too
-    return allowed and not direct and config is None and not overrides and not has_settings(os.environ)
 
 
 def checked(text: str, decoder: Callable[[str], T]) -> T:

@@ -18,8 +18,7 @@ from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import run_async
 from nodeagent.model import Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
-from nodeagent.plan.gc.containers import ContainerGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient

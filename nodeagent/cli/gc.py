@@ -22,7 +22,7 @@ from nodeagent.cli.reading import OBSERVED_WITHIN_S
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
-from nodeagent.plan.gc.images import ImageGCPolicy
+from nodeagent.plan.gc.policy import ImageGCPolicy
 from nodeagent.plan.gc.saved_plan import parse_plan
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import Record, field, replace

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan
-    from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.plan.gc.policy import ImageGCPolicy
 
 _BAR: Final = 30
 _SHORT_BAR: Final = 16

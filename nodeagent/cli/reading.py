@@ -11,10 +11,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from nodeagent.api.client import ControlClient, DaemonAbsentError
-from nodeagent.api.operations import OPERATIONS
-from nodeagent.cli import control_client
-from nodeagent.cli.control_client import checked, is_client
+from nodeagent.cli.source import is_client
 from nodeagent.text import to_json
 
 if TYPE_CHECKING:
@@ -76,6 +73,9 @@ def ask(
     """
     if not is_client(source.config, source.overrides, root_too=True, direct=source.direct):
         return None
+    from nodeagent.api.client import ControlClient, DaemonAbsentError  # noqa: PLC0415 - not for a reading of the node
+    from nodeagent.cli import control_client  # noqa: PLC0415 - as above
+
     path = control_client.find_socket(None)
     if path is None:
         return None
@@ -96,11 +96,13 @@ def answer_of(agent: ControlConnection, operation: str, fields: Mapping[str, obj
 
 
 def _parsed(operation: str, text: str) -> dict[str, Any]:
+    from nodeagent.api.light import parse_document  # noqa: PLC0415 - after the request
+    from nodeagent.api.operations import OPERATIONS  # noqa: PLC0415 - not for a reading of the node
+    from nodeagent.cli.control_client import checked  # noqa: PLC0415 - as above
+
     schema = OPERATIONS[operation].schema
     if schema is None:
         raise ValueError(f"{operation} has no typed document")
-    from nodeagent.api.light import parse_document  # noqa: PLC0415 - after the request
-
     return checked(text, lambda each: parse_document(each, schema))
 
 
@@ -123,6 +125,7 @@ def typed(document: Mapping[str, Any], kind: type[D]) -> D:
         NodeAgentError: the document is not of this version.
     """
     from nodeagent.api.codec import decode  # noqa: PLC0415 - slow to import
+    from nodeagent.cli.control_client import checked  # noqa: PLC0415 - imports the client of the daemon
 
     return checked(json.dumps(document), lambda text: decode(text, kind))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
+
+from nodeagent.config.socket_path import has_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -28,3 +31,11 @@ class Source(NamedTuple):
     config: str | PathLike[str] | None = None
     overrides: Mapping[str, str | int] = {}
     direct: bool = False
+
+
+def is_client(
+    config: str | PathLike[str] | None, overrides: Mapping[str, object], *, root_too: bool, direct: bool = False
+) -> bool:
+    """Return whether a command is a client of a running daemon; arguments as of ``control_client.daemon_for_user``."""
+    allowed = os.geteuid() != 0 or root_too
+    return allowed and not direct and config is None and not overrides and not has_settings(os.environ)

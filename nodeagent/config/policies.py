@@ -14,13 +14,9 @@ from nodeagent.model import Role
 from nodeagent.model.pressure import MemorySource
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
-from nodeagent.plan.gc.pod_logs import PodLogPolicy
-from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from nodeagent.plan.shutdown.phases import two_bands
 from nodeagent.record import replace
 from nodeagent.units import parse_bytes, parse_duration_s

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.model import Role
-    from nodeagent.plan.gc.planner import GCPolicy
+    from nodeagent.plan.gc.policy import GCPolicy
 
 
 DEFAULT_SOURCE: Final = "default"

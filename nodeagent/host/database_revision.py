@@ -12,9 +12,10 @@ import os
 import socket
 import struct
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from nodeagent.host.peer import read_peer
+from nodeagent.record import Record
 
 _CONNECT_WITHIN_S: Final = 1.0
 _META: Final = struct.Struct("=16xIII36xQ")
@@ -25,7 +26,7 @@ _MAX_PAGE_BYTES: Final = 1 << 16
 _LOCKS: Final = "proc/locks"
 
 
-class DatabaseRevision(NamedTuple):
+class DatabaseRevision(Record):
     """State of a database; another process, file or transaction is another revision."""
 
     pid: int

@@ -98,9 +98,12 @@ class KubeletFileReader:
     def __init__(self, root: Path) -> None:
         """Create a reader of the files below ``root``."""
         self._root = root
-        self._states = tuple((str(root / each), tuple(str(root / each / name) for name in _STATE)) for each in _ROOTS)
-        self._others = tuple(str(root / each) for each in (*_CONFIGURATION, *_UNITS))
-        self._kubernetes = str(root / _KUBERNETES)
+        prefix = str(root).rstrip("/")
+        self._states = tuple(
+            (f"{prefix}/{each}", tuple(f"{prefix}/{each}/{name}" for name in _STATE)) for each in _ROOTS
+        )
+        self._others = tuple(f"{prefix}/{each}" for each in (*_CONFIGURATION, *_UNITS))
+        self._kubernetes = f"{prefix}/{_KUBERNETES}"
         self._from_options: dict[str, None] = {}
 
     def read(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

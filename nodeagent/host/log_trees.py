@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from typing import TYPE_CHECKING, Final
@@ -60,6 +59,8 @@ class _Reading:
     """State of the reading of one tree."""
 
     def __init__(self, monotonic_s: Callable[[], float], deadline_s: float) -> None:
+        import hashlib  # noqa: PLC0415 - loads OpenSSL, not for a list of images
+
         self.monotonic_s = monotonic_s
         self.deadline_s = deadline_s
         self.digest = hashlib.blake2b(digest_size=16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,7 +51,11 @@ def node_identity(root: Path = _ROOT) -> str:
         machine = (root / "etc/machine-id").read_text().strip()
     except OSError:
         machine = ""
-    return f"{name}/{hashlib.sha256(f'nodeagent {machine}'.encode()).hexdigest()[:12]}" if machine else name
+    if not machine:
+        return name
+    import hashlib  # noqa: PLC0415 - OpenSSL, not for a boot id
+
+    return f"{name}/{hashlib.sha256(f'nodeagent {machine}'.encode()).hexdigest()[:12]}"
 
 
 def node_name(configured: str = "") -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
-from nodeagent.kube.kubelet_pods import parse_pod_list
 from nodeagent.parsing import parse_json, parse_yaml
 from nodeagent.record import Record
 
@@ -124,6 +123,8 @@ class ManifestReader:
             if kind == "Pod":
                 return (parse_listed_pod(document, str(path)),)
             if kind in ("PodList", "List"):
+                from nodeagent.kube.kubelet_pods import parse_pod_list  # noqa: PLC0415 - not without manifests
+
                 return parse_pod_list(document, str(path))
         except (ObservationError, ValueError) as error:
             return f"{path} skipped: {str(error).removeprefix(f'{path}: ')}"

@@ -11,8 +11,6 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.host.port_owners import port_owners
-from nodeagent.kube.kubelet_pods import KubeletPods, pods_address
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import NO_POD_IMAGES, PodImages
 from nodeagent.model.pod_list import Completeness
@@ -132,6 +130,9 @@ def make_bound_pods(settings: KubeletSettings, clock: Clock, list_sandboxes: San
     access = settings.access
     if access is None:
         return BoundPods(clock)
+    from nodeagent.host.port_owners import port_owners  # noqa: PLC0415 - only with a kubelet's address
+    from nodeagent.kube.kubelet_pods import KubeletPods, pods_address  # noqa: PLC0415 - as above
+
     return BoundPods(
         clock, KubeletPods(access, port_owners), address=pods_address(access), list_sandboxes=list_sandboxes
     )

@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from operator import attrgetter, eq
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import force_setattr
 
@@ -182,7 +182,7 @@ class Accounting(StrEnum):
     NONE = "none"
 
 
-class FilesystemTarget(NamedTuple):
+class FilesystemTarget(Record):
     """The target of a plan on one of several image filesystems.
 
     Attributes:

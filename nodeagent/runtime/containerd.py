@@ -6,7 +6,6 @@ the bytes freed by a deletion.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from datetime import timedelta
 from operator import attrgetter
@@ -245,6 +244,8 @@ class ContainerdClient:
 
         containerd records blob, labels and lease in one transaction. Source: containerd header ``containerd-lease``.
         """
+        import hashlib  # noqa: PLC0415 - loads OpenSSL, not for commands that read
+
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         request = content_pb2.WriteContentRequest(
             action=content_pb2.COMMIT, ref=digest, total=len(data), expected=digest, data=data, labels=labels

@@ -13,7 +13,7 @@ from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -181,13 +181,14 @@ def decode_blob(message: content_pb2.Info, texts: dict[str, str] | None = None) 
     """
     texts = {} if texts is None else texts
     digest = message.digest
+    labels = list(message.labels.items())
     return Blob(
         texts.setdefault(digest, digest),
         message.size,
-        _gc_labels(message.labels, texts),
+        _gc_labels(labels, texts),
         _stamp(message.created_at),
         message.ByteSize(),
-        _sources(message.labels),
+        _sources(labels),
     )
 
 
@@ -204,7 +205,7 @@ def decode_snapshot(message: snapshots_pb2.Info, texts: dict[str, str] | None = 
         texts.setdefault(key, key),
         texts.setdefault(parent, parent),
         _KINDS.get(message.kind, SnapshotKind.UNKNOWN),
-        _gc_labels(message.labels, texts),
+        _gc_labels(message.labels.items(), texts),
         _stamp(message.created_at),
         message.ByteSize(),
     )
@@ -220,22 +221,24 @@ def _shared_number(number: int) -> int:
     return number
 
 
-def _gc_labels(labels: Mapping[str, str], texts: dict[str, str]) -> Mapping[str, str]:
-    names = [name for name in labels if name.startswith(GC_LABELS)]
-    values = [(name, labels[name]) for name in names]
-    return {texts.setdefault(name, name): texts.setdefault(value, value) for name, value in values} or _NO_LABELS
+def _gc_labels(labels: Iterable[tuple[str, str]], texts: dict[str, str]) -> Mapping[str, str]:
+    return {
+        texts.setdefault(name, name): texts.setdefault(value, value)
+        for name, value in labels
+        if name.startswith(GC_LABELS)
+    } or _NO_LABELS
 
 
-def _sources(labels: Mapping[str, str]) -> frozenset[str]:
+def _sources(labels: Iterable[tuple[str, str]]) -> frozenset[str]:
     """Return the repositories in the distribution source labels, one object for equal sets.
 
     Source: containerd ``AppendDistributionSourceLabel``: a label for each registry, with its repositories.
     """
     found = [
         f"{name.removeprefix(SOURCE_LABELS)}/{repository}"
-        for name in labels
+        for name, repositories in labels
         if name.startswith(SOURCE_LABELS)
-        for repository in labels[name].split(",")
+        for repository in repositories.split(",")
         if repository
     ]
     return _interned(tuple(sorted(found))) if found else _NO_SOURCES

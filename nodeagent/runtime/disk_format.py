@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import PieceKind, StoredPiece
 from nodeagent.record import Record
@@ -50,7 +50,7 @@ def disk_format(filesystem_type: str) -> DiskFormat:
             return DiskFormat()
 
 
-class Stores(NamedTuple):
+class Stores(Record):
     """The snapshotters, and the content store under the empty name.
 
     Attributes:

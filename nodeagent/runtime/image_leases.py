@@ -32,6 +32,7 @@ from nodeagent.record import Record
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import LeasedResource, decode_encoded_image
 from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, references
+from nodeagent.runtime.removal_label import KIND_LABEL, REMOVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import Blob, Lease, StoredImage
 
-KIND_LABEL: Final = "nodeagent/image-removal"
 MAX_LABELS_BYTES: Final = 4 << 20
 """Maximum size of the recorded names; containerd accepts requests of 16 MiB by default."""
 
@@ -52,8 +52,6 @@ _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _CHUNK: Final = 3500  # containerd accepts 4096 bytes of key and value
 _PENDING: Final = "pending"
 _DISK_FULL: Final = ("no space left on device", "disk quota exceeded")
-REMOVED: Final = "removed"
-"""Value of ``KIND_LABEL`` after the decision to remove: the names can be restored until the lease expires."""
 
 
 class ImageName(NamedTuple):
@@ -276,11 +274,6 @@ def referenced_blobs(blob: Blob) -> frozenset[str]:
 def _holder_data(lease_id: str) -> bytes:
     """Return the content of the blob of a lease; only its labels have a meaning."""
     return f"{lease_id}\n".encode()
-
-
-def is_undo(lease: Lease) -> bool:
-    """Return whether a lease keeps the content of removed images until their undo window ends."""
-    return lease.labels.get(KIND_LABEL) == REMOVED
 
 
 def encode_names(names: Iterable[ImageName]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nodeagent.record import Record
 from nodeagent.runtime.containerd_facts import is_pinned
@@ -35,7 +35,7 @@ class ResolvedImage(Record):
     sources: frozenset[str] | None
 
 
-class ImageExtent(NamedTuple):
+class ImageExtent(Record):
     """Pieces of an image that matter for its removal.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,5 +12,7 @@ _DIGEST_BYTES = 16
 
 def message_digest(message: Message) -> str:
     """Return the same digest for equal messages, in whichever order their map entries were received."""
+    import hashlib  # noqa: PLC0415 - loads OpenSSL, not for commands that list once
+
     encoded = message.SerializeToString(deterministic=True)
     return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).hexdigest()

@@ -53,7 +53,7 @@ class Node(NamedTuple):
     id: str
 
 
-class References(NamedTuple):
+class References(Record):
     """References in an object's labels.
 
     Attributes:

@@ -22,7 +22,6 @@ from nodeagent.record import Record, replace
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import SnapshotKind, SnapshotUsage, Stamp
 from nodeagent.runtime.disk_format import NO_STORES, DiskFormat, DiskFormats
-from nodeagent.runtime.image_leases import is_undo
 from nodeagent.runtime.image_records import ImageExtent, image_extent, resolve_images
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
@@ -34,6 +33,7 @@ from nodeagent.runtime.metadata_graph import (
 )
 from nodeagent.runtime.namespace_cache import NamespaceCache
 from nodeagent.runtime.namespace_lists import make_inventory
+from nodeagent.runtime.removal_label import is_undo
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence

@@ -14,8 +14,9 @@ from nodeagent.errors import ObservationError
 from nodeagent.record import Record
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.containerd_records import LeasedResource
-from nodeagent.runtime.image_leases import KIND_LABEL, REMOVED, decode_lease, is_undo, referenced_blobs
+from nodeagent.runtime.image_leases import decode_lease, referenced_blobs
 from nodeagent.runtime.metadata_graph import CONTENT
+from nodeagent.runtime.removal_label import KIND_LABEL, REMOVED, is_undo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

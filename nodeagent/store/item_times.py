@@ -12,8 +12,9 @@ and the next one has cannot be older than the former. It counts from its first o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from nodeagent.record import Record
 from nodeagent.store.clock_record import TOLERANCE_S, later
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ FirstSeen = tuple[int, str, float]
 """Time of the item in microseconds since 1970 or number of its state; boot and boot time of its first observation."""
 
 
-class _KindReading(NamedTuple):
+class _KindReading(Record):
     """Items of one kind at one reading: the ids of all, and the states of those that can change."""
 
     at: ClockReading

@@ -40,8 +40,9 @@ from nodeagent.model import (
     StoredPiece,
 )
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
-from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.planner import plan_all
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -28,7 +28,8 @@ from nodeagent.model import ContainerState, FsObservation, ListContradiction, No
 from nodeagent.parsing import parse_json
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.consistency import RuntimeLists, SuspicionKind, find_suspicions
-from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.plan.gc.planner import plan_all
+from nodeagent.plan.gc.policy import GCPolicy
 from nodeagent.plan.shutdown.stop_signals import signal_number
 from nodeagent.runtime.containerd_records import decode_blob, decode_snapshot, decode_stored_image
 from nodeagent.runtime.cri_messages import (

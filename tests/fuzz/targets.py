@@ -30,7 +30,7 @@ from nodeagent.daemon.http.connection import Deadlines, HttpConnection, Receipt,
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.model import TRUSTED, Hold
-from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.policy import GCPolicy
 from nodeagent.plan.gc.policy_difference import compare_policies
 from nodeagent.plan.gc.saved_plan import compare, encode_policy, find_drift, parse_plan, refusal_of, seal, unseal
 from nodeagent.store import HoldFile

@@ -21,12 +21,8 @@ from nodeagent.model import (
     StoredPiece,
 )
 from nodeagent.model.workload import ANNOTATION_SOURCE
-from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
-from nodeagent.plan.gc.pod_logs import PodLogPolicy
-from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from tests.unit.builders import MIB, ago, container, filesystem, log_directory, log_link, sandbox, snapshot
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import OtherImageFilesystem
     from nodeagent.plan.decision import Plan
     from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.gc.images import ImageGCPolicy
-    from nodeagent.plan.gc.planner import GCPolicy
+    from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 
 
 IMAGE_ACTIONS: Final = frozenset({ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES})

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.plan.decision import Decision
-    from nodeagent.plan.gc.planner import GCPolicy
+    from nodeagent.plan.gc.policy import GCPolicy
     from nodeagent.plan.gc.saved_plan import Drift, SavedPlan
 
 MAX_ROUNDS = 5

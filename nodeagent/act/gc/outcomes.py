@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nodeagent.record import Record, field
 
@@ -56,7 +56,7 @@ class Result(Record):
     undo_until: datetime | None = None
 
 
-class MeasuredFilesystem(NamedTuple):
+class MeasuredFilesystem(Record):
     """Readings of an image filesystem before and after a pass."""
 
     before: FsObservation

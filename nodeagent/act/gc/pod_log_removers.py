@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.removers import FreshReader, LogActions
     from nodeagent.clock import Clock
     from nodeagent.plan.decision import Decision
-    from nodeagent.plan.gc.pod_logs import PodLogPolicy
+    from nodeagent.plan.gc.policy import PodLogPolicy
 
 
 class PodLogRemover:

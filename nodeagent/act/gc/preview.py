@@ -9,16 +9,14 @@ from msgspec.structs import force_setattr
 
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.planner import plan_all, plan_containers
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.plan.gc.strictness import stricter
 from nodeagent.record import Record
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan
-    from nodeagent.plan.gc.planner import GCPolicy
+    from nodeagent.plan.gc.policy import GCPolicy
     from nodeagent.plan.gc.saved_plan import SavedPlan
 
 
@@ -92,6 +90,8 @@ def plans_for(
     """Return the plans of a pass over ``scope``, in order of execution; ``only`` restricts the removals, by id."""
     if scope is Scope.IMAGES:
         return (plan_image_gc(snapshot, policy.images, only=only),)
+    from nodeagent.plan.gc.planner import plan_all, plan_containers  # noqa: PLC0415 - not for a list of images
+
     if scope is Scope.CONTAINERS:
         return plan_containers(snapshot, policy, only=only).plans
     return plan_all(snapshot, policy, only=only).plans
@@ -116,6 +116,8 @@ def plans_for_saved(
     can bring usage below the high threshold, which keeps other images), so that the stricter fields alone could remove
     an item kept by ``current``.
     """
+    from nodeagent.plan.gc.strictness import stricter  # noqa: PLC0415 - not for lists
+
     listed = frozenset([item.id for item in saved.removals])
     in_force = plans_for(saved.scope, snapshot, current, listed)
     allowed = frozenset([decision.id for plan in in_force for decision in plan.removals])

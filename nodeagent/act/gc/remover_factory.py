@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.undo_terms import UndoTerms
     from nodeagent.clock import Clock
     from nodeagent.model import Hold, NodeSnapshot, PodImages, UnreferencedPiece
-    from nodeagent.plan.gc.planner import GCPolicy
+    from nodeagent.plan.gc.policy import GCPolicy
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
 

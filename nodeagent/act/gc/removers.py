@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.model import ClockTrust, Container, Hold, Image, LogTree, PodImages, Sandbox
     from nodeagent.plan.decision import Decision
-    from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.plan.gc.policy import ImageGCPolicy
     from nodeagent.runtime.containerd_records import StoredImage
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.model import Hold, Image, NodeSnapshot
     from nodeagent.plan.decision import Decision
-    from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.plan.gc.policy import ImageGCPolicy
     from nodeagent.runtime.image_leases import ImageName
     from nodeagent.runtime.storage_backend import RemovalRecords
 

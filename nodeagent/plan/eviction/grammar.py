@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from nodeagent.model.pressure import Signal
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, Amount, Threshold
-from nodeagent.record import replace
+from nodeagent.record import Record, replace
 from nodeagent.units import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _PERCENT = re.compile(r"(?P<number>[+-]?\d+(?:\.\d+)?)(?P<sign>%?)", re.ASCII)
 _PERCENT_FORM: Final = "write a percentage from 0% to 100%, such as 10%; 0% or 100% disables the threshold"
 
 
-class _Entry(NamedTuple):
+class _Entry(Record):
     """One signal and its value as written.
 
     Attributes:

@@ -44,7 +44,7 @@ class SuspicionKind(StrEnum):
     PODS_WITHOUT_CONTAINERS = "pods-without-containers"
 
 
-class Suspicion(NamedTuple):
+class Suspicion(Record):
     """One mismatch between the lists.
 
     Attributes:

@@ -23,13 +23,14 @@ from nodeagent.plan.decision import (
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.deletion import check_pods, contradiction, pod_uid_of
 from nodeagent.plan.pods.names import container_name
-from nodeagent.record import Record, replace
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
 
     from nodeagent.model import Container, NodeSnapshot
+    from nodeagent.plan.gc.policy import ContainerGCPolicy
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
 _Unit = tuple[str, str]
@@ -50,27 +51,6 @@ _R_AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
 _CREATED, _RUNNING, _UNKNOWN = ContainerState.CREATED, ContainerState.RUNNING, ContainerState.UNKNOWN
 _CONTAINER, _KEEP, _REMOVE = ItemKind.CONTAINER, Verdict.KEEP, Verdict.REMOVE
 _FAILED, _WITHIN_LIMITS = ReasonCode.FAILED_EARLIER, ReasonCode.WITHIN_LIMITS
-
-
-class ContainerGCPolicy(Record):
-    """Limits of container garbage collection.
-
-    Attributes:
-        minimum_age_s: counted from creation, as in the kubelet; not from the exit.
-        max_per_pod_container: dead containers kept of each container of a pod; negative for no limit.
-        max_containers: dead containers kept on the node; negative for no limit, 0 keeps none.
-        deleted_pod_grace_s: inactivity after which a pod is inferred as deleted.
-        include_unlabelled: also remove containers without kubelet labels.
-
-    Source: kubelet ``minimum-container-ttl-duration``, ``maximum-dead-containers-per-container``,
-    ``maximum-dead-containers``.
-    """
-
-    minimum_age_s: float = 0.0
-    max_per_pod_container: int = 1
-    max_containers: int = -1
-    deleted_pod_grace_s: float = 300.0
-    include_unlabelled: bool = False
 
 
 def plan_container_gc(

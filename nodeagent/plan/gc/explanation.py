@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nodeagent.model import Container, Image, ImageFilesystem, NodeSnapshot, Sandbox, StorageGraph
     from nodeagent.plan.decision import Decision, Plan, Reason
     from nodeagent.plan.gc.image_users import ImageUsers
-    from nodeagent.plan.gc.planner import GCPolicy
+    from nodeagent.plan.gc.policy import GCPolicy
 
 _SHORTEST_ID: Final = 4
 _BY_USE: Final = frozenset({ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED})

@@ -22,12 +22,10 @@ from nodeagent.plan.gc.image_origin import (
     origin_warning,
     with_last_reasons,
 )
-from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.image_selection import Selection
 from nodeagent.plan.gc.image_targets import collected_filesystems
 from nodeagent.plan.gc.image_users import find_users
 from nodeagent.plan.gc.pass_limits import LIMITS, PassLimits, Spent
-from nodeagent.record import Record, field
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
@@ -39,35 +37,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc.image_order import ImageCandidate
     from nodeagent.plan.gc.image_targets import CollectedFilesystem, Target
     from nodeagent.plan.gc.image_users import ImageUsers
-
-
-class ImageGCPolicy(Record):
-    """Thresholds, ages, limits and protection of image garbage collection.
-
-    Attributes:
-        high_threshold_percent: usage of the image filesystem that starts a collection; 100 disables the threshold.
-        low_threshold_percent: usage at which a collection stops.
-        minimum_age_s: counted from first detection or an earlier pull; an image of exactly this age is old enough.
-        maximum_unused_age_s: an image unused for longer is removed at any usage, once use has been observed for
-            longer than that; 0 disables this.
-        minimum_gain_bytes: images known to free less are skipped by the threshold; 0 disables this.
-        max_images_per_pass: 0 for no limit.
-        max_bytes_per_pass: 0 for no limit. A single larger image is removed if it is the first of the pass, and is
-            then the only one; otherwise it would always block collection.
-        protection: images kept at any age.
-
-    Source: kubelet ``imageGCHighThresholdPercent``, ``imageGCLowThresholdPercent``, ``imageMinimumGCAge``,
-    ``imageMaximumGCAge``.
-    """
-
-    high_threshold_percent: int = 85
-    low_threshold_percent: int = 80
-    minimum_age_s: float = 120.0
-    maximum_unused_age_s: float = 0.0
-    minimum_gain_bytes: int = 0
-    max_images_per_pass: int = 0
-    max_bytes_per_pass: int = 0
-    protection: ProtectionPolicy = field(default_factory=ProtectionPolicy)
+    from nodeagent.plan.gc.policy import ImageGCPolicy
 
 
 _NOTHING_SPENT: Final = Spent()

@@ -5,31 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import NO_FAILURES, Reason, ReasonCode, Verdict
-from nodeagent.plan.gc.containers import ContainerGCPolicy, plan_container_gc
+from nodeagent.plan.gc.containers import plan_container_gc
 from nodeagent.plan.gc.image_users import find_users
-from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
-from nodeagent.plan.gc.pod_logs import PodLogPolicy, plan_pod_logs
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.pod_logs import plan_pod_logs
 from nodeagent.plan.gc.projection import project_with_users
-from nodeagent.plan.gc.sandboxes import SandboxGCPolicy, plan_sandbox_gc
+from nodeagent.plan.gc.sandboxes import plan_sandbox_gc
 from nodeagent.plan.pods.deletion import check_pods
-from nodeagent.record import Record, field, replace
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.model import NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan
+    from nodeagent.plan.gc.policy import GCPolicy
 
 _NOT_IN_PLAN = Reason(ReasonCode.NOT_IN_PLAN)
-
-
-class GCPolicy(Record):
-    """The policies of all garbage collection planners."""
-
-    images: ImageGCPolicy = field(default_factory=ImageGCPolicy)
-    containers: ContainerGCPolicy = field(default_factory=ContainerGCPolicy)
-    sandboxes: SandboxGCPolicy = field(default_factory=SandboxGCPolicy)
-    logs: PodLogPolicy = field(default_factory=PodLogPolicy)
 
 
 class GCPlan(Record):

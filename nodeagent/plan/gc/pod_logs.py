@@ -11,7 +11,6 @@ from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.deletion import BESIDE_KUBELET_UNPROVEN, is_in_pod_list, pod_uid_of
-from nodeagent.record import Record
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.model import ClockTrust, Container, ContainerLogLink, LogTree, NodeSnapshot
+    from nodeagent.plan.gc.policy import PodLogPolicy
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
 READERS_S: Final = 86400.0
@@ -28,18 +28,6 @@ _NOT_READ: Final = Reason(ReasonCode.LOG_NOT_READ, {"detail": "its pod had a rea
 
 _Removable = tuple[bool, Reason]
 """Whether the entry is removed, and the reason."""
-
-
-class PodLogPolicy(Record):
-    """Limits of pod log garbage collection.
-
-    Attributes:
-        minimum_age_s: time since the last change of an entry without a pod or container in the runtime.
-        period_s: time between two equal readings of a directory whose open files are unknown.
-    """
-
-    minimum_age_s: float = 300.0
-    period_s: float = 60.0
 
 
 def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans

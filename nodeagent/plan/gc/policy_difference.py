@@ -11,7 +11,7 @@ from nodeagent.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from nodeagent.plan.gc.planner import GCPolicy
+    from nodeagent.plan.gc.policy import GCPolicy
     from nodeagent.plan.gc.saved_plan import Json
 
 SETTINGS: Final[Mapping[str, str]] = {

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nodeagent.plan.decision import Reason
-    from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.plan.gc.policy import ImageGCPolicy
 
 _NEVER: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.PINNED: "pinned in the runtime",

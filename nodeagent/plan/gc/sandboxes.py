@@ -19,13 +19,13 @@ from nodeagent.plan.decision import (
 )
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.names import sandbox_name
-from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from nodeagent.model import Container, NodeSnapshot, Sandbox
+    from nodeagent.plan.gc.policy import SandboxGCPolicy
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
 # Enum members used for every sandbox are constants: a lookup in the class takes ten times as long.
@@ -36,18 +36,6 @@ _READY = Reason(ReasonCode.SANDBOX_READY)
 _UNMANAGED = Reason(ReasonCode.NOT_KUBELET_MANAGED)
 _AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
 _SUPERSEDED = Reason(ReasonCode.SANDBOX_SUPERSEDED)
-
-
-class SandboxGCPolicy(Record):
-    """Limits of sandbox garbage collection.
-
-    Attributes:
-        minimum_age_s: counted from creation; the kubelet has none.
-        include_unlabelled: also remove sandboxes without kubelet labels.
-    """
-
-    minimum_age_s: float = 60.0
-    include_unlabelled: bool = False
 
 
 def plan_sandbox_gc(  # noqa: PLR0913 - results of the earlier plans

@@ -23,7 +23,7 @@ from nodeagent.parsing import parse_json
 from nodeagent.plan.decision import ItemKind, Verdict, sentence_of
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.policy import GCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import Record, replace
 from nodeagent.schemas import SchemaId

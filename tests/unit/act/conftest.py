@@ -19,8 +19,7 @@ from nodeagent.host.lock import lock_identity
 from nodeagent.model import Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.observe.pod_images import no_pod_images
-from nodeagent.plan.gc.containers import ContainerGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient

@@ -14,8 +14,7 @@ from nodeagent.api.fleet import Fleet, FleetGroup
 from nodeagent.api.gc import Preview
 from nodeagent.api.node_report import NodeReport, PlannedPass, PlannedRemovals
 from nodeagent.model import ContainerState
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from tests.support.node_reports import planned, report

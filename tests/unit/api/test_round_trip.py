@@ -13,8 +13,7 @@ from nodeagent.api.gc import DiskUsage, Preview
 from nodeagent.api.history import History
 from nodeagent.api.holds import HoldList
 from nodeagent.model import TRUSTED, ContainerState, Hold
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.storage_breakdown import Breakdown, Part, Share
 from nodeagent.record import replace

@@ -18,7 +18,7 @@ from nodeagent.errors import PassBusyError
 from nodeagent.host.lock import process_lock
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Plan
-from nodeagent.plan.gc.images import ImageGCPolicy
+from nodeagent.plan.gc.policy import ImageGCPolicy
 from nodeagent.record import replace
 from nodeagent.store.history import Retention
 from tests.unit.control_node import IMAGE, MEMBER, STRANGER, Node, say, serving

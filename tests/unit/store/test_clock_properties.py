@@ -27,8 +27,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nodeagent.observe.clock_reading import with_valid_times
 from nodeagent.plan.decision import Decision, ItemKind, ReasonCode
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.plan.gc.planner import plan_all
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.record import replace
 from nodeagent.store import GapLimits, Store
 from nodeagent.store.clock_record import GRACE_S, TOLERANCE_S

@@ -11,7 +11,8 @@ import pytest
 from nodeagent.errors import StoreError
 from nodeagent.model import ALL_IMAGES, TRUSTED, Hold
 from nodeagent.plan.gc.holds import holds_in_force
-from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.policy import ImageGCPolicy
 from nodeagent.store import HoldFile
 from tests.unit.builders import NOW, ago, codes, filesystem, image, removed, snapshot, used
 

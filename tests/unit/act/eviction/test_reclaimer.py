@@ -15,8 +15,7 @@ from nodeagent.model.pressure import FilesystemRole
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from tests.unit.builders import NOW, RUNTIME, ago, container, image, log_directory, sandbox, used

@@ -17,8 +17,7 @@ from nodeagent.errors import ObservationError
 from nodeagent.model.pressure import FilesystemRole, OtherImageFilesystem
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.gc.containers import ContainerGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from tests.support.manual_clock import ManualClock

@@ -12,8 +12,7 @@ from nodeagent._proto.runtime.v1 import api_pb2
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from nodeagent.sim.store import Lease

@@ -18,8 +18,7 @@ from nodeagent.act.gc.undo_terms import undo_terms
 from nodeagent.errors import NodeAgentError, PassBusyError, UsageError
 from nodeagent.host.lock import process_lock
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from nodeagent.runtime.cri_storage import CriOnlyStorage

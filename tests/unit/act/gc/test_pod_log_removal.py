@@ -17,7 +17,7 @@ from nodeagent.host.podlogs import list_pod_log_directories
 from nodeagent.model import LogOpeners
 from nodeagent.observe.log_trees import PodLogReader
 from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.gc.pod_logs import PodLogPolicy
+from nodeagent.plan.gc.policy import PodLogPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from nodeagent.store import Store

@@ -10,7 +10,8 @@ import pytest
 
 from nodeagent.act.gc.preview import Preview
 from nodeagent.api import requests as api
-from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.policy import ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from nodeagent.sim.content import Layer

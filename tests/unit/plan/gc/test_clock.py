@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model import ClockTrust, NodeSnapshot, PieceKind, StoredPiece, UnreferencedPiece
-from nodeagent.plan.gc.containers import ContainerGCPolicy
-from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.leaks import plan_leaks
-from nodeagent.plan.gc.planner import GCPolicy, plan_all, plan_containers
-from nodeagent.plan.gc.pod_logs import PodLogPolicy
-from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
+from nodeagent.plan.gc.planner import plan_all, plan_containers
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,

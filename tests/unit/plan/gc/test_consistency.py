@@ -9,8 +9,8 @@ import pytest
 from nodeagent.model import ContainerState, ListContradiction
 from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.gc.consistency import RuntimeLists, SuspicionKind, find_suspicions, persistent
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.plan.gc.planner import plan_all
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.record import replace
 from tests.unit.builders import container, filesystem, image, log_directory, log_link, sandbox, snapshot
 

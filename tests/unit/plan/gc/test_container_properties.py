@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import ContainerState, NodeSnapshot, Role
-from nodeagent.plan.gc.containers import ContainerGCPolicy, plan_container_gc
-from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.plan.gc.containers import plan_container_gc
+from nodeagent.plan.gc.planner import plan_all
 from nodeagent.plan.pods.deletion import check_pods, pod_uid_of
 from nodeagent.record import replace
 from tests.unit.builders import NOW, removed
 from tests.unit.gc_strategies import EXAMPLES, container_policies, nodes, policies
+
+if TYPE_CHECKING:
+    from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy
 
 
 @EXAMPLES

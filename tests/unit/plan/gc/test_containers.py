@@ -8,7 +8,8 @@ import pytest
 
 from nodeagent.model import ContainerState, Role
 from nodeagent.plan.decision import Verdict
-from nodeagent.plan.gc.containers import ContainerGCPolicy, plan_container_gc
+from nodeagent.plan.gc.containers import plan_container_gc
+from nodeagent.plan.gc.policy import ContainerGCPolicy
 from nodeagent.record import replace
 from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot
 

@@ -11,8 +11,8 @@ from nodeagent.model import ContainerState, Hold, NodeSnapshot, ReferenceKind
 from nodeagent.plan.decision import Reason, ReasonCode, Verdict
 from nodeagent.plan.gc.explanation import Explanation, explain
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.plan.gc.planner import plan_all
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.removal_condition import condition_of, image_condition
 from nodeagent.record import replace
 from nodeagent.text import escape

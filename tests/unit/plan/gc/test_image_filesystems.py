@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from nodeagent.model import ImageFilesystem, ReferenceKind, StorageGraph
 from nodeagent.model.pod_list import PodList, PodListSource
 from nodeagent.plan.decision import FilesystemTarget, ReasonCode
-from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
-from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.planner import plan_all
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,

@@ -13,7 +13,8 @@ from nodeagent.plan.gc.image_keep_rules import KEEP_RULES, first_keep_reasons, k
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.image_users import find_users
-from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.policy import ImageGCPolicy
 from tests.unit.builders import NOW, container, digest, filesystem, image, snapshot, used
 
 PROTECTION = ProtectionPolicy((parse_rule("r.io/*"),), irreplaceable=Irreplaceable.NEVER)

@@ -10,7 +10,8 @@ from nodeagent.model import ContainerState, Image
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.image_users import images_in_use
-from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.policy import ImageGCPolicy
 from tests.unit.builders import MIB, codes, container, decided, filesystem, image, removed, sandbox, used
 from tests.unit.image_nodes import POLICY, aged, node
 

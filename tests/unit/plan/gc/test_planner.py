@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.plan.gc.image_users import find_users
-from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
-from nodeagent.plan.gc.planner import GCPolicy, plan_all, plan_containers
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.planner import plan_all, plan_containers
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.projection import project_with_users
 from tests.unit.builders import (
     DAY_S,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.model import ContainerState, LogOpeners, Role
-from nodeagent.plan.gc.pod_logs import PodLogPolicy, plan_pod_logs
+from nodeagent.plan.gc.pod_logs import plan_pod_logs
+from nodeagent.plan.gc.policy import PodLogPolicy
 from nodeagent.plan.pods.deletion import check_pods
 from nodeagent.record import replace
 from tests.unit.builders import (

@@ -23,9 +23,10 @@ from nodeagent.model import (
 )
 from nodeagent.plan.decision import Accounting, ItemKind, Plan, Verdict
 from nodeagent.plan.gc.image_users import images_in_use
-from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.pass_limits import Spent
-from nodeagent.plan.gc.planner import GCPlan, GCPolicy, plan_all
+from nodeagent.plan.gc.planner import GCPlan, plan_all
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.pods.deletion import check_pods
 from nodeagent.record import replace

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.model import Role
-from nodeagent.plan.gc.sandboxes import SandboxGCPolicy, plan_sandbox_gc
+from nodeagent.plan.gc.policy import SandboxGCPolicy
+from nodeagent.plan.gc.sandboxes import plan_sandbox_gc
 from nodeagent.plan.pods.deletion import check_pods
 from nodeagent.record import replace
 from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot

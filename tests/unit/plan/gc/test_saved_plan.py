@@ -15,10 +15,9 @@ from nodeagent.act.gc.preview import plans_for_saved
 from nodeagent.api.codec import encode
 from nodeagent.api.saved_plan import encode_saved_plan
 from nodeagent.plan.decision import Verdict
-from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.plan.gc.planner import plan_all
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.saved_plan import (
     SavedPlan,
     compare,

@@ -12,7 +12,7 @@ from nodeagent.act.gc.preview import plans_for, plans_for_saved
 from nodeagent.model import ImageUsage, NodeSnapshot
 from nodeagent.plan.decision import ItemKind, Plan, Verdict
 from nodeagent.plan.gc.image_keep_rules import keep_reasons
-from nodeagent.plan.gc.planner import GCPolicy, plan_containers
+from nodeagent.plan.gc.planner import plan_containers
 from nodeagent.plan.gc.saved_plan import SavedItem, SavedPlan, find_drift
 from nodeagent.plan.gc.scope import Scope
 from tests.unit.builders import NOW, removed
@@ -20,6 +20,8 @@ from tests.unit.gc_strategies import EXAMPLES, PODS, image_id, nodes, policies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from nodeagent.plan.gc.policy import GCPolicy
 
 
 ANY_ID = st.one_of(

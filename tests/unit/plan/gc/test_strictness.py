@@ -8,13 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.images import ImageGCPolicy
-from nodeagent.plan.gc.planner import GCPolicy
-from nodeagent.plan.gc.pod_logs import PodLogPolicy
-from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from nodeagent.plan.gc.strictness import STRICTNESS, stricter
 from nodeagent.record import Record, replace
 
