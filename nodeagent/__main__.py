@@ -1,5 +1,5 @@
 """Run the command line with ``python -m nodeagent``."""
 
-from nodeagent.cli.start import main
+from nodeagent.cli.start import program
 
-main()
+program()

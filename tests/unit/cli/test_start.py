@@ -113,3 +113,28 @@ def test_request_of_a_plain_list_is_sent_before_the_imports(words: list[str], op
 )
 def test_no_request_is_sent_before_the_options_are_known(words: list[str]) -> None:
     assert not early_target(words)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["config", "show"], ["__complete"]])
+def test_process_ends_after_its_whole_output(words: list[str], tmp_path: Path) -> None:
+    environment = {**os.environ, "NODEAGENT_STATE__DIRECTORY": str(tmp_path)}
+    in_process = "import sys; from nodeagent.cli.start import main; sys.argv[:] = ['nodeagent', *sys.argv[1:]]; main()"
+    outputs = [
+        subprocess.run(
+            [sys.executable, *start, *words], capture_output=True, timeout=60, check=True, cwd=ROOT, env=environment
+        ).stdout
+        for start in (("-m", "nodeagent"), ("-c", in_process))
+    ]
+    assert outputs[0] == outputs[1] != b""
+
+
+def test_full_disk_at_the_end_of_a_command_is_an_error() -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+        ended = subprocess.run(
+            [sys.executable, "-m", "nodeagent", "config", "show"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            cwd=ROOT,
+        )
+    assert (ended.returncode, b"No space left on device" in ended.stderr) == (1, True)
