@@ -1,6 +1,6 @@
 """Client of the control API: HTTP/1.1 over the unix socket.
 
-Commands start it for one request, so that it imports neither libraries nor the documents.
+It imports neither third-party libraries nor the documents, since a command loads it for one request.
 """
 
 from __future__ import annotations

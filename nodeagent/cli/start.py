@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def early_target(words: list[str]) -> str:
-    """Return the target of the request of a command line; empty if its options may select another source."""
+    """Return the target of the early request; empty without one, and if an option may select another source."""
     options = [each.partition("=")[0] for each in words[1:] if each.startswith("-")]
     if not words or any(each not in _OUTPUT_OPTIONS for each in options):
         return ""

@@ -201,7 +201,7 @@ def _image_use(status: Status) -> list[Line]:
         line = Line(f"image use: observed since {since}", "dim")
         if use.maximum_unused_age_s is not None and observed_s <= use.maximum_unused_age_s:
             maximum = format_duration(use.maximum_unused_age_s)
-            line.append(f"; no image is removed by age before {maximum}", "yellow")
+            line.append(f"; no image is removed by age until use is observed for {maximum}", "yellow")
         for gap in (use.gaps or ())[:1]:
             line.append(f"; {describe_gap(gap.started_at, gap.ended_at, gap.cause)}", "dim")
         lines.append(line)

@@ -92,7 +92,7 @@ def _cpu_millis(text: str) -> int:
 
 
 def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
-    """Return the check of a text that is stored as it is and parsed for the settings."""
+    """Return a validator that parses a text and returns the text; the settings parse it again."""
 
     def check(text: str) -> str:
         parse(text)

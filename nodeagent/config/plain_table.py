@@ -1,4 +1,4 @@
-"""The forms of settings for ``nodeagent.config.plain``, derived from the models."""
+"""Table of types, limits and defaults of settings for ``nodeagent.config.plain``, derived from the models."""
 
 from __future__ import annotations
 

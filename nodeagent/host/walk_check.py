@@ -238,7 +238,7 @@ class WalkCheck:  # 11 attributes: the traces, the remembered directories and si
         return True
 
     def _read(self, position: int, *, use_known_sizes: bool = True) -> list[int]:
-        """Read a directory and add the difference to the walk; return the positions of new directories in it."""
+        """Read a directory again and add its difference from the walk; return the positions of new subdirectories."""
         each, new, found = self._directories[position], list[int](), _Listed()
         descriptor = self._open(position, os.O_RDONLY) if each.descriptor is None else each.descriptor
         try:

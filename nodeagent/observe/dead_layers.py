@@ -18,7 +18,7 @@ class StatsReader(Protocol):
     """Lists the usage of containers."""
 
     async def list_container_stats(self, only: Collection[str] | None = None, /) -> tuple[ContainerUsage, ...]:
-        """Return the usage of these containers. Raises RuntimeRequestError if the call fails."""
+        """Return the usage of the containers in ``only``, or of all. Raises RuntimeRequestError if the call fails."""
 
 
 class DeadLayers:

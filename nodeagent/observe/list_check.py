@@ -205,7 +205,7 @@ class ListCheck:
         return _Reading(lists, ids, stored, None)
 
     async def _with_stats(self) -> frozenset[str]:
-        """Return the ids of containers with statistics, which are a separate list in the runtime."""
+        """Return the ids that ListContainerStats reports, another CRI call; none if it fails."""
         try:
             return frozenset(each.container_id for each in await self._runtime.list_container_stats())
         except RuntimeRequestError:
@@ -301,7 +301,7 @@ class ListCheck:
     ) -> tuple[list[ListContradiction], frozenset[str]]:
         """Return a contradiction if an image of the previous list vanished and its status is still reported.
 
-        An image that is pulled again between both calls delays the removal of images to the next reading.
+        An image that is pulled again between the list and the status call delays image removal to the next reading.
         Also return these images, and those of the previous list if images were not listed now.
         """
         if known is None:

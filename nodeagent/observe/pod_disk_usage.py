@@ -292,7 +292,7 @@ def with_layers(
     devices: Mapping[str, int],
     lower_bounds: Collection[str],
 ) -> PodReading:
-    """Return a reading with the writable layers of all running and reported containers, each with its place."""
+    """Return a reading with the writable layers of all running and reported containers, each with its filesystem."""
     layers, running = [], frozenset(each.id for each in pod.running)
     for container in pod.containers:
         key, reported = container.id, stats.get(container.id)

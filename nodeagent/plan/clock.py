@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def clock_untrusted(clock: ClockTrust) -> Reason | None:
-    """Return the reason to keep all items with a removal by age; ``None`` while the clock is trusted."""
+    """Return the reason to keep items that are removed by age otherwise; ``None`` while the clock is trusted."""
     if clock.untrusted_until is None:
         return None
     details: dict[str, Detail] = {

@@ -77,7 +77,7 @@ def check_image_use(
     observed_s = (now - observed_since).total_seconds()
     observed = f"observed since {format_time(observed_since)} ({format_duration(observed_s)})"
     if maximum_s and observed_s <= maximum_s:
-        observed += f": no image is removed by age before {format_duration(maximum_s)}"
+        observed += f": no image is removed by age until use is observed for {format_duration(maximum_s)}"
     if gaps:
         last = gaps[-1]
         observed += f"; {describe_gap(last.started_at, last.ended_at, last.cause.value)}"

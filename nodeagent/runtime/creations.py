@@ -71,10 +71,10 @@ class Creations:
         return CreationLeases(frozenset(each.id for each in recent), frozenset(empty))
 
     async def prepared(self, snapshotters: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
-        """Return the layers below writable snapshots without a container record, each with the key of the snapshot.
+        """Return the parents of recent writable snapshots without a container record, each with that snapshot's key.
 
-        Layers are in the form of their snapshot's key, which is the same in every snapshotter: a container of another
-        runtime class can be created in another one than those that have the image.
+        Parents are keys of committed snapshots (chain IDs), which are equal in all snapshotters: a container of another
+        runtime class can use a snapshotter that does not have the image yet.
 
         Args:
             snapshotters: snapshotters to read.
@@ -100,5 +100,5 @@ class Creations:
         return found
 
     def _is_recent(self, created: Stamp) -> bool:
-        """Return whether this was created lately; an unknown time counts as recent."""
+        """Return whether ``created`` is within ``LONGEST_CREATION``; an unknown time counts as recent."""
         return created.at is None or created.at > self._clock.now() - LONGEST_CREATION

@@ -117,7 +117,7 @@ def add_environment(root: Path, prefix: str) -> None:
 
 
 def add_files(root: Path) -> None:
-    """Write users, mount points, our licence, and the prefix of units that a portable service may have."""
+    """Write users, mount points, licence files, and ``PORTABLE_PREFIXES`` in os-release."""
     for name in MOUNT_POINTS:
         (root / name).mkdir(parents=True, exist_ok=True)
     for name, text in FILES.items():

@@ -80,7 +80,7 @@ class Timing:
 
 
 def make_images(count: int, dice: random.Random) -> tuple[Image, ...]:
-    """Return images of ``count // 8`` repositories."""
+    """Return ``count`` images, most of them in a repository of their own."""
     images = []
     for number in range(count):
         repository = f"registry.example/team-{number % 97}/service-{number % max(1, count // 8)}"

@@ -19,7 +19,7 @@ def container(script: str, *, name: str = "app", image: str = IMAGE, **fields: A
 
 
 def pod(name: str, script: str, *, image: str = IMAGE, **spec: Any) -> Document:
-    """Return a pod with the network of the node; ``spec`` replaces fields."""
+    """Return a pod on the host network; ``spec`` replaces fields of the pod spec."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

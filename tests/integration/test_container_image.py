@@ -82,7 +82,7 @@ class AgentPod:
         )
 
     def import_image(self) -> None:
-        """Import the image, whose tag is that of the manifest."""
+        """Import the image, and tag it with the reference in the manifest."""
         path = Path(os.environ["NODEAGENT_TEST_IMAGE"])
         self.containerd.ctr("images", "import", "--index-name", "localhost/unused:index", str(path))
         (name,) = {

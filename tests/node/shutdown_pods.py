@@ -50,7 +50,7 @@ def in_every_band(count: int, kinds: tuple[str, ...], suffix: str) -> list[vm.Po
 
 
 def run_pods(node: Node, pods: Sequence[vm.Pod]) -> list[RunningPod]:
-    """Run pods, without the times of earlier ones with these names."""
+    """Remove the files of earlier pods with these names, and run pods."""
     node.run(f"mkdir -p {_TIMES} && rm -f {' '.join(times_file(each.name) for each in pods)}")
     return node.run_pods(*pods)
 

@@ -136,7 +136,7 @@ def _stop_of_the_unit_stops_no_pod(node: Node, pods: list[RunningPod]) -> None:
 
 
 def _cancelled_shutdowns(node: Node) -> None:
-    """Cancel a shutdown by a restart of logind, and another one after all pods have ended."""
+    """Cancel a shutdown by a restart of logind, and a second shutdown after all pods have ended."""
     node.run(f"rm {UPGRADES}")
     set_limit(node, OWN, 60)
     run_pods(node, [pod("slow", 0, 20), pod("kept", BANDS[3])])

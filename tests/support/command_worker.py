@@ -121,7 +121,7 @@ def _serve(role: Role) -> None:
         if role.uid == 0
         else (("doctor",), ("node", "describe"), ("pressure", "--direct"), ("gc", "images", "-n", "-o", "json"))
     ):
-        in_pipe(*words)  # imports of the standard library too
+        in_pipe(*words)  # imports as root what the command imports later, from the standard library too
     os.setgroups([] if role.group < 0 else [role.group])
     if role.uid:
         os.setresgid(role.uid, role.uid, role.uid)

@@ -101,7 +101,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture
 def machine(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory with the files that examples name; the settings of the node are in variables."""
+    """Return a directory with the files that examples name; the settings of the node are environment variables."""
     for section, value in tomllib.loads(node.config.read_text()).items():
         for key, each in value.items() if isinstance(value, dict) else [("", value)]:
             name = f"{section}__{key}" if key else section

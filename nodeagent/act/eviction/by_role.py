@@ -96,6 +96,6 @@ class RoleCleaner:
         return CleanupResult(confirmed=bool(victim.layers))
 
     def _is_not_requested(self, uid: str) -> bool:
-        """Return whether the API server shows that no eviction of a pod took effect, such as after a restart."""
+        """Return whether the API server lists a pod as not being deleted, so that no eviction of it took effect."""
         spec = self._watched.state.pods.get(uid)
         return self._watched.is_current and spec is not None and not spec.deleting

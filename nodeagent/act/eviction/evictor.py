@@ -159,7 +159,7 @@ class CriEvictor:
     async def _kill(self, cgroups: Sequence[str]) -> tuple[str, str]:
         """Kill the processes in the cgroups of containers; return the error, and the remaining processes as text.
 
-        A killed process ends without the runtime, although a large one takes seconds to free its memory.
+        The end of a killed process requires no call of the runtime. A large process takes seconds to free its memory.
         """
         error = await asyncio.to_thread(self._kill_processes, cgroups)
         ends_s = self._clock.monotonic_s() + self._verify_s

@@ -213,7 +213,7 @@ class PodRecord:
 
     @property
     def known_outcome(self) -> PodOutcome:
-        """Its outcome; before its exit codes are known, that of the usual ones."""
+        """Its outcome; before its exit codes are known, the outcome that the usual exit codes have."""
         if self.is_final or self.took_ms is None:
             return self.outcome
         return pod_outcome([each.end for each in self.containers.values()])

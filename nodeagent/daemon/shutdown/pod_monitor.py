@@ -85,7 +85,7 @@ class PodMonitor:
             await asyncio.to_thread(self._recorder.record_activity, LastActivity.WATCHING, pods)
 
     async def complete(self, runtime: PodRuntime) -> None:
-        """Read every source unless the lists are complete, as after a restart of the agent during a shutdown."""
+        """Read every source if the lists are incomplete, as they are after a restart of the agent during a shutdown."""
         if runtime.pods.complete:
             return
         try:

@@ -207,7 +207,9 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
             case CommandKind.DELEGATE:
                 logger.warning("shutdown_delegated", because=because, hint="nodeagent doctor --fix-logind")
             case CommandKind.DISABLE:
-                self._context.pass_lock.end_pause(PausedBy.SHUTDOWN)  # a cancellation is not reported without the lock
+                self._context.pass_lock.end_pause(
+                    PausedBy.SHUTDOWN
+                )  # logind reports a cancellation to holders of the lock only
                 self._host.store.forget()
             case CommandKind.START_SHUTDOWN:
                 self._signalled_s = self._context.clock.monotonic_s()

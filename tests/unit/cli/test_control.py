@@ -65,7 +65,9 @@ async def test_status_shows_the_length_of_image_use_observation(node: Node, caps
     assert "image use: not observed; no image is removed by age" in (await say(capsys, "status"))[1]
     await node.ask("Plan", api.PlanRequest(scope="images"))
     out = (await say(capsys, "status"))[1]
-    assert re.search(r"image use: observed since \S+ \(\d+m?s\);\s+no image is removed\s+by age before 14d", out)
+    assert re.search(
+        r"image use: observed since \S+ \(\d+m?s\);\s+no image is removed\s+by age until use is\s+observed for 14d", out
+    )
 
 
 async def test_status_exits_with_1_while_the_agent_is_not_ready(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

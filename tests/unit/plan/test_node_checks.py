@@ -135,7 +135,7 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
         (check_image_use(None, NOW, 60), WARNING, "state database is unavailable"),
         (check_image_use(ago(60), NOW, 0), SKIPPED, "no image is removed by age; observed since"),
         (check_image_use(ago(60), NOW, 60, (GAP,)), OK, "last gap of 1h until 2026-03-01T11:59:00.000Z (agent-down)"),
-        (check_image_use(ago(60), NOW, 60), OK, "(1m): no image is removed by age before 1m"),
+        (check_image_use(ago(60), NOW, 60), OK, "(1m): no image is removed by age until use is observed for 1m"),
         (check_image_use(ago(61), NOW, 60), OK, "observed since 2026-03-01T11:58:59.000Z (1m1s)"),
         (check_clock(None, True), OK, "synchronised"),
         (check_clock(-10, None), OK, "future"),

@@ -150,7 +150,7 @@ async def test_complete_shutdown_of_the_daemon_is_not_repeated(hook: StopHookNod
 
 @pytest.fixture
 def unwritable(hook: StopHookNode) -> None:
-    """Let every write to the state directory fail, as in a full one."""
+    """Replace the state directory by a file, so that every write fails."""
     hook.settings.state_directory.write_text("")
 
 

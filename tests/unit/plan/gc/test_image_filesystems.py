@@ -56,8 +56,8 @@ def node(
 ) -> NodeSnapshot:
     """Return a node with the images of ``names``, least recently used first, with 100 MiB each of snapshots.
 
-    Images named ``k...`` have theirs in the store ``native`` of Kata, the others in ``overlayfs``. The content store,
-    with 30 MiB of each, is beside overlayfs unless ``content`` is false.
+    Snapshots of images named ``k...`` are in Kata's snapshotter ``native``, the others in ``overlayfs``. The content
+    store, with 30 MiB of each image, is on the filesystem of overlayfs unless ``content`` is false.
     """
     names = tuple(names)
     if storage is None:

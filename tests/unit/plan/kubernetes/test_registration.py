@@ -1,4 +1,4 @@
-"""Registration: whose object is created, adopted, kept or refused, and the changes of an adoption."""
+"""Registration of the Node: its verdict (create, adopt, keep, refuse), and the changes of an adoption."""
 
 from __future__ import annotations
 
