@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable
 
-    from nodeagent.host.walk_check import WalkCheck
-
 _BLOCK_BYTES = 512  # Source: stat(2), st_blocks
 _STEP_ENTRIES = 256
 _MOST_OPEN = 32
@@ -78,7 +76,6 @@ class TreeReader:
         mounts: Collection[str] = (),
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
-        check: WalkCheck | None = None,
     ) -> None:
         """Measure only files on ``device_id``.
 
@@ -87,9 +84,7 @@ class TreeReader:
             deadline_s: end of ``measure`` and ``largest``, on the clock of ``time.monotonic``.
             mounts: paths to omit without a stat, which never returns for the mount of a dead server.
             is_cancelled: ends ``measure`` and ``largest`` before the deadline.
-            check: receives the directories of walks.
         """
-        self._check = check
         self._device_id = device_id
         self._deadline_s = deadline_s
         self._mounts = mounts
@@ -197,8 +192,6 @@ class TreeReader:
         """Open a directory below the current one and add its entries; return whether all of them were read."""
         try:
             descriptor, complete = levels.enter(name), True
-            if self._check is not None:
-                levels.note_position(self._check, tree)
             with os.scandir(descriptor) as entries:
                 for entry in entries:
                     self._entries += 1
@@ -206,7 +199,6 @@ class TreeReader:
                         yield
                     complete = self._add(levels, entry, tree) and complete
         except FileNotFoundError:
-            self._note_missing()
             return True  # removed since its parent was listed
         except OSError:
             return False
@@ -214,12 +206,15 @@ class TreeReader:
 
     def _add(self, levels: _Levels, entry: os.DirEntry[str], tree: Tree) -> bool:
         """Add an entry of the current directory; return false for a directory that will not be read."""
-        status = self._status(levels, entry)
-        if status is None or status.st_dev != self._device_id:
+        if levels.is_omitted(entry.name):
+            return True
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        if status.st_dev != self._device_id:
             return True
         size_bytes, inodes, is_read = status.st_blocks * _BLOCK_BYTES, 1, True
-        if self._check is not None:
-            self._check.note_entry(levels.position, status)
         if stat.S_ISDIR(status.st_mode):
             is_read = levels.add_directory(entry.name)
         elif status.st_nlink > 1:
@@ -235,22 +230,6 @@ class TreeReader:
         tree.inodes += inodes
         return is_read
 
-    def _status(self, levels: _Levels, entry: os.DirEntry[str]) -> os.stat_result | None:
-        """Return the status of an entry; ``None`` for an omitted one and one removed since its listing."""
-        if levels.is_omitted(entry.name):
-            if self._check is not None:
-                self._check.note_omitted(levels.position, entry.name)
-            return None
-        try:
-            return entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            self._note_missing()
-            return None
-
-    def _note_missing(self) -> None:
-        if self._check is not None:
-            self._check.directories_changed = True
-
     def _share(self, links: int) -> int:
         """Add the share of one link in its inode; return the number of whole inodes since the last one."""
         self._shares += 1 / links
@@ -264,16 +243,14 @@ class _Level:
     """One directory of the current path.
 
     Attributes:
-        status: from the descriptor, before it was read.
+        identity: device and inode.
         descriptor: ``None`` while closed.
         directories: names of the directories in it that are still to be read.
-        position: among the directories of the check; ``None`` without a check or beyond its limits.
     """
 
     name: str
-    status: os.stat_result
+    identity: tuple[int, int]
     descriptor: int | None
-    position: int | None = None
     directories: list[str] = field(default_factory=list)
 
 
@@ -300,21 +277,10 @@ class _Levels:
         parent = self.stack[-1].descriptor if self.stack else None
         descriptor = os.open(name, _DIRECTORY if parent is None else _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
         status = os.fstat(descriptor)
-        self.stack.append(_Level(name, status, descriptor))
+        self.stack.append(_Level(name, (status.st_dev, status.st_ino), descriptor))
         if len(self.stack) > _MOST_OPEN:
             _close(self.stack[-1 - _MOST_OPEN])
         return descriptor
-
-    def note_position(self, check: WalkCheck, tree: Tree) -> None:
-        """Add the current directory to those of the check, before it is read."""
-        level = self.stack[-1]
-        parent = self.stack[-2].position if len(self.stack) > 1 else -1
-        level.position = check.add(tree, parent, level.name, level.status)
-
-    @property
-    def position(self) -> int | None:
-        """Position of the current directory among those of the check."""
-        return self.stack[-1].position
 
     def add_directory(self, name: str) -> bool:
         """Add a directory to those to be read in the current one; return false if they are too many."""
@@ -347,7 +313,7 @@ class _Levels:
             return False
         finally:
             _close(left)
-        return os.path.samestat(status, parent.status)
+        return (status.st_dev, status.st_ino) == parent.identity
 
     def is_omitted(self, name: str) -> bool:
         """Whether an entry of the current directory is omitted."""

@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.disk_usage import Tree, TreeReader
-from nodeagent.host.walk_check import WalkCheck
 from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.record import Record, field
 
@@ -146,7 +145,6 @@ class PodDiskWalk:
         self._measured = _Measured(
             Tree(self._logs_path), is_complete=valid, image_volume_trees=[] if image_volumes else None
         )
-        self._check = WalkCheck()
         self._steps = self._walk()
 
     def advance(self, until_s: float) -> bool:
@@ -168,7 +166,6 @@ class PodDiskWalk:
     def _walk(self) -> Generator[None, None, None]:
         """Walk logs and volumes, which have few files as a rule, before the writable layers."""
         measured = self._measured
-        self._check = WalkCheck()
         yield from self._walk_logs()
         measured.logs_ended = True
         if self._pod_path is not None:
@@ -182,8 +179,6 @@ class PodDiskWalk:
             if device is not None:
                 measured.layers[container_id] = _tree(upper)
                 yield from self._reader(device).walk(measured.layers[container_id])
-        yield from self._check.correct()
-        self._check = WalkCheck()  # releases the remembered directories
 
     def _walk_logs(self) -> Generator[None, None, None]:
         measured = self._measured
@@ -270,7 +265,7 @@ class PodDiskWalk:
         measured.image_volumes_ended = True
 
     def _reader(self, device: int) -> TreeReader:
-        return TreeReader(device, mounts=self._mounts, check=self._check)
+        return TreeReader(device, mounts=self._mounts)
 
 
 def _directories(path: str) -> list[str]:
