@@ -90,7 +90,7 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
                 raise
             settings = standby
         logger = log.configure(settings.log_format, settings.log_level)
-        run_async(stop_pods_at_unit_stop(settings, logger, unit_stop, began_s=started_s()))
+        run_async(stop_pods_at_unit_stop(settings, logger, unit_stop, began_s=started_s() or None))
 
 
 async def _plan(agent: Agent) -> ShutdownPlan:

@@ -67,7 +67,7 @@ class ContainerProcesses:
         self.stop_signals: dict[str, int] = {}
 
     async def locate(self, container_ids: Collection[str]) -> bool:
-        """Find the cgroups of containers in a thread; return whether the containers that were not found have no process."""
+        """Find the cgroups of containers in a thread; return whether those not found have no process."""
         missing = frozenset(each for each in container_ids if each not in self._directories)
         if not missing:
             return True

@@ -94,9 +94,9 @@ class Delivery:
         if container.kill_due_ms is None:
             container.kill_due_ms = due_ms
         is_last = self._elapsed_ms() >= delayed_kill_ms(container.kill_due_ms, last_ms)
-        awaits_term = self._processes.has_pending_term(container.id) and self._processes.is_delayed(container.id)
-        if is_last or not awaits_term:
-            container.killer = self._start(self._kill(container))
+        if not is_last and self._processes.has_pending_term(container.id) and self._processes.is_delayed(container.id):
+            return
+        container.killer = self._start(self._kill(container))
 
     def observe(self, container: ContainerStop) -> bool:
         """Update the end of a container; return whether it has ended."""

@@ -72,7 +72,7 @@ class MetricsCertificate:
             stamp, made = await self._guard.run(partial(_read_changed, self._files, self._stamp), within_s=_WITHIN_S)
         except HangingCallError as error:
             return ConfigError(f"{self._files.certificate} {error}")
-        self._stamp = stamp
+        self._stamp = None if isinstance(made, ConfigError) else stamp  # a mode is corrected without another stamp
         return made
 
     def _tls(self, context: ssl.SSLContext) -> Tls:

@@ -183,8 +183,9 @@ def remember(memory: EvictionMemory, uid: str, answer: Answer, then: Consequence
         return EvictionMemory(others, None, unknown_s, reserved_s=reserved_s)
     before = memory.refused.get(uid)
     is_reserved = reserved_s is not None and now_s - reserved_s < RESERVED_S
-    by_budget = then.by_budget and not is_reserved
-    budget_refusals = (before.budget_refusals if before is not None else 0) + 1 if by_budget else 0
+    budget_refusals = before.budget_refusals if before is not None and then.by_budget else 0
+    if then.by_budget and not is_reserved:
+        budget_refusals += 1
     until_s = now_s + then.delay_s
     refusal = Refusal(memory.count(uid) + 1, until_s, answer.text, budget_refusals)
     postponed = replace(refusal, budget_refusals=0) if then.step is Step.POSTPONE else None

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from nodeagent.config.handoff import checked
 from nodeagent.config.metrics import Listen, MetricsSettings, TlsFiles
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.connection import Deadlines
+from nodeagent.daemon.http.metrics_certificate import MetricsCertificate
 from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsTask
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
@@ -227,6 +230,18 @@ async def test_renewed_certificate_is_used_and_a_wrong_one_keeps_the_former(
         await reload(made)
         await made.until("metrics_certificate_renewed")
         assert (await exchange(listen, client(authority, "prometheus")))[1] != first
+
+
+async def test_renewed_key_is_used_after_a_correction_of_its_mode_alone(files: TlsFiles, authority: Authority) -> None:
+    with capture_logs() as logged:
+        certificate = MetricsCertificate(files, structlog.get_logger())
+        await certificate.load()
+        install(authority, "renewed", files)
+        make_readable(files.key)
+        assert (await certificate.renewed(), await certificate.renewed()) == (None, None)
+        make_private(files.key)
+        assert await certificate.renewed() is not None
+    assert [each["event"] for each in logged] == ["metrics_certificate_not_renewed", "metrics_certificate_renewed"]
 
 
 async def test_replaced_client_ca_refuses_clients_of_the_former_one(

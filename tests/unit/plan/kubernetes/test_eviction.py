@@ -208,6 +208,12 @@ def test_refusal_that_an_earlier_request_may_have_caused_makes_no_budget_overrid
     assert after(*first, *later, hard=True).is_overridable("a")
 
 
+def test_conflict_of_another_pod_does_not_reset_the_refusals_by_a_budget() -> None:
+    answers = ((0.0, "a", BUDGET), (1.0, "b", Answer(409)), (2.0, "a", BUDGET))
+    assert not after(*answers, hard=True).is_overridable("a")
+    assert after(*answers, (RESERVED_S + 1, "a", BUDGET), hard=True).is_overridable("a")
+
+
 def test_number_of_remembered_pods_is_bounded() -> None:
     memory = after(*((float(number), f"pod-{number}", BUDGET) for number in range(MAX_REMEMBERED + 5)))
     assert len(memory.refused) == MAX_REMEMBERED
