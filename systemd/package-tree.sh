@@ -1,5 +1,5 @@
-# Functions of the package builds: the files of a package, without any trace of the building machine. Sourced by
-# debian/build and rpm/build, in the root of the checkout, with PYTHON as the interpreter with the agent and pip.
+# Functions of the builds of packages and of the image: their files, without any trace of the building machine. Sourced by
+# debian/build and image/build, in the root of the checkout, with PYTHON as the interpreter with the agent and pip.
 
 version=$("$python" -I -c 'from nodeagent import __version__; print(__version__)')
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
@@ -27,15 +27,21 @@ build_wheel() {
     "${pip[@]}" wheel --no-deps --no-build-isolation --wheel-dir "$1/own" "$source"
 }
 
+# download_wheels DIRECTORY MACHINE PYTHON_VERSION: the locked wheels; their pip options are then in the array target.
+download_wheels() {
+    local machine=$2 minor=$3 platforms=() glibc
+    for glibc in 2_36 2_34 2_28 2_17; do platforms+=(--platform "manylinux_${glibc}_$machine"); done
+    target=(--only-binary=:all: --implementation cp --python-version "$minor" "${platforms[@]}" --platform "manylinux2014_$machine")
+    "${pip[@]}" download --dest "$1" "${target[@]}" --require-hashes -r requirements.lock
+}
+
 # make_tree ROOT OWN_WHEELS MACHINE PYTHON_VERSION SYSTEMD_VERSION: the files of a package.
 make_tree() {
-    local root=$1 own=$2 machine=$3 minor=$4 systemd=$5 platforms=() glibc
+    local root=$1 own=$2 machine=$3 minor=$4 systemd=$5
     local share=$root/usr/share/nodeagent doc=$root/usr/share/doc/nodeagent
     mkdir -p "$share/wheels" "$doc" "$root/usr/lib/nodeagent"
     cp "$own"/*.whl "$share/wheels"
-    for glibc in 2_36 2_34 2_28 2_17; do platforms+=(--platform "manylinux_${glibc}_$machine"); done
-    "${pip[@]}" download --dest "$share/wheels" --only-binary=:all: --implementation cp --python-version "$minor" \
-        "${platforms[@]}" --platform "manylinux2014_$machine" --require-hashes -r requirements.lock
+    download_wheels "$share/wheels" "$machine" "$minor"
     "$python" -I -m nodeagent install --root "$root" --packaged --prefix /usr/lib/nodeagent/venv --systemd "$systemd" >/dev/null
     "$python" -I -m nodeagent config default --dry-run >"$share/config.toml"
     "$python" -I systemd/sbom.py "$share/wheels" "$machine" --version "$version" --sbom "$share/sbom.cdx.json" --licences "$doc/licenses"

@@ -13,9 +13,8 @@ import json
 import os
 import shutil
 import subprocess
-import zipfile
 from datetime import UTC, datetime
-from email.parser import BytesParser, HeaderParser
+from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import NAMESPACE_URL, uuid5
@@ -54,9 +53,9 @@ FILES: Final = {
 LAUNCHER: Final = """#!/{prefix}/bin/python -I
 import sys
 
-from nodeagent.cli.start import main
+from nodeagent.cli.start import program
 
-sys.exit(main())
+sys.exit(program())
 """
 SBOM: Final = "usr/share/nodeagent/sbom.cdx.json"
 _CONTROL_FIELDS: Final = ("Package", "Version", "Architecture", "Maintainer")
@@ -67,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Complete the root file system of the image.")
     parser.add_argument("root", type=Path)
     parser.add_argument("debs", type=Path, help="directory of the extracted Debian packages")
-    parser.add_argument("wheels", type=Path, help="directory of the installed wheels")
+    parser.add_argument("wheels", type=Path, help="SBOM of the installed wheels")
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--architecture", required=True)
     parser.add_argument("--version", required=True)
@@ -78,8 +77,8 @@ def main() -> None:
     add_files(root)
     packages = list(read_packages(options.debs))
     add_package_records(root, packages)
-    wheels = list(read_wheels(options.wheels))
-    document = sbom(packages, wheels, options.version, options.architecture, int(os.environ["SOURCE_DATE_EPOCH"]))
+    libraries = json.loads(options.wheels.read_text())["components"]
+    document = sbom(packages, libraries, options.version, options.architecture, int(os.environ["SOURCE_DATE_EPOCH"]))
     write(root / SBOM, json.dumps(document, indent=1) + "\n")
 
 
@@ -114,6 +113,10 @@ def add_environment(root: Path, prefix: str) -> None:
         (environment / "bin" / name).symlink_to("python")
     write(environment / "bin/nodeagent", LAUNCHER.format(prefix=prefix))
     (environment / "bin/nodeagent").chmod(0o755)
+    # The programs of the wheels are not in the image. Their checksums depend on the path of the building interpreter.
+    for record in environment.glob("lib/*/site-packages/*.dist-info/RECORD"):
+        lines = record.read_text().splitlines(keepends=True)
+        write(record, "".join(line for line in lines if not line.startswith("../../bin/")))
 
 
 def add_files(root: Path) -> None:
@@ -151,30 +154,14 @@ def add_package_records(root: Path, packages: list[tuple[dict[str, str], str]]) 
         write(root / "var/lib/dpkg/status.d" / control["Package"], "".join([*lines, *source]))
 
 
-def read_wheels(wheels: Path) -> Iterator[dict[str, str]]:
-    """Yield name, version, licence and SHA-256 of each wheel, by file name."""
-    for path in sorted(wheels.glob("*.whl")):
-        with zipfile.ZipFile(path) as wheel:
-            (name,) = (
-                each for each in wheel.namelist() if each.endswith(".dist-info/METADATA") and each.count("/") == 1
-            )
-            metadata = BytesParser().parsebytes(wheel.read(name), headersonly=True)
-        yield {
-            "name": metadata["Name"].lower(),
-            "version": metadata["Version"],
-            "licence": metadata["License-Expression"] or "",
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-
-
 def sbom(
     packages: list[tuple[dict[str, str], str]],
-    wheels: list[dict[str, str]],
+    libraries: list[dict[str, Any]],
     version: str,
     architecture: str,
     created: int,
 ) -> dict[str, Any]:
-    """Return the CycloneDX document of the image, a function of its contents."""
+    """Return the CycloneDX document of the image, a function of its contents; ``libraries`` are those of the wheels."""
     components = [
         _component(
             "library",
@@ -186,13 +173,7 @@ def sbom(
         )
         for control, sha256 in packages
     ]
-    for wheel in wheels:
-        if wheel["name"] != "nodeagent":
-            purl = f"pkg:pypi/{wheel['name'].replace('_', '-')}@{wheel['version']}"
-            component = _component("library", wheel["name"], wheel["version"], purl, wheel["sha256"])
-            if wheel["licence"]:
-                component["licenses"] = [{"expression": wheel["licence"]}]
-            components.append(component)
+    components += libraries
     content = json.dumps([version, architecture, components])
     return {
         "bomFormat": "CycloneDX",
