@@ -1,20 +1,15 @@
-"""TLS over plain asyncio streams.
-
-The daemon loads asyncio without OpenSSL, which saves 4 MiB on nodes that need no TLS, so asyncio's own TLS is not
-available in it, even after a later import of ``ssl``.
-"""
+"""TLS of a client over plain asyncio streams."""
 
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.tls import TlsRecords
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _CHUNK_BYTES: Final = 1 << 16
 
 
@@ -27,8 +22,7 @@ class TlsStream:
         """Take an open connection; :meth:`handshake` verifies the server."""
         self._reader = reader
         self._writer = writer
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
+        self._records = TlsRecords(reader, writer, context, server_name)
 
     @property
     def closed(self) -> bool:
@@ -42,7 +36,7 @@ class TlsStream:
             ssl.SSLError: the certificate is not trusted, or the handshake failed.
             OSError: the connection was lost.
         """
-        await self._call(self._tls.do_handshake)
+        await self._records.call(self._records.tls.do_handshake)
 
     async def read(self) -> bytes:
         """Return some received bytes; none after the server has closed the connection properly.
@@ -52,7 +46,7 @@ class TlsStream:
             OSError: the connection was lost.
         """
         try:
-            return await self._call(self._tls.read, _CHUNK_BYTES)
+            return await self._records.call(self._records.tls.read, _CHUNK_BYTES)
         except ssl.SSLZeroReturnError:
             return b""
 
@@ -64,32 +58,8 @@ class TlsStream:
             OSError: the connection was lost.
         """
         while data:
-            data = data[await self._call(self._tls.write, data) :]
+            data = data[await self._records.call(self._records.tls.write, data) :]
 
     def abort(self) -> None:
         """Drop the connection without waiting for the server."""
         self._writer.transport.abort()
-
-    async def _call(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of an operation, with received bytes as often as it needs them."""
-        while True:
-            try:
-                result = operation(*args, **kwargs)
-            except ssl.SSLWantReadError:
-                await self._flush()
-                data = await self._reader.read(_CHUNK_BYTES)
-                if data:
-                    self._incoming.write(data)
-                else:
-                    self._incoming.write_eof()
-            except ssl.SSLError:
-                await self._flush()  # the alert, which names the cause in the log of the server
-                raise
-            else:
-                await self._flush()
-                return result
-
-    async def _flush(self) -> None:
-        if self._outgoing.pending:
-            self._writer.write(self._outgoing.read())
-            await self._writer.drain()

@@ -49,6 +49,17 @@ def doctor(agent: ClusterAgent) -> dict[str, Document]:
     return {each["check"]: each for each in json.loads(agent.command("doctor", "--output", "json"))["findings"]}
 
 
+def start_evicting(agent: ClusterAgent) -> None:
+    """Start the agent with evictions through the API server, and a threshold of nodefs that is met."""
+    kubeconfig = agent.service_account("--publish-events", "--evict-pods")
+    agent.configure(
+        f'watch_pods = true\nevict_pods = true\npublish_events = true\nkubeconfig = "{kubeconfig}"',
+        role="auto",
+        more='[eviction]\nenabled = "on"\nhard = "nodefs.available<99%"\n',
+    )
+    agent.start()
+
+
 @pytest.mark.usefixtures("cluster")
 def test_kubelet_is_detected_and_its_configuration_reported(agent: ClusterAgent) -> None:
     agent.configure("", role="auto")
@@ -120,13 +131,7 @@ def test_eviction_through_the_api_respects_a_budget(cluster: Cluster, agent: Clu
         "the budget is processed",
         lambda: cluster.get(f"{BUDGETS}/kept")["status"].get("currentHealthy") == 1,
     )
-    kubeconfig = agent.service_account("--publish-events", "--evict-pods")
-    agent.configure(
-        f'watch_pods = true\nevict_pods = true\npublish_events = true\nkubeconfig = "{kubeconfig}"',
-        role="auto",
-        more='[eviction]\nenabled = "on"\nhard = "nodefs.available<99%"\n',
-    )
-    agent.start()
+    start_evicting(agent)
     agent.wait(
         "the refusal is logged",
         lambda: any("kept" in json.dumps(each) for each in agent.events("eviction_failed")),
@@ -153,13 +158,7 @@ def test_evicted_pod_is_replaced_on_another_node_and_its_budget_respected(
     agent.wait("a disruption is permitted", lambda: allowed(cluster) == 1)
     cluster.request("PATCH", f"{NODES}/{NAME}", {"spec": {"unschedulable": True}}, content_type=STRATEGIC)
     add_node(cluster)
-    kubeconfig = agent.service_account("--publish-events", "--evict-pods")
-    agent.configure(
-        f'watch_pods = true\nevict_pods = true\npublish_events = true\nkubeconfig = "{kubeconfig}"',
-        role="auto",
-        more='[eviction]\nenabled = "on"\nhard = "nodefs.available<99%"\n',
-    )
-    agent.start()
+    start_evicting(agent)
 
     def replaced() -> bool:
         beat(cluster)

@@ -1,19 +1,15 @@
-"""TLS of a server over plain asyncio streams.
-
-The daemon loads asyncio without OpenSSL, so asyncio's own TLS is not available in it, even after a later import of
-``ssl``. This module is imported only where a listener has a certificate.
-"""
+"""TLS of a server over plain asyncio streams, imported only where a listener has a certificate."""
 
 from __future__ import annotations
 
 import ssl
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from nodeagent.tls import TlsRecords
 
 if TYPE_CHECKING:
     import asyncio
-
-_CHUNK_BYTES: Final = 1 << 14
 
 
 class TlsServerStream:
@@ -21,10 +17,8 @@ class TlsServerStream:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext) -> None:
         """Take an accepted connection; :meth:`handshake` comes first."""
-        self._reader = reader
         self._writer = writer
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._records = TlsRecords(reader, writer, context, None)
 
     @property
     def transport(self) -> asyncio.WriteTransport:
@@ -38,17 +32,7 @@ class TlsServerStream:
             ssl.SSLError: no common version, or the client's certificate is missing, expired or not trusted.
             OSError: the connection was lost.
         """
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                await self._receive()
-            except ssl.SSLError:
-                await self._flush()  # the alert, which names the cause in the log of the client
-                raise
-            else:
-                await self._flush()
-                return
+        await self._records.call(self._records.tls.do_handshake)
 
     async def read(self, limit: int) -> bytes:
         """Return received bytes; none after the end of the connection.
@@ -59,13 +43,10 @@ class TlsServerStream:
             ssl.SSLError: malformed records.
             OSError: the connection was lost.
         """
-        while True:
-            try:
-                return self._tls.read(limit)
-            except ssl.SSLWantReadError:
-                await self._receive()
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                return b""
+        try:
+            return await self._records.call(self._records.tls.read, limit)
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b""
 
     def write(self, data: bytes) -> None:
         """Encrypt bytes and pass them to the transport; :meth:`drain` waits until they are sent.
@@ -74,8 +55,8 @@ class TlsServerStream:
             ssl.SSLError: the connection has failed.
         """
         while data:
-            data = data[self._tls.write(data) :]
-        self._writer.write(self._outgoing.read())
+            data = data[self._records.tls.write(data) :]
+        self._writer.write(self._records.outgoing.read())
 
     async def drain(self) -> None:
         """Wait until the bytes are sent.
@@ -106,19 +87,6 @@ class TlsServerStream:
     def _say_end(self) -> None:
         """Send the closing alert, without a wait for that of the client."""
         with suppress(ssl.SSLError):
-            self._tls.unwrap()
-        if self._outgoing.pending and not self._writer.is_closing():
-            self._writer.write(self._outgoing.read())
-
-    async def _receive(self) -> None:
-        await self._flush()
-        data = await self._reader.read(_CHUNK_BYTES)
-        if data:
-            self._incoming.write(data)
-        else:
-            self._incoming.write_eof()
-
-    async def _flush(self) -> None:
-        if self._outgoing.pending:
-            self._writer.write(self._outgoing.read())
-            await self._writer.drain()
+            self._records.tls.unwrap()
+        if self._records.outgoing.pending and not self._writer.is_closing():
+            self._writer.write(self._records.outgoing.read())

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config.handoff import checked
-from nodeagent.config.metrics import Listen, MetricsSettings
+from nodeagent.config.metrics import Listen, MetricsSettings, TlsFiles
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.connection import Deadlines
@@ -74,11 +74,13 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(listen: Listen | None, *, read_within_s: float = WITHIN_S) -> AsyncIterator[Served]:
+async def serving(
+    listen: Listen | None, tls: TlsFiles | None = None, *, read_within_s: float = WITHIN_S
+) -> AsyncIterator[Served]:
     stream, clock, written = Stream(), ManualClock(), asyncio.Event()
     stream.written = written
     logger = log.configure("json", "info", stream)
-    made = replace(checked(Origin()), metrics=MetricsSettings(listen))
+    made = replace(checked(Origin()), metrics=MetricsSettings(listen, tls=tls))
     context = DaemonContext(made, logger, clock, LoopStatuses(clock), PassLock(clock))
     served = Served(context, MetricsTask(context, deadlines=Deadlines(read_s=read_within_s)), stream, written)
     running = asyncio.ensure_future(served.task.run(context.stop))

@@ -8,33 +8,20 @@ import shutil
 import socket
 import ssl
 import subprocess
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from nodeagent.config.handoff import checked
-from nodeagent.config.metrics import Listen, MetricsSettings, TlsFiles
-from nodeagent.config.settings import Origin
-from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.http.connection import Deadlines
+from nodeagent.config.metrics import Listen, TlsFiles
 from nodeagent.daemon.http.metrics_certificate import MetricsCertificate
-from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsTask
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.http.metrics_task import LIMITS, NAME
 from nodeagent.errors import ConfigError
 from nodeagent.host.server_certificate import server_context
 from nodeagent.record import replace
-from nodeagent.telemetry import logging as log
 from tests.support.certificates import Authority
-from tests.support.manual_clock import ManualClock
-from tests.unit.daemon.http.test_metrics_task import WITHIN_S, Served, Stream
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from tests.unit.daemon.http.test_metrics_task import WITHIN_S, Served, serving
 
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -76,21 +63,6 @@ def listen() -> Listen:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return Listen("127.0.0.1", probe.getsockname()[1])
-
-
-@asynccontextmanager
-async def serving(listen: Listen, files: TlsFiles, *, read_within_s: float = WITHIN_S) -> AsyncIterator[Served]:
-    stream, clock, written = Stream(), ManualClock(), asyncio.Event()
-    stream.written = written
-    made = replace(checked(Origin()), metrics=MetricsSettings(listen, tls=files))
-    context = DaemonContext(made, log.configure("json", "info", stream), clock, LoopStatuses(clock), PassLock(clock))
-    served = Served(context, MetricsTask(context, deadlines=Deadlines(read_s=read_within_s)), stream, written)
-    running = asyncio.ensure_future(served.task.run(context.stop))
-    try:
-        yield served
-    finally:
-        context.stop.set()
-        await asyncio.wait_for(running, WITHIN_S)
 
 
 def client(authority: Authority, name: str = "") -> ssl.SSLContext:
