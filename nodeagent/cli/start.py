@@ -26,8 +26,8 @@ _OUTPUT_OPTIONS = ("-o", "--output", "-q", "--quiet", "--no-headers", "--no-trun
 def program() -> None:
     """Run the command as this process, and end the process after success.
 
-    Nothing else remains to be done by then: at the interpreter's end the deletion of all modules would take 3 % of the
-    time of a command that reads the node.
+    Nothing else remains to be done by then: the deletion of all modules at the interpreter's end would take 1 to 3 % of
+    the time of a command that reads the node.
     """
     main()
     if sys.argv[1:2] == ["run"]:
