@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.file_trust import open_trusted
 from nodeagent.errors import ConfigError
+from nodeagent.file_stamp import FileStamp, file_stamp
 
 if TYPE_CHECKING:
     import ssl
@@ -16,15 +17,12 @@ if TYPE_CHECKING:
     from nodeagent.config.metrics import TlsFiles
 
 _MAX_FILE_BYTES: Final = 1 << 20
-Stamp = tuple[tuple[int, int, int], ...]
+Stamp = tuple[FileStamp, ...]
 
 
 def read_stamp(files: TlsFiles) -> Stamp:
-    """Return inode, size and time of change of each file; zeros for one that cannot be read.
-
-    Links are followed, since a renewed Secret of Kubernetes replaces its link.
-    """
-    return tuple(_stamp(each) for each in files.paths)
+    """Return the stamp of each file."""
+    return tuple(file_stamp(each) for each in files.paths)
 
 
 def read_certificate(files: TlsFiles) -> bytes:
@@ -70,14 +68,6 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
             raise ConfigError(f"{files.client_ca}: no CA certificate in PEM form") from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-def _stamp(path: str) -> tuple[int, int, int]:
-    try:
-        found = os.stat(path)  # noqa: PTH116 - one call
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _open(path: str, *, secret: bool = False) -> int:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.config.file_trust import open_trusted
 from nodeagent.errors import ApiServerUnavailableError, ConfigError
+from nodeagent.file_stamp import FileStamp, file_stamp
 from nodeagent.guarded_call import GuardedCall
 from nodeagent.model.api_access import check_server_url
 from nodeagent.parsing import parse_yaml
@@ -64,7 +64,7 @@ class ApiCredentials:
         """Create a source; nothing is read yet."""
         self._access = access
         self._identity: ApiIdentity | None = None
-        self._stamps: dict[Path, tuple[int, int, int]] = {}
+        self._stamps: dict[Path, FileStamp] = {}
         self._guard = GuardedCall[ApiIdentity]()
 
     async def current(self) -> ApiIdentity:
@@ -81,7 +81,7 @@ class ApiCredentials:
         Raises:
             ApiServerUnavailableError: a file is unreadable, not trusted or malformed.
         """
-        if self._identity is not None and all(_stamp(path) == stamp for path, stamp in self._stamps.items()):
+        if self._identity is not None and all(file_stamp(path) == stamp for path, stamp in self._stamps.items()):
             return self._identity
         files = _Files()
         access = self._access
@@ -111,7 +111,7 @@ class _Files:
     """Reads trusted files and remembers their stamps, taken before the content."""
 
     def __init__(self) -> None:
-        self.stamps: dict[Path, tuple[int, int, int]] = {}
+        self.stamps: dict[Path, FileStamp] = {}
 
     def read(self, path: Path) -> bytes:
         """Return the content of a file.
@@ -119,7 +119,7 @@ class _Files:
         Raises:
             ConfigError: it cannot be read, is not trusted or too large.
         """
-        self.stamps[path] = _stamp(path)
+        self.stamps[path] = file_stamp(path)
         try:
             with open(open_trusted(path), "rb") as file:  # noqa: PTH123 - a descriptor
                 content = file.read(_MAX_FILE_BYTES + 1)
@@ -139,15 +139,6 @@ class _Files:
             return self.read(path).decode("ascii")
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: not ASCII text (byte {error.start})") from None
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    """Return inode, size and time of change of a file; links are followed, as a renewed Secret replaces its link."""
-    try:
-        found = os.stat(path)  # noqa: PTH116 - one call
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _token(text: str, path: Path | str) -> str:

@@ -1,4 +1,4 @@
-"""Write a root file system as an OCI image layout in a tar file, whose bytes depend on the files alone.
+"""Write a root file system as a reproducible OCI image layout in a tar file.
 
 Entries are sorted; owners are root, times those of ``SOURCE_DATE_EPOCH``; permissions are reduced to read and execute,
 so that neither the umask of the build nor a set-user-ID program reaches the image.
