@@ -93,8 +93,13 @@ class LogindUnit:
     def runs_beside_the_bus(self) -> bool:
         """Return whether logind and the bus both run, so that a logind missing on the bus will not reconnect to it.
 
-        Source: observed with systemd 257 and dbus-daemon: after a restart of the bus logind continues without it.
+        False while the system is being stopped, or where that is not known.
+
+        Source: observed with systemd 257 and dbus-daemon: after a restart of the bus logind continues without it;
+        systemctl(1), ``is-system-running``, which is ``stopping`` as soon as a shutdown is queued.
         """
+        if _systemctl_output("is-system-running") in ("", STOPPING):
+            return False
         return _systemctl_output("is-active", _BUS, _LOGIND).split() == ["active", "active"]
 
     def restart(self) -> None:

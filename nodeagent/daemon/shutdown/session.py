@@ -8,6 +8,7 @@ descriptor store, the stop of pods, and restarts of logind. The decisions are ma
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.loops import wait_for_any
@@ -100,8 +101,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
                     await self._take_settings()
                 self._wake.clear()
                 await self._poll()
-                state = self._inhibitor.machine
-                if not state.logind.held and not state.released_because:
+                if self._inhibitor.machine.is_lock_missing:
                     await wait_for_any(self._intervals.restart_after_s, stop)
                     await self._restart_logind_off_bus()
                 held = self._inhibitor.state.held
@@ -158,7 +158,9 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
         now_s = self._context.clock.monotonic_s()
         if not self._settings.shutdown.restart_logind or self._settings.dry_run:
             return
-        if Command(CommandKind.CHECK_LOGIND) not in self._apply(LockOverdue(now_s)):
+        limit_ms = self._budget().limit_ms
+        limit_s = math.inf if limit_ms is None else limit_ms / 1000
+        if Command(CommandKind.CHECK_LOGIND) not in self._apply(LockOverdue(now_s, limit_s)):
             return
         off_bus = await asyncio.to_thread(self._host.logind.runs_beside_the_bus)
         if Command(CommandKind.RESTART_LOGIND) not in self._apply(LogindUnitChecked(off_bus, now_s)):

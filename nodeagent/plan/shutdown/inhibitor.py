@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 RESTART_INTERVAL_S: Final = 300.0
 """Least time between two restarts of logind."""
 
+ABANDONED_AFTER_S: Final = 60.0
+"""Wait beyond logind's limit until an announced shutdown counts as abandoned if logind is not on the bus."""
+
 
 class Stage(StrEnum):
     """Progress of the shutdown that logind announced."""
@@ -90,6 +93,8 @@ class InhibitorState(Record):
         stage: progress of the current shutdown.
         has_earlier: whether a shutdown of this boot by an earlier run of the agent has to be resumed or closed.
         restarted_s: monotonic seconds of the last restart of logind; ``None`` before the first.
+        abandoned_at_s: monotonic seconds at which an announced shutdown counts as abandoned by a logind that is not on
+            the bus; ``None`` while logind is on it or pods are being stopped.
     """
 
     logind: LogindState = LogindState()
@@ -100,6 +105,7 @@ class InhibitorState(Record):
     stage: Stage = Stage.IDLE
     has_earlier: bool = False
     restarted_s: float | None = None
+    abandoned_at_s: float | None = None
 
     @property
     def needs_lock(self) -> bool:
@@ -114,6 +120,16 @@ class InhibitorState(Record):
     def is_stopping_pods(self) -> bool:
         """Whether pods are being stopped, or are about to be."""
         return self.stage in (Stage.CHECKING, Stage.STOPPING)
+
+    @property
+    def may_shut_down(self) -> bool:
+        """Whether a shutdown was announced and not cancelled, as far as known: by logind, or to an earlier run."""
+        return self.has_earlier if self.logind.preparing is None else self.logind.preparing
+
+    @property
+    def is_lock_missing(self) -> bool:
+        """Whether the lock is not held although graceful shutdown is enabled, or was released for a shutdown."""
+        return not self.logind.held and (not self.released_because or self.may_shut_down)
 
 
 # ---- events
@@ -193,16 +209,23 @@ class AgentStopping(Record):
 
 
 class LockOverdue(Record):
-    """The lock was not acquired in the usual time."""
+    """The lock was not acquired in the usual time.
+
+    Attributes:
+        now_s: monotonic seconds.
+        limit_s: logind's limit; infinite for none.
+    """
 
     now_s: float
+    limit_s: float
 
 
 class LogindUnitChecked(Record):
     """systemd reported the units of the bus and of logind.
 
     Attributes:
-        runs_off_bus: whether both run, so that logind will not reconnect to the bus by itself.
+        runs_off_bus: whether both run, so that logind will not reconnect to the bus by itself, and the system is not
+            being stopped.
     """
 
     runs_off_bus: bool
@@ -258,7 +281,8 @@ def _on_connection_event(
         case BusConnected():
             return replace(state, connected=False, logind_missing=True), ()
         case LogindConnected():
-            return replace(state, connected=True, logind_missing=False), (Command(CommandKind.ACQUIRE),)
+            after = replace(state, connected=True, logind_missing=False, abandoned_at_s=None)
+            return after, (Command(CommandKind.ACQUIRE),)
         case DelayChanged(limit_us):
             return replace(state, logind=replace(state.logind, limit_us=limit_us)), ()
         case ConnectionLost(because):
@@ -325,12 +349,14 @@ def _on_agent_event(state: InhibitorState, event: PodsStopped | Disabled | Agent
 
 
 def _on_overdue(state: InhibitorState, event: LockOverdue | LogindUnitChecked) -> Transition:
-    if state.logind.held or state.released_because or not state.logind_missing:
+    if not state.is_lock_missing or not state.logind_missing or state.is_stopping_pods:
         return state, ()
-    if state.logind.preparing or state.is_stopping_pods:  # a restart of logind cancels the shutdown
-        return state, ()
-    recently = state.restarted_s is not None and event.now_s - state.restarted_s < RESTART_INTERVAL_S
-    if recently:
+    if state.may_shut_down:  # a restart of logind cancels the shutdown
+        if state.abandoned_at_s is None and isinstance(event, LockOverdue):
+            state = replace(state, abandoned_at_s=event.now_s + event.limit_s + ABANDONED_AFTER_S)
+        if state.abandoned_at_s is None or event.now_s < state.abandoned_at_s:
+            return state, ()
+    if state.restarted_s is not None and event.now_s - state.restarted_s < RESTART_INTERVAL_S:
         return state, ()
     if isinstance(event, LockOverdue):
         return state, (Command(CommandKind.CHECK_LOGIND),)

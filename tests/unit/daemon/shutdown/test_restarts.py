@@ -16,9 +16,11 @@ from nodeagent.daemon.shutdown.pod_cache import PodRuntime
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.plan.shutdown import inhibitor
 from nodeagent.record import replace
 from tests.unit.daemon.shutdown.inhibitor_node import (
     BOOT,
+    QUICK,
     Place,
     daemon_on,
     ready,
@@ -173,6 +175,26 @@ async def test_logind_without_a_bus_connection_is_restarted_once(
         await place.login1.start()
         await daemon.until("inhibitor_lock_acquired", times=2)
         assert place.logind.restarts == restarts
+
+
+async def test_shutdown_without_effect_is_cancelled_by_a_restart_of_logind_that_lost_the_bus(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inhibitor, "ABANDONED_AFTER_S", 0.0)
+    place.logind.refuse = True
+    place.login1.limit_us = 2_000_000
+    place.pod("web")
+    async with daemon_on(place, intervals=replace(QUICK, refresh_s=0.05, restart_after_s=0.1)) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await daemon.until("shutdown_finished")
+        await place.login1.stop()
+        await daemon.until("logind_restart_failed")
+        await place.login1.start()
+        await daemon.until("shutdown_cancelled")
+        await daemon.until("inhibitor_lock_acquired", times=2)
+        await daemon.until(lambda: place.recorded_end() is StopEnd.CANCELLED)
+        assert place.logind.restarts == 1
 
 
 async def test_missing_bus_is_reported_in_log_and_loop_status(place: Place) -> None:

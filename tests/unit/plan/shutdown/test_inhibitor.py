@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.inhibitor import (
+    ABANDONED_AFTER_S,
     RESTART_INTERVAL_S,
     AgentStopping,
     BusConnected,
@@ -181,14 +183,17 @@ def test_earlier_shutdown_is_resumed_with_the_adopted_lock() -> None:
 # --- logind disconnected from the bus
 
 
+LIMIT_S = 60.0
+
+
 def test_logind_off_the_bus_is_restarted_once_per_interval() -> None:
     state, _ = play((LogindDisconnected(),), HELD)
-    assert step(state, LockOverdue(1.0))[1] == (Command(CommandKind.CHECK_LOGIND),)
+    assert step(state, LockOverdue(1.0, LIMIT_S))[1] == (Command(CommandKind.CHECK_LOGIND),)
     assert step(state, LogindUnitChecked(runs_off_bus=False, now_s=1.0)) == (state, ())
     state, commands = step(state, LogindUnitChecked(runs_off_bus=True, now_s=1.0))
     assert commands == (Command(CommandKind.RESTART_LOGIND),)
-    assert step(state, LockOverdue(RESTART_INTERVAL_S)) == (state, ())
-    assert step(state, LockOverdue(1.0 + RESTART_INTERVAL_S))[1] == (Command(CommandKind.CHECK_LOGIND),)
+    assert step(state, LockOverdue(RESTART_INTERVAL_S, LIMIT_S)) == (state, ())
+    assert step(state, LockOverdue(1.0 + RESTART_INTERVAL_S, LIMIT_S))[1] == (Command(CommandKind.CHECK_LOGIND),)
 
 
 @pytest.mark.parametrize(
@@ -198,12 +203,48 @@ def test_logind_off_the_bus_is_restarted_once_per_interval() -> None:
         HELD,
         FINISHED,
         play((ConnectionLost("no bus"),), HELD)[0],
-        play((PrepareForShutdown(active=True), LogindDisconnected()), HELD)[0],
+        play((LogindDisconnected(),), CHECKING)[0],
+        play((LogindDisconnected(),), STOPPING)[0],
     ],
-    ids=["not-connected", "held", "released", "bus-lost", "shutdown-in-progress"],
+    ids=["not-connected", "held", "released", "bus-lost", "shutdown-announced", "pods-being-stopped"],
 )
 def test_logind_is_not_restarted_for_another_reason(state: InhibitorState) -> None:
-    assert step(state, LockOverdue(1e6)) == (state, ())
+    for now_s in (1.0, 1e6):
+        assert step(state, LockOverdue(now_s, LIMIT_S)) == (state, ())
+
+
+MISSING_AFTER_PODS = play((LogindDisconnected(),), FINISHED)[0]
+MISSING_AFTER_CRASH = play((Connecting(), BusConnected()), InhibitorState(has_lock=True, has_earlier=True))[0]
+
+
+@pytest.mark.parametrize("state", [MISSING_AFTER_PODS, MISSING_AFTER_CRASH], ids=["after-the-pods", "after-a-crash"])
+def test_logind_that_never_returns_from_a_shutdown_is_restarted_well_after_its_limit(state: InhibitorState) -> None:
+    check, off_bus = (Command(CommandKind.CHECK_LOGIND),), (Command(CommandKind.RESTART_LOGIND),)
+    state, commands = step(state, LockOverdue(1.0, LIMIT_S))
+    assert commands == ()
+    latest_s = 1.0 + LIMIT_S + ABANDONED_AFTER_S
+    assert step(state, LockOverdue(latest_s - 0.1, LIMIT_S)) == (state, ())
+    assert step(state, LogindUnitChecked(runs_off_bus=True, now_s=latest_s - 0.1)) == (state, ())
+    assert step(state, LockOverdue(latest_s, LIMIT_S)) == (state, check)
+    assert step(state, LogindUnitChecked(runs_off_bus=False, now_s=latest_s)) == (state, ()), "or is being stopped"
+    assert step(state, LogindUnitChecked(runs_off_bus=True, now_s=latest_s))[1] == off_bus
+
+
+def test_shutdown_with_a_logind_missing_from_the_bus_is_never_abandoned_without_a_limit() -> None:
+    state, _ = step(MISSING_AFTER_PODS, LockOverdue(1.0, math.inf))
+    assert step(state, LockOverdue(1e9, math.inf)) == (state, ())
+
+
+def test_wait_for_a_logind_missing_from_the_bus_restarts_once_it_was_there() -> None:
+    state, _ = play((LockOverdue(1.0, LIMIT_S), *CONNECT, LogindDisconnected()), MISSING_AFTER_PODS)
+    state, commands = step(state, LockOverdue(1.0 + LIMIT_S + ABANDONED_AFTER_S, LIMIT_S))
+    assert commands == ()
+
+
+def test_shutdown_without_effect_is_cancelled_by_the_restarted_logind() -> None:
+    state, kinds = play((*CONNECT, PrepareForShutdown(active=False)), MISSING_AFTER_PODS)
+    assert kinds == [CommandKind.ACQUIRE, CommandKind.ACQUIRE, CommandKind.CANCEL_SHUTDOWN]
+    assert (state.may_shut_down, state.needs_lock) == (False, True)
 
 
 # --- properties of all event sequences
@@ -227,7 +268,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.integers(0, 2**64 - 1).map(DelayChanged),
     st.booleans().map(PrepareForShutdown),
     st.tuples(st.sampled_from(["", KUBELET]), BUDGETS).map(lambda each: ShutdownChecked(*each)),
-    TIMES_S.map(LockOverdue),
+    st.tuples(TIMES_S, TIMES_S).map(lambda each: LockOverdue(*each)),
     st.tuples(st.booleans(), TIMES_S).map(lambda each: LogindUnitChecked(*each)),
 )
 HISTORIES = st.lists(EVENTS, max_size=30)
@@ -310,3 +351,13 @@ def test_restarts_of_logind_keep_their_interval(history: list[Event]) -> None:
             assert isinstance(event, LogindUnitChecked)
             assert restarted_s is None or event.now_s - restarted_s >= RESTART_INTERVAL_S
             restarted_s = event.now_s
+
+
+@given(HISTORIES)
+def test_logind_is_not_restarted_while_pods_are_being_stopped(history: list[Event]) -> None:
+    state = InhibitorState()
+    for event in history:
+        before = state
+        state, commands = step(state, event)
+        if Command(CommandKind.RESTART_LOGIND) in commands:
+            assert not before.is_stopping_pods
