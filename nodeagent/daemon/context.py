@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.daemon.reload_grace import BY_RELOAD, ReloadGrace, StoredMode, grace_needed_s
+from nodeagent.daemon.shutdown_announcement import ShutdownAnnouncement
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.observe.watched_pods import WatchedPods
 from nodeagent.plan.eviction.state import EvictionState
@@ -67,6 +68,7 @@ class DaemonContext:
         counters: metrics counted from events and calls.
         roles: role of this node, for all tasks.
         watched_pods: pods of this node as watched at the API server.
+        shutdown_announcement: whether the API server knows of the shutdown in progress.
     """
 
     settings: Settings
@@ -96,6 +98,7 @@ class DaemonContext:
         self.counters = Counters(self.clock)
         self.roles = RoleWatch(self.clock, self.logger)
         self.watched_pods = WatchedPods(self.clock)
+        self.shutdown_announcement = ShutdownAnnouncement()
         self.triggered: set[str] = set()
         self._next: Settings | None = None
 

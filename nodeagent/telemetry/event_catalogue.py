@@ -220,6 +220,11 @@ EVENTS: Final[Mapping[str, Event]] = {
     "node_not_registered": Event(
         "cbaf754fe9704f3ebd3dd8f556a9f931", "node {node} not registered ({verdict}): {because}"
     ),
+    "node_cordoned": Event("6f8d06621c28401d93f46bb1d681f1c5", "node {node} cordoned for its shutdown"),
+    "node_uncordoned": Event("096efd1a20b9401989c14f3e94852e0f", "node {node} uncordoned: no shutdown is in progress"),
+    "shutdown_not_announced": Event(
+        "bc8d31b9caaa47ada950ae6780a99343", "the API server does not know of the shutdown in time; it goes on"
+    ),
     "node_heartbeat_ended": Event("de0cb46a9198483f99b46056f7731982", "no more heartbeats of this node: {because}"),
     "api_request_failed": Event("f3f3601a0bb74b75ad3c039e356b9319", "{error}"),
     "api_request_recovered": Event(

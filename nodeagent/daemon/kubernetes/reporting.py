@@ -64,6 +64,10 @@ class RegistrationReporter:
             "node_registered", node=name, verdict=plan.verdict.value, because=plan.reason, kept=list(plan.kept)
         )
 
+    def cordon_changed(self, name: str, *, is_cordoned: bool) -> None:
+        """Log the cordon of the node for a shutdown, or its end."""
+        self._logger.info("node_cordoned" if is_cordoned else "node_uncordoned", node=name)
+
     def refused(self, plan: RegistrationPlan, name: str) -> None:
         """Log that the Node object is not taken, once per reason."""
         if self._logged.get("refused") != plan.reason:

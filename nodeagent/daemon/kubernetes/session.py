@@ -8,8 +8,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.daemon.loops import wait_for_any
+from nodeagent.daemon.shutdown_announcement import AnnouncedPart, ShutdownAnnouncement
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.plan.kubernetes.heartbeat import (
+    FIRST_RETRY_S,
     LEASE_DURATION_S,
     LEASE_INTERVAL_S,
     STATUS_POLL_S,
@@ -24,9 +26,10 @@ from nodeagent.plan.kubernetes.heartbeat import (
     status_patch,
 )
 from nodeagent.plan.kubernetes.registration import RegistrationVerdict, plan_registration
+from nodeagent.plan.kubernetes.shutdown_cordon import is_cordoned_for_shutdown, plan_cordon, plan_uncordon
 from nodeagent.plan.node_object import node_object
 from nodeagent.plan.node_status import node_status
-from nodeagent.record import Record
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -43,6 +46,11 @@ if TYPE_CHECKING:
 _CHANGE_POLL_S: Final = 0.5
 _STOP_WITHIN_S: Final = 1.0
 _REMEMBERED: Final = 16
+_UNCORDON_AFTER_S: Final = 10.0
+"""Time without a shutdown after the start: a restarted agent resumes a shutdown in progress within seconds."""
+_CONFLICT: Final = 409
+_LASTING: Final = frozenset({401, 403, 404, 422})
+"""Refusals that last longer than a shutdown waits."""
 _RESOLUTION_S: Final = 0.001
 """Rounding can leave a wait that is shorter than the resolution of any clock."""
 
@@ -90,6 +98,7 @@ class SessionParts(Record):
         is_shutting_down: whether a graceful shutdown is in progress; without I/O.
         jitter: returns a number from 0 to 1.
         send_event: sends a waiting Event, if any; returns the seconds until the next attempt.
+        announcement: whether the API server knows of a shutdown.
     """
 
     lease_requests: NodeRequests
@@ -99,6 +108,7 @@ class SessionParts(Record):
     is_shutting_down: Callable[[], bool]
     jitter: Callable[[], float]
     send_event: Callable[[Node], Awaitable[float]]
+    announcement: ShutdownAnnouncement = field(default_factory=ShutdownAnnouncement)
 
 
 class NodeSession:
@@ -150,11 +160,17 @@ class NodeSession:
 
     async def _work(self) -> None:
         node = await self._register()
-        if node is not None:
+        if node is None:
+            return
+        self._parts.announcement.begin()
+        try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_lease(node))
                 tasks.create_task(self._keep_status(node))
+                tasks.create_task(self._keep_cordon(node))
                 tasks.create_task(self._send_events(node))
+        finally:
+            self._parts.announcement.end()
 
     def _finish(self, end: SessionEnd, because: str) -> None:
         if not self._ended.is_set():
@@ -246,6 +262,7 @@ class NodeSession:
             status = complete_status(node_status(facts, self._status, conditions, now=self._clock.now()), memory)
             conditions = status.conditions
             if report_reason(memory, status, self._clock.monotonic_s()) is ReportReason.UNCHANGED:
+                self._announced(AnnouncedPart.STATUS, shutting_down=shutting_down)
                 await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
                 continue
             try:
@@ -255,6 +272,7 @@ class NodeSession:
                     self._finish(SessionEnd.DELETED, "the Node object was deleted; a restart or reload registers again")
                     return
                 delay_s = self._reporter.failed("status", error)
+                self._given_up(AnnouncedPart.STATUS, error)
                 await self._wait_for_change(delay_s, shutting_down=shutting_down)
                 continue
             self._reporter.succeeded("status")
@@ -262,7 +280,56 @@ class NodeSession:
                 self._finish(SessionEnd.REPLACED, "the Node object was deleted and created again")
                 return
             memory = remember_report(status, self._clock.monotonic_s(), self._parts.jitter())
+            self._announced(AnnouncedPart.STATUS, shutting_down=shutting_down)
             await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
+
+    # ---- cordon
+
+    async def _keep_cordon(self, node: Node) -> None:
+        """Cordon the node at the start of a shutdown; end the agent's cordon after a cancellation or a new start."""
+        cordoned = is_cordoned_for_shutdown(node)
+        if not self._parts.is_shutting_down():
+            await self._wait_for_change(_UNCORDON_AFTER_S, shutting_down=False)
+        while not self._ended.is_set() and not await self._is_refused():
+            shutting_down, wait_s = self._parts.is_shutting_down(), STATUS_POLL_S
+            if cordoned is not shutting_down:
+                try:
+                    await self._set_cordon(cordoned=shutting_down)
+                    cordoned = shutting_down
+                    self._announced(AnnouncedPart.CORDON, shutting_down=shutting_down)
+                except ApiServerError as error:
+                    is_conflict = isinstance(error, ApiServerRefusedError) and error.status == _CONFLICT
+                    wait_s = FIRST_RETRY_S if is_conflict else self._reporter.failed("cordon", error)
+                    self._given_up(AnnouncedPart.CORDON, error)
+            await self._wait_for_change(wait_s, shutting_down=shutting_down)
+
+    async def _set_cordon(self, *, cordoned: bool) -> None:
+        """Cordon the node for a shutdown, or end such a cordon, unless that is done already."""
+        requests = self._parts.status_requests
+        found = await requests.get_node()
+        if found is None:
+            return  # deleted: the status loop ends the session
+        patch = (
+            plan_cordon(found)
+            if cordoned
+            else plan_uncordon(found, is_registered_cordoned=self._registration.unschedulable)
+        )
+        stored = found if patch is None else await requests.patch_node(patch)
+        self._reporter.succeeded("cordon")
+        if stored.spec.unschedulable is not found.spec.unschedulable:
+            self._reporter.cordon_changed(found.metadata.name, is_cordoned=cordoned)
+
+    def _announced(self, part: AnnouncedPart, *, shutting_down: bool) -> None:
+        """Record that the API server knows of the shutdown, or that none is in progress."""
+        if shutting_down:
+            self._parts.announcement.settle(part)
+        else:
+            self._parts.announcement.expect(part)
+
+    def _given_up(self, part: AnnouncedPart, error: ApiServerError) -> None:
+        """Expect a refused part no longer; the shutdown would wait for it in vain."""
+        if isinstance(error, ApiServerRefusedError) and error.status in _LASTING:
+            self._parts.announcement.settle(part)
 
     # ---- Events
 

@@ -123,6 +123,7 @@ class RegistrationTask:
             is_shutting_down=facts.is_shutting_down,
             jitter=random.random,
             send_event=lambda node: outbox.send(events, node, reporter),
+            announcement=self._context.shutdown_announcement,
         )
         session = NodeSession(
             parts,

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _SLACK_S: Final = 60.0
 _FINISH_WITHIN_S: Final = 7.0
+ANNOUNCE_WITHIN_S: Final = 2.0
+"""Time from the signal until which the lock is kept for the announcement to the API server."""
 
 
 class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in progress
@@ -252,6 +254,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
                         self._recorder.logger.warning("shutdown_delegated", because=because)
         except Exception:  # an unexpected error must not delay the node's shutdown until logind's limit
             self._recorder.logger.exception("shutdown_crashed")
+        await self._wait_for_announcement()
         self._apply(PodsStopped("shutdown handling finished"))
 
     async def _stop_pods(self) -> None:
@@ -288,9 +291,19 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
         )
         self._context.loop_statuses.running(NAME, budget.granted_ms / 1000 + _SLACK_S)
         await self._in_progress.carry_out()
+        await self._wait_for_announcement()
         self._apply(PodsStopped(self._in_progress.outcomes))
         stop = await self._in_progress.close()
         self._context.loop_statuses.ended(NAME, stop.end.value)
+
+    async def _wait_for_announcement(self) -> None:
+        """Wait until the API server knows of the shutdown, within the granted time and seconds after the signal."""
+        if not self._inhibitor.machine.is_stopping_pods:
+            return
+        within_s = min(ANNOUNCE_WITHIN_S, self._budget().granted_ms / 1000)
+        left_s = within_s - (self._context.clock.monotonic_s() - self._signalled_s)
+        if not await self._context.shutdown_announcement.wait(left_s):
+            self._recorder.logger.warning("shutdown_not_announced")
 
     async def _close_cancelled(self, previous: Collection[asyncio.Task[None]]) -> None:
         """Record the cancellation of a shutdown, including a shutdown recorded by an earlier run of the agent."""

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 
 CORDONED_ANNOTATION: Final = "nodeagent.dev/cordoned"
-"""Set where the agent made the node unschedulable."""
+"""Set where the agent made the node unschedulable; its value is the cause."""
+CORDONED_BY_REGISTRATION: Final = "no-kubelet"
 _TAINTS: Final = tuple(Taint(key=NO_KUBELET_TAINT, effect=effect) for effect in ("NoSchedule", "NoExecute"))
 
 
@@ -112,7 +113,7 @@ def _foreign(found: Node, own: Node) -> RegistrationPlan | None:
 def _new_node(own: Node, policy: RegistrationPolicy) -> Node:
     annotations = {REGISTERED_ANNOTATION: "created"}
     if policy.unschedulable:
-        annotations[CORDONED_ANNOTATION] = "no-kubelet"
+        annotations[CORDONED_ANNOTATION] = CORDONED_BY_REGISTRATION
     metadata = msgspec.structs.replace(
         own.metadata, labels={**policy.labels, **own.metadata.labels}, annotations=annotations
     )
@@ -134,7 +135,7 @@ def _adoption(found: Node, own: Node, policy: RegistrationPolicy) -> tuple[dict[
     spec: dict[str, Any] = {}
     if policy.unschedulable and not found.spec.unschedulable:
         spec["unschedulable"] = True
-        annotations[CORDONED_ANNOTATION] = "no-kubelet"
+        annotations[CORDONED_ANNOTATION] = CORDONED_BY_REGISTRATION
     if policy.provider_id and not found.spec.provider_id:
         spec["providerID"] = policy.provider_id
     elif policy.provider_id and found.spec.provider_id != policy.provider_id:

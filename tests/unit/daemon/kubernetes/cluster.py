@@ -12,6 +12,7 @@ from nodeagent.daemon.kubernetes.outbox import EventOutbox
 from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
 from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts
 from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.shutdown_announcement import ShutdownAnnouncement
 from nodeagent.model.machine import Machine, NodeFacts
 from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 from nodeagent.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
@@ -58,6 +59,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self.lease_api, self.status_api, self.event_api = (DirectApi(self.server) for _ in range(3))
         self.outbox = EventOutbox(LoopClock())
+        self.announcement = ShutdownAnnouncement()
 
     async def read_facts(self) -> NodeFacts:
         return replace(self.facts, not_ready=(SHUTTING_DOWN,)) if self.shutting_down else self.facts
@@ -75,6 +77,7 @@ class Cluster:
             lambda: self.shutting_down,
             lambda: 0.0,
             lambda node: self.outbox.send(self.event_api, node, reporter),
+            self.announcement,
         )
         clock = LoopClock()
         reporter = RegistrationReporter(logger, LoopStatuses(clock))
@@ -97,6 +100,10 @@ class Cluster:
     def logged(self, event: str) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in self.log.getvalue().splitlines()]
         return [each for each in found if each["event"] == event]
+
+    @property
+    def unschedulable(self) -> bool:
+        return bool(self.server.node["spec"].get("unschedulable"))
 
     def ready(self) -> dict[str, Any]:
         conditions: list[dict[str, Any]] = self.server.node["status"]["conditions"]

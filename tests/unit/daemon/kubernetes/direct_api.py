@@ -24,6 +24,7 @@ class DirectApi:
     Attributes:
         down: whether no request is answered.
         lost: number of the next writes that take effect while their answer is lost.
+        outdated: number of the next changes of metadata or spec before which another client changes the object.
         sent: pairs of time and method with path, also of failed requests.
     """
 
@@ -31,6 +32,7 @@ class DirectApi:
         self.server = server
         self.down = False
         self.lost = 0
+        self.outdated = 0
         self.sent: list[tuple[float, str]] = []
 
     async def get_node(self) -> Node | None:
@@ -40,6 +42,9 @@ class DirectApi:
         return self._send("POST", NODES, Node, msgspec.json.encode(node))
 
     async def patch_node(self, patch: Mapping[str, Any]) -> Node:
+        if self.outdated:
+            self.outdated -= 1
+            self.server.put(NODES, "node-1", self.server.node)
         return self._send("PATCH", f"{NODES}/node-1", Node, msgspec.json.encode(patch))
 
     async def patch_status(self, patch: Mapping[str, Any]) -> Node:
