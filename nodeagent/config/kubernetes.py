@@ -25,6 +25,7 @@ class KubernetesSettings(Record):
         publish_events: whether Events about the node and its pods are created.
         evict_pods: whether pods are evicted through the API server beside a kubelet.
         override_disruption_budgets: whether a pod that its disruption budget keeps may be deleted as the last resort.
+        delete_failed_after_s: time after which failed pods of this node are deleted; 0 if they are kept.
         access: access to the API server; ``None`` without one.
         registration: configured part of the Node object.
     """
@@ -38,8 +39,14 @@ class KubernetesSettings(Record):
     publish_events: bool = False
     evict_pods: bool = False
     override_disruption_budgets: bool = False
+    delete_failed_after_s: float = 0.0
     access: ApiAccess | None = None
     registration: RegistrationPolicy = field(default_factory=RegistrationPolicy)
+
+    @property
+    def delete_failed_after(self) -> bool:
+        """Whether failed pods of this node are deleted."""
+        return self.delete_failed_after_s > 0
 
     def off_because(self, role: Role, evidence: str = "") -> str:
         """Return the reason that the node is not registered, for display; empty if it is.

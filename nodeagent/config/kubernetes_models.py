@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from nodeagent.config.fields import Count, OptionalPath, Section, Switch
+from nodeagent.config.fields import Count, Duration, OptionalPath, Section, Switch
 from nodeagent.config.kubernetes import KubernetesSettings
 from nodeagent.errors import ConfigError
 from nodeagent.model.api_access import ApiAccess
 from nodeagent.plan.kubernetes.policy import RegistrationPolicy, Reservation
-from nodeagent.units import parse_bytes, parse_quantity
+from nodeagent.units import parse_bytes, parse_duration_s, parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,7 @@ _LABELS_FORM: Final = 'list of NAME=VALUE, such as "example.com/pool=edge,zone=a
 _LABEL_PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_PREFIX: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _MAX_PROVIDER_ID: Final = 512
+_MIN_FAILED_S: Final = 60.0
 _MAX_CPU_MILLIS: Final = 10**9
 
 
@@ -140,6 +141,11 @@ class KubernetesSection(Section):
         description="Whether the last resort at a hard threshold is the deletion, with grace period 0, of a pod that "
         "its disruption budget keeps. Requires evict_pods.",
     )
+    delete_failed_after: Duration = Field(
+        "0s",
+        description="Age from which failed pods of this node are deleted at the API server, if an eviction or a "
+        "shutdown left them and a controller owns them. 0: they are kept; otherwise at least 1m.",
+    )
     kubeconfig: OptionalPath = Field(
         "",
         description="kubeconfig with server, CA and credentials of its current context. Excludes the five settings "
@@ -202,6 +208,8 @@ class KubernetesSection(Section):
             raise ValueError("evict_pods = true requires watch_pods = true: the watch proves which pod is evicted")
         if self.override_disruption_budgets and not self.evict_pods:
             raise ValueError("override_disruption_budgets = true requires evict_pods = true")
+        if 0 < parse_duration_s(self.delete_failed_after) < _MIN_FAILED_S:
+            raise ValueError(f"delete_failed_after = {self.delete_failed_after!r}: must be 0 or at least 1m")
         try:
             api_access(self)
         except ConfigError as error:
@@ -222,6 +230,8 @@ def api_access(section: KubernetesSection) -> ApiAccess | None:
         for name in ("register_node", "watch_pods", "publish_conditions", "publish_events", "evict_pods"):
             if getattr(section, name):
                 raise ConfigError(f"{name} = true requires kubeconfig or server")
+        if parse_duration_s(section.delete_failed_after):
+            raise ConfigError("delete_failed_after requires kubeconfig or server")
         return None
     ca_file, token_file, certificate_file, key_file = (Path(each) if each else None for each in files)
     return ApiAccess(
@@ -243,6 +253,7 @@ def kubernetes_settings(section: KubernetesSection) -> KubernetesSettings:
         publish_events=section.publish_events,
         evict_pods=section.evict_pods,
         override_disruption_budgets=section.override_disruption_budgets,
+        delete_failed_after_s=parse_duration_s(section.delete_failed_after),
         access=api_access(section),
         registration=RegistrationPolicy(
             labels=parse_labels(section.labels),

@@ -18,10 +18,7 @@ from nodeagent.daemon.control.socket import refuse_second_agent
 from nodeagent.daemon.eviction.composition import eviction_tasks
 from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.http.textfile_task import TextfileTask
-from nodeagent.daemon.kubernetes.conditions import ConditionsTask
-from nodeagent.daemon.kubernetes.events import EventsTask
-from nodeagent.daemon.kubernetes.pod_watch import PodWatchTask
-from nodeagent.daemon.kubernetes.task import RegistrationTask
+from nodeagent.daemon.kubernetes.all_tasks import kubernetes_tasks
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import (
     SILENCE_S,
@@ -80,10 +77,7 @@ def daemon_tasks(context: DaemonContext) -> Sequence[DaemonTask]:
         ControlServer(context),
         MetricsTask(context),
         TextfileTask(context),
-        RegistrationTask(context),
-        PodWatchTask(context),
-        ConditionsTask(context),
-        EventsTask(context),
+        *kubernetes_tasks(context),
     )
 
 

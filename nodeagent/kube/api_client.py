@@ -15,6 +15,8 @@ from nodeagent.errors import ApiServerUnavailableError
 from nodeagent.kube.api_connection import ApiConnection, ClosedBeforeAnswerError, cause_of, place_of, refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nodeagent.kube.api_connection import ApiRequest
     from nodeagent.kube.api_credentials import ApiCredentials
     from nodeagent.model.api_access import ApiAccess
@@ -44,6 +46,10 @@ class ApiClient:
             ApiServerRefusedError: the server refused the request; the text has status, reason and message.
             ApiServerUnavailableError: no complete answer in time; the effect of a write is unknown.
         """
+        return (await self.send_with_headers(request, kind))[0]
+
+    async def send_with_headers(self, request: ApiRequest, kind: type[T]) -> tuple[T, Mapping[str, str]]:
+        """Return the object in the answer, and the headers, with names in lower case; otherwise as :meth:`send`."""
         async with self._lock:
             try:
                 async with asyncio.timeout(self._access.timeout_s):
@@ -61,7 +67,7 @@ class ApiClient:
                 self._credentials.discard()
             raise refusal(place_of(request), status, headers, body)
         try:
-            return msgspec.json.decode(body, type=kind)
+            return msgspec.json.decode(body, type=kind), headers
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise ApiServerUnavailableError(f"{place_of(request)}: answer is not a {kind.__name__}") from error
 

@@ -225,6 +225,11 @@ EVENTS: Final[Mapping[str, Event]] = {
     "shutdown_not_announced": Event(
         "bc8d31b9caaa47ada950ae6780a99343", "the API server does not know of the shutdown in time; it goes on"
     ),
+    "failed_pod_deleted": Event("763e08c19bbb49bca8bcc2886ce7f160", "failed {pod_namespace}/{pod_name} deleted: {why}"),
+    "failed_pod_kept": Event("4864c2d8e6eb477399e73b61e62c4472", "failed {pod_namespace}/{pod_name} kept: {why}"),
+    "would_delete_failed_pod": Event(
+        "5affbd10ef514170ba528b1deb67b46d", "failed {pod_namespace}/{pod_name} would be deleted: {why}"
+    ),
     "node_heartbeat_ended": Event("de0cb46a9198483f99b46056f7731982", "no more heartbeats of this node: {because}"),
     "api_request_failed": Event("f3f3601a0bb74b75ad3c039e356b9319", "{error}"),
     "api_request_recovered": Event(

@@ -102,7 +102,8 @@ class Pods:  # 11 attributes: pods, their history and the scripted refusals of o
                 about = f"Precondition failed: {what} in precondition: {given}, {what} in object meta: {metadata[key]}"
                 message = f'Operation cannot be fulfilled on pods "{name}": {about}'
                 return 409, {**ERROR_STATUS, "reason": "Conflict", "message": message, "code": 409}
-        grace_s = options["gracePeriodSeconds"]
+        ended = found[0]["status"].get("phase") in ("Failed", "Succeeded")
+        grace_s = 0 if ended else options["gracePeriodSeconds"]  # source: Kubernetes podStrategy.CheckGracefulDelete
         self.ended.append((name, grace_s))
         if grace_s == 0:
             self.delete(metadata["uid"])
@@ -138,14 +139,16 @@ class Pods:  # 11 attributes: pods, their history and the scripted refusals of o
     def page(self, query: str) -> tuple[int, dict[str, Any]]:
         """Return status and body of a list."""
         fields = {key: values[0] for key, values in parse_qs(query).items()}
-        if fields.get("fieldSelector") != SELECTOR:
+        selector, _, phase = fields.get("fieldSelector", "").partition(",status.phase=")
+        if selector != SELECTOR:
             return 403, {**ERROR_STATUS, "reason": "Forbidden", "message": ALL_PODS_REFUSED, "code": 403}
         if "continue" in fields:
             if fields["continue"] not in self._pages:
                 return 410, {**ERROR_STATUS, "reason": "Expired", "message": "continue token too old", "code": 410}
             items, version = self._pages[fields["continue"]]
         else:
-            items, version = list(self.pods.values()), self.version
+            of_phase = [each for each in self.pods.values() if phase in ("", each["status"]["phase"])]
+            items, version = of_phase, self.version
         size = min(self.page_size, int(fields.get("limit", 500)))
         metadata: dict[str, Any] = {"resourceVersion": str(version)}
         if len(items) > size:

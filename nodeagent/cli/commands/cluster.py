@@ -68,6 +68,9 @@ def manifest_rbac(
         bool,
         typer.Option("--override-disruption-budgets", help="Add the rule of that setting: deletion of pods"),
     ] = False,
+    delete_failed_after: Annotated[
+        bool, typer.Option("--delete-failed-after", help="Add the rule of that setting: deletion of failed pods")
+    ] = False,
 ) -> None:
     """Print service account, roles and bindings of the agent.
 
@@ -80,6 +83,7 @@ def manifest_rbac(
         "publish_events": publish_events,
         "evict_pods": evict_pods,
         "override_disruption_budgets": override_disruption_budgets,
+        "delete_failed_after": delete_failed_after,
     }
     print_rbac(node or [], [name for name, is_set in settings.items() if is_set])
 

@@ -73,6 +73,13 @@ RULES: Final = (
         of_node=False,
         setting="override_disruption_budgets",
     ),
+    Rule(
+        "pods",
+        ("delete",),
+        "delete failed pods of this node that evictions and shutdowns left",
+        of_node=False,
+        setting="delete_failed_after",
+    ),
 )
 OPTIONS: Final = tuple(dict.fromkeys(rule.setting for rule in RULES if rule.setting))
 """Settings with rules of their own, which are off by default; the names of the options are those of the settings."""

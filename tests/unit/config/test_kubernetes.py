@@ -60,3 +60,24 @@ def test_eviction_beside_a_kubelet_is_enabled_through_the_api_server_only(evict_
         assert bool(found.off_because(Role.BESIDE_KUBELET)) is off
         assert found.refused(Role.BESIDE_KUBELET) is (off and enabled == "on")
         assert not found.off_because(Role.STANDALONE)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("0s", 0.0), ("1m", 60.0), ("24h", 86400.0)])
+def test_failed_pods_are_deleted_from_the_configured_age_on(text: str, seconds: float) -> None:
+    section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "delete_failed_after": text}
+    found = settings_of(Config.model_validate({"kubernetes": section})).kubernetes
+    assert (found.delete_failed_after_s, found.delete_failed_after) == (seconds, seconds > 0)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"server": "https://192.0.2.1:6443", "delete_failed_after": "59s"}, "must be 0 or at least 1m"),
+        ({"delete_failed_after": "1h"}, "requires kubeconfig or server"),
+    ],
+)
+def test_deletion_of_failed_pods_that_is_too_early_or_without_a_server_is_refused(
+    section: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Config.model_validate({"kubernetes": section})

@@ -1,0 +1,25 @@
+"""All tasks of the node's part in a cluster, for the supervisor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.daemon.kubernetes.conditions import ConditionsTask
+from nodeagent.daemon.kubernetes.events import EventsTask
+from nodeagent.daemon.kubernetes.failed_pods import FailedPodsTask
+from nodeagent.daemon.kubernetes.pod_watch import PodWatchTask
+from nodeagent.daemon.kubernetes.task import RegistrationTask
+
+if TYPE_CHECKING:
+    from nodeagent.daemon.context import DaemonContext, DaemonTask
+
+
+def kubernetes_tasks(context: DaemonContext) -> tuple[DaemonTask, ...]:
+    """Return the tasks; each is idle until it is configured."""
+    return (
+        RegistrationTask(context),
+        PodWatchTask(context),
+        ConditionsTask(context),
+        EventsTask(context),
+        FailedPodsTask(context),
+    )
