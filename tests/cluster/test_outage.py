@@ -7,13 +7,16 @@ import json
 import os
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.plan.kubernetes.registration import CORDONED_ANNOTATION
 from tests.cluster.workloads import IMAGE
 from tests.support import images, login1
-from tests.support.cluster import LEASE
+from tests.support.cluster import LEASE, NODES
+from tests.support.cluster_node import NAME
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -102,6 +105,42 @@ async def test_collection_eviction_and_shutdown_continue_without_the_api_server_
             await wait(agent, "pods are listed again", lambda: is_listed(agent))
     assert agent.events("api_request_recovered")
     assert agent.events("pass_crashed") == []
+
+
+async def test_schedulable_node_is_cordoned_and_not_ready_before_the_lock_is_released_and_uncordoned_later(
+    cluster: Cluster, agent: ClusterAgent
+) -> None:
+    for path in (f"{NODES}/{NAME}", LEASE):
+        if cluster.exists(path):
+            cluster.request("DELETE", path)
+    async with logind(cluster.node) as manager:
+        agent.configure(
+            f'register_node = true\nunschedulable = false\nkubeconfig = "{agent.service_account()}"', more=SECTIONS
+        )
+        agent.start()
+        await wait(agent, "the node is ready", cluster.is_node_ready)
+        await wait(agent, "the lock is held", lambda: bool(manager.locks))
+        for executed, end in enumerate(("cancelled", "restarted"), 1):
+            manager.request_shutdown()
+            await manager.until(partial(has_executed, manager, executed))
+            node = cluster.node_object()
+            assert node["spec"]["unschedulable"] is True
+            assert node["metadata"]["annotations"][CORDONED_ANNOTATION] == "shutdown"
+            assert not cluster.is_node_ready()
+            if end == "restarted":
+                agent.stop()
+            manager.cancel_shutdown()
+            if end == "restarted":
+                agent.start()
+            await wait(agent, "the node is uncordoned", lambda: "unschedulable" not in cluster.node_object()["spec"])
+            await wait(agent, "the node is ready again", cluster.is_node_ready)
+            assert CORDONED_ANNOTATION not in cluster.node_object()["metadata"]["annotations"]
+            await wait(agent, "the lock is held again", lambda: bool(manager.locks))
+    assert agent.events("shutdown_not_announced", "pass_crashed") == []
+
+
+def has_executed(manager: login1.Login1, number: int) -> bool:
+    return manager.executed == number
 
 
 def is_listed(agent: ClusterAgent) -> bool:

@@ -13,12 +13,14 @@ from nodeagent.errors import ApiServerRefusedError
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.eviction_api import EvictionApi
+from nodeagent.kube.failed_pod_api import FailedPodApi
 from nodeagent.kube.node_api import NodeApi
 from nodeagent.kube.pod_api import PodApi, PodWatch
 from nodeagent.model.api_access import ApiAccess
 from nodeagent.model.kubernetes import StatusCondition
 from nodeagent.plan.kubernetes.events import Occurrence, PodReference, event_body
 from nodeagent.plan.kubernetes.eviction import SEVERAL_BUDGETS
+from nodeagent.plan.kubernetes.failed_pods import Verdict, plan_deletions
 from nodeagent.plan.kubernetes.heartbeat import renewed_lease
 from nodeagent.plan.kubernetes.pod_watch import EventKind
 from tests.support.cluster import EVENTS, NODES, PODS, STRATEGIC
@@ -234,11 +236,40 @@ async def test_pods_are_listed_in_pages_and_their_changes_watched(cluster: Clust
     assert {each.pod.uid for each in seen if each.pod is not None} == {made["metadata"]["uid"]}
 
 
-async def test_idle_watch_has_bookmarks(clients: Clients) -> None:
+async def test_evicted_pod_is_deleted_at_once_by_its_uid_and_version_unless_its_job_has_not_counted_it(
+    cluster: Cluster, clients: Clients
+) -> None:
+    for name, finalizers in (("evicted", []), ("counted", ["batch.kubernetes.io/job-tracking"])):
+        pod = make_pod(cluster, name)
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u-1", "controller": True}
+        metadata = {"ownerReferences": [owner], "finalizers": finalizers}
+        cluster.request("PATCH", f"{PODS}/{name}", {"metadata": metadata}, content_type=STRATEGIC)
+        ended = {"status": {"phase": "Failed", "reason": "Evicted"}}
+        cluster.request("PATCH", f"{PODS}/{name}/status", ended, content_type=STRATEGIC)
+        with pytest.raises(ApiServerRefusedError) as outdated:
+            await clients.evictions.delete(*identity(pod), 30)
+        assert outdated.value.status == 409
+    pods, now = await FailedPodApi(clients.client, NAME).list()
+    assert now is not None
+    assert plan_deletions(pods, NAME, now, 3600).deletions == ()
+    plan = plan_deletions(pods, NAME, now + timedelta(hours=1), 3500)
+    (found,) = [each.pod for each in plan.deletions if each.pod.name in ("evicted", "counted")]
+    assert found.written_at is not None
+    assert abs(now - found.written_at) < timedelta(minutes=1)
+    assert found.name == "evicted"
+    await clients.evictions.delete(found.namespace, found.name, found.uid, found.resource_version, 30)
+    assert not cluster.exists(f"{PODS}/evicted")
+    assert {each.pod.name: each.verdict for each in plan.kept}["counted"] is Verdict.COUNTED
+
+
+async def test_watch_without_a_change_of_its_node_has_bookmarks(cluster: Cluster, clients: Clients) -> None:
     _, version = await clients.pods.list()
     watch = PodWatch(clients.access, clients.credentials, NAME)
     try:
         await watch.open(version, 75)
+        # The server sends no bookmark before it has seen a change of any pod, or the progress of etcd (10 minutes).
+        unbound = {"containers": [{"name": "app", "image": "registry.test/app:v1"}]}
+        cluster.request("POST", PODS, {"metadata": {"name": "unbound"}, "spec": unbound})
         event = await watch.next_event()
         while event is not None and event.kind is not EventKind.BOOKMARK:
             event = await watch.next_event()
