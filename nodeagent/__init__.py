@@ -1,12 +1,12 @@
 """A node-side agent for container nodes: garbage collection, pod eviction and graceful shutdown.
 
-Each of these observes the node into an immutable snapshot (``observe``), plans with pure functions that state a reason
-for every candidate (``plan``), and executes the plan after a re-check of each item (``act``). The daemon, a preview and
-an explanation use the same planners, so a preview equals the run.
+Each feature observes the node into an immutable snapshot (``observe``), plans with pure functions that state a reason
+for every candidate (``plan``), and executes the plan after a re-check of each item (``act``). The daemon, previews and
+explanations use the same planners, so a preview equals the run.
 
 Each package imports only packages below it (import contracts in ``pyproject.toml``)::
 
-    cli         commands: render documents, decide nothing
+    cli         commands: render documents, make no decisions
     daemon      loops, control API, metrics and health, reload, shutdown
     sim         a simulated runtime for tests and the demo
     api         documents: the published JSON
@@ -18,16 +18,16 @@ Each package imports only packages below it (import contracts in ``pyproject.tom
     plan        decisions
     model       value types
 
-Three typical changes, with the files that each touches:
+Three typical changes, with the files to edit:
 
 An eviction signal
     ``model/pressure.py`` (member of ``Signal``), ``plan/eviction/signals.py`` (unit, resource and node condition),
     ``host/signals.py`` (its reading), ``config/eviction_models.py`` (its name in the configuration reference),
-    ``tests/unit/host/test_signals.py``. Thresholds, status and metrics follow from the first two.
+    ``tests/unit/host/test_signals.py``. Thresholds, status and metrics need no change.
 A keep rule for images
     ``plan/reason_codes.py`` (reason code and sentence), ``plan/gc/image_keep_rules.py`` (the rule, at its precedence),
     ``plan/gc/removal_condition.py`` (condition of a later removal), ``tests/unit/plan/gc/test_image_keep_rules.py``.
-    For a setting of its own: a field of ``ProtectionPolicy``, its rule in ``plan/gc/strictness.py`` and the option in
+    For a separate setting: a field of ``ProtectionPolicy``, its rule in ``plan/gc/strictness.py`` and the option in
     ``config``.
 A column in a list
     ``api/lists.py`` (field of the document), ``cli/list_views.py`` (column of the table), ``cli/completion.json``

@@ -1,7 +1,7 @@
 """Wall clock and monotonic clock.
 
 Ages use aware UTC wall time, as the timestamps of the runtime are wall time; timeouts and intervals use the monotonic
-clock. Planners take the time of their pass as an argument and never read a clock.
+clock. Planners receive the time of their pass as an argument and never read a clock.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class RuntimeRequestError(NodeAgentError):
 
     Attributes:
         method: name of the RPC, such as ``RemoveImage``.
-        target: id or reference in the request; empty without one.
+        target: id or reference in the request; empty for a request without a target.
         status: gRPC status name, such as ``FAILED_PRECONDITION``.
         detail: error text of the runtime.
     """
@@ -82,9 +82,9 @@ class ApiServerRefusedError(ApiServerError):
 
     Attributes:
         status: HTTP status, such as 409.
-        reason: reason of the ``Status`` object, such as ``Conflict``; empty without one.
-        retry_after_s: seconds after which the server accepts another attempt; ``None`` if it did not state any.
-        kind: resource of the refusal, such as ``pods``; empty if the server did not state any.
+        reason: reason of the ``Status`` object, such as ``Conflict``; empty if not stated by the server.
+        retry_after_s: seconds after which the server accepts another attempt; ``None`` if not stated by the server.
+        kind: resource in the ``Status`` object, such as ``pods``; empty if not stated by the server.
         causes: reasons of the causes in the ``Status`` object, such as ``DisruptionBudget``.
     """
 

@@ -14,10 +14,10 @@ FileStamp = tuple[int, int, int]
 def file_stamp(path: str | PathLike[str]) -> FileStamp:
     """Return inode, size in bytes and modification time in nanoseconds of a file; zeros if it cannot be read.
 
-    Links are followed, since a renewed Secret of Kubernetes replaces its link.
+    Symbolic links are followed, since Kubernetes renews a mounted Secret by replacing a link.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116 - one call
+        found = os.stat(path)  # noqa: PTH116 - a single call, without a Path object
     except OSError:
         return (0, 0, 0)
     return (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -1,6 +1,6 @@
 """Atomic writes: after a crash the path has either the complete old or the complete new file.
 
-Each function but ``overwrite_file`` writes a temporary file ``.NAME-XXXXXXXX`` beside its target and syncs file and
+Each function except ``overwrite_file`` writes a temporary file ``.NAME-XXXXXXXX`` beside its target, and syncs file and
 directory.
 """
 
@@ -20,26 +20,26 @@ _RANDOM_BYTES = 4
 
 
 def replace_file(path: Path, text: str, *, like: os.stat_result | None = None, mode: int = 0o600) -> None:
-    """Write a file, replacing the present one.
+    """Write a file atomically, replacing an existing file.
 
     Args:
         path: the file; a symbolic link is itself replaced.
-        text: its content.
-        like: status of the file whose owner, group and mode it gets.
-        mode: its mode without ``like``.
+        text: content of the file.
+        like: status with the owner, group and mode for the new file; ``None`` for the process's owner and ``mode``.
+        mode: mode of the new file if ``like`` is ``None``.
 
     Raises:
-        OSError: the file cannot be written; the present file is unchanged.
+        OSError: the file cannot be written; the existing file is unchanged.
     """
     with _temporary_file(path, text, like, mode) as temporary:
         temporary.replace(path)
 
 
 def overwrite_file(path: Path, text: str) -> None:
-    """Overwrite a file within its present blocks, which a full filesystem permits; not atomic.
+    """Overwrite a file within its allocated blocks, which is possible on a full filesystem; not atomic.
 
-    After a crash the file may be a mixture of both texts. A shorter text is padded with spaces before the end of the
-    file is moved, so that a document of JSON remains one.
+    After a crash the file may be a mixture of both texts. A shorter text is padded with spaces before the file is
+    truncated, so that a JSON document is also valid before the truncation.
 
     Raises:
         OSError: the file is absent, is a symbolic link, has too few blocks, or cannot be written.
@@ -65,22 +65,22 @@ def create_file(path: Path, text: str, *, mode: int = 0o600) -> bool:
     """
     with _temporary_file(path, text, None, mode) as temporary:
         try:
-            os.link(temporary, path)  # unlike a rename, fails where the name exists: the first of two writers wins
+            os.link(temporary, path)  # unlike a rename, fails if the name exists: the first writer wins
         except FileExistsError:
             return False
     return True
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Write a symbolic link, replacing the present file or link.
+    """Create a symbolic link atomically, replacing an existing file or link.
 
     Raises:
-        OSError: the link cannot be written; the present file or link is unchanged.
+        OSError: the link cannot be created; the existing file or link is unchanged.
     """
-    import tempfile  # noqa: PLC0415 - with its ten modules only for links
+    import tempfile  # noqa: PLC0415 - imports ten modules, needed only for links
 
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as directory:
-        link = Path(directory) / "link"  # mkstemp makes no links
+        link = Path(directory) / "link"  # mkstemp cannot create links
         link.symlink_to(target)
         link.replace(path)
     _sync_directory(path.parent)
@@ -88,8 +88,8 @@ def replace_link(path: Path, target: str) -> None:
 
 @contextmanager
 def _temporary_file(path: Path, text: str, like: os.stat_result | None, mode: int) -> Iterator[Path]:
-    """Return a synced temporary file beside a path; it is removed unless the caller renames it."""
-    # Not the tempfile module: with shutil, bz2 and lzma it takes 1 MiB of the daemon's memory.
+    """Provide a synced temporary file beside a path; the file is removed afterwards unless the caller renamed it."""
+    # The tempfile module is not used: with shutil, bz2 and lzma it takes 1 MiB of the daemon's memory.
     temporary = path.with_name(f".{path.name}-{os.urandom(_RANDOM_BYTES).hex()}")
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -105,7 +105,7 @@ def _temporary_file(path: Path, text: str, like: os.stat_result | None, mode: in
         with suppress(OSError):
             temporary.unlink()
         raise
-    with suppress(OSError):  # renamed
+    with suppress(OSError):  # absent after a rename
         temporary.unlink()
     _sync_directory(path.parent)
 

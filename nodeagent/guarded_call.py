@@ -1,4 +1,4 @@
-"""Blocking calls that may never return, such as ``statfs`` on a dead mount: each guard loses one thread at most."""
+"""Blocking calls that may never return, such as ``statfs`` on a dead mount; each guard blocks at most one thread."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ T = TypeVar("T")
 
 
 class HangingCallError(ObservationError):
-    """No result of a guarded call in time; the text follows a noun."""
+    """A guarded call did not return in time.
+
+    The text has no subject, as in ``does not answer within 2 s``; the caller prefixes the object of the call.
+    """
 
 
 class GuardedCall(Generic[T]):
-    """Runs blocking functions in a worker thread, one at a time.
+    """Executor of blocking functions in a worker thread, one function at a time.
 
-    A call waits for the one before it. After a call exceeded its deadline, later ones fail at once until it returns.
-    It belongs to no event loop: a thread that hangs outlives the loop that started it.
+    A call waits for the previous call. After a call has exceeded its deadline, further calls fail immediately until the
+    late call returns. A guard is not bound to an event loop, since a hanging thread outlives the loop that started it.
     """
 
     def __init__(self) -> None:
@@ -34,13 +37,13 @@ class GuardedCall(Generic[T]):
         """Return the result of a function.
 
         Args:
-            function: blocking; runs in the context of the caller.
-            within_s: deadline of the function, and before it of the wait for an earlier one; ``None`` for none. The
-                function is not ended by it, and neither by a cancellation of the caller.
+            function: blocking function; runs in the context of the caller.
+            within_s: time limit in seconds for the wait for the previous function, and again for this function.
+                ``None`` for no limit. A running function continues after the limit and after a cancellation.
 
         Raises:
-            HangingCallError: the function, or an earlier one, did not return in time.
-            Exception: as the function.
+            HangingCallError: this function or the previous function did not return in time.
+            Exception: any exception of the function.
         """
         while self._running is not None and not self._running.done():
             if self._is_late:
@@ -48,26 +51,30 @@ class GuardedCall(Generic[T]):
             await self._wait(self._running, within_s)
         call = self._running = Future[T]()
         self._is_late = False
-        call.set_running_or_notify_cancel()  # cancels waits for it only
+        call.set_running_or_notify_cancel()  # a cancellation ends only the wait for the call
         asyncio.get_running_loop().run_in_executor(None, copy_context().run, _complete, call, function)
         await self._wait(call, within_s)
         return call.result()
 
     async def _wait(self, call: Future[T], within_s: float | None) -> None:
-        """Wait for a call. Raises HangingCallError after the deadline."""
+        """Wait for a call.
+
+        Raises:
+            HangingCallError: the call did not return within ``within_s`` seconds.
+        """
         waiting = asyncio.wrap_future(call)
         try:
             done, _ = await asyncio.wait({waiting}, timeout=within_s)
         finally:
-            waiting.cancel()  # without effect on the call, whose error asyncio would log otherwise
+            waiting.cancel()  # the call continues; asyncio would log its error otherwise
         if not done:
             self._is_late = self._is_late or call is self._running
             raise HangingCallError(f"does not answer within {within_s:g} s")
-        waiting.exception()  # retrieved, as above
+        waiting.exception()  # retrieved, since asyncio logs unretrieved errors
 
 
 def _complete(call: Future[T], function: Callable[[], T]) -> None:
     try:
         call.set_result(function())
-    except BaseException as error:  # noqa: BLE001 - raised by the caller
+    except BaseException as error:  # noqa: BLE001 - raised again in the caller
         call.set_exception(error)

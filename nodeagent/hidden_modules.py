@@ -1,4 +1,4 @@
-"""Import of libraries without modules that they use only where available."""
+"""Import of libraries without their optional dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def hidden_modules(*names: str) -> Iterator[None]:
     """Make imports of these modules fail within the block, unless they are imported already.
 
-    Later imports succeed: code that speaks TLS can import ``ssl`` although asyncio was imported without it.
+    Later imports of these modules succeed: TLS code can import ``ssl`` although asyncio was imported without ``ssl``.
     """
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:

@@ -1,4 +1,4 @@
-"""Reuse of a function's last result, for objects of a large node that are the same as at the previous call."""
+"""Cache of a function's last result, for arguments that are the same objects as in the previous call."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _NONE: Final = object()
 
 
 def keep_last_result(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that returns its last result again while its positional arguments are the same objects.
+    """Return a wrapper that reuses the last result while all positional arguments are the same objects.
 
-    The function must be pure, and the arguments and the result immutable. The last arguments and the result stay in
-    memory. It is called without keywords. Calls in several threads are safe, and may compute a result twice.
+    The function must be pure, and its arguments and result immutable. The last arguments and the last result are kept
+    in memory. Keyword arguments are not compared and must not be used. Calls in several threads are safe, but may
+    compute a result twice.
     """
     last: tuple[tuple[object, ...], object] = ((), _NONE)
 

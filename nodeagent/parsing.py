@@ -1,4 +1,4 @@
-"""Parsers of JSON and YAML written by other programs and users: bounded in depth, size and time, with one error.
+"""Parsers of JSON and YAML written by other programs and users: bounded in depth, size and time, with one error type.
 
 The YAML loader of the library has no bounds: 415 bytes of merged aliases take minutes, a number with colons takes time
 quadratic in its length, and values that contradict their tag raise errors of any kind.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import yaml
 
 _MAX_NODES: Final = 10_000
-"""Values of a YAML document, aliases counted as copies; a static pod has about 400."""
+"""Maximum number of values in a YAML document, aliases counted as copies; a static pod has about 400."""
 _MAX_DEPTH: Final = 64
 _MAX_NUMBER_LENGTH: Final = 64
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
@@ -40,9 +40,9 @@ def parse_json(text: str | bytes, *, parse_constant: Callable[[str], Any] | None
 
 
 def parse_yaml(text: str | bytes) -> Iterator[Any]:
-    """Yield the documents of a YAML text; each is read when it is requested.
+    """Yield the documents of a YAML text; each document is parsed on demand.
 
-    Dates are text, as for the kubelet.
+    Dates are returned as text, as in the kubelet.
 
     Raises:
         ValueError: the text is not YAML, has more than 10,000 values with aliases and merges counted as copies, is
@@ -60,7 +60,7 @@ def parse_yaml(text: str | bytes) -> Iterator[Any]:
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
-        # The last four are errors of the library for values such as ``!!bool x`` and ``!!int ""``.
+        # PyYAML raises the last four types for values such as ``!!bool x`` and ``!!int ""``.
         raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
@@ -68,11 +68,11 @@ def parse_yaml(text: str | bytes) -> Iterator[Any]:
 
 @cache
 def _loader() -> type[yaml.SafeLoader]:
-    """Return the loader; it is written in Python, since the C loader crashes on deep nesting."""
-    import yaml  # noqa: PLC0415 - as above
+    """Return the YAML loader class, based on the Python loader, since the C loader crashes on deep nesting."""
+    import yaml  # noqa: PLC0415 - slow import, used on some nodes only
 
     class Loader(yaml.SafeLoader):
-        """A loader that counts values and levels before it constructs anything."""
+        """YAML loader that checks the number of values and levels before the construction of objects."""
 
         nodes = depth = 0
 
@@ -99,7 +99,7 @@ def _loader() -> type[yaml.SafeLoader]:
 
 
 def _check_size(root: yaml.Node | None) -> None:
-    """Refuse a document whose values, with every alias counted as a copy, exceed the limit, or that contains itself."""
+    """Reject a document that contains itself, or exceeds the limits with every alias counted as a copy."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node, depth: int) -> int:

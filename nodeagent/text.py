@@ -6,7 +6,7 @@ still opens the file. One of these functions applies at the boundaries:
 
 - ``escape`` for display: terminal, console log, journal message, status of the unit.
 - ``encodable`` for programs: history, journal fields, metric labels. Only text that cannot be encoded changes.
-- ``to_json`` for both, since JSON has escapes of its own.
+- ``to_json`` for both, since JSON has its own escapes.
 
 Backslashes are not doubled: text passes several boundaries (agent, socket, command), and a second escape must not
 change it. The original of an escape is therefore ambiguous; ids identify the item.
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Expressions are compiled when first used: most commands show ASCII text alone.
+# Regular expressions are compiled on first use: most commands print only ASCII text.
 _SHORT: Final = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}
 _SURROGATES: Final = "[\ud800-\udfff]"
 _RAW_BYTES: Final = range(0xDC80, 0xDD00)  # Source: PEP 383
 _BEYOND_ASCII: Final = "[^\x20-\x7e\n]"
 _MAX_INDENTED_LENGTH: Final = 1 << 18
-"""Characters up to which the standard library indents; its encoder is written in Python then, five times as slow."""
+"""Maximum characters of JSON indented by the standard library, whose indenting encoder is five times slower."""
 _INVISIBLE: Final = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 """Invisible characters, printable according to ``str.isprintable``. Source: Unicode, Default_Ignorable_Code_Point."""
 _TRAILING_JAMO: Final = frozenset(map(chr, (*range(0x1160, 0x1200), *range(0xD7B0, 0xD800))))
@@ -60,7 +60,7 @@ def encodable(text: str) -> str:
 
 
 def raw_bytes(text: str) -> bytes | None:
-    """Return the bytes of a file's name that is not UTF-8; ``None`` for any other text."""
+    """Return the bytes of a file name that is not UTF-8; ``None`` for any other text."""
     if encodable(text) == text:
         return None
     try:
@@ -122,19 +122,19 @@ def display_width(text: str) -> int:
     Wide and fullwidth characters occupy two cells, combining marks and the trailing letters of a Hangul syllable none.
     Source: Unicode, East_Asian_Width (UAX 11).
     """
-    if text.isascii() or text.replace(ELLIPSIS, ".").isascii():  # texts that were cut are many
+    if text.isascii() or text.replace(ELLIPSIS, ".").isascii():  # fast path, also for text shortened by ``fit``
         return len(text)
     return sum(map(_character_width, text))
 
 
 class Cut(Enum):
-    """The part of a too long text to replace by an ellipsis.
+    """Part of a text that is replaced by an ellipsis if the text is too long.
 
     Attributes:
-        END: its end.
-        MIDDLE: its middle.
-        PATH: leading components that end with a slash, or a part of them if whole ones are too many; the middle of the
-            last component if that alone is too long.
+        END: the end of the text.
+        MIDDLE: the middle of the text.
+        PATH: the leading components of a path, whole or in part; the middle of the last component if the last component
+            alone is too long.
     """
 
     PATH = "path"
@@ -192,7 +192,7 @@ def _tail(text: str, cells: int) -> str:
 def _character_width(character: str) -> int:
     if character.isascii():
         return 1
-    import unicodedata  # noqa: PLC0415 - not for ASCII text
+    import unicodedata  # noqa: PLC0415 - not needed for ASCII text
 
     if unicodedata.category(character) in ("Mn", "Me") or character in _TRAILING_JAMO:
         return 0

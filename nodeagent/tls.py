@@ -1,7 +1,7 @@
 """TLS over plain asyncio streams.
 
-The daemon loads asyncio without OpenSSL, which saves 4 MiB on nodes that need no TLS, so asyncio's own TLS is not
-available in it, even after a later import of ``ssl``. This module is imported only where TLS is used.
+The daemon imports asyncio without OpenSSL, which saves 4 MiB on nodes without TLS. asyncio's own TLS is therefore
+unavailable in the daemon, even after a later import of ``ssl``. This module is imported only if TLS is used.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _CHUNK_BYTES: Final = 1 << 16
 
 
 class TlsRecords:
-    """One side of a TLS connection: its operations with the transport of their records.
+    """One side of a TLS connection: TLS operations, with the transport of TLS records over asyncio streams.
 
     Attributes:
-        tls: the operations; each is called by :meth:`call`, or followed by a transport of ``outgoing``.
+        tls: TLS object; its methods are called through :meth:`call`, or the caller sends ``outgoing`` afterwards.
         outgoing: encrypted bytes to send.
     """
 
@@ -33,7 +33,7 @@ class TlsRecords:
         context: ssl.SSLContext,
         server_name: str | None,
     ) -> None:
-        """Take an open connection: the client's side with the server's name, else the server's side."""
+        """Wrap an open connection: as the client of ``server_name``, or as the server if it is ``None``."""
         self._reader = reader
         self._writer = writer
         self._incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -42,10 +42,10 @@ class TlsRecords:
         )
 
     async def call(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of an operation, with received bytes as often as it needs them.
+        """Run a TLS operation to its end, with all required reads and writes; return its result.
 
         Raises:
-            ssl.SSLError: the operation failed; the alert, which names the cause in the log of the peer, is sent before.
+            ssl.SSLError: the operation failed; the TLS alert with the cause was sent to the peer.
             OSError: the connection was lost.
         """
         while True:

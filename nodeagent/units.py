@@ -1,7 +1,7 @@
 """Bytes, durations and times: parsing and formatting.
 
-Quantities have the form of Kubernetes (``100Mi``, ``1.5Gi``, ``2G``, ``500k``), durations that of Go (``2h45m``,
-``1m30s``, ``500ms``) with ``d`` for days added, because image ages are configured in days.
+Quantities have the form of Kubernetes (``100Mi``, ``1.5Gi``, ``2G``, ``500k``), durations the form of Go (``2h45m``,
+``1m30s``, ``500ms``) plus ``d`` for days, because image ages are configured in days.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 USEC_INFINITY: Final = 2**64 - 1
-"""systemd's "no limit" in a property of microseconds. Source: systemd.time(7), ``infinity``."""
+"""Value for "no limit" of systemd properties in microseconds. Source: systemd.time(7), ``infinity``."""
 _QUANTITY: Final = re.compile(
     r"\+?(?P<number>\d+(?:\.\d*)?|\.\d+)(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<power>[+-]?\d{1,9}))?", re.ASCII
 )
@@ -29,7 +29,7 @@ _SUFFIXES: Final = {
 _NANO: Final = Decimal("1e-9")
 _MAX_QUANTITY_CHARACTERS: Final = 64
 _MAX_POWER: Final = 128
-"""A larger exponent of a number with 64 characters is above any cap, or below a billionth."""
+"""Bound of decimal exponents: beyond it, a number of 64 characters is above any limit or below a billionth."""
 _EXACT: Final = Context(prec=256)
 """The default context rounds to 28 digits, fewer than a quantity can have."""
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h|d)", re.ASCII)
@@ -51,8 +51,8 @@ DURATION_FORM: Final = "numbers with the units d h m s ms, such as 2m, 1h30m or 
 def parse_quantity(text: str) -> Decimal:
     """Return the number of a resource quantity, rounded up to whole billionths.
 
-    Kubernetes caps a quantity at 2^63-1. It is returned as written here: a limit that was cut silently would be
-    compared with usage, so callers refuse numbers above their own maximum.
+    Kubernetes caps a quantity at 2^63-1. This function returns the quantity as written, and callers reject numbers
+    above their own maximum, since a silently capped limit would be compared with usage.
 
     Raises:
         ValueError: the text is not a quantity, is negative, or is longer than 64 characters.
@@ -69,10 +69,10 @@ def parse_quantity(text: str) -> Decimal:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of a quantity that an operator wrote; fractions round up to whole bytes.
+    """Return the bytes of a configured quantity; fractions are rounded up to whole bytes.
 
-    Surrounding spaces are ignored. A fraction of a byte written with a suffix (``500m``) is refused although
-    ``resource.Quantity`` allows it: m was written for M.
+    Surrounding spaces are ignored. A fraction of a byte written with a suffix (``500m``) is rejected although
+    ``resource.Quantity`` allows it: the operator probably meant ``500M``.
 
     Raises:
         ValueError: the text is not a quantity; the message states the allowed form.

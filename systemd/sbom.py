@@ -1,7 +1,7 @@
-# ruff: noqa: INP001 - a script, not a module of a package
+# ruff: noqa: INP001 - a script, run by its path
 """SBOM (CycloneDX 1.5) and licence files of the wheels of a package: ``sbom.py WHEELS MACHINE OPTIONS``.
 
-The document is a function of the wheels alone: no time and no random serial number.
+The SBOM depends only on the wheels: it contains no time and no random serial number.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _CLASSIFIERS: Final = {
 
 
 def metadata_of(wheel: zipfile.ZipFile) -> Message:
-    """Return the metadata of a wheel."""
+    """Return the core metadata (METADATA file) of a wheel."""
     (name,) = [each for each in wheel.namelist() if each.endswith(".dist-info/METADATA") and each.count("/") == 1]
     return HeaderParser().parsestr(wheel.read(name).decode())
 
 
 def licence_of(metadata: Message) -> dict[str, Any] | None:
-    """Return the licence as CycloneDX has it: an SPDX expression, or the text of its author; ``None`` if not stated."""
+    """Return the CycloneDX licence of a wheel: an SPDX expression or id, or the author's text; ``None`` without one."""
     if expression := metadata["License-Expression"]:
         return {"expression": expression}
     found = [_CLASSIFIERS[each] for each in metadata.get_all("Classifier", []) if each in _CLASSIFIERS]
@@ -46,7 +46,7 @@ def licence_of(metadata: Message) -> dict[str, Any] | None:
 
 
 def component(path: Path) -> dict[str, Any]:
-    """Return the component of a wheel."""
+    """Return the CycloneDX component of a wheel."""
     with zipfile.ZipFile(path) as wheel:
         metadata = metadata_of(wheel)
     name, version = metadata["Name"], metadata["Version"]
@@ -65,7 +65,7 @@ def component(path: Path) -> dict[str, Any]:
 
 
 def document(wheels: list[Path], machine: str, version: str) -> dict[str, Any]:
-    """Return the SBOM of the wheels, of which the agent's own is the described component."""
+    """Return the SBOM of the wheels; the wheel of the agent is the main component."""
     components = [component(each) for each in wheels]
     own = next(each for each in components if each["name"] == "nodeagent")
     libraries = [each for each in components if each is not own]
@@ -90,7 +90,7 @@ def document(wheels: list[Path], machine: str, version: str) -> dict[str, Any]:
 
 
 def licence_files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the licence files of a wheel: directory and name, and content."""
+    """Yield the path (directory and name) and the content of each licence file in a wheel."""
     with zipfile.ZipFile(path) as wheel:
         metadata = metadata_of(wheel)
         for name in sorted(wheel.namelist()):

@@ -1,4 +1,4 @@
-"""Setup of every test run: hypothesis profile, and a node without a kubelet."""
+"""Setup of every test run: hypothesis profile, and a simulated node without a kubelet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.kubelet_tree import make_node
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# No deadline: on a shared machine an example can take ten times as long as usual.
+# No deadline: on a shared machine an example can run ten times as long as usual.
 settings.register_profile("fast", max_examples=20, deadline=None)
 settings.register_profile("ci", max_examples=200, derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "fast")
@@ -24,7 +24,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "fast")
 def pytest_collection_finish() -> None:
     """Exclude modules and collected tests from garbage collection.
 
-    The daemon runs a full collection after each pass; with the heap of a test run it would take 0.1 s each.
+    The daemon runs a full collection after each pass; with the heap of a test run, each collection would take 0.1 s.
     """
     gc.collect()
     gc.freeze()
@@ -32,7 +32,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _node_without_kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Detect kubelets in an empty tree, so that a kubelet of this machine does not affect a test."""
+    """Detect kubelets in an empty directory tree, so that a kubelet on this machine does not affect a test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kubelet_detection, "HOST_ROOT", make_node(tmp_path_factory.mktemp("no-kubelet")))
         yield

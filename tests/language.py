@@ -1,7 +1,7 @@
-"""Check of the project's vocabulary: ``python -m tests.language [PATH...]``, part of ``make check``.
+"""Check the project's vocabulary: ``python -m tests.language [PATH...]``, part of ``make check``.
 
 Names, comments and strings of Python files and the text of other files are searched for paraphrases of standard terms.
-A banned word is an error (exit code 1); the rest of the vocabulary is a warning with its place. Text in double quotes
+A banned word is an error (exit code 1); a discouraged word is a warning with its file and line. Text in double quotes
 inside prose is a quotation and exempt. Names are split into words, so ``told_at`` and ``ToldAt`` contain ``told``.
 """
 
@@ -95,13 +95,13 @@ _STRING_START: Final = re.compile(r"^[A-Za-z]*(\"\"\"|'''|\"|')")
 
 
 class Finding(NamedTuple):
-    """A word that the vocabulary replaces.
+    """Word or phrase that the vocabulary replaces.
 
     Attributes:
-        line: from 1.
-        term: the word or phrase.
-        advice: the standard terms.
-        banned: whether it is an error.
+        line: line number, starting at 1.
+        term: the found word or phrase.
+        advice: standard terms for the word or phrase.
+        banned: whether the finding is an error, not a warning.
     """
 
     line: int
@@ -119,7 +119,7 @@ _NAMES: Final = frozenset(BANNED) | {each for each in DISCOURAGED if " " not in 
 
 
 def find_in_prose(text: str, first_line: int = 1) -> Iterator[Finding]:
-    """Yield the findings in prose; quotations are exempt."""
+    """Yield the findings in prose, except in quotations."""
     for number, line in enumerate(_QUOTATION.sub('""', text).splitlines(), start=first_line):
         yield from _find(line, number)
 
@@ -159,7 +159,7 @@ def _tracked() -> list[str]:
 
 
 def main(paths: list[str]) -> int:
-    """Print the findings of files, by default of all tracked ones; return the number of banned words, at most 1."""
+    """Print the findings of files, by default of all tracked files; return 1 if there is a banned word."""
     failed = False
     for name in paths or _tracked():
         path = Path(name)

@@ -1,8 +1,8 @@
-"""Check of sizes: ``python -m tests.sizes [PATH...]``, part of ``make check``.
+"""Check the sizes of files, functions and classes: ``python -m tests.sizes [PATH...]``, part of ``make check``.
 
-A size over its limit without a reason beside it is an error. A reason is a comment with a limit of its own, on a line
-of a file (``# 450 lines: a table``) or on the line of a class (``# 12 attributes: one per source of the snapshot``),
-and for a constructor the reason of ``noqa: PLR0913``. Functions have no exceptions.
+A size above its limit is an error unless a comment gives a reason. The comment states a higher limit, on any line of a
+file (``# 450 lines: a table``) or on the line of a class (``# 12 attributes: one per source of the snapshot``); for a
+constructor, the reason of ``noqa: PLR0913`` is sufficient. Functions have no exceptions.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Finding(NamedTuple):
-    """A size over its limit."""
+    """Size of a file, function or class above its limit."""
 
     line: int
     text: str
 
 
 def find(text: str) -> Iterator[Finding]:
-    """Yield the sizes over their limits in a file."""
+    """Yield the sizes in a file that are above their limits."""
     lines = text.splitlines()
     reason = _LINES_REASON.search(text)
     limit = int(reason[1]) if reason else FILE_LINES
@@ -65,7 +65,7 @@ def _function(node: Function, lines: list[str]) -> Iterator[Finding]:
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:
-    """Return the attributes that a constructor assigns; the fields of a dataclass are a record and do not count."""
+    """Return the attributes that a constructor assigns; fields of a dataclass do not count."""
     return {
         part.attr
         for function in node.body
@@ -82,7 +82,7 @@ def _tracked() -> list[str]:
 
 
 def main(paths: list[str]) -> int:
-    """Print the findings of files, by default of all tracked ones; return whether there are any."""
+    """Print the findings of files, by default of all tracked files; return 1 if there are findings, otherwise 0."""
     failed = False
     for name in paths or _tracked():
         path = Path(name)

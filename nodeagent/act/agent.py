@@ -1,6 +1,6 @@
 """Composition of an agent that observes, plans and acts, from its settings.
 
-The daemon and the one-shot commands use the same function, so their agents cannot differ.
+The daemon and the one-shot commands both call ``open_agent``, so their agents cannot differ.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ _PASSES_OF_UNDO: Final = 1_000
 
 @dataclass
 class Agent:
-    """A composed agent. It has more than ten attributes, since it is the root of the composition.
+    """Agent of one node: clients, observer, collector, undo and history.
+
+    The class is the root of the composition, so it has more than ten attributes.
 
     Attributes:
         storage: the runtime's own image and layer records.
@@ -100,21 +102,21 @@ class Agent:
 
     @property
     def role(self) -> Role:
-        """Role evaluated last."""
+        """Most recently evaluated role of the node."""
         return self.roles.current.role
 
     @property
     def role_because(self) -> str:
-        """Evidence for the role evaluated last."""
+        """Evidence for the most recently evaluated role."""
         return self.roles.current.reason
 
     async def evaluate_role(self) -> RoleDecision:
-        """Return the current role."""
+        """Evaluate and return the role of the node, with its evidence."""
         return await self.roles.evaluate(self.settings.role)
 
     def make_pod_reader(self) -> PodReader:
-        """Return a new reader of pods, with every source that this agent has."""
-        from nodeagent.observe.pods import make_pod_reader  # noqa: PLC0415 - not for a collection
+        """Return a new reader of the node's pods that uses every pod source of this agent."""
+        from nodeagent.observe.pods import make_pod_reader  # noqa: PLC0415 - not needed for garbage collection
 
         measure = self.storage.measure_layer
         return make_pod_reader(
@@ -139,13 +141,14 @@ class Agent:
     ) -> PassReport:
         """Carry out the plans of a preview under the node's pass lock and record the pass in the history.
 
-        Its removals are recorded before the first of them. ``on_start`` is called before the first removal, unless
-        there are no removals or the pass is a dry run. ``plan_id`` is the id of a saved plan; without it the id is
-        computed from the preview. With ``dry_runs``, a dry run that changed nothing is recorded without its removals.
+        The planned removals are recorded before the first removal starts. ``on_start`` is called before the first
+        removal, unless there are no removals or the pass is a dry run. ``plan_id`` is the id of a saved plan; if empty,
+        the id is computed from the preview. With ``dry_runs``, a dry run that plans the same removals as the previous
+        dry run is recorded without them.
 
         Raises:
             PassBusyError: another process has the lock.
-            NodeAgentError: a kubelet was detected since the preview, so pods may not be inferred as deleted.
+            NodeAgentError: a kubelet was detected since the preview, so deleted pods may not be inferred from CRI.
         """
         if preview.scope in (Scope.CONTAINERS, Scope.ALL) and preview.snapshot.role is Role.STANDALONE:
             role = await self.evaluate_role()
@@ -178,11 +181,13 @@ class Agent:
         return report
 
     async def undo_removals(self, pass_id: str) -> UndoReport:
-        """Restore the images removed by a pass, and record that in the history; arguments as ``ImageUndo.undo``.
+        """Restore the images removed by a pass, and record the undo in the history.
+
+        ``pass_id`` is the id of the pass or a prefix of the id; empty selects the newest pass that can be undone.
 
         Raises:
-            UsageError: no removal of such a pass can be undone; the text has the reason.
-            NodeAgentError: as ``ImageUndo.undo``.
+            UsageError: no removal of the pass can be undone, or several passes match; the text contains the reason.
+            NodeAgentError: see ``ImageUndo.undo``.
         """
         try:
             report = await self.undo.undo(pass_id)
@@ -193,7 +198,7 @@ class Agent:
         return report
 
     async def _not_undoable(self, pass_id: str, error: NotUndoableError) -> str:
-        """Return the reason that a pass cannot be undone: unknown, or its undo window is over."""
+        """Return the reason that a pass cannot be undone: unknown pass, no removed image, or expired undo window."""
         if not pass_id:
             return str(error)
         try:
@@ -202,7 +207,7 @@ class Agent:
             return str(error)
         found = next((each for each in past if each.id.startswith(pass_id)), None)
         if found is None:
-            return f"no pass {pass_id} in the history; 'nodeagent gc undo --list' lists those that can be undone"
+            return f"no pass {pass_id} in the history; 'nodeagent gc undo --list' lists the passes that can be undone"
         if not any(each.kind == ItemKind.IMAGE.value and each.outcome == "done" for each in found.actions):
             return f"nothing to undo: pass {found.id} removed no image"
         return (
@@ -211,14 +216,14 @@ class Agent:
         )
 
     def read_clocks(self) -> ClockReading:
-        """Return a reading of the clocks of this node."""
+        """Return the current boot id, time since boot and wall time of this node."""
         return read_clocks(self.clock, boot_id())
 
     async def find_leaks(self, minimum_age_s: float, *, rooted: bool) -> Preview:
-        """Return the plan for unreferenced blobs and snapshots, kept ones included.
+        """Return the preview of a removal of unreferenced blobs and snapshots, including the kept items.
 
         Raises:
-            ObservationError: the runtime has no records of references.
+            ObservationError: the runtime provides no reference records (not containerd, or its API is disabled).
         """
         preview = await self.collector.preview(Scope.IMAGES)
         found = await self.observer.images.find_unreferenced()
@@ -245,9 +250,9 @@ class Agent:
         )
 
     async def break_down_shortfall(self, report: PassReport) -> Breakdown | None:
-        """Return the usage breakdown after a pass that missed its target.
+        """Return the filesystem usage breakdown after a pass that missed its target, otherwise ``None``.
 
-        ``None`` after any other pass, after a dry run, and if a reading failed.
+        The result is also ``None`` after a dry run, and if the node or a filesystem cannot be read.
         """
         if report.end is not PassEnd.SHORTFALL or report.dry_run:
             return None
@@ -277,7 +282,7 @@ class Agent:
         self._reported_lists = lists
 
     async def log_interrupted(self, logger: FilteringBoundLogger) -> None:
-        """Record the unfinished passes of ended processes as interrupted, and log each."""
+        """Record the unfinished passes of ended processes as interrupted, and log each pass."""
         if not self.record:
             return
         for each in await asyncio.to_thread(self.history.close_interrupted):
@@ -335,16 +340,16 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
     roles: RoleWatch | None = None,
     watched_pods: WatchedPods | None = None,
 ) -> AsyncIterator[Agent]:
-    """Compose an agent from its settings; its connection is closed on exit.
+    """Compose an agent from its settings; the connection to the runtime is closed on exit.
 
     Args:
         settings: a validated configuration.
-        record: whether image use and history are written; without it the agent writes no state files.
+        record: whether image use and history are written; if false, the agent writes no state files.
         dry_run: whether passes only report the planned removals.
-        clock: the system clock unless given.
+        clock: source of time; defaults to the system clock.
         observer_of_calls: called after every call to the runtime; see ``RuntimeConnection``.
-        roles: the daemon's role watch, with its hysteresis; a new one unless given.
-        watched_pods: the daemon's watch of pods; none unless given.
+        roles: the daemon's role watch, with its hysteresis; defaults to a new role watch.
+        watched_pods: the daemon's pod watch at the API server; defaults to a watch without pods.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.

@@ -49,7 +49,7 @@ class AgentParts(Record):
 
     Attributes:
         storage: the runtime's own image and layer records.
-        roles: role watch of this node, evaluated by every snapshot.
+        roles: role watch of this node, evaluated for every snapshot.
         bound_pods: pods bound to this node, with the state of the kubelet's list.
         watched_pods: pods of this node as watched at the API server.
         read_pod_images: reads the images that pods of this node reference.
@@ -77,7 +77,7 @@ class AgentParts(Record):
         watched_pods: WatchedPods,
         reuses_lists: bool,
     ) -> Self:
-        """Return the parts of an agent on a connection; ``reuses_lists`` as of :class:`CriClient`."""
+        """Return the parts of an agent on one connection; ``reuses_lists`` is passed to :class:`CriClient`."""
         storage = _storage_backend(settings, connection, clock, store, reuses_lists=reuses_lists)
         cri = CriClient(connection, reuses_lists=reuses_lists)
         bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
@@ -86,7 +86,7 @@ class AgentParts(Record):
 
     @property
     def pass_lock(self) -> Path:
-        """File of the node's pass lock."""
+        """Path of the node's pass lock file."""
         return pass_lock(self.settings)
 
     def read_filesystem(self, path: str) -> FsObservation:
@@ -124,8 +124,8 @@ class AgentParts(Record):
         )
 
     def make_removers(self, observer: Observer) -> RemoverFactory:
-        """Return the factory of removers; ``observer`` repeats the search for unreferenced pieces."""
-        from nodeagent.act.gc.log_removal import HostLogs  # noqa: PLC0415 - not for a preview
+        """Return the factory of removers; ``observer`` searches for unreferenced blobs and snapshots again."""
+        from nodeagent.act.gc.log_removal import HostLogs  # noqa: PLC0415 - not needed for a preview
         from nodeagent.act.gc.remover_factory import RemoverFactory  # noqa: PLC0415
 
         settings = self.settings
@@ -142,15 +142,15 @@ class AgentParts(Record):
         )
 
     def make_undo(self) -> ImageUndo:
-        """Return the undo of image removals; single removals by CRI have no undo window."""
-        from nodeagent.act.gc.undo import ImageUndo  # noqa: PLC0415 - not for a preview
+        """Return the undo service for image removals; removals through CRI RemoveImage have no undo window."""
+        from nodeagent.act.gc.undo import ImageUndo  # noqa: PLC0415 - not needed for a preview
 
         window = timedelta(seconds=self.settings.undo_window_s if self.settings.bulk_removal else 0.0)
         return ImageUndo(self.storage, self.cri, self.pass_lock, self.clock, window)
 
 
 @asynccontextmanager
-async def open_parts(  # noqa: PLR0913 - as of an agent
+async def open_parts(  # noqa: PLR0913 - the options of open_agent
     settings: Settings,
     *,
     record: bool,
@@ -160,9 +160,9 @@ async def open_parts(  # noqa: PLR0913 - as of an agent
     observer_of_calls: CallObserver | None = None,
     reuses_lists: bool = True,
 ) -> AsyncIterator[AgentParts]:
-    """Return the parts of an agent on a connection of their own, closed on exit.
+    """Compose the parts of an agent on a new connection to the runtime, closed on exit.
 
-    Arguments as of ``open_agent``, and ``reuses_lists`` as of :class:`CriClient`.
+    The arguments are those of ``open_agent``; ``reuses_lists`` is passed to :class:`CriClient`.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
@@ -177,14 +177,17 @@ async def open_parts(  # noqa: PLR0913 - as of an agent
 
 
 def pass_lock(settings: Settings) -> Path:
-    """Return the file of the node's pass lock."""
+    """Return the path of the node's pass lock file."""
     return settings.state_directory / "pass.lock"
 
 
 def _storage_backend(
     settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store, *, reuses_lists: bool
 ) -> StorageBackend:
-    """Return containerd's services unless disabled; with another runtime their first call fails."""
+    """Return the storage backend: the containerd API, or CRI alone if ``runtime.containerd_api`` is off.
+
+    With a runtime other than containerd, the first call of the containerd backend fails.
+    """
     if not settings.containerd_api:
         return CriOnlyStorage()
 

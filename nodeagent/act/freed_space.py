@@ -1,4 +1,4 @@
-"""Freed space is made visible before it is measured, since a measurement without it removes or evicts more."""
+"""Commit of freed space on Btrfs before a measurement, which would otherwise cause further removals or evictions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _COMMITS: Final = GuardedCall[None]()
 
 
 async def make_visible(paths: Iterable[str]) -> None:
-    """Start a commit on the Btrfs filesystems of these paths; wait 2 s at most for a filesystem to accept it.
+    """Start a commit on the Btrfs filesystems of these paths; wait at most 2 s for the call to return.
 
-    While a filesystem hangs, it occupies one thread, and no further commit is started.
+    A hanging filesystem occupies one thread; no further commit is started until that call returns.
     """
     with suppress(HangingCallError):
         await _COMMITS.run(partial(start_commits, tuple(paths)), within_s=_WITHIN_S)

@@ -1,4 +1,4 @@
-"""Writes to the history in the background, in order; a pass waits for them for a bounded time only."""
+"""Background writer of the history; a pass waits only a bounded time for each write."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from nodeagent.store.pass_records import Retention
 
 WRITTEN_WITHIN_S: Final = 5.0
-"""Maximum wait of a pass for a record; a slower disk delays no removal further."""
+"""Maximum wait of a pass for a history write; a slow disk does not delay removals for longer."""
 _MAX_QUEUED: Final = 500
 
 
 class HistoryWriter:
-    """Writes the passes of one agent to its history. Its methods never raise errors of the history."""
+    """Writer of the passes of one agent to the history. The methods never raise an error of the history."""
 
     def __init__(
         self, history: History, retention: Retention, clock: Clock, clock_trusted: Callable[[], bool] = lambda: True
@@ -28,8 +28,8 @@ class HistoryWriter:
 
         Args:
             history: the history of the node.
-            retention: its limits.
-            clock: for the duration of a write.
+            retention: limits on the age and number of passes.
+            clock: measures the duration of a write.
             clock_trusted: whether ages by the wall clock are valid; otherwise no pass is deleted by age.
         """
         self._history = history
@@ -44,13 +44,13 @@ class HistoryWriter:
 
     @property
     def problem(self) -> str:
-        """Reason that passes are not on disk; empty otherwise."""
+        """Reason that passes cannot be written to the history; empty if they can."""
         if self._is_stuck():
             return f"cannot write history: a write has not ended after {WRITTEN_WITHIN_S:g} s; passes continue"
         return self._bug or self._history.problem
 
     async def begin(self, past: PastPass, within_s: float = WRITTEN_WITHIN_S) -> None:
-        """Write a pass with its planned removals, synced; return once it is written, at the latest after ``within_s``.
+        """Write and sync a pass with its planned removals; wait for the write, at most ``within_s`` seconds.
 
         A write that takes longer is completed in the background.
         """
@@ -61,7 +61,7 @@ class HistoryWriter:
         await self._wait(self._submit(pass_id, lambda: lambda: self._history.extend(pass_id, actions)))
 
     def update(self, pass_id: str, position: int, action: PastAction, duration_s: float) -> None:
-        """Write an outcome soon, without waiting; outcomes received during a write share the next one."""
+        """Queue the outcome of a removal without a wait; outcomes queued during a write share the next write."""
         queued = pass_id in self._outcomes
         outcomes, _ = self._outcomes.get(pass_id, ({}, 0.0))
         outcomes[position] = action
@@ -76,13 +76,13 @@ class HistoryWriter:
         self._submit(pass_id, prepare)
 
     async def finish(self, past: PastPass, within_s: float = WRITTEN_WITHIN_S) -> None:
-        """Write a finished pass and prune the history; return as :meth:`begin` does."""
+        """Write a finished pass and prune the history; wait as in :meth:`begin`."""
         trusted = self._clock_trusted()
         work = self._submit(past.id, lambda: lambda: self._history.add(past, self._retention, clock_trusted=trusted))
         await self._wait(work, within_s)
 
     def interrupt(self, pass_id: str, cause: str) -> None:
-        """Record an unfinished pass as interrupted, without waiting; see :meth:`History.interrupt`."""
+        """Record an unfinished pass as interrupted, without a wait; see :meth:`History.interrupt`."""
         trusted = self._clock_trusted()
         self._submit(
             pass_id,
@@ -98,7 +98,7 @@ class HistoryWriter:
             await asyncio.wait({work}, timeout=within_s)
 
     def _submit(self, pass_id: str, prepare: Callable[[], Callable[[], None]]) -> asyncio.Future[None]:
-        """Queue a write; ``prepare`` returns it at its start."""
+        """Queue a write; ``prepare`` is called at the start of the write and returns the function that writes."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if len(self._queue) >= _MAX_QUEUED:
             self._history.drop(f"pass {pass_id}", "too many writes wait for the disk")

@@ -1,6 +1,7 @@
-"""Previews of garbage collection for commands without a daemon: an agent's parts that read and plan.
+"""Garbage collection previews for commands without a daemon, from the reading and planning parts of an agent.
 
-An agent has more parts: removers, recovery, undo and history. Their import takes as long as the reading of a node.
+The other parts of an agent (removers, recovery, undo and history) are not imported: their import takes as long as an
+observation of the node.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Previews(Protocol):
-    """Plans passes of this node: a previewer, or the daemon's agent."""
+    """Source of previews of this node: a :class:`Previewer`, or the daemon's agent."""
 
     @property
     def settings(self) -> Settings:
@@ -34,7 +35,7 @@ class Previews(Protocol):
 
 
 class Previewer(Record):
-    """Reader of a node with its settings; it writes nothing."""
+    """Observer and planner of a node, with the settings; writes no state files."""
 
     settings: Settings
     observer: Observer
@@ -46,7 +47,7 @@ class Previewer(Record):
 
 @asynccontextmanager
 async def open_previewer(settings: Settings) -> AsyncIterator[Previewer]:
-    """Compose a previewer from validated settings; its connection is closed on exit.
+    """Compose a previewer from validated settings; the connection to the runtime is closed on exit.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.

@@ -1,4 +1,4 @@
-"""Withdrawal of the agent from its Node object: conditions, taints, annotations and the cordon of its own."""
+"""Removal of the agent's own conditions, taints, annotations and cordon from its Node object."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ WITHIN_S: Final = 15.0
 
 
 class Withdrawal(Record):
-    """Result of a withdrawal; texts for display."""
+    """Removed parts of a Node object, and kept parts with the reason, as texts for display."""
 
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
 
 async def withdraw(access: ApiAccess, name: str, *, has_kubelet: bool) -> Withdrawal:
-    """Remove the agent's own parts of a Node object; return them, and those that remain with the reason.
+    """Remove the agent's own parts from a Node object; return the removed parts, and the kept parts with the reason.
 
-    An object that is not proven to be of this machine is not changed. It takes 15 s at most, and raises no error.
+    The object is changed only with proof that it represents this machine. The call takes at most 15 s and raises no
+    error.
     """
     client = ApiClient(access, ApiCredentials(access))
     removed: list[str] = []
@@ -54,7 +55,7 @@ async def _withdraw(nodes: NodeApi, removed: list[str], *, has_kubelet: bool) ->
     if plan.conditions:
         await nodes.apply_conditions(())
         removed += (f"condition {each}" for each in plan.conditions)
-        plan = plan_withdrawal(await nodes.get_node() or found, has_kubelet=has_kubelet)  # its version has changed
+        plan = plan_withdrawal(await nodes.get_node() or found, has_kubelet=has_kubelet)  # new resourceVersion
     if plan.patch is not None:
         await nodes.patch_node(plan.patch)
         removed += plan.removed

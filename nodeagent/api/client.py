@@ -1,6 +1,6 @@
 """Client of the control API: HTTP/1.1 over the unix socket.
 
-It imports neither third-party libraries nor the documents, since a command loads it for one request.
+To keep commands fast, this module imports neither third-party libraries nor the document types.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _CONNECT_WITHIN_S: Final = 2
 _DEFAULT_GROUP: Final = "nodeagent"
 _TIME_VALUE: Final = struct.Struct("ll")
 _PROBLEM: Final = b'{"problem": '
-"""Start of the last line of a stream that failed."""
+"""Start of the last line of a failed stream, which contains a problem document."""
 _UNRESERVED: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
-"""Source: RFC 3986, section 2.3."""
+"""Characters that are never percent-encoded in a URL. Source: RFC 3986, section 2.3."""
 
 
 class DaemonUnavailableError(NodeAgentError):
-    """No answer of the daemon on the control socket."""
+    """The daemon does not respond on the control socket."""
 
 
 class DaemonAbsentError(DaemonUnavailableError):
-    """No daemon listens on the control socket: it does not exist, or refuses connections."""
+    """No daemon listens on the control socket: the socket does not exist, or refuses connections."""
 
 
 class DaemonRefusedError(NodeAgentError):
@@ -49,7 +49,7 @@ class DaemonRefusedError(NodeAgentError):
 
 
 class ControlClient:
-    """A client of the daemon that listens on a control socket. Each request uses a connection of its own."""
+    """Client of the daemon on a control socket. Each request uses a new connection."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         """Set the path of the control socket; the first request connects."""
@@ -60,8 +60,8 @@ class ControlClient:
 
         Raises:
             DaemonAbsentError: no daemon is listening.
-            DaemonUnavailableError: a daemon is listening and accepts no connection.
-            DaemonRefusedError: this user is not allowed to connect, or another user than root is listening.
+            DaemonUnavailableError: a daemon is listening but accepts no connection.
+            DaemonRefusedError: this user may not connect, or the daemon is run neither by root nor by this user.
         """
         _connect(self._path).close()
 
@@ -76,10 +76,10 @@ class ControlClient:
         """Return the document of an operation's response, as JSON.
 
         Args:
-            name: the operation.
-            fields: of the request.
-            within_s: time limit of each read.
-            meanwhile: called between request and response; its errors end the call.
+            name: name of the operation.
+            fields: fields of the request.
+            within_s: time limit of each read, in seconds.
+            meanwhile: function called between request and response; its errors end the call.
 
         Raises:
             DaemonAbsentError: no daemon is listening.
@@ -88,7 +88,7 @@ class ControlClient:
             UsageError: the daemon rejects the request.
             RuntimeUnavailableError: the container runtime is unavailable.
             PassBusyError: another pass is running.
-            NodeAgentError: the operation failed, or the daemon speaks another protocol.
+            NodeAgentError: the operation failed, or the response is not from a compatible daemon.
         """
         with self._exchange(name, fields or {}, within_s, meanwhile) as parts:
             return b"".join(parts).decode()
@@ -97,7 +97,7 @@ class ControlClient:
         """Yield the documents of a streaming operation as they arrive.
 
         Raises:
-            NodeAgentError: as ``call``.
+            NodeAgentError: see ``call``.
         """
         with self._exchange(name, fields or {}, None) as parts:
             rest = b""
@@ -114,7 +114,9 @@ class ControlClient:
             version = _object(self.call("Status").encode())["agent"]["version"] if name != "Status" else "unknown"
         except (NodeAgentError, KeyError, TypeError):
             version = "unknown"
-        return f"daemon version {version} does not support {name}, command version {__version__} does; restart it"
+        return (
+            f"daemon version {version} does not support {name}, command version {__version__} does; restart the daemon"
+        )
 
     @contextmanager
     def _exchange(
@@ -124,7 +126,7 @@ class ControlClient:
         within_s: float | None,
         meanwhile: Callable[[], object] | None = None,
     ) -> Iterator[Iterator[bytes]]:
-        """Send a request; return the parts of a successful response's body."""
+        """Send a request; provide the body of a successful response in parts. Errors are those of ``call``."""
         operation = OPERATIONS[name]
         target, body = encode_request(operation, fields)
         responded = False
@@ -154,7 +156,8 @@ class ControlClient:
                 raise DaemonUnavailableError(f"{self._path}: {lost}") from error
             except MalformedResponseError as error:
                 raise NodeAgentError(
-                    f"{self._path}: no HTTP response ({error}); a daemon of version 0.1 may be running: restart it"
+                    f"{self._path}: no HTTP response ({error}); a daemon of version 0.1 may be running: "
+                    "restart the daemon"
                 ) from error
 
 
@@ -195,7 +198,7 @@ def _is_utf_8(text: str) -> bool:
 def _connect(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # not settimeout: a non-blocking connect to a full backlog fails at once
+        # not settimeout: a non-blocking connect to a full backlog fails immediately
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME_VALUE.pack(_CONNECT_WITHIN_S, 0))
         connection.connect(path)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME_VALUE.pack(0, 0))
@@ -227,7 +230,7 @@ def _connect(path: str) -> socket.socket:
 
 
 def _send(connection: socket.socket, data: bytes) -> None:
-    """Send a request. A server that refuses it early closes the connection; the response is read nevertheless."""
+    """Send a request. A lost connection is ignored: a server can respond with an error before it reads the body."""
     with suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(data)
 
@@ -255,16 +258,16 @@ def _error(problem: Mapping[str, Any]) -> NodeAgentError:
 
 
 def _required_access(path: str) -> str:
-    """Return the users with access to a control socket, and how to become one of them."""
+    """Return the users with access to a control socket, and the command that grants access, as text."""
     group = _DEFAULT_GROUP
     for each, mode in ((path, stat.S_IWGRP), (os.path.dirname(path), stat.S_IXGRP)):  # noqa: PTH120 - pathlib is slow
         try:
             found = os.stat(each)  # noqa: PTH116
-        except OSError:  # a socket in a directory closed to this user
+        except OSError:  # no access to the directory of the socket
             continue
         if not (found.st_gid and found.st_mode & mode):
             return "only root has access; use sudo"
-        import grp  # noqa: PLC0415 - for a refusal only
+        import grp  # noqa: PLC0415 - needed only after a refusal
 
         with suppress(KeyError):
             group = grp.getgrgid(found.st_gid).gr_name
@@ -276,7 +279,7 @@ def _required_access(path: str) -> str:
 
 
 def _user() -> str:
-    import getpass  # noqa: PLC0415 - for a refusal only
+    import getpass  # noqa: PLC0415 - needed only after a refusal
 
     try:
         return getpass.getuser()

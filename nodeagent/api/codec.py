@@ -1,8 +1,8 @@
-"""Base types of documents, and the one encoder and decoder for all of them.
+"""Base types of documents, with one encoder and one decoder for all documents.
 
 msgspec instead of pydantic: encoding, decoding and JSON Schema have one declaration, and its import takes 1 MiB
-and 7 ms instead of 9 MiB and 42 ms. Its own JSON writer is not used: it refuses text that is not UTF-8 (file names) and
-does not escape control characters of terminals; ``text.to_json`` handles both.
+and 7 ms instead of 9 MiB and 42 ms. The JSON encoder of msgspec is not used: it rejects text that is not UTF-8 (file
+names) and does not escape terminal control characters; ``text.to_json`` handles both.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Time = Annotated[datetime, Meta(tz=True)]
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """An object inside a document; decoding ignores unknown fields."""
+    """Base of objects inside a document; decoding ignores unknown fields."""
 
 
 class Document(Struct, frozen=True, kw_only=True, tag_field="schema"):
-    """A document; its first key is ``schema``, whose value is the id in the ``tag`` of its class."""
+    """Base of documents. The first key is ``schema``, with the schema id from the ``tag`` of the class."""
 
 
 D = TypeVar("D", bound=Document)
@@ -55,10 +55,10 @@ def decode(text: str | bytes, kind: type[D]) -> D:
 
 
 def decode_any(text: str | bytes, kinds: Any, name: str) -> Any:  # noqa: ANN401 - a union of documents
-    """Return a document of one of several classes, chosen by its schema id; errors contain ``name``.
+    """Decode a document of one of several classes, selected by its schema id; error texts contain ``name``.
 
     Raises:
-        DocumentError: as ``decode``.
+        DocumentError: see ``decode``.
     """
     try:
         return msgspec.json.decode(text, type=kinds)
@@ -67,7 +67,7 @@ def decode_any(text: str | bytes, kinds: Any, name: str) -> Any:  # noqa: ANN401
 
 
 def decode_fields(text: str | bytes) -> dict[str, Any]:
-    """Return a document without a fixed set of fields, such as an event.
+    """Return the fields of a document that has no struct, such as an event.
 
     Raises:
         DocumentError: the text is not a JSON object.
@@ -77,7 +77,7 @@ def decode_fields(text: str | bytes) -> dict[str, Any]:
 
 
 def to_builtins(value: object) -> Any:  # noqa: ANN401 - the plain form of any document or part
-    """Return a document or a part of one as dicts, lists, numbers and text; times remain ``datetime``."""
+    """Return a document, or a part of a document, as dicts, lists, numbers and text; times remain ``datetime``."""
     return msgspec.to_builtins(value, builtin_types=(datetime,))
 
 
@@ -87,7 +87,7 @@ def plain(value: object) -> Any:  # noqa: ANN401 - the plain form of any value
 
 
 def encode(document: Document | Mapping[str, Any], form: str = "json") -> str:
-    """Return a document as text, ``form`` being ``json`` or ``yaml``; it ends with a newline.
+    """Return a document as text with a final newline; ``form`` is ``json`` or ``yaml``.
 
     The text is safe on a terminal: unprintable characters are escaped in the syntax of the form.
     """
@@ -102,7 +102,7 @@ def encode(document: Document | Mapping[str, Any], form: str = "json") -> str:
 
 
 def encode_line(document: Document | Part | Mapping[str, Any]) -> str:
-    """Return a document, or a part of one, as one line of JSON; it ends with a newline."""
+    """Return a document, or a part of a document, as one line of JSON with a final newline."""
     return to_json(to_builtins(document), default=_default) + "\n"
 
 

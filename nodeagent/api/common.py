@@ -17,7 +17,7 @@ class Reason(Part, frozen=True, kw_only=True):
     """A reason with its code and its details.
 
     Attributes:
-        details: keys carry their unit; values of ``_at`` keys are times.
+        details: values in the sentence of the reason; keys contain the unit, values of ``_at`` keys are times.
     """
 
     code: ReasonCode
@@ -35,7 +35,7 @@ class Reason(Part, frozen=True, kw_only=True):
 
 
 class RecordedReason(Part, frozen=True, kw_only=True):
-    """A reason as the history stores it: with a sentence, since it has no details; unknown codes are accepted."""
+    """A reason as stored in the history: a code, possibly of another version, and a sentence instead of details."""
 
     code: str
     sentence: str
@@ -67,11 +67,11 @@ class Filesystem(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of_optional(cls, value: FsObservation | None) -> Filesystem | None:
-        """Return the document form of a reading; ``None`` without one."""
+        """Return the document form of a reading; ``None`` for ``None``."""
         return None if value is None else cls.of(value)
 
     def to_model(self) -> FsObservation:
-        """Return the reading; its device id is 0, since documents do not contain it."""
+        """Return the model's form of the reading, with device id 0, since documents contain no device id."""
         return FsObservation(
             path=self.path,
             device_id=0,
@@ -94,7 +94,7 @@ class Runtime(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, snapshot: NodeSnapshot) -> Runtime:
-        """Return the runtime of a snapshot."""
+        """Return the document form of the runtime and role in a snapshot."""
         info = snapshot.runtime
         return cls(
             name=info.name,

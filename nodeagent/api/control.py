@@ -21,11 +21,11 @@ class Resumed(Document, frozen=True, kw_only=True, tag=SchemaId.RESUMED.value):
 
 
 class Triggered(Document, frozen=True, kw_only=True, tag=SchemaId.TRIGGER.value):
-    """A loop that was triggered.
+    """Result of the trigger of a loop.
 
     Attributes:
         ended: whether its run is finished; ``result`` and ``detail`` are empty otherwise.
-        dry_run: whether the run removed nothing; ``None`` if the configuration changed during it.
+        dry_run: whether the run removed nothing; ``None`` if the configuration changed during the run.
     """
 
     loop: str

@@ -1,4 +1,4 @@
-"""Document of the audit of leaks."""
+"""Document of a leak audit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class DeepLeak(Part, frozen=True, kw_only=True):
-    """An object on the host without a record of the runtime.
+    """An object on the host without a record in the runtime.
 
     Attributes:
         name: path, process id, or name of a record.
-        id: its id for the runtime.
+        id: id of the object in the runtime.
         scope: namespace, or snapshotter; empty for none.
         changed_at: last change, or expiry of a lease; ``None`` if unknown.
-        size_bytes: ``None`` if not measured.
-        why: the missing record.
+        size_bytes: size of the object; ``None`` if not measured.
+        why: description of the missing record.
         safe: whether its removal is safe without a further check.
-        how: how it is removed.
+        how: instruction for its removal.
     """
 
     kind: ObjectKind
@@ -56,10 +56,10 @@ class DeepLeak(Part, frozen=True, kw_only=True):
 
 
 class DeepLeaks(Document, frozen=True, kw_only=True, tag=SchemaId.DEEP_LEAKS.value):
-    """The audit of leaks: disk, databases, mounts, processes and cgroups against the records of containerd.
+    """Leak audit: comparison of disk, databases, mounts, processes and cgroups with the records of containerd.
 
     Attributes:
-        compared: number of objects compared.
+        compared: number of compared objects.
     """
 
     observed_at: Time

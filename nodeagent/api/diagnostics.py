@@ -1,4 +1,4 @@
-"""Documents of the version and of doctor's findings."""
+"""Documents of ``nodeagent version`` and ``nodeagent doctor``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Version(Document, frozen=True, kw_only=True, tag=SchemaId.VERSION.value):
 
     @classmethod
     def of(cls, info: RuntimeInfo) -> Version:
-        """Return the version of this code, and that of a runtime."""
+        """Return the document of the agent's version and a runtime's version."""
         runtime = RuntimeVersion(
             name=info.name, version=info.version, api_version=info.api_version, endpoint=info.endpoint
         )

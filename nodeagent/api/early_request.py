@@ -1,7 +1,7 @@
-"""Request that a command sends to the daemon before its imports.
+"""Early request to the daemon, sent before a command imports its modules.
 
-The daemon observes the node for about as long as the command imports its modules. The client of the control API takes
-the connection later; it sends the request itself if there is none.
+The import takes about as long as the daemon's observation of the node. Later the client of the control API reads the
+response from the same connection; without an early request, the client sends the request itself.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from nodeagent.config.socket_path import has_settings, read_socket_path
 from nodeagent.errors import ConfigError
 
 _connections: dict[tuple[str, str], int] = {}
-"""Descriptors by path of the socket and request target."""
+"""File descriptors of connections with a sent request, by socket path and request target."""
 
 
 def send(target: str) -> None:
-    """Send a GET request to the daemon of the default configuration; every failure is left to the client.
+    """Send a GET request to the daemon of the default configuration; after a failure, the client sends it again.
 
-    With settings in the environment the command reads the node itself, and nothing is sent.
+    No request is sent if the environment contains settings, since the command then observes the node itself.
 
     Args:
         target: path of the operation.
@@ -35,7 +35,7 @@ def send(target: str) -> None:
     except (ConfigError, OSError):
         return
     try:
-        connection.setblocking(False)  # connecting does not wait for a daemon with a full backlog
+        connection.setblocking(False)  # no wait for a daemon with a full backlog
         connection.connect(path)
         if not is_trusted(listener_uid(connection)):
             raise PermissionError
@@ -48,21 +48,21 @@ def send(target: str) -> None:
 
 
 def take(path: str, target: str) -> int | None:
-    """Return the descriptor of the connection with that request and forget it; ``None`` if none was sent."""
+    """Return and discard the file descriptor of the connection with this request; ``None`` if it was not sent."""
     return _connections.pop((path, target), None)
 
 
 def listener_uid(connection: _socket.socket) -> int:
-    """Return the user of the process that called listen(). Source: unix(7), ``SO_PEERCRED``: pid, uid and gid."""
+    """Return the UID of the process that called listen(). Source: unix(7), ``SO_PEERCRED``: pid, uid and gid."""
     return int.from_bytes(connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)[4:8], sys.byteorder)
 
 
 def is_trusted(uid: int) -> bool:
-    """Return whether a daemon of a user may receive requests: one of root or of this user."""
+    """Return whether a daemon with this UID may receive requests: root, or the user of this process."""
     return uid in (0, os.geteuid(), os.getuid())
 
 
 def request_head(method: str, target: str, body_bytes: int) -> bytes:
-    """Return the head of a request, whose connection the server closes after its response."""
+    """Return the request line and headers of a request; the server closes the connection after its response."""
     lines = f"{method} {target} HTTP/1.1", "Host: localhost", f"Content-Length: {body_bytes}", "Connection: close"
     return "\r\n".join((*lines, "\r\n")).encode()

@@ -27,7 +27,7 @@ class ThresholdStatus(Part, frozen=True, kw_only=True):
     """The state of one threshold; readings are ``None`` without an accepted reading of the signal.
 
     Attributes:
-        mountpoint: of an image filesystem besides the first; empty otherwise.
+        mountpoint: mount point of an additional image filesystem; empty for all other signals.
     """
 
     threshold: str
@@ -67,7 +67,7 @@ class RankedPodEntry(Part, frozen=True, kw_only=True):
     """A pod's place in the eviction order, with its usage, request and priority.
 
     Attributes:
-        usage: of ``resource``; ``None`` where it could not be read.
+        usage: usage of ``resource``; ``None`` if unreadable.
         assumed: facts that were inferred or assumed, as text.
         reason: code of the decision on the pod.
     """
@@ -122,10 +122,10 @@ class EvictionPlan(Part, frozen=True, kw_only=True):
     Attributes:
         threshold: the selected threshold; ``None`` without one.
         reclaim: node-level reclaim before any eviction.
-        withheld: reason for not acting on a met threshold.
-        victim: UID of the evicted pod; ``None`` if no pod is evicted, and then ``grace_s`` and ``message`` too.
-        ranking: the pods that could be ranked, in eviction order.
-        decisions: every pod.
+        withheld: reason for not acting on a met threshold; ``None`` otherwise.
+        victim: UID of the evicted pod; ``None``, like ``grace_s`` and ``message``, if no pod is evicted.
+        ranking: the ranked pods, in eviction order.
+        decisions: the decision on every pod.
         blocked: reason for a plan without decisions; empty normally.
     """
 
@@ -170,10 +170,10 @@ class EvictionRecord(EvictionPlan, frozen=True, kw_only=True):
     """Record of an eviction in the history: its plan and its outcome.
 
     Attributes:
-        signal: the signal, or the storage limit, acted on.
+        signal: signal of the met threshold, or exceeded storage limit.
         hurried: whether the grace period was shortened.
-        available_before: reading at the decision; ``None`` for a storage limit. Same for ``available_after``.
-        gained: the difference; ``None`` where a reading is missing.
+        available_before: available amount at the decision; ``None`` for a storage limit, as for ``available_after``.
+        gained: increase of the available amount; ``None`` if a reading is missing.
     """
 
     signal: str
@@ -194,7 +194,7 @@ class EvictionRecord(EvictionPlan, frozen=True, kw_only=True):
         available_before: float | None,
         available_after: float | None,
     ) -> EvictionRecord:
-        """Return the record of a plan that was carried out."""
+        """Return the record of an executed plan."""
         gained = None
         if available_before is not None and available_after is not None:
             gained = available_after - available_before
@@ -237,7 +237,7 @@ class RecordedEviction(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> RecordedEviction:
-        """Return the record in a pass of the history.
+        """Decode the eviction record of a pass in the history.
 
         Raises:
             DocumentError: a field has a value of the wrong type.
@@ -252,10 +252,10 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
     """Preview of the next eviction, by current or by simulated readings.
 
     Attributes:
-        simulated: readings given on the command line.
+        simulated: simulated readings from the command line.
         reclaim_first: node-level reclaim before ``plan``.
         pods: facts by pod UID.
-        pod_memory_bytes: working set by pod UID; ``None`` where it is unknown.
+        pod_memory_bytes: working set by pod UID; ``None`` if unknown.
     """
 
     simulated: tuple[str, ...]
@@ -281,7 +281,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
         disabled_because: str,
         warnings: Iterable[str],
     ) -> EvictionPreview:
-        """Return the document of a preview: ``first`` with its reclaim, ``then`` after insufficient reclaim."""
+        """Return the document of a preview: ``first`` with its reclaim steps, ``then`` after insufficient reclaim."""
         facts = tuple(pods)
         return cls(
             simulated=tuple(simulated),

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class SharedImage(Part, frozen=True, kw_only=True):
-    """Another image, with the bytes of the shared layers."""
+    """Another image that shares layers with the explained image, with the bytes of these layers."""
 
     name: str
     bytes: int
 
 
 class OtherReferences(Part, frozen=True, kw_only=True):
-    """The bytes of an image's layers with one kind of reference other than listed images, such as ``container``."""
+    """Bytes of an image's layers that are referenced by objects of one other kind, such as ``container``."""
 
     kind: str
     bytes: int
 
 
 class Sharing(Part, frozen=True, kw_only=True):
-    """The layers of an image with further references: other images, and ``with_others``."""
+    """Bytes of an image's unique and shared layers, with the images and other objects that share them."""
 
     unique_bytes: int
     shared_bytes: int
@@ -62,12 +62,12 @@ class Explained(Decision, frozen=True, kw_only=True):
 
     Attributes:
         attempt: attempt of a container or sandbox; ``None`` for other items.
-        also_kept_by: further reasons to keep it.
+        also_kept_by: further reasons to keep the item.
         when: condition of its removal, as text.
-        eligible_at: time from which it can be removed; ``None`` if time alone does not decide.
-        position: place in the removal order, from 1; ``None`` for other items than images.
-        frees_alone_bytes: bytes freed by the removal of only this image; ``frees_bytes`` are those within the plan,
-            after ``removals_before`` other removals.
+        eligible_at: time from which the item can be removed; ``None`` if the removal has other conditions.
+        position: place in the removal order, from 1; ``None`` for items other than images.
+        frees_alone_bytes: bytes freed by the removal of this image alone; ``frees_bytes`` are the bytes freed after
+            ``removals_before`` other removals of the plan.
     """
 
     attempt: int | None
@@ -110,7 +110,7 @@ class Explained(Decision, frozen=True, kw_only=True):
 
 
 class PastRemoval(Part, frozen=True, kw_only=True):
-    """A past removal of the item, from the history."""
+    """A past removal of the explained item, from the history."""
 
     pass_id: str
     started_at: Time
@@ -144,7 +144,7 @@ class Explanation(Document, frozen=True, kw_only=True, tag=SchemaId.EXPLANATION.
     """The items that match a query, with their past removals; ``asked`` is the query.
 
     Attributes:
-        similar: names of images that end with the query, if nothing matches it.
+        similar: names of images that end with the query, if no item matches the query.
         warnings: causes of missing past removals.
     """
 

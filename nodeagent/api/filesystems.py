@@ -1,4 +1,4 @@
-"""Parts of documents on nodes with several image filesystems; absent on nodes with one."""
+"""Parts of documents on nodes with several image filesystems; absent on nodes with only one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FreedSpace(Part, frozen=True, kw_only=True):
 
 
 class TargetSpace(Part, frozen=True, kw_only=True):
-    """The target of a plan on one image filesystem; ``pending_bytes`` are freed by the runtime's own collection."""
+    """The target of a plan on one image filesystem; ``pending_bytes`` are freed by the runtime's own GC."""
 
     path: str
     wanted_bytes: int
@@ -34,12 +34,12 @@ class TargetSpace(Part, frozen=True, kw_only=True):
 
 
 class ImageFilesystemUsage(Part, frozen=True, kw_only=True):
-    """One of several image filesystems.
+    """One image filesystem of a node with several.
 
     Attributes:
-        snapshotters: the snapshotters on it.
-        content: whether it has the content store.
-        usage: its reading; ``None`` if it could not be read, with the cause in ``problem``.
+        snapshotters: the snapshotters that store data on this filesystem.
+        content: whether the filesystem has the content store.
+        usage: reading of the filesystem; ``None`` if unreadable, with the cause in ``problem``.
     """
 
     path: str
@@ -59,12 +59,12 @@ class FilesystemEffect(Part, frozen=True, kw_only=True):
 
 
 def freed_spaces(values: Iterable[tuple[str, int]]) -> tuple[FreedSpace, ...] | UnsetType:
-    """Return the document form of the bytes freed on each image filesystem; unset for none."""
+    """Return the document form of the bytes freed on each image filesystem; unset if empty."""
     return tuple(FreedSpace(path=path, bytes=size) for path, size in values) or UNSET
 
 
 def target_spaces(values: Iterable[FilesystemTarget]) -> tuple[TargetSpace, ...] | UnsetType:
-    """Return the document form of the targets on several image filesystems; unset for none."""
+    """Return the document form of the targets on several image filesystems; unset if empty."""
     return (
         tuple(
             TargetSpace(path=each.path, wanted_bytes=each.wanted_bytes, pending_bytes=each.pending_bytes)
@@ -75,7 +75,7 @@ def target_spaces(values: Iterable[FilesystemTarget]) -> tuple[TargetSpace, ...]
 
 
 def image_filesystems(snapshot: NodeSnapshot) -> tuple[ImageFilesystemUsage, ...] | UnsetType:
-    """Return the document form of several image filesystems; unset on a node with one."""
+    """Return the document form of several image filesystems; unset on a node with only one."""
     return (
         tuple(
             ImageFilesystemUsage(
@@ -92,7 +92,7 @@ def image_filesystems(snapshot: NodeSnapshot) -> tuple[ImageFilesystemUsage, ...
 
 
 def filesystem_effects(values: Iterable[MeasuredFilesystem]) -> tuple[FilesystemEffect, ...] | UnsetType:
-    """Return the document form of the measured image filesystems; unset on a node with one."""
+    """Return the document form of the measured image filesystems; unset on a node with only one."""
     return (
         tuple(
             FilesystemEffect(
@@ -108,7 +108,7 @@ def filesystem_effects(values: Iterable[MeasuredFilesystem]) -> tuple[Filesystem
 
 
 def spaces_to_model(values: tuple[FreedSpace, ...] | UnsetType) -> tuple[tuple[str, int], ...]:
-    """Return the bytes freed by path."""
+    """Return the model's form of the bytes freed on each image filesystem, by path."""
     return tuple((each.path, each.bytes) for each in values) if isinstance(values, tuple) else ()
 
 

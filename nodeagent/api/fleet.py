@@ -1,7 +1,7 @@
 """Document of a fleet: the reports of many nodes, merged.
 
-Every figure is computed from the same selection of reports, the newest one of each node, so that the groups add up to
-the totals.
+Every figure is computed from the same reports, the newest report of each node, so that the sums of the groups equal the
+totals.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class FleetGroup(Part, frozen=True, kw_only=True):
-    """The nodes with one value of a field, with the sums of their plans.
+    """The nodes with the same value of a field, and the sums over their plans.
 
     Attributes:
-        name: the value; empty if the reports have none.
+        name: value of the field; empty for reports without a value.
         dry_run: number of nodes that remove nothing because of their configuration.
-        not_running: number of nodes without an answer of a daemon.
+        not_running: number of nodes on which no daemon responded.
         unobserved: number of nodes without a plan; their removals are unknown, not 0.
         with_removals: number of nodes with planned removals.
         short: number of nodes whose removals are not predicted to reach the target.
@@ -43,7 +43,7 @@ class FleetGroup(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, name: str, reports: Sequence[NodeReport]) -> FleetGroup:
-        """Return the sums of reports."""
+        """Return the sums over reports, as the group ``name``."""
         plans = [each.planned for each in reports if each.planned is not None]
         return cls(
             name=name,
@@ -64,10 +64,10 @@ class FleetNode(Part, frozen=True, kw_only=True):
     """The summary of one node.
 
     Attributes:
-        removals: number of planned removals; ``None`` if the node could not be observed. Same for ``bytes``.
+        removals: number of planned removals; ``None``, as ``bytes``, if the node could not be observed.
         upper_bound: whether ``bytes`` is an upper bound.
-        image_filesystem_percent: the highest usage of an image filesystem; ``None`` if none was read.
-        warnings: conditions that an operator has to see, also other than warnings of the report.
+        image_filesystem_percent: the highest usage of an image filesystem; ``None`` without a reading.
+        warnings: conditions that require an operator's attention, including the warnings of the report.
     """
 
     node: str
@@ -103,11 +103,11 @@ class Fleet(Document, frozen=True, kw_only=True, tag=SchemaId.FLEET.value):
     """The merged reports of a fleet.
 
     Attributes:
-        lines: number of lines, of which ``malformed`` are no reports and ``superseded`` are older reports of a node
-            with a newer one; the others are ``total.nodes``.
-        observed_from: time of the oldest report that counts; ``observed_until`` of the newest.
-        by_kind: planned removals of all nodes by kind of items.
-        nodes: the nodes, those that free most first, then by name; nodes without a plan last.
+        lines: number of input lines: the sum of ``malformed`` lines (not reports), ``superseded`` lines (a newer report
+            of the node exists) and ``total.nodes``.
+        observed_from: time of the oldest merged report; ``observed_until`` is the time of the newest merged report.
+        by_kind: planned removals of all nodes, by kind of item.
+        nodes: the nodes by predicted bytes, largest first, then by name; nodes without a plan last.
     """
 
     lines: int
@@ -123,11 +123,11 @@ class Fleet(Document, frozen=True, kw_only=True, tag=SchemaId.FLEET.value):
 
     @classmethod
     def of(cls, reports: Iterable[NodeReport], *, malformed: int = 0) -> Fleet:
-        """Merge reports: of several of a node the newest counts, of those with the same time the last one.
+        """Merge the newest report of each node; of several reports with the same time, the last report is merged.
 
         Args:
-            reports: in the order of their lines.
-            malformed: number of lines that are no reports.
+            reports: reports in the order of their input lines.
+            malformed: number of lines that are not reports.
         """
         newest: dict[str, NodeReport] = {}
         count = 0
@@ -157,7 +157,7 @@ def _order(node: FleetNode) -> tuple[bool, int, str]:
 
 
 def _groups(reports: Iterable[NodeReport], value: Callable[[NodeReport], str]) -> tuple[FleetGroup, ...]:
-    """Return the groups of reports by a value, largest first, then by value."""
+    """Return the groups of reports with the same value, largest group first, then by value."""
     found: defaultdict[str, list[NodeReport]] = defaultdict(list)
     for each in reports:
         found[value(each)].append(each)

@@ -44,9 +44,9 @@ class Decision(Part, frozen=True, kw_only=True):
     """The decision on one item.
 
     Attributes:
-        id_base64: the bytes of an id that is a file name and not UTF-8.
-        frees_bytes: bytes freed by its removal; ``None`` if unknown. Same for ``frees_inodes``.
-        frees_on: the same by image filesystem; absent on a node with one.
+        id_base64: the id in base64 if it is a file name that is not UTF-8; absent otherwise.
+        frees_bytes: bytes freed by its removal; ``None`` if unknown, as for ``frees_inodes``.
+        frees_on: bytes freed on each image filesystem; absent on a node with only one.
     """
 
     kind: ItemKind
@@ -102,9 +102,9 @@ class Plan(Part, frozen=True, kw_only=True):
     """A plan with every decision, kept items included.
 
     Attributes:
-        wanted_bytes: the target; 0 without one.
+        wanted_bytes: bytes to free, the target of the plan; 0 without a target.
         blocked: reason for a plan without decisions; empty normally.
-        targets: the target on each image filesystem; absent on a node with one.
+        targets: the target on each image filesystem; absent on a node with only one.
     """
 
     kind: str
@@ -156,8 +156,8 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
 
     Attributes:
         imagefs_problem: cause of a missing reading of the image filesystem; empty normally.
-        high_percent: usage at which image removal starts; ``None`` if it is not known. Same for ``low_percent``.
-        image_filesystems: all image filesystems, ``imagefs`` first; absent on a node with one.
+        high_percent: usage at which image removal starts; ``None`` if unknown, as for ``low_percent``.
+        image_filesystems: all image filesystems, ``imagefs`` first; absent on a node with only one.
     """
 
     scope: str
@@ -228,7 +228,7 @@ class ResultFields(Decision, frozen=True, kw_only=True):
 
 
 class Result(ResultFields, Document, frozen=True, kw_only=True, tag=SchemaId.RESULT.value, tag_field="schema"):
-    """One result, sent while a pass runs."""
+    """Result of one removal, sent while the pass is running."""
 
 
 class StorageMember(Part, frozen=True, kw_only=True):
@@ -296,7 +296,7 @@ class Drift(Part, frozen=True, kw_only=True):
     """An item of a saved plan that is no longer removable.
 
     Attributes:
-        gone: whether it no longer exists; otherwise it is kept.
+        gone: whether the item no longer exists; otherwise the item is kept.
     """
 
     kind: ItemKind
@@ -317,12 +317,12 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
 
     Attributes:
         end: result of the pass; ``end_detail`` gives the cause, empty on success.
-        freed_bytes: measured on the image filesystem; ``None`` without measurement.
-        undo_until: end of the undo window of removed images; ``None`` without one.
+        freed_bytes: freed bytes, measured on the image filesystem; ``None`` without a measurement.
+        undo_until: end of the undo window of removed images; ``None`` without an undo window.
         undo_bytes: predicted bytes that the end of the undo window frees; not in ``predicted_bytes``.
-        breakdown: present if the pass missed its target.
-        drift: present after a saved plan was applied.
-        filesystems: all image filesystems, if measured; absent on a node with one.
+        breakdown: usage of the image filesystem; present if the pass missed its target.
+        drift: items of the applied saved plan that were no longer removable; absent for other passes.
+        filesystems: all image filesystems, if measured; absent on a node with only one.
     """
 
     pass_id: str
@@ -356,7 +356,7 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
         breakdown: storage_breakdown.Breakdown | None = None,
         drift: Iterable[saved_plan.Drift] | None = None,
     ) -> Report:
-        """Return the document of a pass, with the breakdown and the drift of an applied plan, if any."""
+        """Return the document of a pass; ``drift`` is that of an applied saved plan, ``None`` for other passes."""
         return cls(
             pass_id=value.id,
             scope=value.scope,
@@ -384,10 +384,10 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
 
 
 def decode_progress(text: str) -> Result | Report:
-    """Return one answer of a running pass: a result, or the report at its end.
+    """Decode one document of the stream of a running pass: a result, or the final report.
 
     Raises:
-        DocumentError: the text is neither.
+        DocumentError: the text is neither a result nor a report.
     """
     document: Result | Report = codec.decode_any(text, Result | Report, "result or report")
     return document

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def base64_of(text: str) -> str | UnsetType:
-    """Return the bytes of a file name that is not UTF-8, for a document; unset for any other text."""
+    """Return a file name that is not UTF-8 as base64; unset for any other text."""
     raw = raw_bytes(text)
     return UNSET if raw is None else b64encode(raw).decode()
 
 
 class PastAction(Part, frozen=True, kw_only=True):
-    """A planned removal and its outcome. Kinds, outcomes and codes can be of another version.
+    """A planned removal and its outcome. Kinds, outcomes and codes may be from another version.
 
     Attributes:
-        id_base64: the bytes of the id where it is a file name that is not UTF-8.
+        id_base64: the id in base64 if it is a file name that is not UTF-8; absent otherwise.
         outcome: ``planned`` before the removal; ``unknown`` if its pass ended before the outcome was recorded.
     """
 
@@ -66,10 +66,10 @@ class PastPass(Part, frozen=True, kw_only=True):
     """A pass of the history.
 
     Attributes:
-        end: result of the pass, ``running`` before it has finished, ``interrupted`` if its process ended before that;
+        end: result of the pass; ``running`` before its end, ``interrupted`` if the process ended during the pass.
             ``end_detail`` gives the cause.
         settled_s: part of the duration spent waiting for container creations in progress.
-        freed_bytes: measured; ``None`` without measurement. Same for the percentages.
+        freed_bytes: measured freed bytes; ``None`` without a measurement, as for the percentages.
         eviction: the stored record of an eviction, possibly of an older version; absent for other passes.
     """
 
@@ -123,7 +123,7 @@ class StoppedPod(Part, frozen=True, kw_only=True):
 
     Attributes:
         why: reason for its phase.
-        outcome: ``None`` before its stop.
+        outcome: outcome of the stop; ``None`` before the stop request.
         asked_s: time of the stop request, in seconds from the beginning of the node stop.
         took_s: seconds until its end; ``None`` while it runs.
     """
@@ -158,9 +158,9 @@ class NodeStop(Part, frozen=True, kw_only=True):
     """One shutdown of the node, planned or not.
 
     Attributes:
-        ended_at: ``None`` while in progress, and for an unobserved end.
+        ended_at: end time; ``None`` while in progress, and for an unobserved end.
         granted_s: time limit for all pods, in seconds.
-        operation: ``poweroff``, ``reboot``, ``halt``, ``kexec`` or ``soft-reboot``; empty where not known.
+        operation: ``poweroff``, ``reboot``, ``halt``, ``kexec`` or ``soft-reboot``; empty if unknown.
     """
 
     id: str

@@ -21,7 +21,7 @@ class HoldFields(Part, frozen=True, kw_only=True):
 
     Attributes:
         image: reference, id, digest or pattern; ``None`` for all images.
-        seconds_left: until it ends, at the time of the document; 0 for one that ends once the clock is trusted.
+        seconds_left: remaining seconds at the time of the document; 0 if the hold ends once the clock is trusted.
     """
 
     id: str

@@ -1,8 +1,8 @@
 """Parser of the control server's HTTP/1.1 responses.
 
 Rejected: h11, which parses the requests in the daemon, and ``http.client``; the import of each takes longer than a
-whole command. The server is the daemon, which runs as root, so that the parser is not hardened against it; truncated or
-malformed responses are errors nevertheless.
+whole command. The server is the daemon, which runs as root, so the parser is not hardened against malicious responses.
+Truncated and malformed responses are errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BEGIN = b"HTTP/1."
 
 
 class MalformedResponseError(Exception):
-    """The received bytes are no response of HTTP/1.1."""
+    """The received bytes are not an HTTP/1.1 response."""
 
 
 class TruncatedResponseError(Exception):
@@ -27,18 +27,18 @@ class TruncatedResponseError(Exception):
 
 
 class HttpResponse:
-    """A response after the reading of its head.
+    """A response, whose status line and headers are read by the constructor.
 
     Attributes:
-        status: status code.
+        status: HTTP status code.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        """Read the head of a response; interim responses are skipped.
+        """Read the status line and headers of a response; interim responses (1xx) are skipped.
 
         Raises:
-            MalformedResponseError: no HTTP.
-            TruncatedResponseError: closed before the end of the head.
+            MalformedResponseError: the received bytes are not HTTP.
+            TruncatedResponseError: the connection was closed before the end of the headers.
         """
         self._connection = connection
         self._received = b""
@@ -50,8 +50,8 @@ class HttpResponse:
         """Yield the body as it arrives.
 
         Raises:
-            MalformedResponseError: faulty framing.
-            TruncatedResponseError: closed before the end of the body.
+            MalformedResponseError: a chunk or a length is invalid.
+            TruncatedResponseError: the connection was closed before the end of the body.
         """
         length = self._headers.get(b"content-length")
         if self._headers.get(b"transfer-encoding", b"").lower() == b"chunked":

@@ -1,7 +1,7 @@
-"""Views of JSON documents, with the fields as attributes: for commands that print an answer of the daemon.
+"""Views of JSON documents, with the fields as attributes: for commands that print a response of the daemon.
 
-The import of the document types takes three times as long as the rest of such a command. The types are declared to
-the type checker only: a function that prints a document takes one of either kind, as long as it uses fields alone, no
+The import of the document types takes three times as long as the rest of such a command, so the types are imported for
+the type checker only. A function that prints a document accepts both a document and a view, if it uses only fields, no
 methods, and compares enumerations as text.
 """
 
@@ -29,7 +29,7 @@ TIMES: Final = frozenset(
 )
 """Names of the fields that are times, in every document."""
 MAPPINGS: Final = frozenset({"details", "eviction", "pod_memory_bytes", "settings"})
-"""Names of the fields whose keys are data; the values are plain, except those of ``settings``."""
+"""Names of the fields that are mappings with data as keys; a view is made only of the values of ``settings``."""
 OPTIONAL: Final = frozenset(
     {
         *(
@@ -75,12 +75,12 @@ OPTIONAL: Final = frozenset(
         *("used_percent", "waiting", "warnings"),
     }
 )
-"""Names of the fields that some document may lack; there they are ``None``."""
+"""Names of the fields that may be missing in a document; the view then returns ``None``."""
 _PLAIN: Final = frozenset({"details", "eviction", "pod_memory_bytes"})
 
 
 class Fields:
-    """An object of a document; it is read-only."""
+    """Read-only view of a JSON object of a document."""
 
     __slots__ = ("_values",)
 
@@ -91,20 +91,20 @@ class Fields:
         values = self._values
         if name in values:
             return _view(name, values[name])
-        for other in (name.removesuffix("_"), name.replace("_", "-")):  # the documents rename fields in the same way
+        for other in (name.removesuffix("_"), name.replace("_", "-")):  # renamed fields, as in the document types
             if other in values:
                 return _view(name, values[other])
         if name in OPTIONAL:
             return None
         raise DocumentError(f"cannot decode document {values.get('schema', '')}: no field {name}")
 
-    def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - as above
+    def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - any value of a document
         return _view(key, self._values[key])
 
 
 def raw(fields: Any) -> dict[str, Any]:  # noqa: ANN401 - declared as its document
     """Return the JSON object of a view."""
-    values: dict[str, Any] = fields._values  # noqa: SLF001 - of this module
+    values: dict[str, Any] = fields._values  # noqa: SLF001 - attribute of a class in this module
     return values
 
 
@@ -130,11 +130,11 @@ def view(values: dict[str, Any]) -> Any:  # noqa: ANN401 - to be declared as its
 
 
 def given(value: T | UnsetType) -> T | None:
-    """Return a field of a view; ``None`` if the document lacks it."""
+    """Return the value of an optional field of a view; ``None`` if the document lacks the field."""
     return cast("T | None", value)
 
 
-def _view(name: str, value: object) -> Any:  # noqa: ANN401 - as above
+def _view(name: str, value: object) -> Any:  # noqa: ANN401 - any value of a document
     if isinstance(value, dict):
         if name not in MAPPINGS:
             return Fields(value)

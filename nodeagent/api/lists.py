@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ListHeader(TypedDict):
-    """The common first fields of every list."""
+    """The common header fields of every list."""
 
     observed_at: datetime
     runtime: Runtime
@@ -29,7 +29,7 @@ class ListHeader(TypedDict):
 
 
 def list_header(snapshot: model.NodeSnapshot) -> ListHeader:
-    """Return the common first fields of a list of a snapshot."""
+    """Return the common header fields of a list made from a snapshot."""
     return ListHeader(
         observed_at=snapshot.observed_at,
         runtime=Runtime.of(snapshot),
@@ -51,7 +51,7 @@ class Image(Part, frozen=True, kw_only=True):
     """An image with its verdict.
 
     Attributes:
-        first_detected: ``None`` if not observed; same for ``last_used``.
+        first_detected: time of the first detection; ``None`` if not observed, as for ``last_used``.
     """
 
     id: str
@@ -89,13 +89,13 @@ class Image(Part, frozen=True, kw_only=True):
 
 
 class Images(Listing, frozen=True, kw_only=True, tag=SchemaId.IMAGES.value):
-    """All images."""
+    """List of all images with their verdicts."""
 
     images: tuple[Image, ...]
 
 
 class LayerStack(Part, frozen=True, kw_only=True):
-    """A stack of shared layers: the images without further layers, and the derived stacks."""
+    """A stack of shared layers, with the images of exactly these layers; ``derived`` stacks have further layers."""
 
     images: tuple[str, ...]
     layers: int
@@ -116,7 +116,7 @@ class LayerStack(Part, frozen=True, kw_only=True):
 
 
 class ImageTree(Listing, frozen=True, kw_only=True, tag=SchemaId.IMAGE_TREE.value, rename={"image_tree": "image-tree"}):
-    """All images by shared layers."""
+    """List of all images by shared layers."""
 
     image_tree: tuple[LayerStack, ...]
 
@@ -161,7 +161,7 @@ class Container(Part, frozen=True, kw_only=True):
 
 
 class Containers(Listing, frozen=True, kw_only=True, tag=SchemaId.CONTAINERS.value):
-    """All containers."""
+    """List of all containers with their verdicts."""
 
     containers: tuple[Container, ...]
 
@@ -188,8 +188,8 @@ class Pod(Part, frozen=True, kw_only=True):
     """A pod of the runtime.
 
     Attributes:
-        gone: whether it counts as deleted.
-        how: evidence of its deletion; empty without any.
+        gone: whether the pod counts as deleted.
+        how: evidence of its deletion; empty without evidence.
     """
 
     uid: str
@@ -207,7 +207,7 @@ class Pod(Part, frozen=True, kw_only=True):
         containers: Mapping[str, Sequence[model.Container]],
         status: PodDeletionStatus | None,
     ) -> Pod:
-        """Return the document form of a pod; ``containers`` are by sandbox id."""
+        """Return the document form of a pod; the keys of ``containers`` are sandbox ids."""
         return cls(
             uid=uid,
             namespace=sandboxes[0].namespace,
@@ -231,6 +231,6 @@ class Pod(Part, frozen=True, kw_only=True):
 
 
 class Pods(Listing, frozen=True, kw_only=True, tag=SchemaId.PODS.value):
-    """All pods of the runtime."""
+    """List of all pods of the runtime, with their sandboxes."""
 
     pods: tuple[Pod, ...]

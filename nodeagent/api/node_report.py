@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from nodeagent.api.gc import Preview
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
-"""A number of items or bytes of which sums can be formatted."""
+"""A number of items or bytes, limited so that sums over many nodes can be formatted."""
 NodeName = Annotated[str, Meta(min_length=1, max_length=253)]
 
 
 class PlannedRemovals(Part, frozen=True, kw_only=True):
-    """The planned removals of one kind of items.
+    """The planned removals of one kind of item.
 
     Attributes:
-        kind: such as ``image``; text, since another version may have further kinds.
+        kind: kind of item, such as ``image``; text, since another version may have further kinds.
         bytes: predicted bytes of the items of known size.
         without_size: number of the items whose size is unknown.
     """
@@ -42,10 +42,10 @@ class PlannedPass(Part, frozen=True, kw_only=True):
 
     Attributes:
         scope: ``images``, ``containers`` or ``all``; ``none`` if the configuration disables both loops.
-        removals: by kind; kinds without removals are omitted.
-        upper_bound: whether sizes of images are upper bounds, because shared layers are not known.
-        pending_bytes: freed by the runtime's own garbage collection, in addition to the removals.
-        shortfall_bytes: bytes of the target that the removals are not predicted to free.
+        removals: planned removals by kind; kinds without removals are omitted.
+        upper_bound: whether sizes of images are upper bounds, because shared layers are unknown.
+        pending_bytes: bytes freed by the runtime's own garbage collection, in addition to the removals.
+        shortfall_bytes: bytes of the target that the removals are predicted not to free.
         blocked: reasons that items of a kind are not planned; empty normally.
     """
 
@@ -68,7 +68,7 @@ class PlannedPass(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, preview: Preview | None) -> PlannedPass:
-        """Return the figures of a preview; ``None`` if both loops are disabled."""
+        """Return the figures of a preview; ``preview`` is ``None`` if both loops are disabled."""
         plans = () if preview is None else preview.plans
         found: dict[str, list[int | None]] = {}
         upper_bound = False
@@ -122,7 +122,7 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
 
     @classmethod
     def of(cls, node: str, status: Status, preview: Preview | None, unplanned: str = "") -> NodeReport:
-        """Return the report of a status and of a preview; with ``unplanned`` the node could not be observed."""
+        """Return the report from a status and a preview; ``unplanned`` is the cause if the node is unobserved."""
         plans = () if preview is None else preview.plans
         warnings = [*status.warnings, *(() if preview is None else preview.warnings)]
         warnings += [each for plan in plans for each in plan.warnings]
@@ -144,13 +144,13 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
 
     @property
     def image_filesystem_percent(self) -> int | None:
-        """The highest usage of an image filesystem; ``None`` if none was read."""
+        """The highest usage of an image filesystem in percent; ``None`` without a reading."""
         used = [each.used_percent for each in self.filesystems if each.name.startswith("imagefs")]
         return max((each for each in used if isinstance(each, int)), default=None)
 
     @property
     def attention(self) -> tuple[str, ...]:
-        """Conditions of the node that an operator has to see; each is one text, and none is repeated."""
+        """Conditions of the node that require an operator's attention, as texts without duplicates."""
         return tuple(dict.fromkeys(each for each in self._attention() if each))
 
     def _attention(self) -> Iterator[str]:

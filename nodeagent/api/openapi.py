@@ -60,7 +60,7 @@ _RESPONSES: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "Undo": (undo.Undone,),
     "Apply": (gc.Result, gc.Report),
 }
-"""Documents of a successful response. The fields of an event and of a saved plan are not fixed."""
+"""Document types of successful responses, by operation. Events and saved plans have no fixed fields."""
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PROBLEM: Final = {
     "type": "object",
@@ -102,7 +102,7 @@ def openapi() -> dict[str, Any]:
         "info": {
             "title": "nodeagent control API",
             "version": __version__,
-            "description": "HTTP/1.1 on the unix socket /run/nodeagent/control.sock; the kernel reports the caller.",
+            "description": "HTTP/1.1 on the unix socket /run/nodeagent/control.sock; the kernel identifies the caller.",
         },
         "paths": paths,
         "components": {"schemas": {**components, "Problem": _PROBLEM}},
@@ -110,7 +110,7 @@ def openapi() -> dict[str, Any]:
 
 
 def _request(name: str) -> dict[str, Any]:
-    """Return parameters and body of an operation."""
+    """Return the parameters and the request body of an operation, in OpenAPI form."""
     operation = OPERATIONS[name]
     schema = msgspec.json.schema(request_type(name))
     properties: dict[str, Any] = schema["$defs"][request_type(name).__name__].get("properties", {})

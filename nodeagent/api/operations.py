@@ -9,11 +9,11 @@ from nodeagent.schemas import SchemaId
 
 SMALL_BODY_BYTES: Final = 16 << 10
 LARGE_BODY_BYTES: Final = 8 << 20
-"""Size of a saved plan with ten thousand items."""
+"""Limit of large request bodies: the size of a saved plan with ten thousand items."""
 
 
 class Access(IntEnum):
-    """Access right of a caller; each level includes the lower ones."""
+    """Access right of a caller; each level includes all lower levels."""
 
     NOTHING = 0
     READ = 1
@@ -25,10 +25,10 @@ class Operation(NamedTuple):
 
     Attributes:
         method: HTTP method.
-        path: template; its variables are fields of the request.
+        path: path template; its variables are fields of the request.
         access: required access right of the caller.
         summary: one line for the OpenAPI document.
-        schema: schema id of the answer; ``None`` for a stream, and for a document of free form.
+        schema: schema id of the response; ``None`` for a stream, and for a document without fixed fields.
         streams: whether the response is a stream of documents, one JSON line each.
         body_bytes: limit of the request body; 0 for a request whose fields are query parameters.
     """
@@ -55,17 +55,17 @@ OPERATIONS: Final = {
     ),
     "PodList": Operation("GET", "/v1/pods", Access.READ, "Pods with sandboxes and deletion status", SchemaId.PODS),
     "Explain": Operation(
-        "GET", "/v1/explanation", Access.READ, "Verdicts on the items with a name", SchemaId.EXPLANATION
+        "GET", "/v1/explanation", Access.READ, "Verdicts on the items that match a name", SchemaId.EXPLANATION
     ),
     "DiskUsage": Operation(
         "GET", "/v1/disk-usage", Access.READ, "Usage of the image filesystem by share", SchemaId.DISK_USAGE
     ),
     "Leaks": Operation("GET", "/v1/leaks", Access.READ, "Unreferenced blobs and snapshots", SchemaId.PREVIEW),
     "NodeReport": Operation(
-        "GET", "/v1/report", Access.READ, "State of the node for a summary of many", SchemaId.NODE_REPORT
+        "GET", "/v1/report", Access.READ, "State of the node for a fleet summary", SchemaId.NODE_REPORT
     ),
     "EvictionPreview": Operation(
-        "GET", "/v1/eviction", Access.READ, "Preview of the due or a simulated eviction", SchemaId.EVICTION_PREVIEW
+        "GET", "/v1/eviction", Access.READ, "Preview of the next or a simulated eviction", SchemaId.EVICTION_PREVIEW
     ),
     "ShutdownPlan": Operation(
         "GET", "/v1/shutdown-plan", Access.READ, "Timeline of a shutdown starting now", SchemaId.SHUTDOWN
@@ -117,7 +117,7 @@ OPERATIONS: Final = {
         "POST", "/v1/passes", Access.ACT, "Run a pass, or a saved plan", streams=True, body_bytes=LARGE_BODY_BYTES
     ),
 }
-"""By name. An operation without an entry is not served."""
+"""Operations by name; the server rejects a request for any other operation as not found."""
 
 
 def method_name(operation: str) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Fact(Part, frozen=True, kw_only=True):
-    """A fact about a pod and its source; the value is ``None`` with the source ``missing``."""
+    """A fact about a pod and its source; the value is ``None`` if the source is ``missing``."""
 
     value: bool | int | float | str | None
     source: str
@@ -32,7 +32,7 @@ class Fact(Part, frozen=True, kw_only=True):
 
 
 class PodFacts(Part, frozen=True, kw_only=True):
-    """The facts of a pod relevant for eviction."""
+    """The facts about a pod that are relevant for eviction."""
 
     priority: Fact
     qos: Fact
@@ -63,11 +63,11 @@ class PodFacts(Part, frozen=True, kw_only=True):
 
 
 class RankedPodUsage(Part, frozen=True, kw_only=True):
-    """A pod with its usage; ``None`` where a value is unknown.
+    """A pod with its usage; unknown values are ``None``.
 
     Attributes:
-        rank: from 1; the first pod is evicted first under memory pressure.
-        kept_because: reason to keep it; ``None`` for an evictable pod.
+        rank: place in the eviction order under memory pressure, from 1.
+        kept_because: reason to keep the pod; ``None`` for an evictable pod.
     """
 
     rank: int

@@ -21,7 +21,7 @@ class Threshold(Part, frozen=True, kw_only=True):
 
     Attributes:
         value: the threshold quantity; ``None`` without an accepted reading.
-        distance: distance of the reading from it, negative once met; ``None`` if ``value`` is.
+        distance: distance of the reading from ``value``, negative once the threshold is met; ``None`` without a value.
     """
 
     text: str
@@ -41,9 +41,9 @@ class Signal(Part, frozen=True, kw_only=True):
     """One reading of a signal.
 
     Attributes:
-        available: in bytes, inodes or PIDs; for stall signals the percent of time stalled. Same for ``capacity``.
-        change_per_s: against the previous reading; ``None`` at the first.
-        mountpoint: of an image filesystem besides the first; empty otherwise.
+        available: amount in bytes, inodes or PIDs, as ``capacity``; for stall signals the percent of time stalled.
+        change_per_s: change per second since the previous reading; ``None`` for the first reading.
+        mountpoint: mount point of an additional image filesystem; empty for all other signals.
     """
 
     signal: pressure.Signal
@@ -56,7 +56,7 @@ class Signal(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, reading: pressure.Observation, evaluation: Evaluation, earlier: SignalReadings | None) -> Signal:
-        """Return the document form of a reading with its thresholds; ``earlier`` is the reading before it."""
+        """Return the document form of a reading with its thresholds; ``earlier`` are the previous readings."""
         return cls(
             signal=reading.signal,
             available=reading.available,
@@ -89,7 +89,7 @@ class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value)
         warnings: Sequence[str],
         earlier: SignalReadings | None = None,
     ) -> Pressure:
-        """Return the document of one reading; trends are against ``earlier``."""
+        """Return the document of the current readings, with their changes since the readings ``earlier``."""
         return cls(
             layout=layout.layout.value,
             conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
@@ -99,7 +99,7 @@ class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value)
 
 
 def change_per_s(reading: pressure.Observation, earlier: SignalReadings | None) -> float | None:
-    """Return the change of a signal per second since an earlier reading; ``None`` without one."""
+    """Return the change of a signal per second since its earlier reading; ``None`` without an earlier reading."""
     observations = earlier.observations if earlier else ()
     before = next((each for each in observations if each.measurand == reading.measurand), None)
     if before is None:

@@ -10,7 +10,7 @@ from nodeagent.schemas import SchemaId
 
 
 class KindCount(Part, frozen=True, kw_only=True):
-    """The removals of one kind."""
+    """Number and predicted bytes of the removals of one kind of item."""
 
     kind: ItemKind
     items: int
@@ -38,8 +38,8 @@ class Effect(Part, frozen=True, kw_only=True):
     """The removals and evictions caused by a reload.
 
     Attributes:
-        known: whether the whole effect is known; otherwise ``problem`` is the cause.
-        first: the first removals, in order of execution; ``items`` counts all.
+        known: whether the complete effect is known; otherwise ``problem`` is the cause.
+        first: the first removals, in order of execution; ``items`` is the number of all removals.
         pods: the pods evicted first.
     """
 
@@ -66,8 +66,8 @@ class Reload(Document, frozen=True, kw_only=True, tag=SchemaId.RELOAD.value):
     Attributes:
         applied: whether the settings are in force.
         changes: changed settings, one line each.
-        effect: ``None`` without a change.
-        grace: ``None`` outside a reload grace period.
+        effect: removals and evictions caused by the changes; ``None`` without a change.
+        grace: the reload grace period; ``None`` outside a grace period.
     """
 
     applied: bool

@@ -31,7 +31,7 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         scope: ``images``, ``containers`` or ``all``.
-        lasts_seconds: validity of a plan to be saved; 0 for a preview.
+        lasts_seconds: validity of the saved plan in seconds; 0 for a preview.
     """
 
     scope: str = ""
@@ -42,9 +42,9 @@ class HistoryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fields of ``History``.
 
     Attributes:
-        seconds: age of the oldest pass; 0 for no limit.
-        image: only passes with a decision on this image; empty for all.
-        limit: number of passes; 0 for the default.
+        seconds: maximum age of a pass; 0 for no limit.
+        image: only passes with a decision on this image; empty for all passes.
+        limit: maximum number of passes; 0 for the default.
         quiet: whether to include passes without removals.
     """
 
@@ -85,7 +85,7 @@ class EvictionPreviewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 class ShutdownStatusRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fields of ``ShutdownStatus``; ``limit`` is the number of past node stops."""
+    """Fields of ``ShutdownStatus``; ``limit`` is the maximum number of past node stops."""
 
     limit: int = 0
 
@@ -95,9 +95,9 @@ class AddHoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         image: an image, a pattern or a digest; empty for all images.
-        seconds: duration.
-        why: shown with the hold.
-        by: user represented by root, such as the user of sudo; refused from other users.
+        seconds: duration of the hold.
+        why: reason shown with the hold.
+        by: user for whom root adds the hold, such as the user of sudo; rejected if the caller is not root.
     """
 
     image: str = ""
@@ -116,8 +116,8 @@ class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fields of ``Pause``.
 
     Attributes:
-        seconds: duration, required.
-        why: shown with the pause.
+        seconds: duration of the pause; required.
+        why: reason shown with the pause.
     """
 
     seconds: float = 0.0
@@ -129,7 +129,7 @@ class TriggerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         loop: ``containers``, ``images`` or ``eviction``.
-        wait: whether to respond after the run instead of before.
+        wait: whether to respond after the end of the run instead of immediately.
     """
 
     loop: str = ""
@@ -137,7 +137,7 @@ class TriggerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UndoRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fields of ``Undo``; ``pass_id`` is a pass or the beginning of its id, empty for the newest."""
+    """Fields of ``Undo``; ``pass_id`` is a pass id or a prefix of a pass id, empty for the newest pass."""
 
     pass_id: str = ""
 
@@ -146,9 +146,9 @@ class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fields of ``Apply``.
 
     Attributes:
-        scope: ``images``, ``containers`` or ``all``; empty with a plan.
+        scope: ``images``, ``containers`` or ``all``; empty with a saved plan.
         plan: text of a saved plan.
-        rounds: number of rounds of planning and removing; 0 for one.
+        rounds: maximum number of rounds of planning and removing; 0 for one round.
     """
 
     scope: str = ""
@@ -171,7 +171,7 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "Undo": UndoRequest,
     "Apply": ApplyRequest,
 }
-"""By operation; an operation without an entry has no fields."""
+"""Request types by operation; an operation without an entry has no fields."""
 
 
 def request_type(name: str) -> type[msgspec.Struct]:

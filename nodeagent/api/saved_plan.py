@@ -1,4 +1,4 @@
-"""Documents of saved plans: the plan itself, its application, and the comparison of two."""
+"""Documents of saved plans: the plan itself, its application, and the comparison of two plans."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SavedItem(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of_optional(cls, value: saved_plan.SavedItem | None) -> SavedItem | None:
-        """Return the document form of an item; ``None`` without one."""
+        """Return the document form of an item; ``None`` for ``None``."""
         if value is None:
             return None
         return cls(
@@ -57,7 +57,7 @@ class SavedItem(Part, frozen=True, kw_only=True):
 
 
 class Difference(Part, frozen=True, kw_only=True):
-    """An item with different decisions in two plans; ``before`` or ``after`` is ``None`` if absent from a plan."""
+    """An item with different decisions in two plans; ``before`` or ``after`` is ``None`` if absent."""
 
     kind: ItemKind | None
     id: str | None
@@ -86,7 +86,7 @@ class ComparedPlan(Part, frozen=True, kw_only=True):
 
 
 class DifferingSetting(Part, frozen=True, kw_only=True):
-    """A setting that differs; for a list, ``before`` and ``after`` have only the entries missing in the other one."""
+    """A setting with different values in two plans; of two lists, only the differing entries are shown."""
 
     setting: str
     before: str
@@ -94,7 +94,7 @@ class DifferingSetting(Part, frozen=True, kw_only=True):
 
 
 class PlanDiff(Document, frozen=True, kw_only=True, tag=SchemaId.PLAN_DIFF.value):
-    """The differences between two saved plans; ``rules_differ`` if their policies do, in ``settings``."""
+    """The differences between two saved plans; ``settings`` lists the differences of their policies, if any."""
 
     before: ComparedPlan
     after: ComparedPlan
@@ -130,10 +130,10 @@ def encode_saved_plan(  # noqa: PLR0913 - the parts of the document
     agent_version: str,
     key: bytes | None,
 ) -> dict[str, Any]:
-    """Return the document of a plan to save, signed with ``key``; unsigned if that is ``None``.
+    """Return the document of a plan to save, signed with ``key``; unsigned if ``key`` is ``None``.
 
-    It is not a struct, since id and signature are digests of exactly these keys and values. It is decoded by
-    ``plan.gc.saved_plan``.
+    The document is not a struct, since its id and signature are digests of exactly these keys and values. The decoder
+    is in ``plan.gc.saved_plan``.
     """
     decisions = [each for plan in plans for each in plan.decisions]
     removals_first = sorted(decisions, key=lambda each: each.verdict is not Verdict.REMOVE)

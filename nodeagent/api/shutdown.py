@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class DelayLimit(Part, frozen=True, kw_only=True):
-    """logind's limit on the shutdown delay.
+    """logind's limit on the shutdown delay (``InhibitDelayMaxSec``).
 
     Attributes:
-        seconds: ``None`` without a limit; same for ``in_files_s``.
+        seconds: the limit in seconds; ``None`` for no limit, as for ``in_files_s``.
         reported_by: source of ``seconds``: ``logind`` or ``files``.
         set_by: the file with the setting; ``None`` for systemd's default.
-        in_files_s: the limit by the configuration files, which logind may not have reloaded.
-        overridden: files with an ineffective value.
+        in_files_s: the limit in the configuration files, which logind may not have reloaded.
+        overridden: files with a value that another file overrides.
     """
 
     seconds: Number | None
@@ -31,7 +31,7 @@ class DelayLimit(Part, frozen=True, kw_only=True):
 
 
 class PodStop(Part, frozen=True, kw_only=True):
-    """A pod in its phase; ``capped`` if its termination grace period exceeds the phase."""
+    """A pod in its phase; ``capped`` states whether its termination grace period exceeds the phase."""
 
     uid: str
     namespace: str
@@ -96,7 +96,7 @@ class ShutdownPlan(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN.va
     """The timeline of a shutdown that starts now.
 
     Attributes:
-        off_because: reason for disabled graceful shutdown; empty if it is enabled.
+        off_because: reason that graceful shutdown is disabled; empty if it is enabled.
         scaled: whether the phases were shortened to fit logind's limit.
         stops_at_signal: whether pods are stopped before the inhibitor lock is released; otherwise by the stop hook.
     """

@@ -24,8 +24,8 @@ class AgentStatus(Part, frozen=True, kw_only=True):
     """The daemon, or the command in place of a daemon.
 
     Attributes:
-        running: whether a daemon answered; otherwise the fields from ``version`` to ``config_problem`` are absent.
-        config_problem: reason for not using the configuration on disk; empty if it is in force.
+        running: whether a daemon responded; otherwise the fields from ``pid`` to ``config_problem`` are absent.
+        config_problem: reason that the configuration on disk is not in force; empty if it is in force.
         role: whether a kubelet manages the node; ``None`` before the first evaluation.
     """
 
@@ -43,7 +43,7 @@ class AgentStatus(Part, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Reasons for a daemon that is not ready; empty if ready or not running."""
+        """Reasons that the daemon is not ready; empty if it is ready or not running."""
         return self.not_ready_because if isinstance(self.not_ready_because, tuple) else ()
 
     def uptime_s(self, now: datetime) -> float:
@@ -85,15 +85,16 @@ class RuntimeStatus(Part, frozen=True, kw_only=True):
 
 
 class PodListStatus(Part, frozen=True, kw_only=True):
-    """A list of the pods bound to this node, other than the runtime's.
+    """A list of the pods bound to this node, from the API server or the kubelet.
 
     Attributes:
         source: ``API server`` or ``kubelet``.
-        observed_at: time of the last successful reading; ``None`` before the first.
-        pods: number of pods in it.
-        completeness: ``synced`` or ``outdated`` of a watch of the API server, of which ``synced`` proves deletions;
-            ``source-listed``, ``unconfirmed`` or ``partial`` of the kubelet's list, which proves none; or ``unknown``.
-        detail: evidence against completeness; empty without any.
+        observed_at: time of the last successful reading; ``None`` before the first reading.
+        pods: number of pods in the list.
+        completeness: for a watch of the API server, ``synced`` (a missing pod is deleted) or ``outdated``. For the
+            kubelet's list, which never proves a deletion, ``source-listed``, ``unconfirmed`` or ``partial``. Otherwise
+            ``unknown``.
+        detail: evidence against completeness; empty without evidence.
         problem: cause of the last failure; empty after a success.
     """
 
@@ -107,7 +108,7 @@ class PodListStatus(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, value: PodListReading) -> PodListStatus:
-        """Return the document form of the state of a list."""
+        """Return the document form of the state of a pod list."""
         return cls(
             source=value.source.value,
             address=value.address,
@@ -125,7 +126,7 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
     Attributes:
         high_percent: usage at which image removal starts; ``None`` for filesystems without image GC.
         low_percent: usage at which image removal stops; ``None`` as for ``high_percent``.
-        capacity_bytes: absent, as all readings, if the filesystem could not be read.
+        capacity_bytes: capacity; absent, like all readings, if the filesystem could not be read.
         problem: cause of the failed reading; absent otherwise.
     """
 
@@ -172,7 +173,7 @@ class ObservationGap(Part, frozen=True, kw_only=True):
 
     Attributes:
         started_at: last detection before the gap; ``None`` if it is not recorded.
-        ended_at: first detection after it.
+        ended_at: first detection after the gap.
     """
 
     started_at: Time | None
@@ -186,9 +187,11 @@ class ObservationGap(Part, frozen=True, kw_only=True):
 
 
 class ImageUse(Part, frozen=True, kw_only=True):
-    """The observation of image use; ``None`` if it is not observed or removal by age is disabled.
+    """The observation of image use.
 
     Attributes:
+        observed_since: start of the observation; ``None`` if image use is not observed.
+        maximum_unused_age_s: age from which unused images are removed; ``None`` if removal by age is disabled.
         gaps: the latest gaps in the observation, newest first.
     """
 
@@ -201,11 +204,11 @@ class ClockStatus(Part, frozen=True, kw_only=True):
     """Trust in the wall clock.
 
     Attributes:
-        jumped_at: detection of the last jump in this boot; ``None`` without one.
-        jump_s: that jump, negative if the clock was set back.
-        untrusted_until: end of the grace period after it, in which nothing is removed by age; ``None`` outside of it.
+        jumped_at: time of detection of the last jump in this boot; ``None`` without a jump.
+        jump_s: size of that jump in seconds; negative if the clock was set back.
+        untrusted_until: end of the grace period after the jump, in which no item is removed by age; otherwise ``None``.
         problem: reason that the wall clock is implausible; empty normally.
-        detail: the last jump, for people; empty without one.
+        detail: description of the last jump; empty without a jump.
     """
 
     jumped_at: Time | None = None
@@ -231,8 +234,8 @@ class LoopStatus(Part, frozen=True, kw_only=True):
 
     Attributes:
         why: reason for a disabled or paused loop, or for a dry run; empty otherwise.
-        result: result of its last run; empty before the first.
-        due_in_s: seconds to its next run; ``None`` if none is due.
+        result: result of its last run; empty before the first run.
+        due_in_s: seconds to its next run; ``None`` if no run is due.
         stuck: whether its progress report is overdue.
     """
 
@@ -280,7 +283,7 @@ class PassSummary(Part, frozen=True, kw_only=True):
 
 
 class ShutdownStatus(Part, frozen=True, kw_only=True):
-    """Graceful shutdown; ``lock_held`` is ``None`` without an answer of a daemon."""
+    """Graceful shutdown; ``lock_held`` is ``None`` if no daemon responded."""
 
     off_because: str
     lock_held: bool | None
@@ -290,11 +293,11 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
     """The status of the node and of the daemon.
 
     Attributes:
-        paused: the pause in force; ``None`` without one.
-        waiting: the reload grace period; ``None`` outside of one.
-        pod_lists: lists of pods bound to this node; absent in the answer of an older daemon.
-        image_use: absent in the answer of an older daemon.
-        clock: absent in the answer of an older daemon.
+        paused: the pause in force; ``None`` if not paused.
+        waiting: the reload grace period; ``None`` outside a grace period.
+        pod_lists: lists of pods bound to this node; absent in the response of an older daemon.
+        image_use: observation of image use; absent in the response of an older daemon.
+        clock: trust in the wall clock; absent in the response of an older daemon.
     """
 
     observed_at: Time

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RemovedImage(Part, frozen=True, kw_only=True):
-    """A removed image with the names that it had, without its id."""
+    """A removed image with its names before the removal, without its id."""
 
     id: str
     names: tuple[str, ...]
@@ -28,7 +28,7 @@ class UndoablePass(Part, frozen=True, kw_only=True):
     Attributes:
         removed_at: time of the first removal; ``None`` if unknown.
         until: end of the undo window.
-        size_bytes: bytes that the end of the window frees, as predicted; ``None`` if unknown.
+        size_bytes: predicted bytes that the end of the window frees; ``None`` if unknown.
     """
 
     pass_id: str
@@ -68,8 +68,8 @@ class RestoredImage(Part, frozen=True, kw_only=True):
     """A removed image with the outcome of its undo.
 
     Attributes:
-        outcome: ``restored``; ``present`` if all of its names exist by now; ``failed``.
-        detail: the cause; empty for an outcome without one.
+        outcome: ``restored``, ``present`` (all its names existed again before the undo) or ``failed``.
+        detail: cause of the outcome; empty for an outcome without a cause.
     """
 
     id: str
@@ -82,7 +82,7 @@ class Undone(Document, frozen=True, kw_only=True, tag=SchemaId.UNDO.value):
     """The outcome of an undo.
 
     Attributes:
-        pass_id: the pass whose image removals were undone.
+        pass_id: id of the pass whose image removals were undone.
         undo_id: id of the undo in the history.
     """
 

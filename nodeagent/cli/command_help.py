@@ -1,4 +1,4 @@
-"""The help of a command, found by its words in the command tree."""
+"""Help text of a command, found by name in the command tree."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def command_help(program: str, tree: Any, words: Sequence[str]) -> str | None:  # noqa: ANN401 - no public types
-    """Return the help of a command; ``None`` for an unknown one.
+def command_help(program: str, tree: Any, words: Sequence[str]) -> str | None:  # noqa: ANN401 - typer has no public type for commands
+    """Return the help text of a command; ``None`` for an unknown command.
 
     Args:
         program: name of the program in the usage line.
-        tree: the parser's command of the program.
-        words: the words of the command; none for the program itself.
+        tree: root of the command tree of the parser.
+        words: names of the command and its subcommand, such as ``gc`` and ``images``; empty for the program itself.
     """
     command = tree
     context = typer.Context(command, info_name=program, **command.context_settings)

@@ -1,9 +1,10 @@
-"""Completion of command lines: ``nodeagent __complete WORD...``, which the scripts of the shells call.
+"""Shell completion: the hidden command ``nodeagent __complete WORD...``, called by the shell completion scripts.
 
-The last word is the one to complete. Each line of the answer is a value, with a tab and a description if it has one;
-``:files`` alone stands for the files of the shell. Commands and options are read from ``completion.json``, which is
-made with the package, and values from the running daemon. Completion must never disturb a prompt: it prints no error,
-and ends after a second and a half with the values that it has.
+The last word is completed. Each line of the output is a value, followed by a tab and a description if the value has a
+description; the single line ``:files`` requests file name completion by the shell. Commands and options are read from
+``completion.json``, which ``make docs`` generates; image names, ids and pods are read from the running daemon.
+Completion must not disturb the shell prompt: the process prints no error and exits after at most 1.5 seconds with the
+values found so far.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _WITHIN_S: Final = 1.5
 _MOST_VALUES: Final = 2000
 _MOST_PASSES: Final = 200
 _HARMLESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,511}")
-"""Values that no shell interprets; others are not offered, since completion inserts them into a command line."""
+"""Form of values without shell metacharacters; only these are offered, since they are inserted into a command line."""
 
 
 def main(words: list[str]) -> None:
-    """Print the completions of the last word; end the process without an error in any case."""
+    """Print the completions of the last word and exit with code 0, even after an error or a timeout."""
     found: list[str] = []
 
     def end(*_: object) -> None:
@@ -38,25 +39,25 @@ def main(words: list[str]) -> None:
     signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, _WITHIN_S)
     try:
-        with open(f"{__file__.rpartition('/')[0]}/completion.json", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
+        with open(f"{__file__.rpartition('/')[0]}/completion.json", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
             grammar = json.load(file)
         for each in completions(grammar, words or [""]):
             found.append(each)
             if len(found) >= _MOST_VALUES:
                 break
-    except Exception:  # noqa: BLE001, S110 - an error has no place in a prompt
+    except Exception:  # noqa: BLE001, S110 - an error message would disturb the prompt
         pass
     end()
 
 
 class _Line:
-    """The words before the one to complete.
+    """Parsed command line before the word to complete.
 
     Attributes:
-        command: the command that they name.
-        arguments: number of its arguments.
-        waiting: the option whose value is next.
-        config: configuration file that an option names.
+        command: grammar of the named command or command group.
+        arguments: number of arguments after the command name.
+        waiting: grammar of the option that expects the next word as its value; ``None`` if no value is expected.
+        config: configuration file set by ``--config``; ``None`` without the option.
         is_ended: whether ``--`` ended the options.
     """
 
@@ -68,7 +69,7 @@ class _Line:
         self.is_ended = False
 
     def add(self, word: str) -> None:
-        """Add one word."""
+        """Parse one word: a command, an option, an option value or an argument."""
         if self.waiting is not None:
             self.config = word if self.waiting.get("config") else self.config
             self.waiting = None
@@ -115,7 +116,7 @@ def _described(choices: dict[str, Any], prefix: str) -> Iterator[str]:
             yield f"{name}\t{each['help']}" if each.get("help") else name
 
 
-def _values(grammar: dict[str, Any], kind: Any, prefix: str, config: str | None) -> Iterator[str]:  # noqa: ANN401 - JSON
+def _values(grammar: dict[str, Any], kind: Any, prefix: str, config: str | None) -> Iterator[str]:  # noqa: ANN401 - a JSON value
     """Yield the values of an option or argument that start with ``prefix``."""
     if isinstance(kind, list):
         yield from (each for each in kind if each.startswith(prefix))
@@ -130,9 +131,9 @@ def _values(grammar: dict[str, Any], kind: Any, prefix: str, config: str | None)
 
 
 def _asked(kind: str, config: str | None) -> Iterator[str]:
-    """Yield all values of a kind, as the daemon lists them."""
+    """Yield all values of a kind, such as ``image``, from the daemon; nothing if the control API is disabled."""
     for operation, fields, values_of in _QUESTIONS.get(kind, ()):
-        from nodeagent.api.client import ControlClient  # noqa: PLC0415 - only for values of the daemon
+        from nodeagent.api.client import ControlClient  # noqa: PLC0415 - needed only for values listed by the daemon
         from nodeagent.config.socket_path import read_socket_path  # noqa: PLC0415
 
         path = read_socket_path(config)

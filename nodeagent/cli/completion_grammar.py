@@ -1,6 +1,6 @@
-"""The commands, options and settings that ``completion`` offers, rendered from the command tree.
+"""Grammar of shell completion: commands, options and settings, rendered from the command tree.
 
-They are in ``completion.json``, which ``help`` writes.
+The module ``help`` writes the grammar to ``completion.json``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _VALUES: Final[Mapping[tuple[str, str], Any]] = {
     ("completion", "shell"): ["bash", "zsh", "fish"],
     ("help", "words"): list(topics()),
 }
-"""Values by command and parameter, other than choices and files."""
+"""Completion values by command and parameter: a list of values, or a kind such as ``image``."""
 _VIEWS: Final[Mapping[str, ListView[Any]]] = {
     "images": IMAGES,
     "containers": CONTAINERS,
@@ -51,7 +51,7 @@ _VIEWS: Final[Mapping[str, ListView[Any]]] = {
 
 
 def rendered() -> str:
-    """Return the grammar as JSON."""
+    """Return the completion grammar as JSON text."""
     command = typer.main.get_command(app)
     context = typer.Context(command, info_name="nodeagent", **command.context_settings)
     settings = [f"{each.section}.{each.name}" if each.section else each.name for each in settings_of(Config())]
@@ -88,8 +88,8 @@ def _command(context: typer.Context) -> dict[str, Any]:
     return found
 
 
-def _value(path: str, name: str, kind: object) -> Any:  # noqa: ANN401 - JSON
-    """Return the values of a parameter: a list, or the name of a kind; ``None`` for a flag."""
+def _value(path: str, name: str, kind: object) -> Any:  # noqa: ANN401 - a JSON value
+    """Return the completion values of a parameter: a list, or a kind such as ``file``; ``None`` for a flag."""
     view = _VIEWS.get(path)
     if view is not None and name == "sort_by":
         return [prefix + key for prefix in ("", "-") for key in view.sort_keys]
@@ -105,7 +105,7 @@ def _value(path: str, name: str, kind: object) -> Any:  # noqa: ANN401 - JSON
 
 
 def _kinds(command: Any) -> dict[str, object]:  # noqa: ANN401 - a type private to typer
-    """Return the declared type of each parameter, without ``None``."""
+    """Return the declared type of each parameter by name; ``X`` for the optional type ``X | None``."""
     if command.callback is None:
         return {}
     found: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Completion scripts of bash, zsh and fish. They pass words as arguments, so that no word is parsed twice."""
+"""Completion scripts of bash, zsh and fish. The scripts pass each word as an argument, so that no shell expands it."""
 
 from __future__ import annotations
 
@@ -69,4 +69,4 @@ end
 complete -c nodeagent -f -a '(__nodeagent_complete)'
 """
 SCRIPTS: Final[Mapping[str, str]] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-"""By shell."""
+"""Completion script by shell name."""

@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MODE: Final = 0o644
-"""Mode of a new file, equal to that of an installation."""
+"""Mode of a new configuration file, the same as in ``nodeagent install``."""
 
 
 def check(path: Path | None) -> None:
     """Print that the configuration is valid; warn on standard error of settings without effect.
 
     Raises:
-        ConfigError: file, key, value and the allowed form, one line per fault.
+        ConfigError: the configuration is invalid; the message has one line per fault with file, key, value and allowed
+            form.
     """
     loaded = load(path)
     source = str(loaded.source) if loaded.source is not None else "no file: all settings have their defaults"
@@ -57,8 +58,9 @@ def check(path: Path | None) -> None:
 def show(path: Path | None, form: str, *, sources: bool, key: str = "", direct: bool = False) -> None:
     """Print the configuration in force; with ``sources`` also the source of each value.
 
-    It is that of the running daemon; with ``direct``, with ``path`` and without a daemon it is that of the files.
-    Without ``sources`` the form ``table`` prints TOML. With ``key`` only the value of one setting is printed.
+    The configuration is requested from the running daemon. It is read from the files if no daemon is running, or if
+    ``direct`` or ``path`` is set. Without ``sources`` the form ``table`` prints TOML. With ``key`` only the value of
+    one setting is printed.
 
     Raises:
         UsageError: no setting has this key.
@@ -76,8 +78,8 @@ def show(path: Path | None, form: str, *, sources: bool, key: str = "", direct: 
 
 
 def _of_files(path: Path | None) -> EffectiveConfig:
-    """Return the configuration of a file with its drop-ins, and of the environment."""
-    from nodeagent.config.toml_writer import toml_value  # noqa: PLC0415 - not with a daemon
+    """Return the configuration read from a file, its drop-ins and the environment variables."""
+    from nodeagent.config.toml_writer import toml_value  # noqa: PLC0415 - not needed if the daemon responds
 
     pairs = effective(load(path)).items()
     values = [(key, toml_value(value)) for key, (value, _) in pairs]
@@ -95,7 +97,7 @@ def _print_setting(config: EffectiveConfig, key: str, form: str, *, source: bool
 
 
 def _print_values(config: EffectiveConfig, form: str, *, sources: bool) -> None:
-    """Print a configuration as TOML, with ``sources`` as comments, or without them as JSON or YAML."""
+    """Print a configuration as TOML, JSON or YAML; with ``sources`` as TOML, each source in a comment."""
     from nodeagent.config.models import Config  # noqa: PLC0415
     from nodeagent.config.toml_writer import sourced_toml, to_toml  # noqa: PLC0415
 
@@ -111,12 +113,12 @@ def _print_values(config: EffectiveConfig, form: str, *, sources: bool) -> None:
 
 
 def _parsed(value: str) -> object:
-    """Return a TOML value."""
+    """Return the Python value of a TOML value."""
     return tomllib.loads(f"value = {value}")["value"]
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:
-    """Return values by dotted key as tables."""
+    """Return values by dotted key, such as ``gc.interval``, as nested tables."""
     document: dict[str, Any] = {}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
@@ -143,12 +145,12 @@ def import_kubelet(
     Args:
         file: the KubeletConfiguration; ``-`` for standard input, ``None`` for the configuration in force on this node.
         config: the configuration in force; ``None`` for the default path.
-        out: the file to write, whole or not at all; ``None`` for standard output.
+        out: the file to write atomically; ``None`` for standard output.
         force: whether an existing ``out`` may be replaced.
 
     Raises:
         UsageError: ``out`` exists, or cannot be written.
-        ConfigError: the file has no KubeletConfiguration, or more than one; or the node has none.
+        ConfigError: the file has no KubeletConfiguration or several; or this node has no kubelet configuration.
     """
     from nodeagent.config.in_force import dry_run_to_keep  # noqa: PLC0415
     from nodeagent.config.kubelet_import import import_kubelet as convert  # noqa: PLC0415
@@ -176,7 +178,7 @@ def _fields_of_file(file: Path) -> Mapping[str, object]:
     """Return the fields of the KubeletConfiguration in a file.
 
     Raises:
-        ConfigError: the file cannot be read, or has no KubeletConfiguration, or more than one.
+        ConfigError: the file cannot be read, or has no KubeletConfiguration or several.
     """
     from nodeagent.config.kubelet_import import read_kubelet  # noqa: PLC0415
 
@@ -193,13 +195,13 @@ def _fields_of_file(file: Path) -> Mapping[str, object]:
 
 
 def fields_of_node(root: Path | None = None) -> Mapping[str, object]:
-    """Return the fields of the configuration of this node's kubelet, and report its sources.
+    """Return the fields of the configuration of this node's kubelet; print its sources on standard error.
 
     Args:
-        root: parent of all paths; ``None`` for that of the node.
+        root: root directory of all paths; ``None`` for the root of the host.
 
     Raises:
-        ConfigError: there is none, or one of its files cannot be read.
+        ConfigError: no kubelet configuration is found, or a file of it cannot be read.
     """
     from nodeagent.clock import SystemClock  # noqa: PLC0415
     from nodeagent.host.kubelet_detection import HOST_ROOT, read_kubelet_traces  # noqa: PLC0415
@@ -210,7 +212,7 @@ def fields_of_node(root: Path | None = None) -> Mapping[str, object]:
     if found.problems:
         raise ConfigError("; ".join(found.problems))
     if not found.sources:
-        raise ConfigError("no configuration of a kubelet on this node: give its file")
+        raise ConfigError("no kubelet configuration found on this node: add its file as the argument FILE")
     warn(f"nodeagent: read {', '.join(found.sources)}")
     return found.fields
 
@@ -235,7 +237,7 @@ def _status_to_replace(path: Path, *, force: bool) -> os.stat_result | None:
 
 
 def _write(path: Path, text: str, like: os.stat_result | None) -> None:
-    from nodeagent.files import replace_file  # noqa: PLC0415 - only with --out
+    from nodeagent.files import replace_file  # noqa: PLC0415 - needed only with --out
 
     try:
         replace_file(path.resolve(), text, like=like, mode=_MODE)

@@ -35,7 +35,7 @@ def follow_events(config: Path | None, form: str) -> None:
     """Print the events of the agent until interrupted.
 
     Raises:
-        NodeAgentError: no agent is running, or this user may not read.
+        NodeAgentError: no agent is running, or this user has no read access to the control API.
     """
     display = standard_output()
     with connected(config) as agent:
@@ -51,7 +51,7 @@ def follow_events(config: Path | None, form: str) -> None:
 
 
 def _event_line(event: dict[str, Any]) -> str:
-    from nodeagent.telemetry.event_catalogue import sentence  # noqa: PLC0415 - only for tables
+    from nodeagent.telemetry.event_catalogue import sentence  # noqa: PLC0415 - needed only for tables
 
     fields = {key: value for key, value in event.items() if key not in ("schema", "event", "level", "timestamp")}
     when = str(event.get("timestamp", ""))[11:19]
@@ -62,8 +62,8 @@ def pause(config: Path | None, *, duration: str, why: str) -> None:
     """Pause garbage collection and eviction.
 
     Raises:
-        UsageError: the time is not a duration or out of range, or the reason is unprintable.
-        NodeAgentError: no agent is running, or this user may not act.
+        UsageError: the duration is invalid or out of range, or the reason is not printable.
+        NodeAgentError: no agent is running, or this user has no permission to pause the agent.
     """
     try:
         seconds = parse_duration_s(duration)
@@ -79,10 +79,10 @@ def pause(config: Path | None, *, duration: str, why: str) -> None:
 
 
 def resume(config: Path | None) -> None:
-    """End the pause.
+    """End the pause of the agent.
 
     Raises:
-        NodeAgentError: no agent is running, or this user may not act.
+        NodeAgentError: no agent is running, or this user has no permission to resume the agent.
     """
     with connected(config) as agent:
         was_paused = agent.call("Resume", Resumed).was_paused
@@ -90,11 +90,11 @@ def resume(config: Path | None) -> None:
 
 
 def trigger(config: Path | None, loop: str, *, wait: bool) -> None:
-    """Run a loop now; with ``wait`` print the result.
+    """Start a pass of a loop immediately; with ``wait`` print its result.
 
     Raises:
-        UsageError: no such loop is running, or the agent is paused.
-        NodeAgentError: no agent is running, or this user may not act.
+        UsageError: the loop is unknown or disabled, or the agent is paused.
+        NodeAgentError: no agent is running, or this user has no permission to trigger a loop.
     """
     with connected(config) as agent:
         request = {"loop": loop, "wait": wait}
@@ -115,8 +115,8 @@ def reload(config: Path | None, form: str = "table", *, dry_run: bool = False) -
     With ``dry_run`` nothing is reloaded, and the exit code is 3 if the effect is unknown.
 
     Raises:
-        ConfigError: the configuration is invalid; the previous one remains in force.
-        NodeAgentError: no agent is running, or this user may not act.
+        ConfigError: the new configuration is invalid; the previous configuration remains in force.
+        NodeAgentError: no agent is running, or this user has no permission to reload the configuration.
     """
     method = "PreviewReload" if dry_run else "Reload"
     with connected(config) as agent:
@@ -184,7 +184,7 @@ def _effect_lines(effect: Effect, *, armed: bool, would: bool) -> Iterator[str]:
 
 
 def _wrapped(text: str, *, indent: int = 0) -> list[str]:
-    """Return a text, escaped, in lines of at most 80 columns."""
+    """Return the escaped text, wrapped into lines of at most 80 columns."""
     begin = " " * indent
     return textwrap.wrap(
         escape(text), _COLUMNS, initial_indent=begin, subsequent_indent=f"{begin}  ", break_on_hyphens=False

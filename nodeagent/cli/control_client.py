@@ -1,6 +1,6 @@
-"""Client of the control API. It requires the path of the control socket and no valid configuration.
+"""Client of the control API. Only the path of the control socket is needed, not a valid configuration.
 
-It has few imports, which determine the duration of commands answered by the daemon.
+The module has few imports, since import time dominates the run time of the commands that only query the daemon.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class ControlConnection:
         *,
         within_s: float = ANSWER_WITHIN_S,
     ) -> D:
-        """Return the answer of an operation.
+        """Call an operation of the control API and return its response.
 
         Args:
             operation: name in :data:`~nodeagent.api.operations.OPERATIONS`.
-            answer: type of its document.
-            fields: of the request.
-            within_s: time limit of the answer.
+            answer: document type of the response.
+            fields: request fields.
+            within_s: response timeout, in seconds.
 
         Raises:
-            DaemonUnavailableError: connection lost.
+            DaemonUnavailableError: the connection is lost.
             DaemonRefusedError: this user has no access to the operation.
             UsageError: the daemon rejects the request as invalid.
-            NodeAgentError: the request failed, or the answer is not of this version.
+            NodeAgentError: the request failed, or the response does not match the schema of this version.
         """
         from nodeagent.api.codec import decode  # noqa: PLC0415 - slow to import
 
@@ -67,7 +67,7 @@ class ControlConnection:
     def call_text(
         self, operation: str, fields: Mapping[str, object] | None = None, *, within_s: float = ANSWER_WITHIN_S
     ) -> str:
-        """Return the answer of an operation as the received JSON text.
+        """Call an operation of the control API and return its response as JSON text.
 
         Raises:
             NodeAgentError: as ``call``.
@@ -77,7 +77,7 @@ class ControlConnection:
     def stream(
         self, operation: str, decoder: Callable[[str], T], fields: Mapping[str, object] | None = None
     ) -> Iterator[T]:
-        """Yield the answers of a streaming operation as they arrive, each through ``decoder``.
+        """Yield the responses of a streaming operation as they arrive, each decoded by ``decoder``.
 
         Raises:
             NodeAgentError: as ``call``.
@@ -87,20 +87,20 @@ class ControlConnection:
 
 
 def find_socket(config: str | PathLike[str] | None) -> str | None:
-    """Return the path of the control socket by a configuration; ``None`` if the configuration disables it.
+    """Return the configured path of the control socket; ``None`` if the control API is disabled.
 
     Raises:
-        ConfigError: the given file cannot be read; its faults are ignored.
+        ConfigError: the file ``config`` cannot be read. Invalid settings in the file are ignored.
     """
     return read_socket_path(None if config is None else os.fspath(config))
 
 
 @contextmanager
 def connect(path: str | PathLike[str]) -> Iterator[ControlConnection]:
-    """Return a connection to the daemon at a socket.
+    """Open a connection to the daemon that listens on a control socket.
 
     Raises:
-        DaemonAbsentError: no daemon is listening there.
+        DaemonAbsentError: no daemon is listening on the socket.
         DaemonUnavailableError: a daemon is listening and accepts no connection.
         DaemonRefusedError: this user is not allowed to connect.
     """
@@ -111,7 +111,7 @@ def connect(path: str | PathLike[str]) -> Iterator[ControlConnection]:
 
 @contextmanager
 def connected(config: str | PathLike[str] | None) -> Iterator[ControlConnection]:
-    """Return a connection to the running daemon.
+    """Open a connection to the running daemon, at the configured control socket.
 
     Raises:
         DaemonAbsentError: no daemon is running, or its control API is disabled.
@@ -127,10 +127,10 @@ def connected(config: str | PathLike[str] | None) -> Iterator[ControlConnection]
 
 @contextmanager
 def daemon_of(config: str | PathLike[str] | None) -> Iterator[ControlConnection | None]:
-    """Return a connection to the daemon of a configuration; ``None`` where none is running.
+    """Open a connection to the daemon of a configuration; yield ``None`` if no daemon is running.
 
-    It is ``None`` also if environment variables configure more than the socket, without a ``config``: then the command
-    is meant for another state directory than that of the running daemon.
+    ``None`` is also yielded if ``config`` is ``None`` and environment variables set more than the control socket: the
+    command may then use another state directory than the running daemon.
 
     Raises:
         DaemonRefusedError: a daemon is running and refuses this user.
@@ -155,17 +155,17 @@ def daemon_for_user(
     direct: bool = False,
     refusal_matters: bool = True,
 ) -> Iterator[ControlConnection | None]:
-    """Return a connection to the daemon if the command is a client of it; ``None`` if it reads the node itself.
+    """Open a connection to the daemon if the command uses the daemon; yield ``None`` if the command reads the node.
 
-    It is a client for a user other than root, who cannot read the node, if a daemon is running and no configuration of
-    the user's own is given, in the environment either.
+    The command uses a running daemon if the user is not root, since only root can read the node, and if neither an
+    option nor an environment variable changes the configuration.
 
     Args:
-        config: file of the configuration.
-        overrides: options that take precedence over it.
-        root_too: whether it is a client for root too: then it needs no valid configuration, as the daemon has one.
-        direct: whether the user asked for a reading of the node itself.
-        refusal_matters: whether a refusal is an error; otherwise the command reads the node itself.
+        config: configuration file set by an option; ``None`` without one.
+        overrides: settings changed by options.
+        root_too: whether the daemon is used for root too, so that the command needs no valid configuration.
+        direct: whether ``--direct`` is set: the command always reads the node.
+        refusal_matters: whether a refused connection is an error; otherwise ``None`` is yielded.
 
     Raises:
         DaemonRefusedError: a daemon is running and refuses this user.
@@ -187,10 +187,10 @@ def daemon_for_user(
 
 
 def checked(text: str, decoder: Callable[[str], T]) -> T:
-    """Return an answer of the daemon through its decoder.
+    """Return a response of the daemon, decoded by ``decoder``.
 
     Raises:
-        NodeAgentError: the answer is not of this version.
+        NodeAgentError: the response does not match the schema of this version.
     """
     try:
         return decoder(text)

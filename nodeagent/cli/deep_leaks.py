@@ -1,4 +1,4 @@
-"""``nodeagent gc leaks --deep``: objects of the runtime on the host without a record."""
+"""``nodeagent gc leaks --deep``: runtime objects on the host without a containerd record."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def audit(request: gc.Request, *, minimum_age: str) -> None:
-    """Print the leaks; nothing is removed.
+    """Print the leaks found by a comparison of the host with containerd; remove nothing.
 
     Raises:
-        UsageError: the age is not a duration, or a removal is requested.
+        UsageError: the minimum age is not a duration, or ``--yes`` is set.
         NodeAgentError: the records of the runtime cannot be read.
     """
     if request.yes:
-        raise UsageError("--deep only lists: add no --yes; each kind is listed with the way to remove it")
+        raise UsageError("--deep only lists: omit --yes; the removal procedure of each kind is printed")
     try:
         minimum_age_s = parse_duration_s(minimum_age)
     except ValueError as error:

@@ -38,7 +38,7 @@ _POLICY = GCPolicy(containers=ContainerGCPolicy(deleted_pod_grace_s=60.0))
 
 
 def run_demo(*, show_kept: bool) -> ExitCode:
-    """Show a preview, carry it out and show the result; return the exit code.
+    """Print a preview on a simulated node, run the removals and print their result; return the exit code.
 
     Only files in a temporary directory are changed.
     """

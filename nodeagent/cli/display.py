@@ -1,7 +1,7 @@
 """Standard output for terminals and pipes: width, colours, and lines of escaped text.
 
-A terminal gets lines that fit: tables are cut at its width, sentences are wrapped between words. A pipe gets full
-values. rich is not used, since its import takes longer than most commands.
+On a terminal, tables are cut at its width and sentences are wrapped between words. Pipes receive full values. The
+library rich is not used, since its import takes longer than most commands.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DIM_AND_COLOURS: Final[Mapping[str, str]] = {
 _WORD: Final = re.compile(r" *[^ ]+")
 _INDENT: Final = "  "
 _NARROWEST_TEXT: Final = 30
-"""Least width of the text beside a label, in columns."""
+"""Minimum width of the text beside a label, in terminal columns."""
 _FULL, _EMPTY = "\u2588", "\u2591"
 _REPLACEMENTS: Final = {
     "\u2026": "~",
@@ -47,21 +47,21 @@ _REPLACEMENTS: Final = {
     "\u2500": "-",
     "\u2502": "|",
 }
-"""Replacements of the same width for a locale without these characters."""
+"""ASCII replacements of the same width, for locales that cannot encode the characters."""
 
 
 class Line:
-    """One line of text with styles; every string in it is data and is escaped."""
+    """One line of styled text; every appended string is escaped."""
 
     __slots__ = ("_hang", "_parts")
 
     def __init__(self, text: str = "", style: str = "", *, hang: int = 0) -> None:
-        """Begin with a text.
+        """Create a line with an initial text.
 
         Args:
             text: the text.
             style: list of colours, ``bold`` and ``dim``, separated by spaces.
-            hang: width of the label at the beginning; the other parts of a wrapped line are indented by it.
+            hang: width of the label at the start of the line; continuation lines are indented by this width.
         """
         self._parts: list[tuple[str, str]] = []
         self._hang = hang
@@ -80,7 +80,7 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The line without styles."""
+        """The text of the line, without styles."""
         return "".join(text for text, _ in self._parts)
 
     def styled(self) -> str:
@@ -88,9 +88,10 @@ class Line:
         return "".join(_styled(text, style) for text, style in self._parts)
 
     def wrapped(self, columns: int) -> Iterator[Line]:
-        """Yield the line broken between words into parts of at most ``columns``, except for longer words.
+        """Yield parts of the line, wrapped between words to at most ``columns``; a longer word is not broken.
 
-        A label is kept on the line of the first word after it. On a narrow terminal labels have no column of their own.
+        A label is on the same line as the first word of its text. On a narrow terminal, continuation lines are not
+        indented by the width of the label.
         """
         text = self.text
         if display_width(text) <= columns:
@@ -124,16 +125,16 @@ def bar(share: float, cells: int) -> str:
 
 
 def filled_cells(share: float, cells: int) -> int:
-    """Return the number of filled cells of a bar."""
+    """Return the number of filled cells in a bar of ``cells`` cells for a used share (0 to 1)."""
     return min(cells, max(0, round(cells * share)))
 
 
 class Display(NamedTuple):
-    """Standard output.
+    """Standard output of a command: a terminal, a pipe or a file.
 
     Attributes:
         columns: width of the terminal; ``None`` for other outputs, where lines are not cut.
-        colour: whether styles are shown.
+        colour: whether styles are printed as control sequences.
     """
 
     columns: int | None = None
@@ -145,12 +146,12 @@ class Display(NamedTuple):
         self.write_fitted(lines if columns is None else (part for line in lines for part in line.wrapped(columns)))
 
     def write_fitted(self, lines: Iterable[Line]) -> None:
-        """Write lines unchanged, such as those of a table."""
+        """Write lines without wrapping, such as table rows."""
         self._write("".join(f"{line.styled() if self.colour else line.text}\n" for line in lines))
 
     @contextmanager
     def screen(self) -> Iterator[None]:
-        """Use the terminal's second screen, without a cursor, until the end; without a terminal, change nothing."""
+        """Use the terminal's alternate screen, with a hidden cursor, in the block; without a terminal, do nothing."""
         if self.columns is None:
             yield
             return
@@ -161,7 +162,7 @@ class Display(NamedTuple):
             self._write("\x1b[?25h\x1b[?1049l")
 
     def repaint(self, lines: Iterable[Line]) -> None:
-        """Write lines over the previous ones, as many as the terminal has rows."""
+        """Overwrite the screen with the lines, limited to the rows of the terminal."""
         columns, rows = self.columns or _DEFAULT_COLUMNS, _terminal_size()[1]
         parts = [part for line in lines for part in line.wrapped(columns)][: max(1, rows - 1)]
         shown = "".join(f"{line.styled() if self.colour else line.text}\x1b[K\n" for line in parts)
@@ -187,7 +188,7 @@ def standard_output() -> Display:
 
 
 def _terminal_size() -> tuple[int, int]:
-    """Return columns and rows; ``COLUMNS`` takes precedence, and a terminal of unknown size has 80 by 24."""
+    """Return columns and rows of the terminal; ``COLUMNS`` takes precedence, an unknown size is 80 by 24."""
     try:
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError, AttributeError):

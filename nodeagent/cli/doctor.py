@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path("/")
 _FORM_FIX: Final = "see the allowed forms: nodeagent config reference"
-_TRUST_FIX: Final = "give it to root and remove the write access of others"
+_TRUST_FIX: Final = "change the owner to root and remove the write access of others"
 _STYLES: Final = {
     Verdict.OK: "green",
     Verdict.WARNING: "yellow",

@@ -1,4 +1,4 @@
-"""The checks of ``nodeagent doctor``: each reads facts and evaluates them by ``nodeagent.plan.node_checks``."""
+"""Checks of ``nodeagent doctor``: each check reads facts of the node and evaluates them by ``nodeagent.plan``."""
 
 from __future__ import annotations
 
@@ -77,14 +77,13 @@ _EMBEDDING: Final = frozenset({"k3s", "k3s-server", "k3s-agent"})
 _OF_STATE: Final = frozenset({"state-directory", "stores", "holds", "history"})
 _DENIED: Final = "permission denied"
 _MAXIMUM_EXPOSURE: Final = 3.0
-"""The shipped unit has an exposure of 1.8; a drop-in that removes sandboxing exceeds this limit."""
+"""Maximum of ``systemd-analyze security``: the shipped unit has 1.8; a drop-in that removes sandboxing exceeds it."""
 
 
 def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Finding]:
     """Yield the findings of every check; a check that fails yields a warning with the cause.
 
-    Without ``is_root`` a fact that the user has no permission to read is a warning that states this, not a problem of
-    the node.
+    Without ``is_root``, a fact that the user has no permission to read is reported as a warning, not as a problem.
     """
     directory = settings.state_directory
     state_denied = "" if is_root else access_problem(directory)
@@ -120,7 +119,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Fin
 
 
 def access_problem(directory: Path) -> str:
-    """Return the missing access of this user to a directory; empty with access, or if the directory does not exist."""
+    """Return the error if this user has no access to a directory; empty with access or without a directory."""
     try:
         directory.stat()
     except PermissionError:
@@ -175,7 +174,8 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
         ]
         names = {name: image for image in snapshot.images for name in image.references}
         image = names.get(status.sandbox_image or "")
-        # The kubelet reads CRI's flag, which some versions of containerd do not derive from the label in the snapshot.
+        # The snapshot has the containerd label of an image. The kubelet reads the CRI field Image.pinned instead, which
+        # some versions of containerd do not derive from the label.
         pinned = {each.id for each in await agent.cri.list_images() if each.pinned}
         findings.append(
             check_sandbox_image(
@@ -233,7 +233,7 @@ def _split_finding(agent: Agent, snapshot: NodeSnapshot, info: ImageFsInfo) -> F
 
 
 def _unplaced_findings(snapshot: NodeSnapshot) -> Iterator[Finding]:
-    """Yield the snapshotters in use whose directory is on no known one of several image filesystems."""
+    """Yield a warning for snapshotters in use without a known directory, on a node with several image filesystems."""
     storage, several = snapshot.storage, snapshot.image_filesystems
     known = {store for each in several for store in each.stores}
     unknown = sorted(storage.stores - known - {""}) if storage is not None and several else []
@@ -273,7 +273,7 @@ def shutdown_findings(
 
 
 def role_findings(settings: Settings, root: Path) -> Iterator[Finding]:
-    """Yield the role on this node, and the sections configured "on" and refused beside a kubelet."""
+    """Yield the role of this node, and every section set to "on" that is refused beside a kubelet."""
     role = read_role(settings.role, root)
     yield check_role(role)
     refused = {
@@ -304,7 +304,7 @@ def kubelet_findings(settings: Settings, root: Path) -> list[Finding]:
 
 
 def _endpoint(settings: Settings, root: Path) -> str:
-    """Return the endpoint of the agent; empty if no runtime is found."""
+    """Return the configured or detected runtime endpoint of the agent; empty if no runtime is found."""
     try:
         return discover_endpoint(settings.endpoint or None, root)
     except NodeAgentError:
@@ -312,13 +312,13 @@ def _endpoint(settings: Settings, root: Path) -> str:
 
 
 def _socket(endpoint: str) -> str:
-    """Return the resolved path of a socket; empty for an endpoint that is none."""
+    """Return the resolved path of a runtime endpoint; empty if the endpoint is not a Unix socket."""
     path = endpoint.removeprefix("unix://").removeprefix("unix:")
     return os.path.realpath(path) if path.startswith("/") else ""
 
 
 def image_gc_start_percent(settings: Settings) -> int | None:
-    """Return the usage of imagefs at which images are removed; ``None`` if none is removed by threshold."""
+    """Return the imagefs usage in percent that starts image GC; ``None`` if image GC by threshold is disabled."""
     high = settings.policy.images.high_threshold_percent
     return None if settings.image_interval_s is None or high == 100 else high
 
@@ -333,7 +333,7 @@ def state_finding(settings: Settings) -> Finding:
 
 
 def store_finding(settings: Settings) -> Finding:
-    """Return the finding on the databases in the state directory; they are only read."""
+    """Return the finding on the databases in the state directory; the check does not write to the databases."""
     files = sorted(settings.state_directory.glob("*.db")) if settings.state_directory.is_dir() else []
     faults = {path: fault_of(path) for path in files}
     broken = {str(path): fault for path, fault in faults.items() if fault}
@@ -341,7 +341,7 @@ def store_finding(settings: Settings) -> Finding:
 
 
 def hold_finding(settings: Settings) -> Finding:
-    """Return the finding on the hold file."""
+    """Return the finding on the file with the image holds."""
     try:
         count = len(HoldFile(settings.state_directory).read())
     except NodeAgentError as error:

@@ -1,4 +1,4 @@
-"""The check of ``nodeagent doctor`` on the API server."""
+"""Checks of ``nodeagent doctor`` on the access to the Kubernetes API server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def cluster_findings(settings: Settings) -> Iterator[Finding]:
-    """Yield the findings on trust, credentials, rules and watched pods; none where no API server is configured."""
+    """Yield the findings on TLS trust, credentials, RBAC rules and watched pods; nothing without an API server."""
     access = settings.kubernetes.access
     if access is None:
         return

@@ -1,4 +1,4 @@
-"""Checks of ``nodeagent doctor`` on evictions for memory."""
+"""Checks of ``nodeagent doctor`` on evictions under memory pressure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ UNIT: Final = "nodeagent.service"
 
 
 def memory_finding(settings: Settings, root: Path) -> Finding:
-    """Return whether the memory thresholds are met before the kernel is out of memory.
+    """Return the finding on whether memory thresholds are met before the kernel runs out of memory.
 
     Raises:
-        ObservationError: the kernel's reserve cannot be read.
+        ObservationError: ``vm.min_free_kbytes`` cannot be read.
     """
     observations, unread = read_signals(SignalPaths(None), SystemClock(), kernel_estimate=True, root=root)
     reading = next((each for each in observations if each.signal is Signal.MEMORY_AVAILABLE), None)
@@ -40,7 +40,7 @@ def memory_finding(settings: Settings, root: Path) -> Finding:
 
 
 def cache_finding(settings: Settings) -> Finding:
-    """Return whether page cache can be reclaimed before an eviction for memory."""
+    """Return the finding on whether page cache can be reclaimed before a pod is evicted for memory."""
     eviction = settings.eviction
     off = eviction.off_because(Role.STANDALONE) or ("" if eviction.reclaim_cache else "eviction.reclaim = false")
     return check_cache_reclaim(off, writable=None if off else read_writable_cgroups(UNIT))

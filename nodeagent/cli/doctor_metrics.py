@@ -1,4 +1,4 @@
-"""The check of ``nodeagent doctor`` on the metrics listener."""
+"""Check of ``nodeagent doctor`` on the metrics listener and its TLS certificate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def metrics_finding(settings: Settings) -> Finding:
-    """Return the finding on the listen address and the files of its certificate."""
+    """Return the finding on the listen address of the metrics and on the TLS certificate files."""
     listen, files = settings.metrics.endpoint
     listener = check_listener(
         "" if listen is None else listen.text,

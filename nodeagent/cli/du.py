@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _BAR: Final = 80
 _SHORTEST_S: Final = 1e-3
-"""A request of 0 s means the default."""
+"""Minimum of ``--timeout`` in seconds: the daemon replaces a requested timeout of 0 s by its default."""
 _TITLES: Final = {
     Part.IMAGES_IN_USE: "images in use",
     Part.IMAGES_UNUSED: "unused images",
@@ -63,7 +63,7 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
     within_s = max(_SHORTEST_S, within_s)
 
     async def measure(agent: Agent) -> DiskUsage:
-        from nodeagent.api.node.gc import measure_disk_usage  # noqa: PLC0415 - not with a daemon
+        from nodeagent.api.node.gc import measure_disk_usage  # noqa: PLC0415 - not needed if the daemon responds
 
         return await measure_disk_usage(agent, within_s)
 
@@ -78,7 +78,7 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
 
 
 def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, coloured: bool = False) -> Iterator[Line]:
-    """Yield a breakdown as a table, with colours also as a bar; ``details`` lists the members of every share."""
+    """Yield a disk usage breakdown as a table, with colours also as a bar; ``details`` lists all category members."""
     capacity = value.filesystem.capacity_bytes
     width, start, total = min(_BAR, columns or _BAR), 0, 0
     shares = Line()
@@ -106,7 +106,7 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
             table.add(f"  {short_reference(name)}", size_cell(size_bytes), "", style="dim")
     table.add("free", size_cell(value.filesystem.available_bytes), "")
     yield usage_line(value.filesystem, columns)
-    if coloured:  # its parts differ in colour only
+    if coloured:  # without colours the parts of the bar are indistinguishable
         yield shares.append("\u2591" * (width - start), "dim")
     yield Line()
     yield from table.lines(columns)

@@ -34,11 +34,11 @@ def preview(source: Source, form: str, simulate: Sequence[str]) -> None:
     """
 
     async def read_node(agent: Agent) -> EvictionPreview:
-        from nodeagent.api.node.eviction import preview_eviction  # noqa: PLC0415 - not with a daemon
+        from nodeagent.api.node.eviction import preview_eviction  # noqa: PLC0415 - not needed if the daemon responds
 
         return await preview_eviction(agent, simulate)
 
-    if any("," in each for each in simulate):  # they are separated by commas in the request
+    if any("," in each for each in simulate):  # the request separates values by commas
         simulate = [part for each in simulate for part in each.split(",")]
     document = read("EvictionPreview", {"simulate": ",".join(simulate)}, source, read_node)
     if form != "table":
@@ -63,7 +63,7 @@ def eviction_lines(found: EvictionPreview, columns: int | None) -> Iterator[Line
 
 
 def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
-    """Yield the threshold that is acted on, and the pod that is evicted."""
+    """Yield the exceeded threshold, the steps before an eviction, and the pod that would be evicted."""
     plan = found.plan
     if plan.threshold is None:
         limited = any(each.verdict == "remove" for each in plan.decisions)
@@ -84,14 +84,14 @@ def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
 
 
 def _why_none(found: EvictionPreview) -> str:
-    """Return why no pod is evicted: a reason that holds for the node, rather than that of one protected pod."""
+    """Return the reason that no pod is evicted; a reason of the node takes precedence over that of a single pod."""
     reasons = [each.reason for each in found.plan.decisions]
     of_node = [each for each in reasons if each.code == _NO_THRESHOLD_MET]
     return _sentence((of_node or reasons)[0]) if reasons else "no pods on this node"
 
 
 def _pod_table(found: EvictionPreview, *, sources: bool) -> Table:
-    """Return the pods in eviction order; with ``sources`` also those of their facts, and the QoS class."""
+    """Return the table of pods in eviction order; with ``sources`` also the QoS class and the source of each fact."""
     ranks = {each.uid: each for each in found.plan.ranking}
     numbers = (Heading("USES", right=True), Heading("REQUESTS", right=True))
     qos = (Heading("QOS"),) if sources else ()
@@ -122,7 +122,7 @@ def _usage(found: EvictionPreview, decision: PodDecision, ranked: RankedPodEntry
 
 
 def _request(ranked: RankedPodEntry | None, memory: Fact) -> str:
-    """Return the request of the ranking, or the memory request of a pod without rank; ``~`` marks an inferred one."""
+    """Return the ranked resource request, or the memory request of an unranked pod; ``~`` marks an inferred request."""
     if ranked is None:
         known = size_cell(memory.value if isinstance(memory.value, int) else None)
         return f"~{known}" if memory.value and memory.source == "inferred" else known
@@ -139,6 +139,6 @@ def _fact(fact: Fact, *, sources: bool) -> str:
 
 
 def _sentence(reason: Reason) -> str:
-    from nodeagent.plan.decision import sentence_of  # noqa: PLC0415 - only for this command
+    from nodeagent.plan.decision import sentence_of  # noqa: PLC0415 - needed only here
 
     return sentence_of(str(reason.code), reason.details)

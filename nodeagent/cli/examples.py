@@ -25,7 +25,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "pods": (
-        ("List the pods that the runtime has", "nodeagent pods"),
+        ("List the pods of the runtime", "nodeagent pods"),
         ("Print names only, one per line", "nodeagent pods -o name"),
     ),
     "node describe": (
@@ -33,7 +33,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Print the Node object that a cluster would receive", "nodeagent node describe -o yaml"),
     ),
     "manifest rbac": (
-        ("Grant the agent its rules in a cluster", "nodeagent manifest rbac | kubectl apply -f -"),
+        ("Create the RBAC objects of the agent in a cluster", "nodeagent manifest rbac | kubectl apply -f -"),
         ("Limit the rules to one node", "nodeagent manifest rbac --node edge-7"),
     ),
     "manifest daemonset": (
@@ -42,7 +42,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
             "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 | kubectl apply -f -",
         ),
         (
-            "Print a DaemonSet that removes, for Prometheus",
+            "Print a DaemonSet with removals and metrics enabled",
             "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --no-dry-run --pod-monitor",
         ),
     ),
@@ -84,11 +84,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "report": (
         ("Print the state of this node as one line of JSON", "nodeagent report"),
         ("Sum up the reports of a fleet", "cat reports/*.jsonl | nodeagent report --merge"),
-        ("List the nodes that free most", "nodeagent report --merge fleet.jsonl -o json | jq .nodes[:5]"),
+        ("List the nodes with most reclaimable bytes", "nodeagent report --merge fleet.jsonl -o json | jq .nodes[:5]"),
     ),
     "pressure": (
         ("Show signals against eviction thresholds", "nodeagent pressure"),
-        ("Watch distance and trend", "nodeagent pressure --watch"),
+        ("Watch the distance to thresholds and its trend", "nodeagent pressure --watch"),
     ),
     "gc images": (
         ("Preview the next pass of image GC", "nodeagent gc images --dry-run"),
@@ -105,12 +105,12 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "gc leaks": (
         ("List unreferenced blobs and snapshots", "nodeagent gc leaks"),
-        ("Delete those older than a week", "nodeagent gc leaks --minimum-age 7d --yes"),
+        ("Delete the leaks older than a week", "nodeagent gc leaks --minimum-age 7d --yes"),
         ("Compare the host with the records of containerd", "nodeagent gc leaks --deep"),
     ),
     "gc undo": (
         ("List the passes that can be undone", "nodeagent gc undo --list"),
-        ("Restore the images removed by the newest of them", "nodeagent gc undo"),
+        ("Restore the images removed by the newest pass", "nodeagent gc undo"),
     ),
     "plan": (
         ("Save a plan for the next two hours", "nodeagent plan --out plan.json --expires 2h"),
@@ -121,17 +121,17 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Fail if the decisions differ", "nodeagent plan diff a.json b.json >/dev/null || echo changed"),
     ),
     "apply": (
-        ("Preview a saved plan on the node as it is now", "nodeagent apply plan.json --dry-run"),
+        ("Preview a saved plan on the current node", "nodeagent apply plan.json --dry-run"),
         ("Apply a saved plan without confirmation", "nodeagent apply plan.json --yes"),
     ),
     "hold add": (
         ("Keep an image for two hours", "nodeagent hold add nginx:1.25 --for 2h --why debugging"),
         ("Keep every image during a maintenance", "nodeagent hold add --all --for 30m"),
-        ("Keep a repository", "nodeagent hold add 'registry.example.com/shop/*' --for 1d"),
+        ("Keep the images of a repository", "nodeagent hold add 'registry.example.com/shop/*' --for 1d"),
     ),
     "hold list": (
         ("List the holds in force", "nodeagent hold list"),
-        ("List them without the daemon", "nodeagent hold list --direct"),
+        ("List the holds without the daemon", "nodeagent hold list --direct"),
     ),
     "hold remove": (
         ("Remove a hold before its end", "nodeagent hold remove 3"),
@@ -144,7 +144,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "shutdown": (
         ("Show the phases of a graceful shutdown", "nodeagent shutdown --dry-run"),
-        ("Print them as JSON", "nodeagent shutdown --dry-run -o json"),
+        ("Print the phases as JSON", "nodeagent shutdown --dry-run -o json"),
     ),
     "shutdown status": (
         ("Show inhibitor lock, limit and past stops", "nodeagent shutdown status"),
@@ -178,8 +178,8 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "install": (
         ("Install the agent with its unit, not started", "sudo nodeagent install"),
-        ("Install or upgrade it, and start it", "sudo nodeagent install --enable"),
-        ("Place the files in an image that is built", "nodeagent install --root /mnt/image"),
+        ("Install or upgrade the agent, and start it", "sudo nodeagent install --enable"),
+        ("Install into the root filesystem of an image", "nodeagent install --root /mnt/image"),
     ),
     "uninstall": (
         ("Remove the agent, keep configuration and state", "sudo nodeagent uninstall"),
@@ -204,7 +204,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "completion": (
         ("Enable completion in this bash", "source <(nodeagent completion bash)"),
-        ("Install it for fish", "nodeagent completion fish > ~/.config/fish/completions/nodeagent.fish"),
+        ("Install the completion of fish", "nodeagent completion fish > ~/.config/fish/completions/nodeagent.fish"),
     ),
     "config check": (
         ("Check the configuration in force", "nodeagent config check"),
@@ -231,10 +231,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Print one setting", "nodeagent config reference image_gc.minimum_age"),
     ),
 }
-"""By command: title and command line of each example."""
+"""Examples by command: the title and the command line of each example."""
 
 
 def example_text(command: str) -> str:
-    """Return the examples of a command as text that help does not wrap; empty for a group."""
+    """Return the examples of a command as text for its help, marked to be printed unwrapped; empty for a group."""
     blocks = [f"  # {title}\n  {line}" for title, line in EXAMPLES.get(command, ())]
     return "\b\nExamples:\n" + "\n".join(blocks) if blocks else ""

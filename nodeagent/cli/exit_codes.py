@@ -1,4 +1,4 @@
-"""Exit codes, and the conversion of errors to them."""
+"""Exit codes of the commands, and the conversion of errors to exit codes."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ EPILOG = (
 
 
 def pass_exit_code(end: PassEnd, outcomes: Sequence[Outcome] = ()) -> ExitCode:
-    """Return the exit code of a pass; a dry run has the code of the run that it previews."""
-    from nodeagent.act.gc.outcomes import Outcome, PassEnd  # noqa: PLC0415 - not for every command
+    """Return the exit code of a pass; a dry run has the exit code of the previewed pass."""
+    from nodeagent.act.gc.outcomes import Outcome, PassEnd  # noqa: PLC0415 - not needed by every command
 
     if end is PassEnd.RUNTIME_LOST:
         return ExitCode.RUNTIME_UNREACHABLE
@@ -62,7 +62,7 @@ def pass_exit_code(end: PassEnd, outcomes: Sequence[Outcome] = ()) -> ExitCode:
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:
-    """End the process with a message of one line on standard error."""
+    """Exit with a code, and print a one-line message on standard error."""
     _fail_with_lines(escape(message), code)
 
 
@@ -73,9 +73,9 @@ def _fail_with_lines(message: str, code: ExitCode) -> NoReturn:
 
 @contextmanager
 def _complete_output() -> Iterator[None]:
-    """Write the whole output at the end of the block.
+    """Flush standard output at the end of the block.
 
-    The interpreter would write the rest after the command, and report a failure with a traceback and exit code 120.
+    Otherwise the interpreter flushes it after the command and reports a write error with a traceback and exit code 120.
     """
     if sys.stdout is None:
         raise NodeAgentError("cannot write output: standard output is closed")
@@ -88,7 +88,7 @@ def _complete_output() -> Iterator[None]:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Convert an expected error to one message and its exit code, any other to a traceback and ``FAILED``."""
+    """Convert an expected error to a message and its exit code, any other error to a traceback and ``FAILED``."""
     try:
         with _complete_output():
             yield
@@ -111,17 +111,17 @@ def guarded() -> Iterator[None]:
             _fail_internal()
         _discard_output()
         fail(f"cannot write output: {error.strerror}", ExitCode.FAILED)
-    except Exception:  # noqa: BLE001 - the interpreter would print it unescaped
+    except Exception:  # noqa: BLE001 - the interpreter would print the error unescaped
         _fail_internal()
 
 
 def _discard_output() -> None:
-    """Close standard output; otherwise the interpreter writes the rest again at its end."""
+    """Close standard output; otherwise the interpreter retries the failed write at exit."""
     with suppress(OSError):
         sys.stdout.close()
 
 
 def _fail_internal() -> NoReturn:
-    import traceback  # noqa: PLC0415 - only for an internal error
+    import traceback  # noqa: PLC0415 - needed only for an internal error
 
     _fail_with_lines(f"internal error\n{traceback.format_exc()}", ExitCode.FAILED)

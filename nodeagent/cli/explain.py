@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_SHARING: Final = 10
 _LABEL: Final = 15
 _OTHERS: Final = {
-    "container": "snapshots of containers, of this image or of others with common layers",
+    "container": "container snapshots of this image or of images with common layers",
     "lease": "leases",
     "snapshot-child": "other snapshots",
     "other-namespace": "another namespace of containerd",
@@ -36,10 +36,10 @@ _OTHERS: Final = {
 def show(source: Source, name: str, form: str) -> None:
     """Print the verdict of an image, container or pod with its details, then its past removals."""
     if not name.strip():
-        fail("the name is empty: give a name, digest or id of an image, a container or a pod", ExitCode.USAGE)
+        fail("the name is empty: add the name, digest or id of an image, a container or a pod", ExitCode.USAGE)
 
     async def read_node(agent: Agent) -> Explanation:
-        from nodeagent.api.node.gc import explain_items  # noqa: PLC0415 - not with a daemon
+        from nodeagent.api.node.gc import explain_items  # noqa: PLC0415 - not needed if the daemon responds
 
         return await explain_items(agent, name)
 
@@ -75,7 +75,7 @@ def _title(value: Explained) -> str:
 
 
 def _item_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
-    """Yield the lines of an explanation, each with its label."""
+    """Yield the label and the text of each line that explains an item."""
     yield "verdict", f"{value.verdict}: {_sentence(value.reason)}"
     for each in value.also_kept_by:
         yield "also", _sentence(each)
@@ -92,7 +92,7 @@ def _item_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(reason: Reason) -> str:
-    from nodeagent.plan.decision import sentence_of  # noqa: PLC0415 - only for this command
+    from nodeagent.plan.decision import sentence_of  # noqa: PLC0415 - needed only here
 
     return sentence_of(str(reason.code), reason.details)
 
@@ -107,7 +107,7 @@ def _image_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
     yield "frees alone", f"{size(value.frees_alone_bytes, upper_bound=bound)}, if only this image is removed"
     if value.removals_before:
         frees = size(value.frees_bytes, upper_bound=bound)
-        yield "frees in plan", f"{frees}, after the {value.removals_before} other removal(s) of the plan before it"
+        yield "frees in plan", f"{frees}, after the {value.removals_before} preceding removal(s) of the plan"
     sharing = value.sharing
     if sharing is None:
         return

@@ -1,4 +1,4 @@
-"""The screen of ``nodeagent report --merge``: totals, groups, the nodes that free most, and warnings."""
+"""Table output of ``nodeagent report --merge``: totals, groups, nodes with removals, and warnings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _WIDE: Final = 100
 _WARNINGS: Final = 3
-"""Warnings shown of each node; ``-o json`` has all."""
+"""Maximum number of warnings shown per node; ``-o json`` lists all warnings."""
 
 
 def fleet_lines(fleet: Fleet, columns: int | None, *, most: int) -> Iterator[Line]:
@@ -91,7 +91,7 @@ def _group_table(title: str, groups: tuple[FleetGroup, ...], columns: int | None
 
 
 def _node_table(nodes: list[FleetNode], columns: int | None) -> list[Line]:
-    """Return the nodes as a table; names are cut at the end, since those of a fleet differ at the beginning."""
+    """Return the nodes as a table; names are cut at the end, since node names in a fleet differ at the start."""
     wide = columns is None or columns >= _WIDE
     table = Table(
         Heading("NODE", cut=Cut.END, name=True, at_least=16),

@@ -61,10 +61,10 @@ class Request(Record):
 
 
 def collect(request: Request) -> None:
-    """Preview the removals and, unless it is a dry run or declined, remove.
+    """Print the planned removals, then remove the items unless the command is a dry run or the user declines.
 
     Raises:
-        UsageError: neither ``--yes`` nor ``--dry-run`` is given, and there is no terminal for a confirmation.
+        UsageError: neither ``--yes`` nor ``--dry-run`` is set, and a confirmation is impossible without a terminal.
         NodeAgentError: the node could not be observed.
     """
     if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.is_table):
@@ -80,7 +80,7 @@ def collect(request: Request) -> None:
 
 
 def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCode:
-    """Preview through the running agent and, unless it is a dry run or declined, request the removals."""
+    """Print the preview of the daemon, then request the removals unless the user declines; return the exit code."""
     saved: str | None = None
     if not request.yes or request.dry_run:
         fields = {"scope": request.scope}
@@ -89,7 +89,7 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
         predicted = predicted_exit_code(preview)
         if request.dry_run or (predicted is ExitCode.DONE and not preview.acts):
             return predicted
-        from nodeagent.api.status import Status  # noqa: PLC0415 - not for a dry run
+        from nodeagent.api.status import Status  # noqa: PLC0415 - not needed for a dry run
 
         status = agent.call("Status", Status)
         if status.waiting is not None:
@@ -109,8 +109,8 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
 
 
 def _apply_on_daemon(request: Request, agent: ControlConnection, saved: str | None) -> ExitCode:
-    """Request a saved plan from the daemon, or a pass if ``saved`` is ``None``; print the results."""
-    from nodeagent.act.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not for a dry run
+    """Let the daemon apply a saved plan, or run a pass if ``saved`` is ``None``; print the results."""
+    from nodeagent.act.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not needed for a dry run
 
     apply: dict[str, object] = {"scope": request.scope, "rounds": MAX_ROUNDS}
     if saved is not None:
@@ -144,7 +144,7 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
             f"nodeagent gc undo {report.pass_id}"
         )
     if isinstance(report.breakdown, BreakdownFields):
-        from nodeagent.cli import du  # noqa: PLC0415 - imported only after a missed target
+        from nodeagent.cli import du  # noqa: PLC0415 - needed only after a shortfall
 
         display = standard_output()
         display.write(
@@ -153,7 +153,7 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
 
 
 def show_document(request: Request, document: documents.Preview) -> Preview:
-    """Print the document of a preview; return the preview."""
+    """Print the preview document of the daemon; return the preview."""
     preview = Preview(Scope(request.scope), document.snapshot(), tuple(each.to_model() for each in document.plans))
     if not request.is_table:
         sys.stdout.write(encode(document, request.output))
@@ -184,7 +184,7 @@ def _print_preview(request: Request, preview: Preview, policy: ImageGCPolicy | N
 async def _collect(request: Request, settings: Settings) -> ExitCode:
     if request.dry_run or settings.dry_run:
         return await _preview(request, settings)
-    from nodeagent.act.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not for a dry run
+    from nodeagent.act.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not needed for a dry run
 
     warn_of_pause(settings)
     async with open_for_command(settings, record=True, dry_run=False) as agent:
@@ -199,7 +199,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
             report = await run_interruptibly(
                 agent, preview, trigger="command", rounds=rounds, progress=request.is_table
             )
-        else:  # also recorded without removals, because of the shortfall
+        else:  # a pass without removals is recorded too, for its shortfall
             report = await agent.run(preview, trigger="command", stop=asyncio.Event())
         problems = (*agent.store.take_notices(), agent.store.health.problem)
         report = replace(report, warnings=(*report.warnings, *filter(None, problems)))
@@ -221,13 +221,13 @@ async def _preview(request: Request, settings: Settings) -> ExitCode:
 
 
 def note_dry_run() -> None:
-    """Print that the configuration, not an option of the command, prevented the removals."""
+    """Print a note that ``dry_run`` in the configuration prevented the removals."""
     warn("nothing was removed: dry_run = true in the configuration")
 
 
 def warn_of_pause(settings: Settings) -> None:
-    """Print a warning if the daemon is paused; a command of the operator runs nevertheless."""
-    from nodeagent.observe.clock_reading import read_clocks  # noqa: PLC0415 - not for a dry run
+    """Print a warning if the daemon is paused; the pause does not stop commands."""
+    from nodeagent.observe.clock_reading import read_clocks  # noqa: PLC0415 - not needed for a dry run
     from nodeagent.store.pause import PauseFile  # noqa: PLC0415
 
     try:
@@ -245,7 +245,7 @@ def warn_of_pause(settings: Settings) -> None:
 async def run_interruptibly(
     agent: Agent, preview: Preview, *, trigger: str, rounds: int, progress: bool, plan_id: str = ""
 ) -> PassReport:
-    """Carry out the plans of a preview until SIGINT or SIGTERM; with ``progress`` show a progress bar."""
+    """Apply the plans of a preview until SIGINT or SIGTERM, with an optional progress bar; return the report."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -253,7 +253,7 @@ async def run_interruptibly(
     try:
         if not progress:
             return await agent.run(preview, trigger=trigger, stop=stop, max_rounds=rounds, plan_id=plan_id)
-        from nodeagent.cli.progress import removal_progress  # noqa: PLC0415 - only for terminals
+        from nodeagent.cli.progress import removal_progress  # noqa: PLC0415 - needed only on terminals
 
         with removal_progress(len(preview.removals)) as on_result:
             return await agent.run(
@@ -265,8 +265,8 @@ async def run_interruptibly(
 
 
 def confirm_removals(preview: Preview) -> bool:
-    """Return whether the user confirms a preview."""
-    import typer  # noqa: PLC0415 - only for a confirmation
+    """Prompt for confirmation of a preview; return whether the user confirmed."""
+    import typer  # noqa: PLC0415 - needed only for a confirmation
 
     if not preview.removals:
         return typer.confirm("Remove unreferenced content through the runtime?", default=False)
@@ -274,8 +274,8 @@ def confirm_removals(preview: Preview) -> bool:
 
 
 def confirm_items(items: int) -> bool:
-    """Return whether the user confirms the removal of the listed items."""
-    import typer  # noqa: PLC0415 - only for a confirmation
+    """Prompt for confirmation of the removal of listed items; return whether the user confirmed."""
+    import typer  # noqa: PLC0415 - needed only for a confirmation
 
     return typer.confirm(f"Remove these {items} items?", default=False)
 
@@ -291,14 +291,14 @@ def show_preview(request: Request, agent: Previews, preview: Preview) -> None:
 
 
 def show_report(request: Request, agent: Agent, report: PassReport, breakdown: Breakdown | None = None) -> None:
-    """Print the results of a run, and after a shortfall the usage by category."""
+    """Print the results of a pass, and after a shortfall the disk usage by category."""
     if not request.is_table:
         sys.stdout.write(encode(Report.of(report, breakdown=breakdown), request.output))
         return
     display = standard_output()
     display.write(report_lines(report, agent.settings.policy.images, display.columns))
     if breakdown is not None:
-        from nodeagent.cli import du  # noqa: PLC0415 - only after a missed target
+        from nodeagent.cli import du  # noqa: PLC0415 - needed only after a shortfall
 
         display.write(du.breakdown_lines(breakdown, display.columns, details=False, coloured=display.colour))
 
@@ -309,5 +309,5 @@ def exit_code(report: PassReport) -> ExitCode:
 
 
 def predicted_exit_code(preview: Preview) -> ExitCode:
-    """Return the exit code of a run in which every previewed removal succeeds."""
+    """Return the exit code of a pass in which every previewed removal succeeds."""
     return pass_exit_code(preview.predicted_end[0])

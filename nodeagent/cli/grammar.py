@@ -1,4 +1,4 @@
-"""The options of commands for ``quick_parser``, derived from their declarations for the parser."""
+"""Grammar of ``quick_parser``: the options of commands, derived from their typer declarations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = {str: "text", int: "int", float: "float", bool: "flag"}
 
 
 def rendered() -> str:
-    """Return the grammar of the commands that ``quick`` runs, as JSON."""
+    """Return the grammar of the commands that ``quick`` runs, as JSON text."""
     callbacks = dict(_callbacks(app, ""))
     grammar = {name: _command(callbacks[name]) for name in sorted(COMMANDS)}
     return json.dumps(grammar, indent=1, sort_keys=True) + "\n"
@@ -48,7 +48,7 @@ def _command(callback: Callable[..., Any]) -> dict[str, Any]:
     arguments: list[str] = []
     for name, parameter in inspect.signature(callback).parameters.items():
         if get_origin(parameter.annotation) is not Annotated:
-            continue  # the context of the parser
+            continue  # the typer context is neither an option nor an argument
         kind, info = get_args(parameter.annotation)[:2]
         default = parameter.default
         if default is not inspect.Parameter.empty:
@@ -59,14 +59,14 @@ def _command(callback: Callable[..., Any]) -> dict[str, Any]:
         if not isinstance(info, OptionInfo):
             raise TypeError(f"{name}: not an option")
         found = _option(name, kind, info)
-        if found is not None:  # the first declaration takes the place of the default
+        if found is not None:  # with Annotated, typer stores the first flag of an option as its default
             declared = (info.default, *(info.param_decls or ()))
             options |= {each: found for each in declared if isinstance(each, str) and each.startswith("-")}
     return {"arguments": arguments, "defaults": defaults, "options": options}
 
 
 def _option(name: str, kind: Any, info: OptionInfo) -> dict[str, Any] | None:  # noqa: ANN401 - a type expression
-    """Return an option; ``None`` for one that only the parser reads, such as a path."""
+    """Return the grammar of an option; ``None`` if only the full parser accepts the option, such as a path."""
     if get_origin(kind) in (Union, types.UnionType):
         (kind,) = (each for each in get_args(kind) if each is not type(None))
     if get_origin(kind) is list:

@@ -1,7 +1,7 @@
-"""The files derived from the command tree: top-level help, and grammars of ``quick_parser`` and ``completion``.
+"""Generator of the files derived from the command tree: ``help.txt``, ``grammar.json`` and ``completion.json``.
 
-To import the command tree takes longer than to print ``help.txt``, to match a command line with ``grammar.json``, or to
-complete one with ``completion.json``. ``make docs`` writes them; ``make check`` compares.
+The files are stored since importing the command tree takes longer than printing the help, matching a command line in
+``quick_parser``, or completing one. ``make docs`` writes the files; ``make check`` verifies that they are up to date.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WIDTH: Final = 78  # the parser's text width on a terminal with 80 columns
 
 
 def rendered() -> str:
-    """Return the help of the command tree at 80 columns."""
+    """Return the top-level help text, wrapped for a terminal of 80 columns."""
     command = typer.main.get_command(app)
     settings = {**command.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
     context = typer.Context(command, info_name="nodeagent", **settings)
@@ -30,7 +30,7 @@ def rendered() -> str:
 
 
 def main() -> int:
-    """Write the files; with ``--check`` only compare. Return the exit code."""
+    """Write the generated files; with ``--check`` only compare them. Return 1 if a compared file is out of date."""
     code = 0
     for file, text in (
         (HELP, rendered()),

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class HistoryRequest(NamedTuple):
-    """The passes to print.
+    """Selection of the passes to print.
 
     Attributes:
-        pass_id: id of one pass, or its beginning; ``None`` for all.
-        since: greatest age; empty for no limit.
-        image: part of the name or id of an image; passes without an action on it are omitted; empty for all.
-        limit: number of passes.
+        pass_id: id of one pass, or the beginning of its id; ``None`` for all passes.
+        since: maximum age of a pass, as a duration; empty for no limit.
+        image: part of an image name or id; passes without an action on a matching image are omitted; empty for all.
+        limit: maximum number of passes.
         idle: whether passes without actions are listed.
-        details: whether a table has the actions of each pass.
+        details: whether the table output lists the actions of each pass.
     """
 
     pass_id: str | None
@@ -49,13 +49,13 @@ class HistoryRequest(NamedTuple):
 
 
 _MINIMUM_SINCE_S: Final = 1e-6
-"""A request of 0 s means no limit."""
+"""Minimum of ``--since`` in seconds: the daemon interprets 0 s as no limit."""
 EVERY_PASS: Final = 2**32 - 1
 """Maximum of the field ``limit``, an unsigned integer of 32 bits."""
 
 
 def show_history(config: Path | None, request: HistoryRequest, listing: ListOptions, *, direct: bool) -> None:
-    """Print passes, newest first; those in the state directory with ``direct`` or without a daemon.
+    """Print past passes, newest first; with ``direct`` or without a daemon they are read from the state directory.
 
     Raises:
         UsageError: the id is empty, ``since`` is not a duration, an option of the list is invalid, no pass has the id,
@@ -64,7 +64,7 @@ def show_history(config: Path | None, request: HistoryRequest, listing: ListOpti
     """
     listed = ListRequest.of(PASSES, listing)
     if request.pass_id is not None and not request.pass_id.strip():
-        raise UsageError("PASS is empty: give the id of a pass or its beginning, or omit it to list all passes")
+        raise UsageError("PASS is empty: add the id of a pass or its beginning, or omit PASS to list all passes")
     if request.pass_id and (request.since or request.image or listing.filters):
         raise UsageError("PASS is one pass: omit --since, --image and --filter")
     try:
@@ -97,14 +97,14 @@ def show_history(config: Path | None, request: HistoryRequest, listing: ListOpti
 
 
 def _empty(request: HistoryRequest, source: str) -> str:
-    """Return the text for a history without passes."""
+    """Return the message for an empty list of passes."""
     limited = request.since or request.image or request.pass_id
     return f"no passes in {source}" if limited else f"no passes yet in {source}"
 
 
 def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime | None) -> tuple[dict[str, Any], str]:
-    """Return the document of the history in the state directory, and that directory."""
-    from nodeagent.api.history import History as Document  # noqa: PLC0415 - not with a daemon
+    """Return the history document read from the state directory, and the path of the directory."""
+    from nodeagent.api.history import History as Document  # noqa: PLC0415 - not needed if the daemon responds
     from nodeagent.cli.local_reading import as_json  # noqa: PLC0415
     from nodeagent.cli.session import load_settings  # noqa: PLC0415
     from nodeagent.host.process_identity import is_running  # noqa: PLC0415
@@ -153,7 +153,7 @@ def _pass_lines(past: PastPass, columns: int | None, *, wide: bool) -> Iterator[
         yield Line(f"  {outcome}: {of}: {detail}", "yellow")
     eviction = raw(past).get("eviction")
     if eviction is not None:
-        from nodeagent.api.eviction import RecordedEviction  # noqa: PLC0415 - only for an eviction
+        from nodeagent.api.eviction import RecordedEviction  # noqa: PLC0415 - needed only for an eviction
 
         yield from _ranking_lines(RecordedEviction.of(eviction), columns)
 
@@ -185,7 +185,7 @@ def _ranking_lines(eviction: RecordedEviction, columns: int | None) -> Iterator[
 
 
 def stop_headline(stop: NodeStop) -> str:
-    """Return a node stop in one line."""
+    """Return the summary line of a node stop: start time, kind, result and number of pods."""
     operation = f" ({escape(stop.operation)})" if stop.operation else ""
     return f"{values.time_cell(stop.started_at)}  node stop, {stop.kind}{operation}: {stop.end}, {len(stop.pods)} pods"
 

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 def add(config: Path | None, *, image: str | None, every: bool, duration: str, why: str, form: str) -> None:
-    """Place a hold.
+    """Place a hold on an image, or on all images, and print the hold.
 
     Raises:
-        UsageError: neither or both of an image and ``--all`` are given, or the time is not a duration of at
-            most a year.
-        StoreError: the holds cannot be written.
+        UsageError: an image and ``--all`` are both set or both absent, a value is invalid, or the duration is longer
+            than a year.
+        StoreError: the hold file cannot be written.
     """
     if (image is None) == (not every):
-        raise UsageError("name an image, a pattern or a digest, or give --all; not both")
+        raise UsageError("name an image, a pattern or a digest, or add --all; not both")
     for option, given in (("IMAGE", image or ""), ("--why", why)):
         if not is_text(given):
             raise UsageError(f"{option}: {TEXT_FORM}; no hold was placed")
@@ -76,14 +76,14 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
 
 
 def remove(config: Path | None, hold_id: str) -> None:
-    """Remove a hold.
+    """Remove a hold by its id.
 
     Raises:
-        UsageError: the id is empty, or no hold has it.
-        StoreError: the file cannot be written.
+        UsageError: the id is empty, or no hold has this id.
+        StoreError: the hold file cannot be written.
     """
     if not hold_id.strip():
-        raise UsageError("HOLD is empty: give the id of a hold, as 'nodeagent hold list' prints it")
+        raise UsageError("HOLD is empty: add the id of a hold, see 'nodeagent hold list'")
     with daemon_of(config) as agent:
         if agent is not None:
             _print_removed(agent.call("RemoveHold", Hold, {"id": hold_id}))
@@ -108,7 +108,7 @@ def _note_unmatched(image: str, config: Path | None) -> None:
     """Print a note if no image on this node matches a hold, as with a misspelt name."""
     try:
         document = typed(read("Images", {}, Source(config), _list_images), Images)
-    except NodeAgentError:  # the hold is placed; the node cannot be read
+    except NodeAgentError:  # the hold is placed; without an image list only the note is omitted
         return
     images = [model.Image(each.id, each.repo_tags, each.repo_digests) for each in document.images]
     if not images_named(image, images, ImageIndex(images)):
@@ -116,7 +116,7 @@ def _note_unmatched(image: str, config: Path | None) -> None:
 
 
 async def _list_images(agent: Agent) -> Images:
-    from nodeagent.api.node.lists import list_images  # noqa: PLC0415 - not with a daemon
+    from nodeagent.api.node.lists import list_images  # noqa: PLC0415 - not needed if the daemon responds
 
     return await list_images(agent)
 
@@ -126,7 +126,7 @@ def _print_removed(hold: Hold) -> None:
 
 
 def _user() -> str:
-    """Return the user behind sudo, otherwise the user of this process."""
+    """Return the name of the user who called sudo, otherwise of the user of this process; the uid without a name."""
     try:
         return os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):

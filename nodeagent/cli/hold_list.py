@@ -1,4 +1,4 @@
-"""``nodeagent hold list``: the holds in force."""
+"""``nodeagent hold list``: the active image holds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:
-    """Print all holds in force; those in the state directory with ``direct`` or without a daemon.
+    """Print the active holds; with ``direct`` or without a daemon they are read from the state directory.
 
     Raises:
-        UsageError: an option is invalid.
-        StoreError: the holds cannot be read.
+        UsageError: a list option is invalid.
+        StoreError: the hold file cannot be read.
     """
     request = ListRequest.of(HOLDS, options)
     document = ask("Holds", {}, Source(config, {}, direct))
@@ -30,7 +30,7 @@ def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:
 
 
 def _read_file(config: Path | None) -> dict[str, Any]:
-    from nodeagent.api.holds import HoldList  # noqa: PLC0415 - not with a daemon
+    from nodeagent.api.holds import HoldList  # noqa: PLC0415 - not needed if the daemon responds
     from nodeagent.cli.local_reading import as_json  # noqa: PLC0415
     from nodeagent.cli.session import load_settings  # noqa: PLC0415
     from nodeagent.observe.clock_reading import read_clocks, stored_trust  # noqa: PLC0415

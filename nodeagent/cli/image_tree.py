@@ -1,4 +1,4 @@
-"""``nodeagent images --tree``: images by the layers that they share."""
+"""``nodeagent images --tree``: images as a tree of shared layers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def image_tree(source: Source, options: ListOptions) -> None:
     """Print the images as a tree of shared layers.
 
     Raises:
-        UsageError: an option of lists is given that a tree does not have.
-        ObservationError: the layers of the images are unknown.
+        UsageError: a list option is set that ``--tree`` does not support.
+        ObservationError: the runtime does not report the layers of images.
     """
     form = options.form
     if options != ListOptions(form=form, truncate=options.truncate) or form not in ("table", "json", "yaml"):
-        raise UsageError("--tree has the output formats table, json and yaml, and no other options of a list")
+        raise UsageError("--tree has the output formats table, json and yaml, and no list option except --no-trunc")
     document = read_list("ImageLayers", source, _image_layers)
     if form != "table":
         print_document(document, form)
@@ -47,7 +47,7 @@ def image_tree(source: Source, options: ListOptions) -> None:
 
 
 def _branches(stacks: Sequence[lists.LayerStack], columns: int | None, indent: str = "") -> Iterator[Line]:
-    """Yield one line per stack of layers, each followed by the stacks that derive from it."""
+    """Yield one line per stack of layers, each followed by the stacks built on top of the stack."""
     for number, stack in enumerate(stacks, 1):
         corner, side = _LAST if number == len(stacks) else _INNER
         guide = f"{indent}{corner} "
@@ -64,6 +64,6 @@ def _branches(stacks: Sequence[lists.LayerStack], columns: int | None, indent: s
 
 
 async def _image_layers(node: Previews) -> lists.ImageTree:
-    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not with a daemon
+    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_image_layers(node)

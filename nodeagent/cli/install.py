@@ -1,7 +1,7 @@
-"""``nodeagent install`` and ``uninstall``: all checks, then the changes, with a line for each file.
+"""``nodeagent install`` and ``uninstall``: check everything first, then change the files and report each one.
 
-Both plan every change first, by the manifest in the prefix, which lists the installed files, and by the present files.
-Files of other origin are kept and reported.
+Both commands plan every change before the first one, from the existing files and from the manifest in the prefix, which
+lists the installed files. Files that nodeagent did not install are kept and reported.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 _PACKAGE: Final = Path("/var/lib/dpkg/info/nodeagent.list")
 _UMASK: Final = 0o022
-"""Umask of the installation: readable files, since members of the agent's group run the command."""
+"""Umask of the installation: all users can read the files, since members of the agent's group run the command."""
 _MAX_LISTED: Final = 20
 
 
@@ -82,14 +82,15 @@ def install(
         prefix: directory of the virtual environment.
         manual: the manual pages by file name.
         enable: enable and start the unit.
-        root: directory of the files instead of ``/``; no environment is created then, and no command is run.
+        root: root directory of the files instead of ``/``; if set, no virtual environment is created and no command
+            is run.
         packaged: use the paths of a distribution package, without configuration and manifest.
-        systemd: version of systemd that the unit is for; ``None`` for the installed one.
+        systemd: version of systemd that the unit must support; ``None`` for the installed version.
 
     Raises:
-        UsageError: not root, or the prefix is part of the system.
-        InstallError: a file of another origin has the path of an installed one, and nothing was changed; or a step
-            failed, and the steps before it are not undone.
+        UsageError: the user is not root, or the prefix is a system directory.
+        InstallError: a file that nodeagent did not install exists at an installation path, and nothing was changed;
+            or a step failed, and the preceding steps are not undone.
     """
     if packaged and root is None:
         raise UsageError("--packaged needs --root")
@@ -123,7 +124,7 @@ def install(
 
 
 def _admitted(prefix: Path, top: Path) -> Manifest:
-    """Return the manifest of a valid prefix; an empty one for a new prefix, or a version without manifest."""
+    """Check a prefix and return its manifest; empty for a new prefix or an installation without a manifest."""
     check_place(prefix, top)
     place = below(top, prefix)
     if top == Path("/"):
@@ -132,7 +133,7 @@ def _admitted(prefix: Path, top: Path) -> Manifest:
 
 
 def _place_all(new_parts: list[Part], previous: Manifest, top: Path) -> dict[Path, str]:
-    """Place the files and report each; return the files placed beside an edited one, with fingerprints."""
+    """Install the files and report each one; return fingerprints of files installed beside edited files, by path."""
     steps = [
         (part, plan_placement(part, read_fingerprint(top, part.path), previous.files.get(part.path, frozenset())))
         for part in new_parts
@@ -150,7 +151,7 @@ def _beside(path: Path) -> Path:
 
 
 def _remove_resolved(path: Path, step: Step, previous: Manifest, top: Path) -> None:
-    """Remove the version placed beside an edited file once that file is no longer edited."""
+    """Remove the new version beside an edited file, once the edited file is replaced or restored."""
     beside = _beside(path)
     if step.change is not Change.KEPT and read_fingerprint(top, beside) in previous.files.get(beside, frozenset()):
         remove(beside, top)
@@ -159,10 +160,11 @@ def _remove_resolved(path: Path, step: Step, previous: Manifest, top: Path) -> N
 def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
     """Stop the agent and remove the installed files; with ``purge`` also configuration and state.
 
-    Its own parts of the Node object are removed before, while the configuration with the credentials exists.
+    The agent's conditions, taints and cordon on the Node object are removed first, while the configuration with the
+    credentials exists.
 
     Raises:
-        UsageError: not root, or the prefix is part of the system.
+        UsageError: the user is not root, or the prefix is a system directory.
         InstallError: the manifest is invalid, or the installation has another prefix, and nothing was changed; or a
             removal failed, and the command can be repeated.
     """
@@ -185,7 +187,7 @@ def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
     if booted and (installed if unit is None else unit.change is Change.REMOVED):
         _run_optional("systemctl", "disable", "--now", UNIT)
     changes: list[tuple[Change, str]] = []
-    try:  # reported last, since a closed standard output must not interrupt the installation
+    try:  # reported last, since a closed standard output must not interrupt the removals
         if root is None:
             changes += withdraw_from_cluster(DEFAULT_PATH)
         changes += [_remove_file(path, step, top) for path, step in steps.items()]
@@ -201,7 +203,7 @@ def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
 
 
 def _removals(prefix: Path, top: Path, manifest: Manifest | None, *, purge: bool) -> dict[Path, Step]:
-    """Return the step for each present file outside the prefix; only known paths are considered."""
+    """Return the step for each existing file outside the prefix, by path; only installation paths are considered."""
     recorded = manifest.files if manifest is not None else {}
     by_content = manifest is None or not manifest.complete
     known = dict.fromkeys((*known_places(BY_HAND), *find_pages(BY_HAND, top)))
@@ -238,7 +240,7 @@ def _remove_file(path: Path, step: Step, top: Path) -> tuple[Change, str]:
 
 
 def _kept_data(top: Path) -> list[tuple[Change, str]]:
-    """Return the paths of configuration and state, all kept."""
+    """Return the existing paths of configuration and state, each reported as kept."""
     directories = [each for each in (CONFIGURATION, STATE, RUNTIME) if os.path.lexists(below(top, each))]
     others = [each.path for each in find_leftovers(top) if not _is_within(each.path, directories)]
     return [(Change.KEPT, str(each)) for each in (*directories, *others)]
@@ -308,7 +310,7 @@ def _configure(top: Path) -> Change:
 
 
 def _update_system(prefix: Path, *, enable: bool) -> None:
-    """Apply the placed files to the system and restart a running agent."""
+    """Create the group and directories, reload systemd, and restart a running agent or enable and start it."""
     _run_optional("systemd-sysusers", "nodeagent.conf")
     _run_optional("systemd-tmpfiles", "--create", "nodeagent.conf")
     _run_optional("journalctl", "--update-catalog")
@@ -350,7 +352,7 @@ def _refuse_packaged() -> None:
 
 
 def _run_optional(*words: str) -> None:
-    """Run a command; a failure is only reported."""
+    """Run a command; print a failure on standard error and continue."""
     completed = run(*words)
     if completed is None:
         _notice(f"skipped {' '.join(words)}: {words[0]} not found, or no answer")
@@ -363,7 +365,7 @@ def _report(change: Change, text: str) -> None:
 
 
 def _printable(text: str) -> str:
-    """Return text with control characters and undecodable bytes escaped: other users can choose file names."""
+    """Return text with escaped control characters and undecodable bytes: other users can choose file names."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

@@ -23,7 +23,7 @@ def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> Non
     """List unreferenced blobs and snapshots; delete them with ``--yes`` only.
 
     Raises:
-        UsageError: the age is not a duration.
+        UsageError: the minimum age is not a duration.
         NodeAgentError: references cannot be read from the runtime.
     """
     try:
@@ -40,7 +40,7 @@ def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> Non
 
 
 def _listed(preview: Preview) -> ExitCode:
-    """Print that the listed leaks still exist; return the exit code."""
+    """Print a note that the listed leaks were not deleted; return the exit code of the preview."""
     if preview.removals:
         sys.stderr.write("nothing was deleted; add --yes to delete the items listed for removal\n")
     return gc.predicted_exit_code(preview)

@@ -1,4 +1,4 @@
-"""Options that all lists have."""
+"""Options shared by all list commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class ListOptions(NamedTuple):
 
     Attributes:
         form: ``table``, ``wide``, ``json``, ``yaml`` or ``name``.
-        sort_by: key of a column, after ``-`` for descending order; empty for the order of the document.
+        sort_by: key of a column, with the prefix ``-`` for descending order; empty for the order of the document.
         filters: conditions ``KEY=VALUE`` or ``KEY!=VALUE``; ``*``, ``?`` and ``[...]`` in a value are wildcards.
         headers: whether a table has headings.
         truncate: whether values are cut to the width of a terminal.
@@ -26,5 +26,5 @@ class ListOptions(NamedTuple):
 
     @property
     def is_table(self) -> bool:
-        """Whether the form is a table."""
+        """Whether the output is a table: ``table`` or ``wide`` without ``--quiet``."""
         return self.form in ("table", "wide") and not self.quiet

@@ -1,6 +1,6 @@
-"""Printing of lists: filters, order and the output formats.
+"""Printing of lists: filters, order and output formats.
 
-The rows are those of a document; filters and order apply to its JSON form too.
+The rows are a field of a JSON document; filters and order apply to JSON and YAML output too.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ R = TypeVar("R")
 
 _WIDE_NAME_CELLS: Final = 28
 _LONGEST_VALUE: Final = 1024
-"""The compilation of a wildcard takes time quadratic in its length."""
+"""Maximum length of a filter value in characters: compiling a wildcard takes time quadratic in its length."""
 
 
 class Condition(NamedTuple):
-    """A parsed ``--filter``."""
+    """Parsed condition of ``--filter``."""
 
     key: str
     value: str
     equal: bool
 
     def holds_for(self, texts: Sequence[str]) -> bool:
-        """Return whether the texts of a row meet the condition: for ``=`` any of them matches, for ``!=`` none."""
-        from fnmatch import fnmatchcase  # noqa: PLC0415 - only for a filter
+        """Return whether the texts of a row meet the condition: for ``=`` any text matches, for ``!=`` no text."""
+        from fnmatch import fnmatchcase  # noqa: PLC0415 - needed only for a filter
 
         return self.equal is any(text == self.value or fnmatchcase(text, self.value) for text in texts)
 
 
 class ListRequest(NamedTuple, Generic[R]):
-    """A list with checked options."""
+    """Request to print a list, with validated options."""
 
     view: ListView[R]
     options: ListOptions
@@ -52,10 +52,10 @@ class ListRequest(NamedTuple, Generic[R]):
 
     @classmethod
     def of(cls, view: ListView[R], options: ListOptions) -> ListRequest[R]:
-        """Return the request of a command line, before any reading.
+        """Return the request of a list command after validating its options.
 
         Raises:
-            UsageError: a key is unknown, a filter has no value, or ``--quiet`` is given with a document form.
+            UsageError: a key is unknown, a filter has no value, or ``--quiet`` is combined with another output format.
         """
         if options.quiet and options.form != "table":
             raise UsageError(f"--quiet prints ids only: omit it or -o {options.form}")
@@ -68,9 +68,9 @@ class ListRequest(NamedTuple, Generic[R]):
         """Print a document in the requested form.
 
         Args:
-            document: with the rows, as its JSON object.
+            document: JSON object with the rows.
             empty: message on standard error if the table has no rows.
-            now: end of ages; the document's time if ``None``.
+            now: time that ages are computed for; ``None`` for the time of the document.
         """
         options, own = self.options, self.view
         fields = view(document)
@@ -99,7 +99,7 @@ class ListRequest(NamedTuple, Generic[R]):
             texts_of = columns[key].texts
             own = [each for each in self.conditions if each.key == key]
             wanted, excluded = [each for each in own if each.equal], [each for each in own if not each.equal]
-            if texts_of is not None:  # the same for every key of a condition
+            if texts_of is not None:  # always true: the filter keys are the columns with texts
                 pairs = [(row, texts_of(row)) for row in selected]
                 selected = [
                     row
@@ -125,7 +125,7 @@ class ListRequest(NamedTuple, Generic[R]):
             short = column.brief if brief else None
             shown = [column.show(row, now) if short is None else short(row) for row in rows]
             heading = column.heading
-            if options.form == "wide" and heading.name:  # names remain distinct; the last columns are cut instead
+            if options.form == "wide" and heading.name:  # names must remain distinct; the last columns are cut instead
                 heading = heading._replace(at_least=max(heading.at_least, _WIDE_NAME_CELLS))
             headings.append(heading)
             columns.append([cell or EMPTY for cell in shown])

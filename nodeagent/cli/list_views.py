@@ -1,4 +1,4 @@
-"""The lists of the commands: their columns, in the order of the table."""
+"""Columns of each list command, in table order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _verdict_style(row: Image | Container) -> str:
 
 
 def _message(row: Image | Container) -> str:
-    from nodeagent.plan.decision import sentence_of  # noqa: PLC0415 - only for -o wide
+    from nodeagent.plan.decision import sentence_of  # noqa: PLC0415 - needed only for -o wide
 
     return sentence_of(str(row.reason.code), row.reason.details)
 
@@ -182,7 +182,7 @@ HOLDS: Final[ListView[HoldFields]] = ListView(
 
 
 def removed_items(row: PastPass) -> int:
-    """Return the number of items of a pass that no longer exist."""
+    """Return the number of items that a pass removed or found already removed."""
     return sum(each.outcome in ("done", "gone") for each in row.actions)
 
 
@@ -229,4 +229,4 @@ NODE_STOPS: Final[ListView[NodeStop]] = ListView(
 )
 
 BY_OPERATION: Final[Mapping[str, ListView[Any]]] = {"Images": IMAGES, "Containers": CONTAINERS, "PodList": PODS}
-"""The views of the lists of a node, by the operation that returns the document."""
+"""List view by the control API operation that returns the listed document."""

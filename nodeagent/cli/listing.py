@@ -1,7 +1,7 @@
 """Declaration of lists, and the common options of list commands.
 
-A list is declared once, as a ``ListView``: its columns are the cells of the table, the keys of ``--sort-by`` and the
-keys of ``--filter``.
+A list is declared once, as a ``ListView``: its columns define the cells of the table, the keys of ``--sort-by`` and
+the keys of ``--filter``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ R = TypeVar("R")
 
 
 class Scope(Enum):
-    """The tables with a column.
+    """Scope of a column: the tables that show the column.
 
     Attributes:
         TABLE: every table.
         WIDE: ``-o wide``.
         FULL: every table whose values are not cut: in a pipe, or with ``--no-trunc``.
-        KEY: none; it is a key of ``--sort-by`` and ``--filter`` only.
+        KEY: no table; the column is only a key of ``--sort-by`` and ``--filter``.
     """
 
     TABLE = "table"
@@ -42,13 +42,13 @@ class Column(NamedTuple, Generic[R]):
     """A column of a list.
 
     Attributes:
-        key: for ``--sort-by`` and ``--filter``.
+        key: key of ``--sort-by`` and ``--filter``.
         heading: title, alignment and shortening.
-        value: sort value of a row; ``None`` is sorted last.
-        show: the cell of a row, at the time of the document.
-        scope: the tables with this column.
-        texts: the texts compared with ``--filter``; ``None`` for a column without a filter.
-        brief: the cell on a terminal without ``--no-trunc``; ``None`` if it is the same.
+        value: returns the sort value of a row; rows with ``None`` are sorted last.
+        show: returns the cell of a row, given the time of the document.
+        scope: the tables that show the column.
+        texts: returns the texts compared with ``--filter``; ``None`` for a column without a filter.
+        brief: returns the shortened cell for a terminal without ``--no-trunc``; ``None`` for the cell of ``show``.
     """
 
     key: str
@@ -72,7 +72,7 @@ def text(
     texts: Callable[[R], Sequence[str]] | None = None,
     brief: Callable[[R], str] | None = None,
 ) -> Column[R]:
-    """Return a column of text; ``texts`` are those of ``--filter`` where the value is not the only one."""
+    """Return a text column; ``texts`` returns the texts compared with ``--filter``, by default only the value."""
     return Column(
         key,
         Heading(title, cut=cut, name=name, at_least=at_least),
@@ -85,7 +85,7 @@ def text(
 
 
 def identifier(key: str, title: str, value: Callable[[R], str], *, scope: Scope = Scope.TABLE) -> Column[R]:
-    """Return a column of ids, of twelve digits on a terminal; a filter has either form."""
+    """Return a column of ids, cut to twelve digits on a terminal; ``--filter`` matches the full and the short id."""
 
     def forms(row: R) -> tuple[str, ...]:
         return value(row), short_id(value(row))
@@ -94,7 +94,7 @@ def identifier(key: str, title: str, value: Callable[[R], str], *, scope: Scope 
 
 
 def flag(key: str, title: str, value: Callable[[R], bool], *, scope: Scope = Scope.TABLE) -> Column[R]:
-    """Return a column of ``true`` and ``false``."""
+    """Return a column of Boolean values, shown as ``true`` and ``false``."""
     return text(key, title, lambda row: "true" if value(row) else "false", scope=scope)
 
 
@@ -107,7 +107,7 @@ def size(
     mark: Callable[[R], str] = lambda _: "",
     missing: str = "?",
 ) -> Column[R]:
-    """Return a column of sizes in bytes, preceded by a mark of the row; ``missing`` is shown for ``None``."""
+    """Return a column of sizes in bytes, each with the prefix of ``mark``; ``missing`` is shown for ``None``."""
 
     def show(row: R, _: datetime) -> str:
         size_bytes = value(row)
@@ -139,7 +139,7 @@ def since(
 
 
 def duration(key: str, title: str, value: Callable[[R], float], *, scope: Scope = Scope.TABLE) -> Column[R]:
-    """Return a column of durations in seconds."""
+    """Return a column of durations; ``value`` returns seconds."""
     return Column(key, Heading(title), value, lambda row, _: format_duration(value(row)), scope)
 
 
@@ -147,11 +147,11 @@ class ListView(NamedTuple, Generic[R]):
     """The declaration of a list.
 
     Attributes:
-        rows: the field of the document with the rows.
-        columns: in the order of the table.
-        id: the text of ``--quiet``.
-        name: the text of ``-o name``.
-        style: of a row.
+        rows: name of the document field with the rows.
+        columns: the columns in table order.
+        id: returns the id of a row, printed with ``--quiet``.
+        name: returns the name of a row, printed with ``-o name``.
+        style: returns the style of a row; empty for plain text.
     """
 
     rows: str

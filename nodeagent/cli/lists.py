@@ -27,7 +27,7 @@ def list_images(source: Source, options: ListOptions) -> None:
     """Print every image with its verdict.
 
     Raises:
-        UsageError: an option is invalid.
+        UsageError: a list option is invalid.
     """
     _print("Images", source, options, _images, "no images")
 
@@ -36,7 +36,7 @@ def list_containers(source: Source, options: ListOptions) -> None:
     """Print every container with its verdict.
 
     Raises:
-        UsageError: an option is invalid.
+        UsageError: a list option is invalid.
     """
     _print("Containers", source, options, _containers, "no containers")
 
@@ -45,7 +45,7 @@ def list_pods(source: Source, options: ListOptions) -> None:
     """Print every pod of the runtime with its deletion status.
 
     Raises:
-        UsageError: an option is invalid.
+        UsageError: a list option is invalid.
     """
     _print("PodList", source, options, _pods, "no pods")
 
@@ -53,11 +53,11 @@ def list_pods(source: Source, options: ListOptions) -> None:
 def read_list(
     operation: str, source: Source, local: ReadPreviews, *, meanwhile: Callable[[], object] | None = None
 ) -> dict[str, Any]:
-    """Return the document of an operation as its JSON object; without a daemon by ``local``.
+    """Return the document of an operation as a JSON object, from the daemon or else created by ``local``.
 
     Args:
         operation: name in :data:`~nodeagent.api.operations.OPERATIONS`.
-        source: of the document.
+        source: source of the document.
         local: creates the document without a daemon.
         meanwhile: called while the daemon creates the document, or before the node is read.
     """
@@ -66,7 +66,7 @@ def read_list(
         return answer
     if meanwhile is not None:
         meanwhile()
-    from nodeagent.cli.local_reading import read_preview  # noqa: PLC0415 - not with a daemon
+    from nodeagent.cli.local_reading import read_preview  # noqa: PLC0415 - not needed if the daemon responds
 
     return read_preview(source, local)
 
@@ -80,8 +80,8 @@ def _print(
 ) -> None:
     @cache
     def request() -> ListRequest[Any]:
-        from nodeagent.cli.list_request import ListRequest  # noqa: PLC0415 - after the request
-        from nodeagent.cli.list_views import BY_OPERATION  # noqa: PLC0415 - as above
+        from nodeagent.cli.list_request import ListRequest  # noqa: PLC0415 - imported while the daemon responds
+        from nodeagent.cli.list_views import BY_OPERATION  # noqa: PLC0415 - imported while the daemon responds
 
         return ListRequest.of(BY_OPERATION[operation], options)
 
@@ -90,18 +90,18 @@ def _print(
 
 
 async def _images(node: Previews) -> lists.Images:
-    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not with a daemon
+    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_images(node)
 
 
 async def _containers(node: Previews) -> lists.Containers:
-    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - as above
+    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_containers(node)
 
 
 async def _pods(node: Previews) -> lists.Pods:
-    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - as above
+    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_pods(node)

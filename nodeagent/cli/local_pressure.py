@@ -1,4 +1,4 @@
-"""Readings of the eviction signals by the command itself, without a daemon."""
+"""Readings of the eviction signals by ``nodeagent pressure`` itself, without a daemon."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """The readings to show.
+    """Request for readings of the eviction signals.
 
     Attributes:
         config: configuration file.
-        overrides: options of the command that change settings.
-        hard: replaces the configured thresholds; empty keeps them.
-        memory_source: replaces the configured formula; empty keeps it.
+        overrides: settings changed by options of the command.
+        hard: hard thresholds that replace the configured ones; empty for the configured thresholds.
+        memory_source: formula of ``memory.available``; empty for the configured formula.
     """
 
     config: Path | None
@@ -46,10 +46,10 @@ class Request(NamedTuple):
 
 
 def show_readings(request: Request, form: str, watch_s: float | None, view: View) -> bool:
-    """Read and print, repeatedly with ``watch_s``; return whether a threshold was met at the last reading.
+    """Print the signals, every ``watch_s`` seconds or once; return whether the last reading met a threshold.
 
     Raises:
-        UsageError: the thresholds cannot be parsed.
+        UsageError: the hard thresholds cannot be parsed.
     """
     settings = load_settings(request.config, request.overrides)
     chosen = settings.eviction
@@ -83,7 +83,7 @@ async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s
 
 
 async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tuple[SignalLayout, str]:
-    """Return the layout, and a warning if no runtime reports it."""
+    """Return the filesystem layout, and a warning if no runtime reports the image filesystem; else empty."""
     try:
         async with open_for_command(settings, record=False) as agent:
             return await reader.read_layout_or_nodefs(

@@ -1,4 +1,4 @@
-"""Documents of a command's own observation of the node, without a daemon."""
+"""Documents that a command creates by reading the node itself, without a daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def read_document(source: Source, make: ReadNode) -> dict[str, Any]:
-    """Return the document of an agent, as its JSON object.
+    """Read the node and return the document created by ``make``, as a JSON object.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -35,7 +35,7 @@ def read_document(source: Source, make: ReadNode) -> dict[str, Any]:
 
 
 def read_preview(source: Source, make: Callable[[Previews], Coroutine[Any, Any, Document]]) -> dict[str, Any]:
-    """Return the document of a preview, as its JSON object; raises as :func:`read_document`."""
+    """Read the node for a preview and return the document of ``make``; result and errors as ``read_document``."""
     settings = _settings(source)
 
     async def observe() -> Document:
@@ -53,6 +53,6 @@ def _settings(source: Source) -> Settings:
 
 
 def as_json(document: Document) -> dict[str, Any]:
-    """Return a document as the JSON object received by a client of the daemon."""
+    """Return a document as the JSON object that a client of the daemon would receive."""
     found: dict[str, Any] = json.loads(encode_line(document))
     return found

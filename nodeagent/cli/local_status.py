@@ -1,4 +1,4 @@
-"""Status documents from a command's own reading of the node, without a daemon."""
+"""Status documents that a command creates by reading the node itself, without a daemon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LocalStatus:
-    """Reads the documents that the daemon returns for ``Status`` and ``Pods``."""
+    """Reader of the documents that the daemon returns for the operations ``Status`` and ``Pods``."""
 
     def __init__(self, runner: asyncio.Runner, agent: Agent) -> None:
         self._runner = runner
@@ -29,11 +29,11 @@ class LocalStatus:
         self._reader = StatusReader(agent)
 
     def status(self) -> dict[str, Any]:
-        """Return the status of the node."""
+        """Return the status document of the node as a JSON object."""
         return as_json(self._runner.run(status_document(self._agent, self._reader, None)))
 
     def pods(self) -> dict[str, Any]:
-        """Return the pods with their usage.
+        """Return the document of the pods with their usage as a JSON object.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -43,7 +43,7 @@ class LocalStatus:
 
 @contextmanager
 def open_local_status(config: str | PathLike[str] | None) -> Iterator[LocalStatus]:
-    """Return a reader of the node.
+    """Open a reader of the node's status documents.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -60,5 +60,5 @@ def open_local_status(config: str | PathLike[str] | None) -> Iterator[LocalStatu
 
 
 async def read_report(agent: Agent) -> NodeReport:
-    """Return the report of the node for a fleet."""
+    """Return the report document of this node, for ``nodeagent report`` without a daemon."""
     return await report_document(agent, StatusReader(agent), None)

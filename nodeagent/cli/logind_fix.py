@@ -1,4 +1,4 @@
-"""``nodeagent doctor --fix-logind``: a delay limit of logind that covers all phases of a graceful shutdown."""
+"""``nodeagent doctor --fix-logind``: raise logind's delay limit to cover all phases of a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RELOAD_WITHIN_S: Final = 20
 
 
 def fix_logind(settings: Settings, root: Path = _ROOT) -> None:
-    """Write the drop-in that raises the delay limit, unless the limit suffices, and reload logind.
+    """Write the drop-in that raises the delay limit, unless the limit is sufficient, and reload logind.
 
     Raises:
         InhibitorError: the drop-in cannot be written, or logind cannot be reloaded.
@@ -37,7 +37,7 @@ def fix_logind(settings: Settings, root: Path = _ROOT) -> None:
         drop_in = own_drop_in(required_s, root)
         write_drop_in(drop_in)
         warn(f"nodeagent: wrote {drop_in.path}: logind delays a shutdown by at most {required_s}s")
-    if root == _ROOT:  # even without a change: logind may not have been reloaded since the last one
+    if root == _ROOT:  # even without a change: logind may not have been reloaded since the last change
         _reload_logind()
 
 

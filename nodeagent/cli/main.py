@@ -1,4 +1,4 @@
-"""The command tree, and the entry that parses a command line with it."""
+"""Command tree, and the entry point for command lines that need the full parser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     "previewed and has a reason.",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,  # the command completion replaces it
+    add_completion=False,  # replaced by the command nodeagent completion
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -48,7 +48,7 @@ def _main(
         bool, typer.Option("--version", help="Show the version and exit", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options of every command."""
+    """Declare the options of the program itself, which precede a command."""
 
 
 _INSPECT: Final[tuple[Callable[..., None], ...]] = (
@@ -99,7 +99,7 @@ for _name, _group, _panel in (
 
 
 def main() -> None:
-    """Run the command line; every expected error becomes one message and an exit code."""
+    """Parse and run the command line; convert every expected error to a message and an exit code."""
     gc.set_threshold(50_000, 20, 20)  # snapshots are large, short-lived and free of cycles
     with guarded():
         tree = part_for(sys.argv[1:])
@@ -108,10 +108,10 @@ def main() -> None:
 
 
 def part_for(words: Sequence[str]) -> typer.Typer:
-    """Return the command tree, or the part of it that a command line needs: most of its cost is per command.
+    """Return the part of the command tree that a command line needs; building a smaller tree is faster.
 
-    The whole tree is needed for anything but a known command: its errors and completions name all commands,
-    ``install`` writes a manual page for each, and ``help`` shows the help of any.
+    The whole tree is returned for an unknown command and for completion, which list all commands, for ``install``,
+    which writes a manual page per command, and for ``help``.
     """
     name = words[0] if words else ""
     if name in {"help", "install"} or "_NODEAGENT_COMPLETE" in os.environ:
@@ -127,9 +127,9 @@ def _name_of(command: CommandInfo) -> str:
 
 
 def _print_help(tree: typer.Typer, words: Sequence[str]) -> bool:
-    """Print the help of a command if that is the whole request; return whether it was printed.
+    """Print the help of a command if the command line requests only help; return whether the help was printed.
 
-    The parser prints the same; it prepares the conversion of every option before.
+    The parser prints the same text, but first prepares the conversion of every option, which takes longer.
     """
     program, names, option = words[0], words[1:-1], words[-1]
     if option not in ("-h", "--help") or program.rpartition("/")[2] != _PROGRAM or "_NODEAGENT_COMPLETE" in os.environ:

@@ -1,4 +1,4 @@
-"""``nodeagent manifest``: objects for a cluster, printed for kubectl."""
+"""``nodeagent manifest``: Kubernetes manifests of the agent, printed for ``kubectl apply``."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _REASONS: Final[Mapping[str, str]] = {
     "automountServiceAccountToken:": "not used beside a kubelet; rules for other uses: nodeagent manifest rbac",
     "hostPID:": "no process of the host is read: the role is configured, and the kubelet evicts and stops pods",
     "hostNetwork:": "metrics and probes on loopback, and a start without the pod network, as on a full disk",
-    "mountPropagation:": "without it the pod would keep the files of removed containers on the disk",
-    "runAsUser:": "the socket of the runtime belongs to root",
+    "mountPropagation:": "without propagation the pod would keep the files of removed containers on the disk",
+    "runAsUser:": "the socket of the runtime is owned by root",
     "tolerations:": "a node under disk pressure is tainted when the agent is needed most",
 }
-"""Comments above lines of a pod, by their beginning."""
+"""Comment printed above a line of a pod manifest, by the beginning of the line."""
 
 
 def print_rbac(nodes: Sequence[str], settings: Collection[str] = ()) -> None:
     """Print service account, roles and bindings, with a comment on the purpose of each rule.
 
     Args:
-        nodes: to which the rules are limited where RBAC can; none for all nodes.
-        settings: with rules of their own.
+        nodes: node names to which rules are limited where RBAC allows a limit; empty for all nodes.
+        settings: names of settings whose additional rules are included.
 
     Raises:
         UsageError: a node name is empty or not printable.
@@ -63,7 +63,7 @@ def _lines(document: dict[str, Any], settings: Collection[str]) -> list[str]:
 
 
 def print_daemon_set(workload: Workload) -> None:
-    """Print service account, configuration and DaemonSet.
+    """Print the manifests of service account, ConfigMap and DaemonSet.
 
     Raises:
         UsageError: a value is not valid in a manifest.
@@ -74,7 +74,7 @@ def print_daemon_set(workload: Workload) -> None:
 
 
 def print_static_pod(workload: Workload) -> None:
-    """Print the static pod, with its configuration file as a comment.
+    """Print the manifest of the static pod, with the required configuration file as a comment.
 
     Raises:
         UsageError: a value is not valid in a manifest.
@@ -122,7 +122,7 @@ def _head(workload: Workload) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a block."""
+    """YAML dumper that writes multi-line text as a block scalar."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
@@ -134,7 +134,7 @@ _Dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]
 
 
 def _yaml(document: dict[str, Any]) -> str:
-    """Return an object with comments above the lines that need a reason."""
+    """Return an object as YAML, with the comments of ``_REASONS`` above their lines."""
     lines = []
     for line in yaml.dump(document, Dumper=_Dumper, sort_keys=False).splitlines():
         start = line.lstrip(" ")

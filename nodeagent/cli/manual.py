@@ -1,6 +1,6 @@
 """Manual pages, generated from the help of the command tree, the descriptions of the settings and the documents.
 
-One page for each command with its sub-commands, one for the program, one for the configuration file, and one for each
+There is one page per command with its subcommands, one for the program, one for the configuration file, and one per
 document.
 Source: man-pages(7), man(7).
 """
@@ -31,7 +31,7 @@ _FILES: Final = (
 
 
 def pages(root: TyperGroup) -> dict[str, str]:
-    """Return the pages of a command tree by file name, such as ``nodeagent-gc.1``."""
+    """Return the text of all manual pages by file name, such as ``nodeagent-gc.1``."""
     context = typer.Context(root, info_name=PROGRAM, **root.context_settings)
     commands = {name: root.get_command(context, name) for name in root.list_commands(context)}
     visible = {name: command for name, command in commands.items() if command is not None and not command.hidden}
@@ -127,7 +127,7 @@ def _exit_status(context: typer.Context) -> list[str]:
 
 
 def _examples(contexts: Iterable[typer.Context]) -> list[str]:
-    """Return the examples of these commands."""
+    """Return the lines of the section EXAMPLES for these commands; empty without examples."""
     lines: list[str] = []
     for context in contexts:
         for title, command in EXAMPLES.get(" ".join(context.command_path.split()[1:]), ()):

@@ -1,7 +1,7 @@
 """Manual pages of section 7: the installed documents, converted from Markdown.
 
-A row of a table is a tagged paragraph, since its cells are sentences: beside each other they would be a few characters
-wide on a terminal of 80 columns.
+Each table row is rendered as a tagged paragraph: the cells are sentences, and side by side they would be only a few
+characters wide on a terminal of 80 columns.
 
 Source: man-pages(7), man(7); CommonMark with tables.
 """
@@ -28,12 +28,12 @@ _FONTS: Final = {"strong_open": r"\fB", "strong_close": r"\fR", "em_open": r"\fI
 
 
 def document_pages() -> dict[str, str]:
-    """Return the page of each installed document by file name, such as ``nodeagent-eviction.7``."""
+    """Return the manual page of each installed document by file name, such as ``nodeagent-eviction.7``."""
     return {f"{_name(topic)}.{SECTION}": _page(topic, path.read_text("utf-8")) for topic, path in topics().items()}
 
 
 def document_references() -> list[tuple[str, int]]:
-    """Return name and section of the page of each document."""
+    """Return the name and the section of the manual page of each document."""
     return [(_name(topic), SECTION) for topic in topics()]
 
 
@@ -52,15 +52,15 @@ def _page(topic: str, text: str) -> str:
 
 
 class _Converter:
-    """Converts the tokens of a document to lines of a page."""
+    """Converter of the Markdown tokens of a document to the roff lines of a manual page."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = iter(tokens)
         self._lists = 0
-        self._at_start = True  # of a section or an item, where a request for a paragraph is ignored with a warning
+        self._at_start = True  # of a section or list item, where groff ignores a paragraph request with a warning
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines, once."""
+        """Yield the roff lines; the tokens are consumed, so that a second call yields nothing."""
         for token in self._tokens:
             match token.type:
                 case "heading_open":
@@ -83,7 +83,7 @@ class _Converter:
                     yield from self._table()
                     self._at_start = False
                 case _:
-                    pass  # ends of blocks, and comments
+                    pass  # block ends and HTML comments produce no output
 
     def _inline(self) -> Token:
         return next(self._tokens)
@@ -113,7 +113,7 @@ class _Converter:
 
 
 def _row(headings: Sequence[str], cells: Sequence[Token]) -> Iterator[str]:
-    """Yield a row as a tagged paragraph: the first cell, then the others, with their headings if there are several."""
+    """Yield a row as a tagged paragraph: the first cell as tag, then the other cells, if several with headings."""
     first, *others = map(_styled, cells)
     yield ".TP"
     yield line(first or "\\(em")
@@ -146,7 +146,7 @@ def _styled(token: Token) -> str:
 
 
 def _reference(target: str) -> str:
-    """Return the text after a link: the page of a document, an address, or nothing for a part of the same page."""
+    """Return the text printed after a link: a manual page, a URL, or empty for a link within the same page."""
     found = _DOCUMENT.fullmatch(target)
     if found is not None:
         return f" (\\fB{escape(_name(found[1]))}\\fR({SECTION}))"
@@ -158,5 +158,5 @@ def _plain(token: Token) -> str:
 
 
 def _verbatim(line: str) -> str:
-    r"""Return a line of an example; ``\&`` keeps it from being parsed as a request, also if it is empty."""
+    r"""Return a line of an example with the prefix ``\&``, so that the line is never parsed as a request."""
     return f"\\&{escape(line, breakable=False)}"

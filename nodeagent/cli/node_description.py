@@ -39,11 +39,11 @@ _NONE = "<none>"
 
 
 def describe(config: Path | None, overrides: Mapping[str, str | int], form: str, *, images: bool) -> None:
-    """Print the Node object; without a runtime it is not ready and has no images.
+    """Print the Node object of this node; without a runtime the node is not ready and has no images.
 
     Args:
         config: configuration file.
-        overrides: options of the command that change settings.
+        overrides: settings changed by options of the command.
         form: ``table``, ``json`` or ``yaml``.
         images: whether the table lists images.
 
@@ -62,7 +62,7 @@ def describe(config: Path | None, overrides: Mapping[str, str | int], form: str,
 
 
 async def _read(settings: Settings) -> tuple[Node, tuple[str, ...]]:
-    """Return the Node object and warnings."""
+    """Return the Node object of this node, and the warnings of the reading."""
     try:
         async with open_for_command(settings, record=False) as agent:
             find = agent.observer.images.find_filesystems
@@ -86,9 +86,9 @@ async def _read_with(
 async def read_pressure(
     settings: Settings, cri: CriClient | None, find: FindImageFilesystems | None
 ) -> frozenset[NodeCondition] | None:
-    """Return the conditions by one reading of the signals; ``None`` if eviction is disabled.
+    """Return the pressure conditions of one reading of the eviction signals; ``None`` if eviction is disabled.
 
-    ``find`` returns the several image filesystems of the node, whose pressure counts as that of the first.
+    ``find`` returns the image filesystems of a node with several; pressure on any image filesystem is reported.
     """
     if settings.eviction.off_because(Role.STANDALONE):
         return None
@@ -101,10 +101,10 @@ async def read_pressure(
 
 
 def description_lines(node: Node, columns: int | None, *, images: bool) -> Iterator[Line]:
-    """Yield the lines of a description.
+    """Yield the description of a Node object, in the form of ``kubectl describe node``.
 
     Args:
-        node: the object.
+        node: the Node object.
         columns: width of the terminal; ``None`` disables cutting.
         images: whether images are listed.
     """
@@ -141,7 +141,7 @@ def description_lines(node: Node, columns: int | None, *, images: bool) -> Itera
 
 
 def _conditions(conditions: Iterable[StatusCondition], columns: int | None) -> Iterator[Line]:
-    """Yield the table of conditions; the full message of an unusual one follows the table."""
+    """Yield the table of conditions; the full message of each abnormal condition follows the table."""
     yield Line("Conditions:")
     table = Table("  Type", "Status", "Reason", Heading("Message", cut=Cut.END))
     unusual = []

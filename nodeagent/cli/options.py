@@ -1,4 +1,4 @@
-"""Shared options of commands, each declared once.
+"""Options shared by several commands, each declared once.
 
 Command modules do not use ``from __future__ import annotations``, since typer reads the annotations of a command at run
 time.
@@ -21,17 +21,17 @@ from nodeagent.cli.listing import ListView
 from nodeagent.errors import UsageError
 
 Overrides = Mapping[str, str | int]
-"""Values of a command line, by the key of the setting."""
+"""Setting values from command-line options, by the key of the setting."""
 
 
 class CommandGroup(TyperGroup):
-    """A group that lists each command with the first line of its help, without the full stop of the docstring.
+    """Command group whose help lists each command with the first line of its docstring, without the full stop.
 
     The examples of a command precede its epilog.
     """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - types of a module private to typer
-        """Return a command by name; ``None`` if there is none."""
+        """Return a command by name, with its examples; ``None`` for an unknown command."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.help and command.short_help is None:
             command.short_help = command.help.partition("\n")[0].removesuffix(".")
@@ -40,8 +40,8 @@ class CommandGroup(TyperGroup):
             command.epilog = f"{examples}\n\n{command.epilog or ''}".rstrip()
         return command
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as above
-        """Run a command; the error of an option's value is in the words of this program."""
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - types of a module private to typer
+        """Run a command; reword the pydantic error of an invalid option value."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
@@ -49,7 +49,7 @@ class CommandGroup(TyperGroup):
             raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - types of a module private to typer
-        """Write the commands by panel, summaries in full."""
+        """Write the commands grouped by panel, with unabridged summaries."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
@@ -66,7 +66,7 @@ _WORDINGS: Final = (
     (re.compile("^Input should be greater than or equal to "), "must be at least "),
     (re.compile("^Input should be less than or equal to "), "must be at most "),
 )
-"""The parser converts values with pydantic, whose messages address programmers."""
+"""Replacements for messages of pydantic, which converts option values: its messages address programmers."""
 
 
 def _worded(message: str) -> str:
@@ -76,7 +76,7 @@ def _worded(message: str) -> str:
 
 
 class Output(StrEnum):
-    """The output formats."""
+    """Output formats of commands that print one document."""
 
     TABLE = "table"
     JSON = "json"
@@ -84,7 +84,7 @@ class Output(StrEnum):
 
 
 class PlanOutput(StrEnum):
-    """The output formats of plans; ``wide`` adds ids and the sentences of reasons."""
+    """Output formats of plans; ``wide`` adds ids and the sentences of reasons."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -93,7 +93,7 @@ class PlanOutput(StrEnum):
 
 
 class ListOutput(StrEnum):
-    """The output formats of lists."""
+    """Output formats of list commands."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -103,10 +103,10 @@ class ListOutput(StrEnum):
 
 
 def named_file(value: Path | None) -> Path | None:
-    """Return the value of an option or argument that is a file.
+    """Check that the value of an option or argument is a file name, and return it.
 
     Raises:
-        BadParameter: the value is empty or a directory by its form.
+        BadParameter: the value is empty, ``.`` or ``/``.
     """
     if value is not None and not value.name:  # such as an unset shell variable
         raise typer.BadParameter("no file name")
@@ -114,10 +114,10 @@ def named_file(value: Path | None) -> Path | None:
 
 
 def refuse_options_before_subcommand(context: typer.Context) -> None:
-    """Check that no option precedes the subcommand, which would ignore it.
+    """Check that no option precedes the subcommand: the option would be ignored.
 
     Raises:
-        UsageError: an option does.
+        UsageError: an option precedes the subcommand.
     """
     given = [
         max(each.opts, key=len)
@@ -199,7 +199,7 @@ IMAGE_GC: Final = (
     ),
     _setting("image_gc.max_images_per_pass", int, "--max-images", "N", "Remove at most N images in this pass"),
     _setting("image_gc.max_bytes_per_pass", str, "--max-bytes", "SIZE", "Free at most about SIZE in this pass"),
-    _setting("image_gc.undo_window", str, "--undo-window", "DURATION", "Free the space after this time; 0s: at once"),
+    _setting("image_gc.undo_window", str, "--undo-window", "DURATION", "Free space after this time; 0s: immediately"),
 )
 CONTAINER_GC: Final = (
     _setting(
@@ -221,15 +221,15 @@ OPTIONS: Final[Mapping[str, str]] = {
     **{each.key: each.flag for each in (*IMAGE_GC, *CONTAINER_GC)},
     "runtime.endpoint": "--endpoint",
 }
-"""The option of each setting, by its key."""
+"""Command-line option of each setting, by the key of the setting."""
 
 
 def with_setting_options(*options: SettingOption) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds options to a command; it receives the values given as ``overrides``, by key."""
+    """Return a decorator that adds setting options to a command, passed by setting key as ``overrides``."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def run(**values: Any) -> None:  # noqa: ANN401 - typer converts by the annotations below
+        def run(**values: Any) -> None:  # noqa: ANN401 - typer converts values by the annotations below
             given = {option.key: values.pop(option.parameter) for option in options}
             command(**values, overrides={key: value for key, value in given.items() if value is not None})
 
@@ -249,7 +249,7 @@ def with_setting_options(*options: SettingOption) -> Callable[[Callable[..., Non
 
 
 def with_list_options(view: ListView[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds the options of a list to a command; it receives them as ``listing``."""
+    """Return a decorator that adds the list options to a command, passed as the argument ``listing``."""
     keys = (
         f"Keys of --sort-by: {', '.join(view.sort_keys)}.\n\n"
         f"Keys of --filter: {', '.join(view.filter_keys)}. KEY!=VALUE excludes; *, ? and [...] are wildcards; several "
@@ -278,7 +278,7 @@ def with_list_options(view: ListView[Any]) -> Callable[[Callable[..., None]], Ca
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def run(**values: Any) -> None:  # noqa: ANN401 - typer converts by the annotations below
+        def run(**values: Any) -> None:  # noqa: ANN401 - typer converts values by the annotations below
             given = {name: values.pop(name) for name in added}
             command(
                 **values,
@@ -309,5 +309,5 @@ def with_list_options(view: ListView[Any]) -> Callable[[Callable[..., None]], Ca
 
 
 def at_endpoint(endpoint: str | None, overrides: Overrides | None = None) -> Overrides:
-    """Return the overrides of a command with the runtime endpoint, if one is given."""
+    """Return the overrides of a command, including the value of ``--endpoint`` if it is set."""
     return {**({} if endpoint is None else {"runtime.endpoint": endpoint}), **(overrides or {})}

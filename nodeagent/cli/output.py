@@ -1,4 +1,4 @@
-"""Escaped lines on standard output and standard error; names in them are chosen by tenants."""
+"""Escaped lines on standard output and standard error: tenants choose the item names in the lines."""
 
 from __future__ import annotations
 

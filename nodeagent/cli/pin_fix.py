@@ -1,4 +1,4 @@
-"""``nodeagent doctor --fix-pin``: a pin on the sandbox image, so that the kubelet's image GC keeps it."""
+"""``nodeagent doctor --fix-pin``: pin the sandbox image, so that the kubelet's image GC does not remove it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _INTERVAL_S: Final = 0.2
 
 
 def fix_pin(settings: Settings) -> None:
-    """Set the label of a pin on every name of the sandbox image, and report whether the runtime honours it.
+    """Set the pinned label on every name of the sandbox image, and report whether CRI lists the image as pinned.
 
     Raises:
-        NodeAgentError: the runtime is unavailable, has no labels, or refuses the change.
+        NodeAgentError: the runtime is unavailable, does not support image labels, or rejects the change.
 
     Source: containerd CRI plugin, ``labels.PinnedImageLabelKey``.
     """
@@ -48,18 +48,18 @@ async def _pin(agent: Agent, name: str, image: Image) -> None:
     labelled = [each for each in (*image.references, image.id) if await agent.storage.pin_image(each)]
     if not labelled:
         raise NodeAgentError(f"cannot pin {name}: containerd has none of its names")
-    for _ in range(_READINGS):  # CRI updates its record after the event of containerd
+    for _ in range(_READINGS):  # the CRI plugin updates its image store after an event of containerd
         found = await _find(agent, name)
         if found is not None and found.pinned:
             warn(f"nodeagent: pinned {name}")
             return
         await asyncio.sleep(_INTERVAL_S)
     warn(
-        f"nodeagent: {name} has the label of a pin, but the runtime does not report it as pinned: restart containerd, "
+        f"nodeagent: {name} has the pinned label, but the runtime does not report it as pinned: restart containerd, "
         "or update it"
     )
 
 
 async def _find(agent: Agent, name: str) -> Image | None:
-    """Return CRI's record of an image, whose pin is the one that the kubelet reads; ``None`` if absent."""
+    """Return the CRI record of an image, with the field ``pinned`` that the kubelet reads; ``None`` if absent."""
     return next((each for each in await agent.cri.list_images() if name in each.references), None)

@@ -60,10 +60,10 @@ class ApplyRequest(Record):
 def save(
     config: Path | None, overrides: Mapping[str, str | int], scope: str, out: Path | None, expires: str, *, force: bool
 ) -> None:
-    """Observe, plan, and write the plan to a file or to standard output.
+    """Observe the node, plan the removals, and write the signed plan to a file or to standard output.
 
     Raises:
-        UsageError: the lifetime is not a duration, or the file exists.
+        UsageError: the lifetime is not a duration, or the file exists or cannot be written.
     """
     try:
         lifetime = timedelta(seconds=parse_duration_s(expires))
@@ -102,13 +102,13 @@ def save(
         return
     _write(out, text)
     frees = sum(plan.frees_bytes for plan in preview.plans)
-    from nodeagent.units import format_bytes  # noqa: PLC0415 - only for --out
+    from nodeagent.units import format_bytes  # noqa: PLC0415 - needed only for --out
 
     warn(f"{out}: {len(preview.removals)} removals, about {format_bytes(frees)}; expires in {expires}")
 
 
 def _signing_key(settings: Settings) -> bytes | None:
-    """Return this node's plan key; ``None``, with a warning, where it is unavailable."""
+    """Return this node's plan key; ``None`` after a warning if the key is unavailable."""
     try:
         return PlanKeyFile(settings.state_directory).read_or_create()
     except StoreError as error:
@@ -117,7 +117,7 @@ def _signing_key(settings: Settings) -> bytes | None:
 
 
 def apply_file(request: ApplyRequest) -> None:
-    """Remove the items of a saved plan that both the policy of the plan and the policy in force remove.
+    """Remove the items of a saved plan that are removable by the policy of the plan and by the policy in force.
 
     Options of the command line are part of the policy in force, as for ``gc``.
 
@@ -167,7 +167,7 @@ async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) ->
 
 
 def diff(before: Path, after: Path, form: str) -> None:
-    """Print the differences of two saved plans; exit with 0 if no decision differs, else with 1."""
+    """Print the differences of two saved plans; exit with code 0 if all decisions are equal, otherwise with 1."""
     old, new = read_plan(before), read_plan(after)
     document = PlanDiff.of(old, new, compare(old, new))
     if form != "table":
@@ -251,7 +251,7 @@ def _show(
 
 
 def _print_differences(document: PlanDiff) -> None:
-    """Print the different settings, the number of items per change of verdict, and the items."""
+    """Print the settings that differ, the number of items per change of verdict, and the items that differ."""
     display = standard_output()
     columns = display.columns
     if document.settings:

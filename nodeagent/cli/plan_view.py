@@ -37,7 +37,7 @@ _OUTCOME_STYLES: Final = {
 
 
 def item_heading() -> Heading:
-    """Return the column of item names."""
+    """Return the heading of the column with item names."""
     return Heading("NAME", cut=Cut.PATH, name=True, at_least=16)
 
 
@@ -50,7 +50,7 @@ def item_name(decision: Decision, columns: int | None) -> str:
 def usage_line(
     observed: FsObservation, columns: int | None, policy: ImageGCPolicy | None = None, *, label: str = "imagefs"
 ) -> Line:
-    """Return a filesystem's usage as a bar, filled by the used share, with its thresholds; the path where it fits."""
+    """Return the usage of a filesystem as a line with bar, percentage and thresholds; if wide also with its path."""
     wide = columns is None or columns >= _WIDE
     used = observed.used_percent
     over = policy is not None and used >= policy.high_threshold_percent
@@ -65,7 +65,7 @@ def usage_line(
 def decision_lines(
     plan: Plan, decisions: Sequence[Decision], columns: int | None, *, numbered: bool, wide: bool = False
 ) -> list[Line]:
-    """Return decisions as a table; ``numbered`` in the order of removal, ``wide`` with ids and sentences."""
+    """Return a table of decisions; ``numbered`` adds the order of removal, ``wide`` the ids and reason sentences."""
     first = Heading("#", right=True) if numbered else Heading("VERDICT")
     more = (Heading("ID"), _MESSAGE) if wide else ()
     table = Table(first, "KIND", item_heading(), Heading("FREES", right=True), "REASON", *more)
@@ -169,7 +169,7 @@ def _usage_after(report: PassReport, columns: int | None, policy: ImageGCPolicy)
 
 
 def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None) -> Iterator[Line]:
-    """Yield the results of a run, the bytes freed and the usage afterwards."""
+    """Yield the results of a pass, the bytes freed and the filesystem usage after the pass."""
     exceptions = [result for result in report.results if result.outcome not in (Outcome.DONE, Outcome.DRY_RUN)]
     if exceptions:
         table = Table("KIND", item_heading(), "OUTCOME")

@@ -37,33 +37,33 @@ def show(
     watch_s: float | None,
     direct: bool,
 ) -> None:
-    """Print every signal with its thresholds; exit with 1 if one is exceeded.
+    """Print every signal with its thresholds; exit with code 1 if a threshold is exceeded.
 
     Args:
         config: configuration file.
-        overrides: options of the command that change settings.
+        overrides: settings changed by options of the command.
         form: ``table``, ``json`` or ``yaml``.
-        hard: replaces the configured thresholds; empty keeps them.
-        memory_source: replaces the configured formula; empty keeps it.
+        hard: hard thresholds that replace the configured ones; empty for the configured thresholds.
+        memory_source: formula of ``memory.available``; empty for the configured formula.
         watch_s: refresh interval in seconds; ``None`` prints once.
         direct: whether the node is read even if a daemon is running.
 
     Raises:
-        UsageError: the thresholds cannot be parsed.
+        UsageError: the hard thresholds cannot be parsed.
     """
     own = (*overrides, *([hard] if hard else ()), *([memory_source] if memory_source else ()))
     fields = dict.fromkeys(map(str, own))
     with daemon_for_user(config, fields, root_too=True, direct=direct, refusal_matters=False) as agent:
         if agent is not None:
             sys.exit(ExitCode.FAILED if _follow(agent, form, watch_s) else ExitCode.DONE)
-    from nodeagent.cli.local_pressure import Request, show_readings  # noqa: PLC0415 - not with a daemon
+    from nodeagent.cli.local_pressure import Request, show_readings  # noqa: PLC0415 - not needed if the daemon responds
 
     met = show_readings(Request(config, overrides, hard, memory_source), form, watch_s, pressure_view)
     sys.exit(ExitCode.FAILED if met else ExitCode.DONE)
 
 
 def _follow(agent: ControlConnection, form: str, watch_s: float | None) -> bool:
-    """Print the daemon's readings; return whether a threshold was met at the last one."""
+    """Print the daemon's readings; return whether the last reading met a threshold."""
     again = watch_s is not None
     with watching(form, again=again):
         while True:
@@ -77,8 +77,9 @@ def _follow(agent: ControlConnection, form: str, watch_s: float | None) -> bool:
 def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
     """Yield every signal with its nearest threshold, the conditions and the warnings.
 
-    The bar and the percentage are the used share, or the stalled share of time. DISTANCE is to the threshold, negative
-    once it is exceeded. TREND is shown from the second reading on, on a narrow terminal instead of THRESHOLD.
+    The bar and the percentage show the used share, or the stalled share of time. DISTANCE is the amount left before the
+    threshold, negative if the threshold is exceeded. TREND is shown from the second reading on; on a narrow terminal it
+    replaces THRESHOLD.
     """
     wide = columns is None or columns >= _WIDE
     trend = any(each.change_per_s is not None for each in pressure.signals)
@@ -103,7 +104,7 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
 
 
 def _numbers(signal: Signal) -> dict[str, str]:
-    """Return the cells of a signal by the titles of their columns."""
+    """Return the cells of a signal by column title."""
     known = [one for one in signal.thresholds if one.value is not None and one.distance is not None]
     available = "" if is_stall(signal) else short_amount(signal, signal.available)
     cells = {"AVAILABLE": available, "THRESHOLD": "", "DISTANCE": ""}

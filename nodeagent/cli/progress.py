@@ -1,4 +1,4 @@
-"""A progress bar for removals, on a terminal only."""
+"""Progress bar of removals, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def removal_progress(total: int) -> Iterator[Callable[[Result], None]]:
-    """Show a bar on standard error while items are removed; yield the callback for each result."""
+    """Show a progress bar on standard error during removals; yield the callback to call with each result."""
     console = make_console(stderr=True)
     columns = (
         TextColumn("removing"),

@@ -1,8 +1,8 @@
-"""Commands that run without the parser, where ``quick_parser`` matches the command line.
+"""Commands that run without the typer parser, if ``quick_parser`` matches the command line.
 
-Each adapter calls the implementation as the command in ``nodeagent.cli.commands`` does, with the values of the same
-parameters. Options that are paths or settings of the command's own are left to the parser: with them, a command reads
-the node itself.
+Each adapter calls the implementation with the same parameter values as the command in ``nodeagent.cli.commands``.
+Command lines with path options or setting options are left to the typer parser: with these options, a command reads the
+node itself.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _SETTINGS: Final = ("image_gc_", "container_gc_")
 _COMPLETION: Final = "_NODEAGENT_COMPLETE"
 _GC_THRESHOLD: Final = 500_000
-"""No collection during imports and on nodes of common size. The parser sets a lower one, which the daemon has too."""
+"""Threshold of Python's garbage collector that avoids collections during imports and on nodes of common size."""
 PARSED_OPTIONS: Final = ("endpoint",)
-"""Text options that are left to the parser nevertheless."""
+"""Text options that only the typer parser accepts."""
 
 
 def run(words: Sequence[str]) -> bool:
-    """Run a command line; return whether it was matched. The exit code is raised as ``SystemExit``, unless it is 0."""
+    """Run a command line if it matches; return whether it was run. A nonzero exit code is raised as ``SystemExit``."""
     if not words or words[0] not in _FIRST_WORDS or _COMPLETION in os.environ:
         return False
     found = match(words, read_grammar())
@@ -40,19 +40,19 @@ def run(words: Sequence[str]) -> bool:
         return False
     name, values = found
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
-    atexit.register(gc.freeze)  # exempts all objects from the collections at the end of the interpreter
+    atexit.register(gc.freeze)  # avoids the garbage collections at interpreter exit
     with guarded():
         return COMMANDS[name](values) is not False
 
 
 def _source(values: Mapping[str, Any]) -> Source:
-    from nodeagent.cli.source import Source  # noqa: PLC0415 - with the implementation
+    from nodeagent.cli.source import Source  # noqa: PLC0415 - imported with the implementation
 
     return Source(direct=values["direct"])
 
 
 def _listing(values: Mapping[str, Any]) -> ListOptions:
-    from nodeagent.cli.list_options import ListOptions  # noqa: PLC0415 - with the implementation
+    from nodeagent.cli.list_options import ListOptions  # noqa: PLC0415 - imported with the implementation
 
     return ListOptions(
         form=values["output"],
@@ -223,5 +223,5 @@ COMMANDS: Final[Mapping[str, Callable[[Mapping[str, Any]], bool | None]]] = {
     "top": _top,
     "version": _version,
 }
-"""By the words of the command; ``False`` leaves the command line to the parser."""
+"""Adapter of each command by name; the result ``False`` leaves the command line to the typer parser."""
 _FIRST_WORDS: Final = frozenset([each.partition(" ")[0] for each in COMMANDS])

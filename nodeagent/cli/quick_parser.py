@@ -1,11 +1,11 @@
-"""Matching of common command lines without the parser.
+"""Matching of common command lines without the typer parser.
 
-The parser of command lines is Typer; its import alone takes longer than a request to the daemon. This module matches
-the command lines of a simple form: a known command, options in full, each at most once, values of their type. It
-refuses every other one, so that the parser decides it: errors, help, abbreviations, repeated options, ``--``.
+Importing typer takes longer than a request to the daemon. This module matches simple command lines: a known command,
+unabbreviated options without repetition, and values of the declared types. All other command lines are left to the
+typer parser: errors, help, abbreviations, repeated options, ``--``.
 
-``grammar.json`` has the options of each command. It is derived from the declarations for the parser; ``make docs``
-writes it, ``make check`` compares.
+``grammar.json`` lists the options of each command, derived from the typer declarations. ``make docs`` writes the file;
+``make check`` verifies that it is up to date.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _FLAG: Final = "flag"
 
 
 def read_grammar() -> dict[str, Any]:
-    """Return the options of each command, by its words."""
-    with open(GRAMMAR, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
+    """Return the grammar of each command by name, read from ``grammar.json``."""
+    with open(GRAMMAR, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
         found: dict[str, Any] = json.load(file)
     return found
 
 
 def match(words: Sequence[str], grammar: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Return the command of a command line with the values of its parameters, by name; ``None`` for the parser.
+    """Return the command in a command line and its parameter values by name; ``None`` for other command lines.
 
-    Enumerated values are text. A parameter that ``grammar`` does not have keeps its default in the implementation.
+    Values of enumerations are text. Parameters that are not in ``grammar`` are omitted.
     """
     name = next((each for each in (" ".join(words[:2]), words[0] if words else "") if each in grammar), None)
     if name is None:
@@ -65,7 +65,7 @@ def match(words: Sequence[str], grammar: Mapping[str, Any]) -> tuple[str, dict[s
 
 
 def _value(parameter: Mapping[str, Any], text: str) -> object:
-    """Return the value of an option; ``None`` if only the full parser can read it."""
+    """Return the value of an option; ``None`` if only the typer parser can parse the text."""
     if not text or text.startswith("-") or not text.isprintable():
         return None
     kind = parameter["kind"]

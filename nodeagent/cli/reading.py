@@ -1,8 +1,8 @@
-"""Reading of documents: from the running daemon, or directly from the node.
+"""Documents of commands, requested from the running daemon or created by reading the node.
 
-A command reads the node if ``--direct`` is given, if no daemon is listening, and if it is given settings of its own,
-since the daemon's answer is by its configuration. A daemon that refuses or fails a request is an error. Both result in
-the same document, which the command prints.
+A command reads the node with ``--direct``, without a running daemon, and if options or environment variables change
+settings, since the daemon responds by its own configuration. The command fails if the daemon refuses the request or
+returns an error. The daemon and the command create the same document.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound="Document")
 OBSERVED_WITHIN_S: Final = 300.0
-"""Time limit of an answer that needs an observation of the node, and waits for those of other users."""
+"""Response timeout of an operation that observes the node, possibly after the observations of other clients."""
 
 
 def read(
@@ -35,17 +35,17 @@ def read(
     *,
     within_s: float = OBSERVED_WITHIN_S,
 ) -> dict[str, Any]:
-    """Return the document of an operation as its JSON object.
+    """Return the document of an operation, from the daemon or else from the node, as a JSON object.
 
     Args:
         operation: name in :data:`~nodeagent.api.operations.OPERATIONS`.
-        fields: of the request.
-        source: of the document.
+        fields: request fields.
+        source: configuration and options that select the daemon or the node.
         local: creates the document without a daemon.
-        within_s: time limit of the daemon's answer.
+        within_s: timeout of the daemon's response, in seconds.
 
     Raises:
-        NodeAgentError: the daemon refuses or fails the request, or without a daemon the node cannot be read.
+        NodeAgentError: the daemon refuses the request or returns an error, or the node cannot be read without a daemon.
     """
     answer = ask(operation, fields, source, within_s=within_s)
     return read_node(source, local) if answer is None else answer
@@ -59,22 +59,22 @@ def ask(
     within_s: float = OBSERVED_WITHIN_S,
     meanwhile: Callable[[], object] | None = None,
 ) -> dict[str, Any] | None:
-    """Return the daemon's document as its JSON object; ``None`` if the command reads the node directly.
+    """Return the daemon's document as a JSON object; ``None`` if the command must read the node itself.
 
     Args:
         operation: name in :data:`~nodeagent.api.operations.OPERATIONS`.
-        fields: of the request.
-        source: of the document.
-        within_s: time limit of the daemon's answer.
+        fields: request fields.
+        source: configuration and options that select the daemon or the node.
+        within_s: timeout of the daemon's response, in seconds.
         meanwhile: called while the daemon creates the document; not called without a daemon.
 
     Raises:
-        NodeAgentError: the daemon refuses or fails the request.
+        NodeAgentError: the daemon refuses the request or returns an error.
     """
     if not is_client(source.config, source.overrides, root_too=True, direct=source.direct):
         return None
-    from nodeagent.api.client import ControlClient, DaemonAbsentError  # noqa: PLC0415 - not for a reading of the node
-    from nodeagent.cli import control_client  # noqa: PLC0415 - as above
+    from nodeagent.api.client import ControlClient, DaemonAbsentError  # noqa: PLC0415 - not needed to read the node
+    from nodeagent.cli import control_client  # noqa: PLC0415 - not needed to read the node
 
     path = control_client.find_socket(None)
     if path is None:
@@ -87,18 +87,18 @@ def ask(
 
 
 def answer_of(agent: ControlConnection, operation: str, fields: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """Return the document that a connected daemon answers an operation with, as its JSON object.
+    """Call an operation of a connected daemon and return its document as a JSON object.
 
     Raises:
-        NodeAgentError: the daemon refuses or fails the request.
+        NodeAgentError: the daemon refuses the request or returns an error.
     """
     return _parsed(operation, agent.call_text(operation, fields))
 
 
 def _parsed(operation: str, text: str) -> dict[str, Any]:
-    from nodeagent.api.light import parse_document  # noqa: PLC0415 - after the request
-    from nodeagent.api.operations import OPERATIONS  # noqa: PLC0415 - not for a reading of the node
-    from nodeagent.cli.control_client import checked  # noqa: PLC0415 - as above
+    from nodeagent.api.light import parse_document  # noqa: PLC0415 - imported after the request
+    from nodeagent.api.operations import OPERATIONS  # noqa: PLC0415 - not needed to read the node
+    from nodeagent.cli.control_client import checked  # noqa: PLC0415 - not needed to read the node
 
     schema = OPERATIONS[operation].schema
     if schema is None:
@@ -107,22 +107,22 @@ def _parsed(operation: str, text: str) -> dict[str, Any]:
 
 
 def read_node(source: Source, local: ReadNode) -> dict[str, Any]:
-    """Return a document of this node, as its JSON object.
+    """Read the node without a daemon and return the document created by ``local``, as a JSON object.
 
     Raises:
         ConfigError: the configuration is invalid.
         NodeAgentError: the node cannot be read.
     """
-    from nodeagent.cli.local_reading import read_document  # noqa: PLC0415 - not with a daemon
+    from nodeagent.cli.local_reading import read_document  # noqa: PLC0415 - not needed if the daemon responds
 
     return read_document(source, local)
 
 
 def typed(document: Mapping[str, Any], kind: type[D]) -> D:
-    """Return a document by its type, for a command that computes with it.
+    """Convert the JSON object of a document to its document type.
 
     Raises:
-        NodeAgentError: the document is not of this version.
+        NodeAgentError: the document does not match the schema of this version.
     """
     from nodeagent.api.codec import decode  # noqa: PLC0415 - slow to import
     from nodeagent.cli.control_client import checked  # noqa: PLC0415 - imports the client of the daemon
@@ -136,7 +136,7 @@ def print_document(document: Mapping[str, Any], form: str) -> None:
         text = to_json(document, indent=2)
         try:
             text.encode(sys.stdout.encoding or "utf-8")
-        except UnicodeEncodeError:  # escapes of JSON are ASCII
+        except UnicodeEncodeError:  # JSON escapes are ASCII and valid in every encoding
             text = json.dumps(document, indent=2)
         sys.stdout.write(text)
         sys.stdout.write("\n")

@@ -1,4 +1,4 @@
-"""Output by rich: progress bars."""
+"""Console of the library rich, for progress bars."""
 
 from __future__ import annotations
 

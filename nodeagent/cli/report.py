@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from nodeagent.cli.source import Source
 
 _MAX_LINE_BYTES: Final = 4 << 20
-"""A report has some kilobytes, with each warning of a broken node some tens of them."""
+"""Maximum length of a report line; a report has a few kilobytes, with many warnings some tens of kilobytes."""
 _MAX_REPORTED: Final = 20
 _ROOT: Final = Path("/")
 
 
 class Merged(NamedTuple):
-    """The lines of the inputs.
+    """Parsed lines of the input files.
 
     Attributes:
-        reports: in the order of their lines.
-        faults: place and cause of each line that is no report.
+        reports: the valid reports in line order.
+        faults: file, line number and cause for each line that is not a report.
     """
 
     reports: list[NodeReport]
@@ -45,15 +45,15 @@ class Merged(NamedTuple):
 
 
 def show_report(source: Source, form: str, *, doctor: bool) -> None:
-    """Print the report of this node; exit code 1 if it has no plan, since the node could not be observed.
+    """Print the report of this node; exit with code 1 if the report has no plan because the observation failed.
 
     Args:
-        source: of the document.
+        source: configuration and options that select the daemon or the node.
         form: ``json`` (one line), ``yaml``, or ``table`` for the summary of this node alone.
-        doctor: whether to run the checks of ``doctor`` too; always by this command.
+        doctor: whether the checks of ``doctor`` are included; they run in this process, never in the daemon.
 
     Raises:
-        NodeAgentError: the daemon refuses or fails the request, or without a daemon the runtime is not found.
+        NodeAgentError: the daemon refuses the request or returns an error, or no runtime is found without a daemon.
     """
     document = read("NodeReport", {}, source, _read_report)
     if doctor:
@@ -70,7 +70,7 @@ def show_report(source: Source, form: str, *, doctor: bool) -> None:
 def merge_reports(files: Sequence[Path], form: str, *, most: int) -> None:
     """Print the summary of the reports in files, or on standard input without files.
 
-    Exit code 3 if some lines are no reports, each of which is named on standard error.
+    The exit code is 3 if some lines are not reports; these lines are listed on standard error.
 
     Raises:
         UsageError: a file cannot be read; nothing is printed.
@@ -80,7 +80,7 @@ def merge_reports(files: Sequence[Path], form: str, *, most: int) -> None:
     for each in merged.faults[:_MAX_REPORTED]:
         warn(f"nodeagent: {each}")
     if len(merged.faults) > _MAX_REPORTED:
-        warn(f"nodeagent: and {len(merged.faults) - _MAX_REPORTED} more lines that are no reports")
+        warn(f"nodeagent: and {len(merged.faults) - _MAX_REPORTED} more lines that are not reports")
     if not merged.reports:
         count = len(merged.faults)
         raise NodeAgentError(f"no report in {count} line{'' if count == 1 else 's'}; nothing to merge")
@@ -97,14 +97,14 @@ def _show_fleet(fleet: Fleet, form: str, *, most: int) -> None:
 
 
 async def _read_report(agent: Agent) -> NodeReport:
-    from nodeagent.cli.local_status import read_report  # noqa: PLC0415 - not with a daemon
+    from nodeagent.cli.local_status import read_report  # noqa: PLC0415 - not needed if the daemon responds
 
     return await read_report(agent)
 
 
 def _checks(source: Source) -> list[dict[str, Any]]:
-    """Return the problems and warnings of ``doctor``."""
-    from nodeagent.cli.doctor_checks import run_checks  # noqa: PLC0415 - only on request
+    """Run the checks of ``doctor`` and return the problems and warnings."""
+    from nodeagent.cli.doctor_checks import run_checks  # noqa: PLC0415 - needed only with --doctor
     from nodeagent.cli.session import load_settings  # noqa: PLC0415
     from nodeagent.plan.node_checks import Verdict  # noqa: PLC0415
 
@@ -117,7 +117,7 @@ def _checks(source: Source) -> list[dict[str, Any]]:
 
 
 def _merge(files: Sequence[Path]) -> Merged:
-    """Return the reports of all lines; lines of white space are omitted.
+    """Parse the report in each line of the files; blank lines are skipped.
 
     Raises:
         UsageError: a file cannot be read.
@@ -135,10 +135,10 @@ def _merge(files: Sequence[Path]) -> Merged:
 
 
 def _report(line: bytes) -> NodeReport:
-    """Return the report in a line.
+    """Parse the report in one line.
 
     Raises:
-        DocumentError: the line is too long or no report.
+        DocumentError: the line is too long or not a report.
     """
     if len(line) > _MAX_LINE_BYTES:
         raise DocumentError(f"longer than {_MAX_LINE_BYTES} bytes")
@@ -161,7 +161,7 @@ def _inputs(files: Iterable[Path]) -> Iterator[tuple[str, Iterator[bytes]]]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file; of a longer line only so much that its length is recognised."""
+    """Yield the lines of a file; a line that is too long is truncated to one byte more than the maximum."""
     while line := file.readline(_MAX_LINE_BYTES + 1):
         rest = line
         while len(rest) > _MAX_LINE_BYTES and not rest.endswith(b"\n"):

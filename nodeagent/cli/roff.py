@@ -1,4 +1,4 @@
-"""Text of manual pages: escaped so that no text is parsed as a request.
+"""roff text of manual pages, escaped so that no text is parsed as a roff request.
 
 Source: man(7), groff_char(7).
 """
@@ -31,7 +31,7 @@ _ESCAPES: Final = {
 
 
 def head(name: str, section: int, manual: str, summary: str) -> list[str]:
-    """Return the lines of a page up to its section NAME."""
+    """Return the first lines of a manual page: the title and the section NAME."""
     title = f'.TH {word(name.upper())} {section} "" "{PROGRAM} {__version__}" "{manual}"'
     return [title, ".nh", ".ad l", ".SH NAME", f"{escape(name)} \\- {escape(summary.rstrip('.'))}"]
 
@@ -43,17 +43,17 @@ def references(names: Iterable[tuple[str, int]]) -> str:
 
 
 def text_line(text: str) -> str:
-    """Return plain running text as a line."""
+    """Return plain text as one escaped line."""
     return line(escape(" ".join(text.split())))
 
 
 def line(escaped: str) -> str:
-    """Return escaped text as a line that is not parsed as a request."""
+    """Return escaped text as a line that is not parsed as a roff request."""
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 
 def word(text: str) -> str:
-    """Return one escaped argument of a request."""
+    """Return text as one escaped argument of a roff request, quoted if necessary."""
     whole = escape(text, breakable=False).replace('"', "\\(dq")
     return f'"{whole}"' if " " in whole or not whole else whole
 

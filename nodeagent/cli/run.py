@@ -1,4 +1,4 @@
-"""``nodeagent run``: the daemon, or one pass of it.
+"""``nodeagent run``: the daemon, or one pass of every loop.
 
 The libraries for the command line and the configuration would be a third of the daemon's memory, although only the
 start requires them. The command therefore checks the configuration, then the process executes itself again as the bare
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 GC_THRESHOLDS: Final = (50_000, 20, 20)
 SWITCH_INTERVAL_S: Final = 0.001
-"""Interval of the interpreter's thread switches.
+"""Thread switch interval of the interpreter.
 
-Plans and their JSON are computed in threads. After each of its waits the event loop waits for one interval per busy
-thread; by the default of 5 ms, several large answers of the control API at a time delay its tasks by a second.
+Plans and their JSON are computed in threads. After every wait the event loop resumes only after one interval per busy
+thread; with the default of 5 ms, several large concurrent responses of the control API delay the tasks by a second.
 Source: Python, ``sys.setswitchinterval``.
 """
 
 
 def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run: bool, once: bool) -> NoReturn:
-    """Check the configuration, then execute the daemon; with ``once`` run one pass and exit with its code.
+    """Check the configuration, then execute the daemon; with ``once`` run one pass of every loop and exit.
 
     Raises:
-        ConfigError: the configuration is invalid, and graceful shutdown is not possible without it either. A lock in
-            systemd's descriptor store is released, so that it delays no shutdown.
+        ConfigError: the configuration is invalid, and no stored settings enable graceful shutdown. An inhibitor lock in
+            systemd's file descriptor store is released, so that the lock delays no shutdown.
     """
-    from nodeagent.config.handoff import checked  # noqa: PLC0415 - not for the bare daemon
+    from nodeagent.config.handoff import checked  # noqa: PLC0415 - not needed by the bare daemon
     from nodeagent.config.settings import Origin  # noqa: PLC0415
     from nodeagent.errors import ConfigError  # noqa: PLC0415
     from nodeagent.host.processes import become_python  # noqa: PLC0415
 
-    # Absolute: the daemon runs in / and reads the file again at each reload.
+    # Absolute path: the daemon runs in / and reads the file again at each reload.
     origin = Origin(None if path is None else absolute_path(path), tuple(overrides.items()), dry_run)
     try:
         settings = checked(origin)
@@ -62,13 +62,13 @@ def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run
 
 
 def _standby(origin: Origin, error: ConfigError) -> Settings | None:
-    """Return settings for graceful shutdown alone; without any, release a lock of an earlier run."""
-    from nodeagent.config.standby import standby_settings  # noqa: PLC0415 - only for an invalid configuration
+    """Return settings for graceful shutdown only; otherwise release the inhibitor lock of an earlier run."""
+    from nodeagent.config.standby import standby_settings  # noqa: PLC0415 - needed only for an invalid configuration
     from nodeagent.host.fdstore import DescriptorStore, stored_descriptor  # noqa: PLC0415
     from nodeagent.host.notify import Notifier  # noqa: PLC0415
     from nodeagent.observe.node_role import read_role  # noqa: PLC0415
 
-    if not Notifier().present:  # a command of a user, who reads the error
+    if not Notifier().present:  # started by a user, who reads the error, not by systemd
         return None
     lock = stored_descriptor()
     settings = standby_settings(origin, error, has_lock=lock is not None)
@@ -88,7 +88,7 @@ def absolute_path(path: Path) -> Path:
     Raises:
         ConfigError: the path is relative and the current directory was deleted.
     """
-    from nodeagent.errors import ConfigError  # noqa: PLC0415 - not for the bare daemon
+    from nodeagent.errors import ConfigError  # noqa: PLC0415 - not needed by the bare daemon
 
     try:
         return path.absolute()
@@ -97,7 +97,7 @@ def absolute_path(path: Path) -> Path:
 
 
 def _serve(settings: Settings, *, once: bool) -> ExitCode:
-    from nodeagent.daemon.memory import configure_malloc, without_openssl  # noqa: PLC0415 - errors need guarded()
+    from nodeagent.daemon.memory import configure_malloc, without_openssl  # noqa: PLC0415 - import errors are handled by guarded()
 
     with without_openssl():
         import asyncio  # noqa: PLC0415
@@ -114,7 +114,7 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
 
 
 def main() -> None:
-    """Run the daemon with the settings in an inherited file descriptor; its number is the first argument."""
+    """Run the daemon with the settings in an inherited file descriptor; the descriptor number is the first argument."""
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     match sys.argv[1:]:

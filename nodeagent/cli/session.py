@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nodeagent.hidden_modules import hidden_modules
 
-with hidden_modules("ssl"):  # for TLS of asyncio; nodeagent.kube.tls_stream does without it
+with hidden_modules("ssl"):  # asyncio imports ssl for TLS, which nodeagent.kube.tls_stream implements without asyncio
     import asyncio
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Sett
     """Return the settings of a configuration file with the overrides of the command line applied.
 
     Raises:
-        ConfigError: file, key, value and the allowed form, one line per fault.
+        ConfigError: the configuration is invalid; the message has one line per fault with file, key, value and allowed
+            form.
     """
     if not overrides:
         from nodeagent.config.plain import read_settings  # noqa: PLC0415 - the daemon uses a child process instead
@@ -32,22 +33,22 @@ def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Sett
         plain = read_settings(path)
         if plain is not None:
             return plain
-    from nodeagent.config.loading import load  # noqa: PLC0415 - with pydantic
+    from nodeagent.config.loading import load  # noqa: PLC0415 - imports pydantic
     from nodeagent.config.policies import settings  # noqa: PLC0415
 
     options = None
     if overrides:
-        from nodeagent.cli.options import OPTIONS  # noqa: PLC0415 - imports the parser, which set the overrides
+        from nodeagent.cli.options import OPTIONS  # noqa: PLC0415 - imports the parser, which is loaded if overrides are set
 
         options = OPTIONS
     return settings(load(path, overrides, options=options).config)
 
 
 def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) -> AbstractAsyncContextManager[Agent]:
-    """Return an agent for one command; with ``record`` it stores the observed image use and the history.
+    """Open an agent for one command; with ``record`` the agent stores the observed image use and the history.
 
     Raises:
-        RuntimeUnavailableError: no runtime answers.
+        RuntimeUnavailableError: the runtime does not respond.
     """
     from nodeagent.act.agent import open_agent  # noqa: PLC0415 - the runtime clients are slow to import
 
@@ -65,9 +66,10 @@ def run_async(work: Coroutine[object, object, T]) -> T:
 
 
 def _report_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report a fault of a callback, unless it is an event for an earlier loop of this command.
+    """Report an exception in a callback, unless the callback is for a closed event loop of this command.
 
-    grpc has one poller for all loops of a process, and passes the last events of a closed channel to its closed loop.
+    grpc has one poller for all event loops of a process, and passes the last events of a closed channel to the closed
+    loop of the channel.
     """
     if str(context.get("exception")) != "Event loop is closed":
         loop.default_exception_handler(context)

@@ -1,4 +1,4 @@
-"""``nodeagent shutdown``: rehearsal of a node shutdown, state of the inhibitor lock, and the last stops."""
+"""``nodeagent shutdown``: preview of a node shutdown, state of the inhibitor lock, and past node stops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SYSTEMD_DEFAULT: Final = "systemd's default"
 
 
 def rehearse(source: Source, form: str) -> None:
-    """Print the timeline of a shutdown that begins now; no pod is stopped.
+    """Print the timeline of a node shutdown that would start now; no pod is stopped.
 
     Raises:
         RuntimeUnavailableError: the runtime does not answer.
@@ -42,7 +42,7 @@ def rehearse(source: Source, form: str) -> None:
 
 
 def status(source: Source, form: str, *, limit: int) -> None:
-    """Print the state of the inhibitor lock and the last stops of the node; exit code 1 without a useful lock.
+    """Print the state of the inhibitor lock and past node stops; exit with code 1 if shutdown is not delayed.
 
     Raises:
         StoreError: the history cannot be read.
@@ -60,15 +60,15 @@ def status(source: Source, form: str, *, limit: int) -> None:
 
 
 def run_stop_hook(config: Path | None, unit: str) -> None:
-    """Stop the pods, or wait for the daemon that stops them, if the whole node is shutting down; the stop hook.
+    """Run the stop hook of the unit: if the node is shutting down, stop the pods or wait until the daemon stopped them.
 
-    With an invalid configuration the last valid settings are used.
+    If the configuration is invalid, the last valid settings are used.
 
     Raises:
-        ConfigError: the configuration is invalid, and there are no last settings.
+        ConfigError: the configuration is invalid, and no last valid settings are stored.
         NodeAgentError: no runtime is configured and none is found.
     """
-    from nodeagent.cli.session import load_settings, run_async  # noqa: PLC0415 - not for every command
+    from nodeagent.cli.session import load_settings, run_async  # noqa: PLC0415 - not needed by every command
     from nodeagent.config.settings import Origin  # noqa: PLC0415
     from nodeagent.config.standby import standby_settings  # noqa: PLC0415
     from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop  # noqa: PLC0415
@@ -76,9 +76,9 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
     from nodeagent.errors import ConfigError  # noqa: PLC0415
     from nodeagent.host.processes import started_s  # noqa: PLC0415
     from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
-    from nodeagent.telemetry import logging as log  # noqa: PLC0415 - not for every command
+    from nodeagent.telemetry import logging as log  # noqa: PLC0415 - not needed by every command
 
-    with ignore_hangup():  # a reload signal to all processes of the unit must not end this one
+    with ignore_hangup():  # a SIGHUP to all processes of the unit must not end this process
         unit_stop = read_unit_stop(unit)
         if not (unit_stop.is_node_stopping or unit_stop.is_announced):
             return
@@ -94,13 +94,13 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
 
 
 async def _plan(agent: Agent) -> ShutdownPlan:
-    from nodeagent.api.node.shutdown import rehearse_shutdown  # noqa: PLC0415 - not with a daemon
+    from nodeagent.api.node.shutdown import rehearse_shutdown  # noqa: PLC0415 - not needed if the daemon responds
 
     return await rehearse_shutdown(agent)
 
 
 def _read_status(config: str | PathLike[str] | None, limit: int) -> dict[str, Any]:
-    from pathlib import Path  # noqa: PLC0415 - not with a daemon
+    from pathlib import Path  # noqa: PLC0415 - not needed if the daemon responds
 
     from nodeagent.api.node.shutdown import read_shutdown_status  # noqa: PLC0415
     from nodeagent.cli.local_reading import as_json  # noqa: PLC0415
@@ -111,9 +111,9 @@ def _read_status(config: str | PathLike[str] | None, limit: int) -> dict[str, An
 
 
 def shutdown_lines(plan: ShutdownPlan, columns: int | None) -> Iterator[Line]:
-    """Yield the phases with their pods, and the warnings."""
+    """Yield the lines of a shutdown plan: the phases with their pods, and the warnings."""
     if plan.off_because:
-        yield Line(f"disabled: {plan.off_because}; plan if it were enabled", "yellow")
+        yield Line(f"disabled: {plan.off_because}; plan if graceful shutdown were enabled", "yellow")
     granted = f"{plan.granted_s:g} s granted"
     share = granted if plan.stops_at_signal else "delegated to the unit's stop hook"
     yield Line(f"logind limit {_limit_text(plan.limit)}; phases: {plan.wanted_s:g} s requested, {share}")

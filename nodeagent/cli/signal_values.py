@@ -1,4 +1,4 @@
-"""Values of eviction signals as text and as shares for bars."""
+"""Formatting of eviction signals: values as text, and used shares for bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def signal_name(signal: Signal) -> str:
-    """Return the signal, with the path of an image filesystem besides the first."""
+    """Return the name of a signal, with the mount point for each image filesystem after the first."""
     return f"{signal.signal!s} on {signal.mountpoint}" if signal.mountpoint else str(signal.signal)
 
 

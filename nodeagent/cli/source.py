@@ -1,4 +1,4 @@
-"""Source of the document of a command."""
+"""Selection of the source of a command's document: the running daemon or the node."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from nodeagent.api.codec import Document
 
     ReadNode = Callable[[Agent], Coroutine[Any, Any, Document]]
-    """Creates the document from an agent of this node, with deferred imports."""
+    """Function that creates the document from an agent of this node; its imports are deferred."""
 
 
 class Source(NamedTuple):
-    """The source of a command's document.
+    """Options that select the daemon or the node as the source of a command's document.
 
     Attributes:
-        config: configuration file of the command; ``None`` for the default one.
+        config: configuration file of the command; ``None`` for the default file.
         overrides: settings of the command line, by key.
         direct: whether the node is read even if a daemon is running.
     """
@@ -36,6 +36,6 @@ class Source(NamedTuple):
 def is_client(
     config: str | PathLike[str] | None, overrides: Mapping[str, object], *, root_too: bool, direct: bool = False
 ) -> bool:
-    """Return whether a command is a client of a running daemon; arguments as of ``control_client.daemon_for_user``."""
+    """Return whether a command uses a running daemon; arguments: see ``control_client.daemon_for_user``."""
     allowed = os.geteuid() != 0 or root_too
     return allowed and not direct and config is None and not overrides and not has_settings(os.environ)

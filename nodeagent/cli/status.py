@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def show_status(config: str | PathLike[str] | None, form: str, *, watch_s: float | None) -> None:
-    """Print the status of the node and the daemon; exit code 1 unless a daemon is running and ready.
+    """Print the status of the node and the daemon; exit with code 1 unless a daemon is running and ready.
 
     Raises:
         DaemonRefusedError: the daemon refuses this user.
@@ -41,7 +41,7 @@ def show_status(config: str | PathLike[str] | None, form: str, *, watch_s: float
 
 
 def show_top(config: str | PathLike[str] | None, form: str, *, watch_s: float | None) -> None:
-    """Print the node's signals and its pods, repeatedly on a terminal.
+    """Print the eviction signals and the pods of the node, once or every ``watch_s`` seconds.
 
     Raises:
         DaemonRefusedError: the daemon refuses this user.
@@ -53,12 +53,12 @@ def show_top(config: str | PathLike[str] | None, form: str, *, watch_s: float | 
 
 @contextmanager
 def _status_source(config: str | PathLike[str] | None) -> Iterator[Read]:
-    """Return a function that reads the status: from the daemon, or from the node without a daemon."""
+    """Yield a function that reads the status document from the daemon, or from the node without a daemon."""
     with _connected_or_none(config) as (agent, problem):
         if agent is not None:
             yield lambda: answer_of(agent, "Status")
             return
-        from nodeagent.cli.local_status import open_local_status  # noqa: PLC0415 - only without a daemon
+        from nodeagent.cli.local_status import open_local_status  # noqa: PLC0415 - needed only without a daemon
 
         with open_local_status(config) as local:
             yield lambda: _with_warning(local.status(), problem)
@@ -66,12 +66,12 @@ def _status_source(config: str | PathLike[str] | None) -> Iterator[Read]:
 
 @contextmanager
 def _top_source(config: str | PathLike[str] | None) -> Iterator[Read]:
-    """Return a function that reads the status with the pods, as ``_status_source``."""
+    """Yield a function that reads the status and the pods from the daemon, or from the node without a daemon."""
     with _connected_or_none(config) as (agent, problem):
         if agent is not None:
             yield lambda: _top(answer_of(agent, "Status"), answer_of(agent, "Pods"))
             return
-        from nodeagent.cli.local_status import open_local_status  # noqa: PLC0415 - only without a daemon
+        from nodeagent.cli.local_status import open_local_status  # noqa: PLC0415 - needed only without a daemon
 
         with open_local_status(config) as local:
             yield lambda: _top(_with_warning(local.status(), problem), local.pods())
@@ -79,7 +79,7 @@ def _top_source(config: str | PathLike[str] | None) -> Iterator[Read]:
 
 @contextmanager
 def _connected_or_none(config: str | PathLike[str] | None) -> Iterator[tuple[ControlConnection | None, str]]:
-    """Return a connection to the daemon; ``None`` and the cause without a daemon."""
+    """Open a connection to the daemon; yield ``None`` and the cause if no daemon is running."""
     agent, problem = None, ""
     with ExitStack() as stack:
         try:
@@ -101,7 +101,7 @@ def _with_warning(status: dict[str, Any], warning: str) -> dict[str, Any]:
 def _show(
     read: Read, form: str, watch_s: float | None, view: Callable[[Any, int | None], Iterable[Line]]
 ) -> dict[str, Any]:
-    """Print a status, repeatedly with ``watch_s``; return the last."""
+    """Print the status once or every ``watch_s`` seconds; return the last status document."""
     again = watch_s is not None
     with watching(form, again=again):
         while True:

@@ -1,4 +1,4 @@
-"""The screens of ``nodeagent status`` and ``nodeagent top``."""
+"""Table output of ``nodeagent status`` and ``nodeagent top``."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _head(status: Status) -> list[Line]:
 
 
 def _pod_lists(status: Status) -> list[Line]:
-    """Return the state of the pod lists; no line from an older daemon."""
+    """Return one line per pod list with its state; no line if an older daemon reports no pod lists."""
     lines = []
     for each in _or_none(status.pod_lists) or ():
         age = f", read {ago(each.observed_at, status.observed_at)}" if each.observed_at is not None else ""
@@ -192,7 +192,7 @@ def _pod_lists(status: Status) -> list[Line]:
 
 
 def _image_use(status: Status) -> list[Line]:
-    """Return the observation of image use and the trust in the clock; no line from an older daemon."""
+    """Return lines on the observation of image use and on clock problems; no line if an older daemon reports none."""
     use, clock = _or_none(status.image_use), _or_none(status.clock)
     lines = []
     if use is not None and use.observed_since is not None:
@@ -216,12 +216,12 @@ def _image_use(status: Status) -> list[Line]:
 
 
 def _or_none(part: T) -> T | None:
-    """Return a part of the status, ``None`` from an older daemon although its type excludes that."""
+    """Return a part of the status, typed as optional: the document of an older daemon can lack the part."""
     return part
 
 
 def _is_shown(signal: Signal) -> bool:
-    """Return whether a signal has a bar: exceeded, memory and process ids always, stalls from 1%."""
+    """Return whether a signal is shown: memory, process ids, stalls from 1%, and any signal above its threshold."""
     if any(each.met for each in signal.thresholds):
         return True
     return signal.available >= 1 if is_stall(signal) else signal.signal in ("memory.available", "pid.available")
@@ -230,7 +230,8 @@ def _is_shown(signal: Signal) -> bool:
 def gauges(status: Status, columns: int | None) -> Iterator[Line]:
     """Yield bars of filesystems, memory, process ids, stalls and every exceeded signal; then the conditions.
 
-    A bar is filled by the used or stalled share. A narrow terminal has shorter bars and no paths.
+    A bar is filled by the used share or the stalled share of time. On a narrow terminal bars are shorter and paths are
+    omitted.
     """
     wide = columns is None or columns >= _WIDE
     cells = _BAR if wide else _SHORT_BAR
@@ -265,7 +266,7 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
 
 
 def _disk_bytes(pod: RankedPodUsage) -> int | None:
-    """Return the known disk usage of a pod; ``None`` if all of it is unknown."""
+    """Return the sum of the known disk usage values of a pod, in bytes; ``None`` if no value is known."""
     parts = [each for each in (pod.writable_bytes, pod.logs_bytes, pod.volumes_bytes) if each is not None]
     return sum(parts) if parts else None
 

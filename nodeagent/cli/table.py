@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 EMPTY: Final = "-"
-"""Shown for an empty value."""
+"""Text of an empty cell."""
 _GAP: Final = "  "
 SHORTEST: Final = 10
-"""Cells that a column keeps if its values are cut, unless it declares another number."""
+"""Default minimum width of a column with cut values, in terminal cells."""
 
 
 class Heading(NamedTuple):
     """A column of a table.
 
     Attributes:
-        title: shown above it.
-        right: whether it is aligned right.
+        title: text above the column.
+        right: whether the values are right-aligned.
         cut: the omitted part of a long value; ``None`` for values that are never shortened.
-        name: whether it identifies the row; it is cut after all other columns.
-        at_least: minimum number of cells if its values are cut.
+        name: whether the column identifies the row; such a column is cut after all other columns.
+        at_least: minimum width in terminal cells if the values are cut.
     """
 
     title: str
@@ -36,7 +36,7 @@ class Heading(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The values of one line, and its style."""
+    """Cell texts and style of one table row."""
 
     cells: Sequence[str]
     style: str = ""
@@ -49,7 +49,7 @@ def table_lines(
 
     Args:
         headings: the columns.
-        rows: their values, which are escaped here.
+        rows: the rows; their cell texts are escaped by this function.
         columns: width of the terminal: columns with ``cut`` are cut so that a line fits; if that is not sufficient, the
             end of the line is cut. ``None`` disables cutting.
         headers: whether the headings are shown.
@@ -68,7 +68,7 @@ def table_lines(
 
 
 class Table:
-    """A table under construction, row by row."""
+    """Table built row by row."""
 
     def __init__(self, *headings: Heading | str) -> None:
         """Create a table without rows; a text is the title of a column that is aligned left and never cut."""
@@ -80,12 +80,12 @@ class Table:
         self._rows.append(Row([cell or EMPTY for cell in cells], style))
 
     def lines(self, columns: int | None) -> list[Line]:
-        """Return the lines, as ``table_lines``."""
+        """Return the lines of the table, cut to ``columns`` as by ``table_lines``."""
         return table_lines(self._headings, self._rows, columns)
 
 
 def _narrowed(headings: Sequence[Heading], widths: Sequence[int], columns: int) -> list[int]:
-    """Return column widths that fit, within the minimum of each column."""
+    """Return column widths that fit into ``columns``, but not below the minimum width of each column."""
     narrowed = list(widths)
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - columns
     for name in (False, True):

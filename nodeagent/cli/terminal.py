@@ -1,7 +1,8 @@
 """Escaped output on a terminal.
 
 Names, labels and messages are data: their markup is never interpreted, and none of their characters controls the
-terminal. ``Text`` and ``SafeConsole`` replace the classes of rich, which no other module uses.
+terminal. ``Text`` and ``SafeConsole`` replace the classes ``Text`` and ``Console`` of rich, which other modules
+must not use.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _DOCUMENT_COLUMNS: Final = 100
 
 
 class Text(RichText):
-    """One line of text with styles; every string in it is data and is escaped."""
+    """One line of styled text; every appended string is escaped."""
 
     def __init__(self, text: str = "", style: str | Style = "") -> None:
         super().__init__(escape(text), style)
 
     def append(self, text: RichText | str, style: str | Style | None = None) -> RichText:
-        """Append text, escaped unless it is text with styles already."""
+        """Append a string after escaping, or a styled text unchanged."""
         return super().append(escape(text) if isinstance(text, str) else text, style)
 
 
@@ -38,7 +39,7 @@ class SafeConsole(Console):
     """A console that escapes every string, in tables too, and emits only its own control sequences."""
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
-        """Write to standard output, or to standard error; ``width`` is detected unless given."""
+        """Create a console on standard output or standard error; ``width`` in columns is detected if ``None``."""
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(
@@ -67,7 +68,7 @@ class SafeConsole(Console):
         )
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield segments, escaped; other classes of rich, such as trees, pass text to this method unescaped."""
+        """Yield escaped segments; other classes of rich, such as trees, pass text to this method unescaped."""
         for segment in super().render(renderable, options):
             if segment.control or (shown := escape_lines(segment.text)) == segment.text:
                 yield segment
@@ -77,7 +78,7 @@ class SafeConsole(Console):
 
 def print_markdown(text: str) -> None:
     """Print a Markdown document with styles, as wide as the terminal and at most 100 columns."""
-    from rich.markdown import Markdown  # noqa: PLC0415 - only for documents
+    from rich.markdown import Markdown  # noqa: PLC0415 - needed only for documents
 
     console = SafeConsole()
     console.width = min(console.width, _DOCUMENT_COLUMNS)

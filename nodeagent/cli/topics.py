@@ -27,7 +27,7 @@ def show_help(tree: object, words: Sequence[str]) -> None:
 
     Args:
         tree: the whole command tree.
-        words: a topic or the words of a command; empty for the list.
+        words: a topic, or the names of a command and its subcommand; empty for the list of topics.
 
     Raises:
         UsageError: the words are neither a topic nor a command.
@@ -61,6 +61,6 @@ def _show(document: Path) -> None:
     if not sys.stdout.isatty():
         sys.stdout.write(text)
         return
-    from nodeagent.cli.terminal import print_markdown  # noqa: PLC0415 - only on a terminal
+    from nodeagent.cli.terminal import print_markdown  # noqa: PLC0415 - needed only on a terminal
 
     print_markdown(text)

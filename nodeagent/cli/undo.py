@@ -34,8 +34,8 @@ class UndoRequest(NamedTuple):
     """The options of ``gc undo``.
 
     Attributes:
-        pass_id: id of the pass, or its beginning; empty for the newest.
-        only_list: whether the passes that can be undone are listed.
+        pass_id: id of the pass, or the beginning of its id; empty for the newest pass.
+        only_list: whether the passes that can be undone are listed, and nothing is restored.
         output: ``table``, ``wide``, ``json`` or ``yaml``.
     """
 
@@ -50,7 +50,7 @@ def undo(request: UndoRequest) -> None:
     """Restore the images removed by a pass, or list the passes that can be undone.
 
     Raises:
-        UsageError: nothing can be undone, or a pass is given with ``--list``.
+        UsageError: nothing can be undone, or a pass is named with ``--list``.
         NodeAgentError: the runtime cannot undo removals, or another pass is running.
     """
     if request.only_list:

@@ -1,4 +1,4 @@
-"""Values in the form of tables: sizes, ages, ids, image references."""
+"""Formatting of table values: sizes, ages, ids, image references."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def short_reference(reference: str) -> str:
 
 
 def size(size_bytes: int | None, *, upper_bound: bool = False) -> str:
-    """Return a size for text, marked with ``≤`` as an upper bound; ``?`` for ``None``."""
+    """Return a size as text; an upper bound is marked with ``≤``, ``None`` is shown as ``?``."""
     if size_bytes is None:
         return "?"
     return f"≤ {format_bytes(size_bytes)}" if upper_bound else format_bytes(size_bytes)

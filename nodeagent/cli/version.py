@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def show_version(source: Source, form: str) -> None:
-    """Print the agent's version, then the runtime's.
+    """Print the version of the agent, then the version of the runtime.
 
     Raises:
-        RuntimeUnavailableError: no runtime answers; with a table the agent's version is printed before.
+        RuntimeUnavailableError: the runtime does not respond; with ``table`` the version of the agent is printed first.
     """
     if form == "table":
         say(f"nodeagent {__version__}")
@@ -37,6 +37,6 @@ def show_version(source: Source, form: str) -> None:
 
 
 async def _read_version(agent: Agent) -> Version:
-    from nodeagent.api.diagnostics import Version  # noqa: PLC0415 - not with a daemon
+    from nodeagent.api.diagnostics import Version  # noqa: PLC0415 - not needed if the daemon responds
 
     return Version.of(await agent.cri.version())

@@ -1,4 +1,4 @@
-"""Documents with a screen of their own, printed once or repeatedly."""
+"""Printing of documents with a table view of their own, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def watching(form: str, *, again: bool) -> Iterator[None]:
-    """Use a terminal's second screen for a table that is printed repeatedly."""
+    """Use the terminal's alternate screen for a table that is printed repeatedly."""
     if not again or form != "table":
         yield
         return
@@ -29,13 +29,13 @@ def watching(form: str, *, again: bool) -> Iterator[None]:
 def print_document(
     document: dict[str, Any], form: str, view: Callable[[Any, int | None], Iterable[Line]], *, again: bool = False
 ) -> None:
-    """Print the JSON object of a document.
+    """Print a document in an output format.
 
     Args:
-        document: with the fields that ``view`` shows.
+        document: JSON object of the document, with the fields that ``view`` prints.
         form: ``table``, ``json`` or ``yaml``.
-        view: returns the lines for the form ``table``, at a number of columns.
-        again: whether a table is printed over the previous one.
+        view: returns the lines for the form ``table``, given the terminal width; ``None`` without a terminal.
+        again: whether a table on a terminal overwrites the previous table.
     """
     if form != "table":
         reading.print_document(document, form)

@@ -1,4 +1,4 @@
-"""Withdrawal from the cluster at an uninstallation, by the configuration of the agent."""
+"""Removal of the agent's parts of the Node object at an uninstallation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def withdraw_from_cluster(configuration: Path) -> list[tuple[Change, str]]:
     """Remove the agent's own conditions, taints and cordon from its Node object; return the removed and kept parts.
 
-    Nothing is requested without a configured API server. A failure does not end the uninstallation.
+    Without a configured API server no request is sent. A failure does not stop the uninstallation.
     """
     try:
         settings = settings_of(load(configuration).config) if configuration.exists() else None
@@ -26,7 +26,7 @@ def withdraw_from_cluster(configuration: Path) -> list[tuple[Change, str]]:
         return [(Change.KEPT, "conditions on the Node object, if any (the configuration is invalid)")]
     if settings is None or settings.kubernetes.access is None:
         return []
-    # import OpenSSL and the objects of the API, which an uninstallation without a cluster does not load
+    # These imports load OpenSSL and the API objects, which an uninstallation without a cluster does not need.
     from nodeagent.act.withdrawal import withdraw  # noqa: PLC0415
     from nodeagent.cli.session import run_async  # noqa: PLC0415
     from nodeagent.host.node import node_name  # noqa: PLC0415

@@ -23,6 +23,7 @@ class StallSettings(Record):
     Attributes:
         memory_us: memory stall time within the window that wakes the loop; 0 disables.
         io_us: I/O stall time within the window that wakes the loop; 0 disables.
+        window_us: PSI window of both stall times.
 
     Source: kernel psi.rst, "Monitoring for pressure thresholds".
     """
@@ -36,10 +37,10 @@ class EvictionSettings(Record):
     """Validated settings of pod eviction.
 
     Attributes:
-        enabled: ``None`` follows the role of the agent.
+        enabled: whether eviction is enabled; ``None`` to follow the role of the agent.
         interval_s: poll interval of the signals without pressure.
         memory_source: source of ``memory.available``.
-        kernel_estimate: whether hard thresholds on ``memory.available`` count ``MemAvailable`` where that is lower.
+        kernel_estimate: whether hard thresholds on ``memory.available`` use ``MemAvailable`` if it is lower.
         reclaim_cache: whether active page cache of pods is reclaimed before evictions for ``memory.available``.
         annotation_namespaces: namespaces whose pods may set priority, static and mirror marks by annotations.
         verify_s: timeout for the end of an evicted pod's processes after the runtime reports it as stopped.
@@ -59,10 +60,10 @@ class EvictionSettings(Record):
     through_api: bool = False
 
     def off_because(self, role: Role, evidence: str = "") -> str:
-        """Return the reason for disabled eviction on this node, for display; empty where eviction is enabled.
+        """Return the reason for disabled eviction on this node, for display; empty if eviction is enabled.
 
-        Beside a kubelet the runtime is never used for it, since the kubelet restarts the containers of an evicted pod;
-        only the API server is.
+        Beside a kubelet pods are evicted only through the API server, not through the runtime, since the kubelet
+        restarts the containers of an evicted pod.
 
         Args:
             role: role of the agent on this node.
@@ -75,7 +76,7 @@ class EvictionSettings(Record):
         if role is Role.BESIDE_KUBELET and not self.through_api:
             refused = 'eviction.enabled = "on" is refused: ' if self.enabled else ""
             shown = f" ({evidence})" if evidence else ""
-            return f"{refused}a kubelet manages this node{shown}; it evicts pods itself and restarts evicted ones"
+            return f"{refused}a kubelet manages this node{shown}; it evicts pods itself and restarts evicted pods"
         return ""
 
     def refused(self, role: Role) -> bool:

@@ -1,4 +1,4 @@
-"""Settings of pod eviction, and of the sources of pod facts."""
+"""Settings models of pod eviction, and of the sources of pod facts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EvictionSection(Section):
     enabled: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Whether the daemon evicts pods. auto: on a node without a kubelet. Beside a kubelet eviction is "
-        "disabled even if on, since the kubelet evicts pods itself and restarts those evicted by others.",
+        "disabled even if on, since the kubelet evicts pods itself and restarts pods evicted by other programs.",
     )
     hard: str = Field(
         _DEFAULT_HARD,
@@ -145,12 +145,13 @@ class KubeletSection(Section):
     url: str = Field(
         "",
         json_schema_extra={"form": "https://HOST:10250 or http://HOST:10255"},
-        description="URL of the kubelet API, source of /pods. Empty disables. Priorities are taken from https without "
-        "insecure only; a server on this node must be run by root.",
+        description="URL of the kubelet API, source of /pods. Empty disables. Priorities are read only over https "
+        "without insecure; a server on this node must be run by root.",
     )
     token_file: OptionalPath = Field(
         "",
-        description="File with a bearer token for the kubelet API; excludes insecure, as any server would receive it.",
+        description="File with a bearer token for the kubelet API; excludes insecure, since any server would receive "
+        "the token.",
     )
     certificate_file: OptionalPath = Field(
         "", description="File with a client certificate for the kubelet API, PEM, optionally with its key."
@@ -159,7 +160,7 @@ class KubeletSection(Section):
         "", description="File with the key of the client certificate. Empty: in certificate_file."
     )
     ca_file: OptionalPath = Field(
-        "", description="File with the CA certificates for the kubelet API. Empty: those of the system."
+        "", description="File with the CA certificates for the kubelet API. Empty: the CA certificates of the system."
     )
     server_name: str = Field(
         "",
@@ -186,10 +187,10 @@ class KubeletSection(Section):
 
 
 def kubelet_access(section: KubeletSection) -> KubeletAccess | None:
-    """Return the access to the kubelet API; ``None`` where it is disabled.
+    """Return the access to the kubelet API; ``None`` if the access is disabled.
 
     Raises:
-        ConfigError: invalid URL, or settings that contradict each other.
+        ConfigError: the URL is invalid, or the settings contradict each other.
     """
     if not section.url:
         return None

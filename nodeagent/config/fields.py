@@ -24,9 +24,9 @@ SocketPath = Annotated[OptionalPath, AfterValidator(forms.socket_path)]
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are rejected, values are frozen, defaults are validated.
+    """Table of the configuration file: unknown keys are rejected, values are frozen, defaults are validated.
 
-    Validators are built at their first use, since those of the whole configuration include those of its sections.
+    Validators are built at first use, since the validator of the whole configuration includes those of its sections.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)

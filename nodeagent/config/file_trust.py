@@ -1,11 +1,11 @@
-"""Trust in configuration files: no user except root, and the user of the process, may be able to write them.
+"""Trust in configuration files: only root and the user of the process may have write access.
 
-The agent runs as root. A user with write access to its configuration, or to a directory or symbolic link on the way to
-it, controls the removals of root: a ``config.d`` writable by all users allows any user to switch off ``dry_run``.
+The agent runs as root. A user with write access to the configuration, or to a directory or symbolic link in its path,
+controls the removals of root: a ``config.d`` writable by all users allows any user to switch off ``dry_run``.
 
-Every component is opened relative to the descriptor of its parent and checked by its own descriptor, and the file is
-read from the last one. A check by path could read another file than it has checked: in ``/tmp`` any user can create
-the absent file between the two.
+Every path component is opened relative to the descriptor of its parent and checked by its own descriptor; the file is
+read from the last descriptor. A check by path could check one file and read another one: in ``/tmp`` any user
+can create a missing file between the check and the opening.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from nodeagent.errors import ConfigError
 
 UNTRUSTED: Final = "not trusted: "
-"""Part of the text of every error of an untrusted path."""
+"""Text contained in every error about an untrusted path."""
 
 _MAX_LINKS: Final = 40
 _CONFIG_MAP_LINK: Final = "..data"
@@ -29,19 +29,19 @@ _STEP: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 def open_trusted(path: Path, *, directory: bool = False, own_uid: int | None = None) -> int:
     """Return a readable descriptor of a regular file or a directory that no other user can write or replace.
 
-    Checked are the path, its parent directories and the targets of symbolic links: their owner is root or the user of
-    the process, and no other user has write access; for root, no group except 0 either. A parent directory with the
-    sticky bit, such as ``/tmp``, is trusted: its entries can be replaced by their owners only. Access control lists
+    The path, its parent directories and the targets of symbolic links are checked. Their owner must be root or the user
+    of the process, and no other user may have write access; for root, no group except 0 either. A parent directory with
+    the sticky bit, such as ``/tmp``, is trusted: its entries can be replaced by their owners only. Access control lists
     are visible as their mask, which is the group's access in the mode.
 
     Args:
         path: the file or directory, relative to the working directory if not absolute.
-        directory: a directory is expected, not a file.
-        own_uid: user of the process; ``None`` to read it.
+        directory: whether the path must be a directory, not a regular file.
+        own_uid: uid of the process; ``None`` for the effective uid.
 
     Raises:
-        ConfigError: the path is not trusted, or is not a regular file; the text has the untrusted component and the
-            command that corrects it.
+        ConfigError: the path is not trusted, or is not a regular file; the message names the untrusted component and
+            the command to correct it.
         OSError: the path does not exist, is not the expected directory, or cannot be read.
     """
     own_uid = os.geteuid() if own_uid is None else own_uid
@@ -64,7 +64,7 @@ def open_trusted(path: Path, *, directory: bool = False, own_uid: int | None = N
                     pending += _reversed_parts(os.readlink("", dir_fd=entry))
                     shown = shown.parent
                 else:
-                    entry, current = current, entry  # the parent is closed
+                    entry, current = current, entry  # the parent is closed below
             finally:
                 os.close(entry)
         return _reopened(path, current, directory=directory)
@@ -73,12 +73,12 @@ def open_trusted(path: Path, *, directory: bool = False, own_uid: int | None = N
 
 
 def _reversed_parts(path: str) -> list[str]:
-    """Return the components of a path, the first one last; the first one of an absolute path is ``/``."""
+    """Return the components of a path in reverse order; the root of an absolute path is the component ``/``."""
     return ["/" if each.startswith("/") else each for each in reversed(Path(path).parts)]
 
 
 def _reopened(path: Path, descriptor: int, *, directory: bool) -> int:
-    """Return a readable descriptor of the same file; other kinds are not opened: opening one can block."""
+    """Return a readable descriptor of the same file; special files are refused: opening one can block."""
     mode = os.fstat(descriptor).st_mode
     if directory and not stat.S_ISDIR(mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -86,14 +86,14 @@ def _reopened(path: Path, descriptor: int, *, directory: bool) -> int:
         raise ConfigError(f"{path}: not a regular file")
     try:
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # not that of an absent file, which callers replace by the defaults
+    except FileNotFoundError:  # callers treat FileNotFoundError as a missing configuration file
         raise ConfigError(f"{path}: cannot be read without /proc; mount it") from None
 
 
 def _problem(descriptor: int, path: Path, status: os.stat_result, own_uid: int, *, is_last: bool) -> str:
-    """Return the users with write access to a component, and the correction; empty if it is trusted."""
+    """Return the users with write access to a component, and the correction; empty if the component is trusted."""
     if status.st_uid not in (0, own_uid):
-        # Another owner of a directory above it would break what that user does there.
+        # No chown of a parent directory: its owner may need write access to other files there.
         correction = f"run: chown {own_uid} {path}" if is_last else "move the configuration to a directory of root"
         return f"{path} is owned by uid {status.st_uid}; {correction}"
     is_directory = stat.S_ISDIR(status.st_mode)
@@ -109,10 +109,10 @@ def _problem(descriptor: int, path: Path, status: os.stat_result, own_uid: int, 
 
 
 def _is_config_map(directory: int) -> bool:
-    """Return whether a directory is a volume of Kubernetes, which is writable by its mode and mounted read-only.
+    """Return whether a directory is a ConfigMap volume: world-writable by its mode, but mounted read-only.
 
-    The link to its current version belongs to root. That alone is no proof: in a directory that all users can write,
-    any user can move a link of root to this name.
+    The volume has a link ``..data`` that is owned by root. The owner alone is no proof: in a world-writable directory
+    any user can rename a link of root to ``..data``.
     """
     try:
         link = os.stat(_CONFIG_MAP_LINK, dir_fd=directory, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Values of the configuration file and its drop-ins, merged and not validated."""
+"""Values of the configuration file and its drop-ins, merged but not validated."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 DEFAULT_PATH: Final = Path(CONFIG_FILE)
 ENVIRONMENT_PREFIX: Final = "NODEAGENT_"
 FOREIGN_PREFIXES: Final = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
-"""Variables of the tests, and variables that Kubernetes derives from a Service named ``nodeagent``."""
+"""Prefixes of other variables: those of the tests, and those that Kubernetes derives from a Service ``nodeagent``."""
 
 
 def read_files(path: Path | None) -> tuple[Path | None, tuple[Path, ...], dict[str, object], dict[str, str]]:
     """Return the file, its drop-ins, the merged values and their sources.
 
     Raises:
-        ConfigError: unreadable files, one line each; values are not validated without them.
+        ConfigError: a file cannot be read, is not trusted or is not TOML; one line per file.
     """
     document: dict[str, object] = {}
     origins: dict[str, str] = {}
@@ -70,7 +70,7 @@ def _dropins(path: Path) -> tuple[Path, ...]:
     try:
         descriptor = open_trusted(directory, directory=True)
         try:
-            names = os.listdir(descriptor)  # noqa: PTH208 - a descriptor
+            names = os.listdir(descriptor)  # noqa: PTH208 - pathlib does not list a descriptor
         finally:
             os.close(descriptor)
     except (FileNotFoundError, NotADirectoryError):
@@ -94,7 +94,7 @@ def read_document(path: Path) -> Mapping[str, object]:
 def _read(path: Path | None) -> tuple[Path | None, dict[str, object]]:
     chosen = path if path is not None else DEFAULT_PATH
     try:
-        with open(open_trusted(chosen), "rb") as file:  # noqa: PTH123 - a descriptor
+        with open(open_trusted(chosen), "rb") as file:  # noqa: PTH123 - pathlib does not open a descriptor
             text = file.read().decode()
     except FileNotFoundError as error:
         if path is None:
@@ -104,7 +104,7 @@ def _read(path: Path | None) -> tuple[Path | None, dict[str, object]]:
         raise ConfigError(f"{chosen}: not UTF-8 text (byte {error.start})") from error
     except OSError as error:
         raise ConfigError(f"{chosen}: cannot read file: {error.strerror or error}") from error
-    import tomllib  # noqa: PLC0415 - not without a file
+    import tomllib  # noqa: PLC0415 - needed only for an existing file
 
     try:
         return chosen, tomllib.loads(text)

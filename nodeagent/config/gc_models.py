@@ -1,4 +1,4 @@
-"""Settings of image GC and container GC."""
+"""Settings models of image GC and container GC."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ImageGCSection(Section):
     minimum_age: Duration = Field("2m", description="Minimum age, since first detection or pull, of removed images.")
     maximum_unused_age: Duration = Field(
         "0s",
-        description="Maximum time that an image can be unused; an older one is removed regardless of disk usage, once "
-        "image use has been observed without a gap for longer than this. 0 disables.",
+        description="Maximum time without use of an image. An image unused for longer is removed regardless of disk "
+        "usage, once image use has been observed without a gap for longer than this. 0 disables.",
     )
     minimum_gain: Size = Field("0", description="Images that would free less than this are skipped. 0 disables.")
     removal: Literal["auto", "cri"] = Field(
@@ -49,17 +49,17 @@ class ImageGCSection(Section):
         "last",
         description="Images that cannot be pulled again: imported or built on the node, never pulled under one of "
         "their names, or of an unreachable registry. last: removed for space only, after all other images; never: "
-        "kept; ignore: removed like others. Unless ignored, images of unknown origin are kept; CRI alone reports no "
-        "origin of any image, where only never keeps them.",
+        "kept; ignore: removed like others. Unless ignored, images of unknown origin are kept; with CRI alone "
+        "all origins are unknown, and only never keeps such images.",
     )
     unreachable_registries: Annotated[
         tuple[Registry, ...], Field(json_schema_extra={"form": "list; each HOST or HOST:PORT, * matches any text"})
     ] = Field((), description="Registries from which no image can be pulled on this node.")
     undo_window: Duration = Field(
         "10m",
-        description="Time for which image removals by age, and all of commands, can be undone (nodeagent gc undo). "
-        "Their space is freed when it ends, or when a pass needs more space. Removals of the daemon for space are "
-        "final. 0: none can be undone.",
+        description="Time for which image removals by age, and all image removals by commands, can be undone "
+        "(nodeagent gc undo). The space is freed when this time ends, or when a pass needs more space. Removals of the "
+        "daemon for space are final. 0 disables undo.",
     )
     max_images_per_pass: Count = Field(0, description="Maximum number of images removed per pass. 0: no limit.")
     max_bytes_per_pass: Size = Field("0", description="Approximate maximum of bytes freed per pass. 0: no limit.")

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def checked(origin: Origin) -> Settings:
-    """Return the current settings of an origin.
+    """Load the configuration of an origin and return its settings.
 
     Raises:
-        ConfigError: invalid configuration; one line per error.
+        ConfigError: the configuration is invalid; one line per error.
     """
     loaded = load(origin.path, dict(origin.overrides))
     own = settings(loaded.config)

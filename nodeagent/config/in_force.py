@@ -1,4 +1,4 @@
-"""Value of ``dry_run`` in an imported configuration, taken from the replaced one."""
+"""Value of ``dry_run`` in an imported configuration, derived from the replaced configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KeptDryRun(Record):
 
 
 def dry_run_to_keep(paths: Iterable[Path], environment: Mapping[str, str] = os.environ) -> KeptDryRun:
-    """Return the ``dry_run`` of the existing configuration files among ``paths``; ``True`` unless certain.
+    """Return the ``dry_run`` of the existing configuration files among ``paths``; ``True`` in doubt.
 
     ``False`` requires that every one of these files sets ``dry_run = false`` itself, is valid, and has no drop-in or
     variable that overrides it. A default does not count: a shell truncates the target of

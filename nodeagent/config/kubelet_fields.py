@@ -124,18 +124,21 @@ _KUBELET_ONLY: Final = frozenset(
         "volumePluginDir",
     ]
 )
-"""Source: Kubernetes ``KubeletConfiguration``, kubelet.config.k8s.io/v1beta1, up to version 1.36."""
+"""Fields of functions that only the kubelet has.
+
+Source: Kubernetes ``KubeletConfiguration``, kubelet.config.k8s.io/v1beta1, up to version 1.36.
+"""
 
 
 class FieldGroup(StrEnum):
-    """Groups of fields that were not converted.
+    """Groups of KubeletConfiguration fields that were not converted.
 
     Attributes:
-        INVALID: it has a counterpart, and an invalid value.
-        MISSPELT: unknown, and similar to a known field.
-        UNKNOWN: unknown, such as a field of a newer kubelet.
-        EXPLAINED: without a counterpart for a reason of its own.
-        IRRELEVANT: without effect on the functions of the agent.
+        INVALID: fields with a counterpart and an invalid value.
+        MISSPELT: unknown fields with a name similar to a known field.
+        UNKNOWN: unknown fields, such as fields of a newer kubelet.
+        EXPLAINED: fields without a counterpart, each reported with its reason.
+        IRRELEVANT: fields without effect on the functions of the agent.
     """
 
     INVALID = "invalid"
@@ -149,9 +152,9 @@ def explain_field(name: str, value: object, converted: Iterable[str]) -> tuple[F
     """Return the group of a field without a counterpart, and the reason.
 
     Args:
-        name: of the field.
-        value: its value; a zero value is the default and needs no explanation.
-        converted: the fields with a counterpart.
+        name: name of the field.
+        value: value of the field; a zero value is the default and needs no explanation.
+        converted: names of the fields with a counterpart.
     """
     if name in _REASONS:
         return FieldGroup.IRRELEVANT if is_zero(value) else FieldGroup.EXPLAINED, _REASONS[name]

@@ -1,4 +1,4 @@
-"""Conversion of a KubeletConfiguration; fields without a counterpart are listed with the reason."""
+"""Conversion of a KubeletConfiguration to settings; unconverted fields are listed with the reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_SHOWN_LENGTH: Final = 80
 
 
 class UnconvertedField(Record):
-    """A field that was not converted."""
+    """A KubeletConfiguration field that was not converted."""
 
     field: str
     reason: str
@@ -35,7 +35,7 @@ class UnconvertedField(Record):
 
     @property
     def faulty(self) -> bool:
-        """Whether it is an error of the file: an invalid value, or a misspelt name."""
+        """Whether the field is an error in the file: an invalid value, or a misspelt name."""
         return self.group in (FieldGroup.INVALID, FieldGroup.MISSPELT)
 
 
@@ -64,8 +64,8 @@ class Imported(Record):
         """Return the settings as a configuration file, each with its source field, and always with ``dry_run``.
 
         Args:
-            dry_run: value to write, as the default of the loader is an active agent.
-            because: reason for that value, one printable line.
+            dry_run: value written in every case, since the default of a configuration file is ``false``.
+            because: reason for the value of ``dry_run``, one printable line.
         """
         lines = [
             "# Imported from a KubeletConfiguration by nodeagent config import.",
@@ -86,7 +86,7 @@ def read_kubelet(text: str) -> Mapping[str, object]:
     """Return the fields of the KubeletConfiguration in a YAML or JSON text.
 
     Raises:
-        ConfigError: neither YAML nor JSON, too long, or not exactly one KubeletConfiguration.
+        ConfigError: the text is neither YAML nor JSON, is too long, or has not exactly one KubeletConfiguration.
     """
     if len(text) > _MAX_CHARACTERS:
         raise ConfigError(f"longer than {_MAX_CHARACTERS} characters")
@@ -145,10 +145,10 @@ def import_kubelet(fields: Mapping[str, object]) -> Imported:
 
 
 class _NotConvertedError(Exception):
-    """A valid field cannot be converted; the text is the reason.
+    """A valid field cannot be converted; the message is the reason.
 
     Attributes:
-        is_default: whether its value is the default of the kubelet, which needs no explanation.
+        is_default: whether the field has the default value of the kubelet, which needs no explanation.
     """
 
     def __init__(self, reason: str, *, is_default: bool = False) -> None:
@@ -160,7 +160,7 @@ def _check(taken: Iterable[ConvertedField]) -> None:
     """Validate the settings as one configuration.
 
     Raises:
-        ValueError: invalid settings.
+        ValueError: the settings are invalid.
     """
     document: dict[str, dict[str, object]] = {}
     for each in taken:
@@ -198,7 +198,7 @@ def _plain(key: str) -> Callable[[Given], Iterable[ConvertedField]]:
 
 
 def _period(key: str, *, for_zero: str) -> Callable[[Given], Iterable[ConvertedField]]:
-    """Convert a duration; 0 means the kubelet's default."""
+    """Return a converter of a duration; a zero duration is converted to ``for_zero``, the kubelet's default."""
 
     def convert(given: Given) -> Iterable[ConvertedField]:
         ((name, value),) = given.items()
@@ -237,11 +237,11 @@ def _ages(given: Given) -> Iterable[ConvertedField]:
 
 
 def _hard(given: Given) -> Iterable[ConvertedField]:
-    """Convert the hard thresholds. Source: kubelet ``mergeDefaultEvictionSettings``, ``SetDefaults``."""
+    """Convert the hard eviction thresholds. Source: kubelet ``mergeDefaultEvictionSettings``, ``SetDefaults``."""
     named = _amounts(given.get("evictionHard", {}))
     merge = given.get("mergeDefaultEvictionSettings", False)
     if not isinstance(merge, bool):
-        raise ValueError("mergeDefaultEvictionSettings must be true or false")  # noqa: TRY004 - one error type
+        raise ValueError("mergeDefaultEvictionSettings must be true or false")  # noqa: TRY004 - the caller catches ValueError
     if not named:
         if "evictionHard" not in given:
             raise _NotConvertedError("evictionHard is not set; the defaults apply, as in the kubelet", is_default=True)
@@ -271,7 +271,7 @@ def _pod_grace(given: Given) -> Iterable[ConvertedField]:
 
 
 def _shutdown(given: Given) -> Iterable[ConvertedField]:
-    """Convert the grace periods. Source: kubelet ``nodeshutdown`` ``migrateConfig``; it sorts the list."""
+    """Convert the shutdown grace periods, sorted by priority. Source: kubelet ``nodeshutdown`` ``migrateConfig``."""
     bands = given.get("shutdownGracePeriodByPodPriority")
     if bands is not None:
         if any(str(given.get(name, "0s")) not in ("0", "0s") for name in _PERIODS):
@@ -322,13 +322,13 @@ def _endpoint(given: Given) -> Iterable[ConvertedField]:
 
 
 def _amounts(value: object) -> dict[str, str]:
-    """Return the amounts by signal.
+    """Return the amounts by eviction signal.
 
     Raises:
-        ValueError: not a mapping, or a text that would break the threshold list.
+        ValueError: the value is not a mapping, or a signal or amount is not valid in a list of thresholds.
     """
     if not isinstance(value, dict):
-        raise ValueError('must be a mapping such as {"memory.available": "100Mi"}')  # noqa: TRY004 - one error type
+        raise ValueError('must be a mapping such as {"memory.available": "100Mi"}')  # noqa: TRY004 - the caller catches ValueError
     amounts = {str(signal): str(amount).strip() for signal, amount in value.items()}
     for signal, amount in amounts.items():
         if not _SIGNAL.fullmatch(signal) or not _AMOUNT.fullmatch(amount):

@@ -1,4 +1,4 @@
-"""Report of an import: faults field by field, everything else by group."""
+"""Report of ``nodeagent config import``: unconverted fields by reason, faults first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ONE_BY_ONE: Final = (FieldGroup.INVALID, FieldGroup.MISSPELT, FieldGroup.UNKNOW
 
 
 def import_report(imported: Imported) -> Iterator[str]:
-    """Yield the lines of the report: converted fields, unconverted fields, and the notes. Faults precede the rest."""
+    """Yield the lines of the report: number of converted fields, unconverted fields with faults first, notes."""
     fields = {name for each in imported.taken for name in each.fields.split(" and ")}
     yield f"{len(fields)} fields imported as {len(imported.taken)} settings"
     for group in _ONE_BY_ONE:

@@ -1,4 +1,4 @@
-"""Settings of the node's part in a Kubernetes cluster, in the form used by the agent."""
+"""Settings of the Node object and of the API server access, in the form used by the agent."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 class KubernetesSettings(Record):
-    """Validated settings.
+    """Validated settings of the Node object and of the API server access.
 
     Attributes:
         node_ips: IP addresses of the node; empty to detect them.
         reservation: resources that pods cannot use.
         max_pods: number of pods that the scheduler may place on the node.
-        register: whether the node is registered where no kubelet does it.
+        register: whether the agent registers the node if no kubelet manages the node.
         watch_pods: whether the pods of this node are watched at the API server.
         publish_conditions: whether the agent's own conditions are applied to the Node object.
         publish_events: whether Events about the node and its pods are created.
         evict_pods: whether pods are evicted through the API server beside a kubelet.
-        override_disruption_budgets: whether a pod that its disruption budget keeps may be deleted as the last resort.
-        delete_failed_after_s: time after which failed pods of this node are deleted; 0 if they are kept.
-        access: access to the API server; ``None`` without one.
+        override_disruption_budgets: whether a pod may be deleted despite its disruption budget as the last resort.
+        delete_failed_after_s: age in seconds from which failed pods of this node are deleted; 0 to keep them.
+        access: access to the API server; ``None`` if no API server is configured.
         registration: configured part of the Node object.
     """
 
@@ -49,9 +49,9 @@ class KubernetesSettings(Record):
         return self.delete_failed_after_s > 0
 
     def off_because(self, role: Role, evidence: str = "") -> str:
-        """Return the reason that the node is not registered, for display; empty if it is.
+        """Return the reason that the agent does not register the node, for display; empty if it does.
 
-        Beside a kubelet registration is refused even if configured: two processes would report one Node object.
+        Beside a kubelet registration is refused even if configured: two processes would update one Node object.
 
         Args:
             role: role of the agent on this node.

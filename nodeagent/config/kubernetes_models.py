@@ -1,4 +1,4 @@
-"""Settings of the node's part in a Kubernetes cluster."""
+"""Settings model of the Node object and of the API server access."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _MAX_CPU_MILLIS: Final = 10**9
 
 
 def parse_node_ips(text: str) -> tuple[str, ...]:
-    """Return the IP addresses in a list, at most one of each family.
+    """Return the IP addresses in a comma-separated list, at most one of each family.
 
     Raises:
-        ValueError: not an address, or two of one family.
+        ValueError: an entry is not an IP address, or two addresses have the same family.
     """
     found = []
     for part in filter(None, (each.strip() for each in text.split(","))):
@@ -46,10 +46,10 @@ def parse_node_ips(text: str) -> tuple[str, ...]:
 
 
 def parse_reserved(text: str) -> Reservation:
-    """Return the reserved resources in a list.
+    """Return the reserved resources in a comma-separated list.
 
     Raises:
-        ValueError: unknown resource, invalid quantity, or a resource given twice.
+        ValueError: a resource is unknown or repeated, or a quantity is invalid.
 
     Source: KubeletConfiguration ``systemReserved`` and ``kubeReserved``.
     """
@@ -59,16 +59,16 @@ def parse_reserved(text: str) -> Reservation:
         if not equals or name not in ("cpu", "memory", "ephemeral-storage"):
             raise ValueError(f"{part!r}: write a {_RESERVED_FORM}")
         if name in values:
-            raise ValueError(f"{name} is given twice")
+            raise ValueError(f"{name} is repeated")
         values[name] = _cpu_millis(amount) if name == "cpu" else parse_bytes(amount)
     return Reservation(values.get("cpu", 0), values.get("memory", 0), values.get("ephemeral-storage", 0))
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """Return the labels in a list.
+    """Return the node labels in a comma-separated list.
 
     Raises:
-        ValueError: an invalid name or value, or a name given twice.
+        ValueError: a name or a value is invalid, or a name is repeated.
 
     Source: Kubernetes, labels and selectors, syntax and character set.
     """
@@ -80,7 +80,7 @@ def parse_labels(text: str) -> dict[str, str]:
         if not equals or not valid or (value and not _LABEL_PART.fullmatch(value)):
             raise ValueError(f"{part!r}: write a {_LABELS_FORM}")
         if name in labels:
-            raise ValueError(f"{name} is given twice")
+            raise ValueError(f"{name} is repeated")
         labels[name] = value
     return labels
 
@@ -93,7 +93,7 @@ def _cpu_millis(text: str) -> int:
 
 
 def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
-    """Return a validator that parses a text and returns the text; the settings parse it again."""
+    """Return a validator that checks that ``parse`` accepts a text, and returns the text unchanged."""
 
     def check(text: str) -> str:
         parse(text)
@@ -109,7 +109,7 @@ def _checked_provider_id(text: str) -> str:
 
 
 class KubernetesSection(Section):
-    """The node in a Kubernetes cluster."""
+    """Node object and access to the Kubernetes API server."""
 
     register_node: Switch = Field(
         False,
@@ -124,12 +124,12 @@ class KubernetesSection(Section):
     publish_conditions: Switch = Field(
         False,
         description="Whether the daemon adds conditions of its own to the Node object, such as "
-        "nodeagent.dev/ImageGCDegraded. Also beside a kubelet, whose conditions are not touched.",
+        "nodeagent.dev/ImageGCDegraded. Also beside a kubelet, whose conditions are not changed.",
     )
     publish_events: Switch = Field(
         False,
         description="Whether the daemon creates Events about pods and the node, for evictions, failed passes and "
-        "shutdowns. A registered node has those about itself in any case.",
+        "shutdowns. Events about a registered node are created in any case.",
     )
     evict_pods: Switch = Field(
         False,
@@ -138,8 +138,8 @@ class KubernetesSection(Section):
     )
     override_disruption_budgets: Switch = Field(
         False,
-        description="Whether the last resort at a hard threshold is the deletion, with grace period 0, of a pod that "
-        "its disruption budget keeps. Requires evict_pods.",
+        description="Whether a pod may be deleted with grace period 0 despite its disruption budget, as the last "
+        "resort at a hard threshold. Requires evict_pods.",
     )
     delete_failed_after: Duration = Field(
         "0s",
@@ -157,7 +157,7 @@ class KubernetesSection(Section):
         description="URL of the API server; in a pod https://kubernetes.default.svc.",
     )
     ca_file: OptionalPath = Field(
-        "", description="File with the CA certificates of the API server. Empty: those of the system."
+        "", description="File with the CA certificates of the API server. Empty: the CA certificates of the system."
     )
     token_file: OptionalPath = Field(
         "", description="File with a bearer token, such as that of a service account; read again when it changes."
@@ -170,11 +170,11 @@ class KubernetesSection(Section):
         "", description="File with the key of the client certificate. Empty: in certificate_file."
     )
     labels: Annotated[str, _parsed_by(parse_labels), Field(json_schema_extra={"form": _LABELS_FORM})] = Field(
-        "", description="Labels of a new Node object, and missing ones of an adopted object."
+        "", description="Labels of a new Node object; in an adopted object missing labels are added."
     )
     provider_id: Annotated[
         str, AfterValidator(_checked_provider_id), Field(json_schema_extra={"form": "PROVIDER://ID, or empty"})
-    ] = Field("", description="Id of the machine at its provider (spec.providerID); an existing one is kept.")
+    ] = Field("", description="Id of the machine at its provider (spec.providerID); an existing id is kept.")
     unschedulable: Switch = Field(
         True, description="Register the node cordoned, since without a kubelet nothing starts pods of the API server."
     )
@@ -198,8 +198,8 @@ class KubernetesSection(Section):
     )
     max_pods: Count = Field(
         0,
-        description="Capacity of pods in the node status. 0, since no kubelet starts the pods that the scheduler "
-        "places here: then not even a pod that tolerates every taint is bound to this node.",
+        description="Pod capacity in the node status. With 0 the scheduler binds no pod to this node, not even a pod "
+        "that tolerates every taint: no kubelet would start the pod.",
     )
 
     @model_validator(mode="after")
@@ -221,7 +221,7 @@ def api_access(section: KubernetesSection) -> ApiAccess | None:
     """Return the access to the API server; ``None`` without kubeconfig and server.
 
     Raises:
-        ConfigError: settings that contradict each other.
+        ConfigError: the settings contradict each other.
     """
     files = (section.ca_file, section.token_file, section.certificate_file, section.key_file)
     if not section.kubeconfig and not section.server:
@@ -245,7 +245,7 @@ def api_access(section: KubernetesSection) -> ApiAccess | None:
 
 
 def kubernetes_settings(section: KubernetesSection) -> KubernetesSettings:
-    """Return the settings of a valid section."""
+    """Return the Kubernetes settings of a validated section."""
     return KubernetesSettings(
         register=section.register_node,
         watch_pods=section.watch_pods,

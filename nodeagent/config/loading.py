@@ -1,4 +1,4 @@
-"""Load and validate the configuration from file, drop-ins, environment and command line; report all errors at once."""
+"""Loading and validation of the configuration from all its sources; all errors are reported together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Loaded(Record):
     """A valid configuration and its sources.
 
     Attributes:
-        source: configuration file; ``None`` without one.
+        source: configuration file; ``None`` if no file exists.
         dropins: drop-in files in the order of reading.
         origins: source of each value that is not a default, by dotted key.
     """
@@ -52,19 +52,20 @@ def load(
     environment: Mapping[str, str] = os.environ,
     options: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Return the configuration of ``path``, or of the default path where that file exists.
+    """Load and validate the configuration from ``path``, or from the default path if the file exists.
 
     Later sources override earlier ones: the file, the ``*.toml`` files of the directory ``NAME.d`` beside it in the
     order of their names, the environment, the command line. Tables are merged, other values are replaced.
 
     Args:
-        path: configuration file; ``None`` for the default one.
+        path: configuration file; ``None`` for the default file.
         overrides: dotted keys from the command line, such as ``image_gc.high_threshold_percent``.
         environment: variables such as ``NODEAGENT_IMAGE_GC__HIGH_THRESHOLD_PERCENT``.
-        options: option of the command line by dotted key, such as ``--high``, for errors.
+        options: command-line option by dotted key, such as ``--high``, for error messages.
 
     Raises:
-        ConfigError: invalid or unreadable; one line per error with source, key, value, cause and allowed form.
+        ConfigError: the configuration is invalid or unreadable; the message has one line per error with source, key,
+            value, cause and allowed form.
     """
     source, dropins, document, origins = read_files(path)
     errors = []
@@ -98,7 +99,7 @@ def load(
 
 
 def effective(loaded: Loaded) -> dict[str, tuple[object, str]]:
-    """Return all values in force with their sources, by dotted key."""
+    """Return the value and the source of every setting, by dotted key."""
     values: dict[str, tuple[object, str]] = {}
     for name in Config.model_fields:
         value = getattr(loaded.config, name)
@@ -118,7 +119,7 @@ def _sections() -> dict[str, type[BaseModel]]:
 
 
 def _variables() -> dict[str, str]:
-    """Return the dotted key of each variable, by variable name without the prefix."""
+    """Return the dotted key of each environment variable, by variable name without the prefix."""
     sections = _sections()
     keys = {name.upper(): name for name in Config.model_fields if name not in sections}
     for name, section in sections.items():
@@ -127,7 +128,7 @@ def _variables() -> dict[str, str]:
 
 
 def _key_of_variable(name: str) -> str:
-    """Return the dotted key of a variable; empty for a variable of a Kubernetes Service.
+    """Return the dotted key of an environment variable; empty for a variable of a Kubernetes Service.
 
     Raises:
         ValueError: no setting has this variable.
@@ -147,7 +148,7 @@ def _key_of_variable(name: str) -> str:
 
 
 def _typed(key: str, text: str) -> object:
-    """Return the text of a variable as a TOML value where its setting is not a text; the model validates it."""
+    """Return the text of a variable parsed as TOML, or unchanged for a text setting; the model validates the value."""
     model: type[BaseModel] = Config
     *sections, last = key.split(".")
     for section in sections:
@@ -216,7 +217,7 @@ def _sibling(key: str, other: str) -> bool:
 
 
 def _key(part: int | str) -> str:
-    """Return a key in printable form, on one line."""
+    """Return a key as printable text on one line, for error messages."""
     text = str(part)
     return text if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", text) else _value(text)
 

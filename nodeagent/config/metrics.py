@@ -13,12 +13,12 @@ OFF: Final = "off"
 TEXTFILE_ENDING: Final = ".prom"
 TEXTFILE_FORM: Final = "an absolute path of a .prom file, or empty"
 _MAX_PATH_BYTES: Final = 107
-"""Source: unix(7), ``sun_path`` with its final zero."""
+"""Maximum length of a socket path, without the final zero byte. Source: unix(7), ``sun_path``."""
 _ADDRESS: Final = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<four>[^\[\]:]+)):(?P<port>\d{1,5})", re.ASCII)
 
 
 class Listen(Record):
-    """Listen address: TCP or unix socket.
+    """Listen address of the metrics endpoint: TCP or unix socket.
 
     Attributes:
         host: IP address, never a name; empty for a unix socket.
@@ -42,7 +42,7 @@ class Listen(Record):
 
     @property
     def text(self) -> str:
-        """The address in the form of the configuration file."""
+        """The listen address in the form of the configuration file."""
         if self.path:
             return f"unix://{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -57,7 +57,7 @@ class TlsFiles(Record):
     Attributes:
         certificate: certificate of the server and its intermediate CAs, PEM.
         key: key of the certificate, PEM, not encrypted.
-        client_ca: CA certificates of the clients, PEM; empty for clients without a certificate.
+        client_ca: CA certificates of the clients, PEM; empty to accept clients without a certificate.
     """
 
     certificate: str
@@ -66,7 +66,7 @@ class TlsFiles(Record):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of all files."""
+        """The paths of all configured TLS files."""
         return (self.certificate, self.key, *((self.client_ca,) if self.client_ca else ()))
 
 
@@ -75,9 +75,9 @@ class MetricsSettings(Record):
 
     Attributes:
         listen: listen address; ``None`` disables the endpoint.
-        textfile: file of all metrics for the textfile collector of node_exporter; empty disables it.
-        textfile_interval_s: time between two writes of that file.
-        tls: files of the TLS listener; ``None`` without encryption and authentication.
+        textfile: file of all metrics for the textfile collector of node_exporter; empty disables the file.
+        textfile_interval_s: time between two writes of ``textfile``.
+        tls: files of the TLS listener; ``None`` disables encryption and client authentication.
     """
 
     listen: Listen | None = DEFAULT_LISTEN
@@ -87,20 +87,20 @@ class MetricsSettings(Record):
 
     @property
     def endpoint(self) -> tuple[Listen | None, TlsFiles | None]:
-        """Everything that a listener depends on."""
+        """Listen address and TLS files: a change of either requires a new listener."""
         return self.listen, self.tls
 
     @property
     def is_open(self) -> bool:
-        """Whether other machines reach the endpoint without encryption."""
+        """Whether other machines can reach the endpoint without encryption."""
         return self.listen is not None and self.listen.is_remote and self.tls is None
 
 
 def parse_listen(text: str) -> Listen | None:
-    """Return the listen address in a text; ``None`` for ``off``.
+    """Return the parsed listen address; ``None`` for ``off``.
 
     Raises:
-        ValueError: invalid address; the text names the allowed form.
+        ValueError: the address is invalid; the message has the allowed form.
     """
     if text == OFF:
         return None
@@ -124,10 +124,10 @@ def parse_listen(text: str) -> Listen | None:
 
 
 def tls_files(certificate: str, key: str, client_ca: str, listen: Listen | None) -> TlsFiles | None:
-    """Return the files of a TLS listener; ``None`` without any.
+    """Return the files of a TLS listener; ``None`` if no file is configured.
 
     Raises:
-        ValueError: a file without the others that it requires, or a listener without TLS.
+        ValueError: certificate or key is missing, or the listen address is a unix socket.
     """
     if not certificate and not key and not client_ca:
         return None
@@ -140,12 +140,12 @@ def tls_files(certificate: str, key: str, client_ca: str, listen: Listen | None)
 
 
 def parse_textfile(text: str) -> str:
-    """Return the path of the metrics file in a text; empty for none.
+    """Check and return the path of the metrics file; empty disables the file.
 
-    The name must end in ``.prom``: node_exporter reads no others, and no other file is replaced by mistake.
+    The name must end in ``.prom``: node_exporter ignores other files, and a wrong path replaces no unrelated file.
 
     Raises:
-        ValueError: invalid path; the text names the allowed form.
+        ValueError: the path is invalid; the message has the allowed form.
     """
     if not text:
         return ""

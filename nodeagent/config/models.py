@@ -1,4 +1,4 @@
-"""All settings with form, default, unit and effect; the larger sections are in modules of their own."""
+"""Models of all settings with form, default, unit and effect; larger sections are in separate modules."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class HistorySection(Section):
     """Retention of the history."""
 
     maximum_age: Period = Field(
-        "30d", description="Maximum age of recorded passes; one day for those of the daemon without removals."
+        "30d", description="Maximum age of recorded passes; one day for passes of the daemon without removals."
     )
     maximum_size: Size = Field(
         "16Mi", description="Maximum size of the history database; the oldest passes are deleted first."
@@ -85,7 +85,7 @@ class ControlSection(Section):
     group: str = Field(
         "nodeagent",
         description="Group with read access: status, plans, history, events. Root has full access. The socket's "
-        "directory must belong to this group and have the set-group-ID bit.",
+        "directory must be owned by this group and have the set-group-ID bit.",
     )
     group_may_act: Switch = Field(
         False,
@@ -120,8 +120,8 @@ class MetricsSection(Section):
     textfile: Annotated[str, AfterValidator(forms.textfile), Field(json_schema_extra={"form": TEXTFILE_FORM})] = Field(
         "",
         description="File of all metrics, for the textfile collector of node_exporter, such as "
-        "/var/lib/node_exporter/textfile/nodeagent.prom. Its directory must exist, belong to root, be writable by root "
-        "only, and be allowed in the unit (ReadWritePaths). Removed when the daemon stops.",
+        "/var/lib/node_exporter/textfile/nodeagent.prom. Its directory must exist, be owned by root, be writable by "
+        "root only, and be allowed in the unit (ReadWritePaths). Removed when the daemon stops.",
     )
     textfile_interval: Period = Field("30s", description="Time between two writes of the metrics file.")
     certificate_file: OptionalPath = Field(
@@ -161,8 +161,8 @@ class Config(Section):
     reload_grace: Duration = Field(
         "60s",
         description="Time between a switch of dry_run from true to false, by a reload or a restart, and the first pass "
-        "that removes or evicts, hard eviction thresholds included. nodeagent pause stops the countdown; it restarts "
-        "at the end of the pause. 0 disables.",
+        "that removes or evicts, hard eviction thresholds included. nodeagent pause stops the countdown, which "
+        "restarts at the end of the pause. 0 disables.",
     )
     runtime: RuntimeSection = Field(default_factory=RuntimeSection, description="Access to the container runtime.")
     image_gc: ImageGCSection = Field(default_factory=ImageGCSection, description="Removal of unused images.")
@@ -173,7 +173,7 @@ class Config(Section):
     eviction: EvictionSection = Field(default_factory=EvictionSection, description="Pod eviction under node pressure.")
     kubelet: KubeletSection = Field(default_factory=KubeletSection, description="Sources of pod facts that CRI lacks.")
     kubernetes: KubernetesSection = Field(
-        default_factory=KubernetesSection, description="The node in a Kubernetes cluster."
+        default_factory=KubernetesSection, description="Node object and access to the Kubernetes API server."
     )
     shutdown: ShutdownSection = Field(default_factory=ShutdownSection, description="Graceful shutdown of the node.")
     protect: ProtectSection = Field(default_factory=ProtectSection, description="Images protected from removal.")

@@ -1,4 +1,4 @@
-"""Default paths, as text: the import of ``pathlib`` takes as long as a whole request of a command to the daemon."""
+"""Default paths, as text: importing ``pathlib`` takes as long as a request to the daemon."""
 
 from __future__ import annotations
 

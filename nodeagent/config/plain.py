@@ -1,11 +1,11 @@
-"""Settings of common configurations without pydantic, whose import and models take a third of a command's time.
+"""Fast loading of plain configurations without pydantic, which takes a third of a command's run time.
 
-The models of ``nodeagent.config.models`` decide the validity of values. This module accepts a configuration only if
-each value is of a plain form: text, number, switch, choice, duration, size, path. It refuses every other one, so that
-the models decide it and report its errors.
+The models in ``nodeagent.config.models`` define the validity of values. This module accepts a configuration only if
+each value has a plain form: text, number, switch, choice, duration, size, path. Every other configuration is left to
+the models, which validate its values and report its errors.
 
-``plain.json`` has the form, the limits and the default of each setting. It is derived from the models; ``make docs``
-writes it, ``make check`` compares.
+``plain.json`` lists the form, the limits and the default of each setting, derived from the models. ``make docs`` writes
+the file; ``make check`` verifies that it is up to date.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _MAX_DIGITS: Final = 15
 
 
 class _NotPlainError(Exception):
-    """The models have to decide."""
+    """A value has no plain form; the models must validate the configuration."""
 
 
 def read_settings(path: Path | None, environment: Mapping[str, str] = os.environ) -> Settings | None:
-    """Return the settings of a plain and valid configuration; ``None`` for any other.
+    """Return the settings of a plain and valid configuration; ``None`` if the models must validate it.
 
     Args:
-        path: configuration file; ``None`` for the default one.
+        path: configuration file; ``None`` for the default file.
         environment: variables such as ``NODEAGENT_IMAGE_GC__HIGH_THRESHOLD_PERCENT``.
     """
-    with open(TABLE, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
+    with open(TABLE, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
         table: dict[str, dict[str, Any]] = json.load(file)
     try:
         given = dict(_given(table, path, environment))
         if given.keys() - table.keys():
-            return None  # unknown
+            return None  # unknown keys
         values = {key: each["default"] for key, each in table.items()}
         values |= {key: _checked(table[key], value) for key, value in given.items()}
         value_forms.check_thresholds(
@@ -63,7 +63,7 @@ def read_settings(path: Path | None, environment: Mapping[str, str] = os.environ
 def _given(
     table: Mapping[str, Mapping[str, Any]], path: Path | None, environment: Mapping[str, str]
 ) -> Iterator[tuple[str, object]]:
-    """Yield the given values by dotted key, the later of two in force."""
+    """Yield each configured value with its dotted key; a later value overrides an earlier value of the same key."""
     sections = {key.partition(".")[0] for key in table if "." in key}
     _, _, document, _ = read_files(path)
     for name, value in document.items():
@@ -81,7 +81,7 @@ def _given(
 
 
 def _of_variable(kind: str | None, text: str) -> object:
-    """Return the value of a variable, as the models take it."""
+    """Return the value of an environment variable, parsed as by the models; ``None`` if it has no plain form."""
     if kind == "switch":
         return {"true": True, "false": False}.get(text)
     if kind == "int":
@@ -95,8 +95,8 @@ def _checked(setting: Mapping[str, Any], value: object) -> object:
     """Return a valid value in the form in which the models store it.
 
     Raises:
-        ValueError: it is not valid.
-        _NotPlainError: the models have to decide.
+        ValueError: the value is invalid.
+        _NotPlainError: the value has no plain form.
     """
     kind = setting["kind"]
     if kind == "list" and isinstance(value, list):
@@ -117,7 +117,7 @@ def _checked(setting: Mapping[str, Any], value: object) -> object:
 
 
 def _config(values: Mapping[str, Any]) -> Config:
-    """Return the values with the attributes of the model."""
+    """Return the values as nested objects with the attributes of the model ``Config``."""
     sections: dict[str, dict[str, Any]] = {"": {}}
     for key, value in values.items():
         section, _, name = key.rpartition(".")

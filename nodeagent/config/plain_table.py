@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _WITH_RULES: Final = frozenset({"eviction.stall_window", "eviction.memory_stall", "eviction.io_stall", "kubelet.url"})
-"""Settings with rules of the models for several values, beyond those of ``value_forms`` and of the policies."""
+"""Settings validated by rules that only the models have, outside ``value_forms`` and the policies."""
 _OF_MODELS: Final = frozenset({"kubernetes"})
-"""Sections whose settings are created by their models."""
+"""Sections that only their models can convert to settings."""
 
 
 def rendered() -> str:
-    """Return the table as JSON."""
+    """Return the table of all settings as JSON text."""
     table = {}
     for name, setting in Config.model_fields.items():
         kind = setting.annotation
@@ -37,7 +37,7 @@ def rendered() -> str:
 
 
 def _form(kind: Any, metadata: Iterable[object]) -> dict[str, Any]:  # noqa: ANN401 - a type expression
-    """Return the form of a value; ``kind`` is null for one that only the models take."""
+    """Return the form of a value; ``kind`` is ``None`` for a value that only the models can validate."""
     metadata = tuple(metadata)
     functions = [each.func for each in metadata if isinstance(each, AfterValidator | BeforeValidator)]
     names = [getattr(each, "__name__", "") for each in functions]

@@ -1,4 +1,4 @@
-"""Conversion of a validated configuration into settings of the daemon and policies of the planners."""
+"""Conversion of a validated configuration to the settings of the agent and the policies of the planners."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def settings(config: Config, *, kubernetes: KubernetesSettings | None = None) -> Settings:
-    """Return the settings of an agent with this configuration; with ``kubernetes`` without that section."""
+    """Return the settings for a validated configuration; ``kubernetes`` replaces its section ``[kubernetes]``."""
     if kubernetes is None:
-        from nodeagent.config.kubernetes_models import kubernetes_settings  # noqa: PLC0415 - with pydantic
+        from nodeagent.config.kubernetes_models import kubernetes_settings  # noqa: PLC0415 - imports pydantic
 
         kubernetes = kubernetes_settings(config.kubernetes)
     runtime, images, containers = config.runtime, config.image_gc, config.container_gc
@@ -89,7 +89,7 @@ def shutdown(config: Config) -> ShutdownSettings:
 
 def _phases(section: ShutdownSection) -> tuple[Phase, ...]:
     if section.phases or section.by_priority:
-        from nodeagent.config.shutdown_models import shutdown_phases  # noqa: PLC0415 - with pydantic
+        from nodeagent.config.shutdown_models import shutdown_phases  # noqa: PLC0415 - imports pydantic
 
         return shutdown_phases(section)
     return two_bands(parse_duration_s(section.grace_period), parse_duration_s(section.grace_period_critical))
@@ -133,12 +133,12 @@ def eviction(config: Config) -> EvictionSettings:
 
 
 def kubelet(config: Config) -> KubeletSettings:
-    """Return the settings of the sources of pod facts."""
+    """Return the settings of the sources of pod facts beyond CRI."""
     section = config.kubelet
     manifests = Path(section.manifests) if section.manifests else None
     access = None
     if section.url:
-        from nodeagent.config.eviction_models import kubelet_access  # noqa: PLC0415 - with pydantic
+        from nodeagent.config.eviction_models import kubelet_access  # noqa: PLC0415 - imports pydantic
 
         access = kubelet_access(section)
     return KubeletSettings(access, manifests, section.node_name)

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 DEFAULT_SOURCE: Final = "default"
-"""Source of a setting that is not configured."""
+"""Source shown for a setting that is not configured."""
 
 
 class Origin(Record):
     """Sources of the settings, for a reload.
 
     Attributes:
-        path: configuration file; ``None`` for the default one.
+        path: configuration file; ``None`` for the default file.
         overrides: dotted keys from the command line, with their values.
         dry_run: whether the command line requests a dry run.
     """
@@ -48,13 +48,13 @@ class Settings(Record):
         removal_timeout_s: deadline of CRI calls that stop or remove.
         bulk_removal: whether images can be removed through containerd's image service.
         settle_s: maximum wait of a removal for container creations in progress.
-        undo_window_s: time for which image removals by age and by commands can be undone; 0 for none.
+        undo_window_s: time for which image removals by age and by commands can be undone; 0 disables undo.
         imagefs_path: path on the image filesystem; empty for the mount point reported by the runtime.
         pod_log_root: root directory of pod logs.
         container_log_root: directory of the symbolic links to container logs.
         state_directory: directory of the agent's state.
-        container_interval_s: interval of container GC passes; ``None`` disables them.
-        image_interval_s: interval of image GC passes; ``None`` disables them.
+        container_interval_s: interval of container GC passes; ``None`` disables container GC.
+        image_interval_s: interval of image GC passes; ``None`` disables image GC.
         log_format: ``auto``, ``journal``, ``console`` or ``json``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         history_age_s: maximum age of recorded passes.
@@ -69,9 +69,9 @@ class Settings(Record):
         shutdown: graceful shutdown.
         control: control API.
         metrics: metrics and health endpoint.
-        kubernetes: the node in a Kubernetes cluster.
-        invalid_because: errors of an invalid configuration; these settings then serve graceful shutdown only.
-        standby_source: file of these settings in that case, or ``defaults``.
+        kubernetes: Node object and access to the Kubernetes API server.
+        invalid_because: errors of an invalid configuration, if the settings are for graceful shutdown only; else empty.
+        standby_source: file of the settings for graceful shutdown only, or ``defaults``; else empty.
         reload_grace_s: time between a switch from dry run to active and the first destructive pass; 0 disables.
     """
 

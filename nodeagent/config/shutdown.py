@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class ShutdownSettings(Record):
-    """Validated settings.
+    """Validated settings of graceful shutdown.
 
     Attributes:
-        enabled: ``None`` to follow the role of the agent.
-        phases: all phases in order; none disable graceful shutdown.
-        restart_logind: whether a logind without bus connection is restarted.
+        enabled: whether graceful shutdown is enabled; ``None`` to follow the role of the agent.
+        phases: all phases in order; empty disables graceful shutdown.
+        restart_logind: whether a logind without a system bus connection is restarted.
     """
 
     enabled: bool | None = None
@@ -25,7 +25,7 @@ class ShutdownSettings(Record):
     restart_logind: bool = True
 
     def off_because(self, role: Role, evidence: str = "") -> str:
-        """Return the reason for disabled graceful shutdown, without a full stop; empty if it is enabled.
+        """Return the reason for disabled graceful shutdown, for display; empty if graceful shutdown is enabled.
 
         Beside a kubelet graceful shutdown is disabled even if ``enabled``: the kubelet restarts each container within a
         second.

@@ -1,4 +1,4 @@
-"""Settings of graceful shutdown."""
+"""Settings models of graceful shutdown."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nodeagent.units import parse_duration_s
 
 
 class PriorityBand(Section):
-    """Shutdown time of the pods with a priority from ``min_priority`` up to that of the next band."""
+    """Shutdown time of pods with a priority of at least ``min_priority`` and below the next band."""
 
     min_priority: Annotated[int, Field(strict=True)]
     seconds: Seconds
 
 
 class PodSelector(Section):
-    """Pods of any of the namespaces that carry all of the labels."""
+    """Selector of the pods that are in any of the namespaces and have all of the labels."""
 
     namespaces: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
@@ -57,8 +57,8 @@ class ShutdownSection(Section):
         Field(json_schema_extra={"form": "list of {min_priority = NUMBER, seconds = NUMBER}, ascending"}),
     ] = Field(
         (),
-        description="Phases by pod priority; replaces the two periods above. A pod belongs to the band with the "
-        "highest min_priority up to its own priority; one below all bands, to the first.",
+        description="Phases by pod priority; replaces the two periods above. A pod is in the band with the "
+        "highest min_priority up to its own priority; a pod below all bands is in the first.",
     )
     phases: Annotated[
         tuple[ShutdownPhase, ...],
@@ -70,14 +70,14 @@ class ShutdownSection(Section):
         ),
     ] = Field(
         (),
-        description="Named phases; replaces the periods and by_priority. A phase with select also takes the selected "
-        "pods from earlier phases (network and storage last); min_priority is optional there.",
+        description="Named phases; replaces the periods and by_priority. A phase with select also includes the "
+        "selected pods of earlier phases (network and storage last); min_priority is optional there.",
     )
 
     restart_logind: Switch = Field(
         True,
         description="Restart a running logind without a system bus connection, as after a restart of dbus. Without a "
-        "restart it announces no shutdown.",
+        "restart logind announces no shutdown.",
     )
 
     @model_validator(mode="after")
@@ -87,10 +87,10 @@ class ShutdownSection(Section):
 
 
 def shutdown_phases(section: ShutdownSection) -> tuple[Phase, ...]:
-    """Return the phases of a section.
+    """Return the phases of a graceful shutdown, in order.
 
     Raises:
-        ValueError: invalid phases; the text names the key and the allowed form.
+        ValueError: the phases are invalid; the message has the key and the allowed form.
     """
     if section.phases and section.by_priority:
         raise ValueError("by_priority and phases exclude each other: set one of them")

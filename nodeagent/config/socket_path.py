@@ -1,7 +1,7 @@
 """Path of the control socket, from a configuration that may be invalid.
 
-A client of the daemon requires no other setting. With a file that became invalid the daemon continues with its earlier
-configuration and remains controllable; faults of the file are therefore ignored here.
+A client of the daemon requires no other setting. If the file becomes invalid, the daemon continues with its previous
+configuration and remains controllable; this module therefore ignores faults in the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 from nodeagent.config.paths import CONFIG_FILE, CONTROL_SOCKET
 from nodeagent.errors import ConfigError
 
-TYPE_CHECKING = False  # a command sends its request before the import of typing
+TYPE_CHECKING = False  # not imported from typing, since a command sends its request before slow imports
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -27,15 +27,15 @@ _KEY = "socket"
 def read_socket_path(config: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the path of the control socket; ``None`` if the control API is disabled.
 
-    The variable takes precedence over the drop-ins of the configuration file, which override the file itself. Without a
-    readable setting it is the default path.
+    The environment variable takes precedence over the drop-ins of the configuration file, which override the file
+    itself. If none of them sets the path, the default path is returned.
 
     Args:
-        config: configuration file; ``None`` for the default one, which may be missing or unreadable.
+        config: configuration file; ``None`` for the default file, which may be missing or unreadable.
         environment: variables of this process.
 
     Raises:
-        ConfigError: the variable is no absolute path, or the given ``config`` cannot be read.
+        ConfigError: the variable is not an absolute path, or the file ``config`` cannot be read.
     """
     found = environment.get(VARIABLE)
     if found is None:
@@ -73,18 +73,18 @@ def _in_files(config: str | None) -> str:
 
 
 def _read(path: str) -> str:
-    # A named pipe in the place of a file blocks neither the opening nor the command.
+    # O_NONBLOCK: a named pipe in place of the file must not block the command.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file")
-    with open(descriptor, encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+    with open(descriptor, encoding="utf-8") as file:  # noqa: PTH123 - pathlib does not open a descriptor
         return file.read()
 
 
 def _dropins(path: str) -> list[str]:
-    """Return the drop-ins of a configuration file, in order; none if their directory is unreadable."""
-    directory = f"{os.path.splitext(path)[0]}.d"  # noqa: PTH122 - pathlib is slow
+    """Return the drop-ins of a configuration file, in order; empty if the directory is unreadable."""
+    directory = f"{os.path.splitext(path)[0]}.d"  # noqa: PTH122 - pathlib is slow to import
     try:
         names = sorted(os.listdir(directory))  # noqa: PTH208
     except OSError:
@@ -93,8 +93,8 @@ def _dropins(path: str) -> list[str]:
 
 
 def _in_text(text: str, default: str) -> str:
-    """Return the socket path set by a file; ``default`` without one, or for a relative path."""
-    import tomllib  # noqa: PLC0415 - imported only for a file with a socket path
+    """Return the socket path set by a file; ``default`` if the file sets no path or a relative path."""
+    import tomllib  # noqa: PLC0415 - needed only for a file with a socket path
 
     try:
         documents: Iterator[Mapping[str, object]] = iter([tomllib.loads(text)])
@@ -109,8 +109,8 @@ def _in_text(text: str, default: str) -> str:
 
 
 def _valid_lines(text: str) -> Iterator[Mapping[str, object]]:
-    """Yield the document of each valid line of an invalid file, within its table."""
-    import tomllib  # noqa: PLC0415 - as above
+    """Yield each valid line of an invalid TOML file, parsed below the header of its table."""
+    import tomllib  # noqa: PLC0415 - needed only for a file with a socket path
 
     header = ""
     for line in text.splitlines():

@@ -1,7 +1,7 @@
-"""Settings for graceful shutdown while the configuration is invalid: the last valid ones, else the defaults.
+"""Settings for graceful shutdown while the configuration is invalid: the last valid settings, else the defaults.
 
-The daemon keeps logind's inhibitor lock and stops pods in order even then, and does nothing else: garbage collection
-and eviction wait for a valid configuration.
+With these settings the daemon only keeps logind's inhibitor lock and stops pods in order at a node shutdown. Garbage
+collection and eviction wait for a valid configuration.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Origin, Settings
 
 STATE: Final = Path("/var/lib/nodeagent")
-"""The state directory where the configuration is unreadable."""
+"""State directory used if the configuration is unreadable."""
 _FILE: Final = "last-settings.toml"
 
 
 def standby_settings(
     origin: Origin, problem: ConfigError, *, has_lock: bool, directory: Path = STATE
 ) -> Settings | None:
-    """Return the settings for graceful shutdown; ``None`` without last settings and without a lock.
+    """Return settings for graceful shutdown; ``None`` if neither last valid settings nor a lock exist.
 
     Args:
-        origin: of the invalid configuration; a reload reads it again.
-        problem: its error.
+        origin: sources of the invalid configuration, which a reload reads again.
+        problem: error of the invalid configuration.
         has_lock: whether an earlier run of the agent left its inhibitor lock.
-        directory: state directory with the last settings.
+        directory: state directory with the last valid settings.
     """
     path = directory / _FILE
     try:
         loaded = load(path, {}, environment={}) if path.exists() else None
-    except (ConfigError, OSError):  # of another version, or damaged
+    except (ConfigError, OSError):  # file of another version, or damaged
         loaded = None
     if loaded is None and not has_lock:
         return None

@@ -43,7 +43,7 @@ def to_toml(config: Config, *, commented: bool) -> str:
 
 
 def sourced_toml(values: Mapping[str, tuple[object, str]]) -> str:
-    """Return values by their dotted keys as TOML, each with its source as a comment."""
+    """Return values by dotted key as TOML, each with its source in a comment."""
     lines: list[str] = []
     section = ""
     for key, (value, source) in sorted(values.items(), key=lambda item: "." in item[0]):
@@ -77,7 +77,7 @@ def toml_value(value: object) -> str:
         return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    return escape(json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f"))  # escapes valid in TOML too
+    return escape(json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f"))  # JSON escapes are valid TOML
 
 
 def _toml_key(key: object) -> str:
@@ -112,7 +112,7 @@ class Setting(Record):
 
 
 def settings_of(config: Config) -> Iterator[Setting]:
-    """Yield every setting in the order of the reference."""
+    """Yield the documentation of every setting, in the order of the configuration reference."""
     for section, model in _fields():
         table = getattr(config, section) if section else config
         for name, field in model.model_fields.items():
@@ -138,7 +138,7 @@ def reference() -> str:
 
 
 def embed_reference(text: str) -> str:
-    """Return a document with the reference between its two markers regenerated.
+    """Return a Markdown document with the configuration reference between its two markers regenerated.
 
     Raises:
         ValueError: a marker is missing.

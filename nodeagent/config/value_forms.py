@@ -1,4 +1,4 @@
-"""Forms of single values: each function returns the value as stored, and raises ``ValueError`` for an invalid one."""
+"""Validators of single values: each returns the value as stored, and raises ``ValueError`` for an invalid value."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _MAX_TEXT_LENGTH: Final = 64
 _MAX_DURATION_S: Final = 100 * 365 * 86_400.0
 _MAX_SIZE_BYTES: Final = 2**63 - 1
 _MAX_SOCKET_PATH_BYTES: Final = 107
-"""Source: unix(7), ``sun_path`` with its final zero."""
+"""Maximum length of a socket path, without the final zero byte. Source: unix(7), ``sun_path``."""
 
 
 def duration(value: object) -> object:
-    """Return the text of a duration; a plain 0 counts as ``0s``."""
+    """Return a valid duration as text; a plain 0 is returned as ``0s``."""
     if value == 0 and not isinstance(value, bool):
         return "0s"
     if not isinstance(value, str):
-        raise ValueError(f"a duration needs a unit: write {DURATION_FORM}")  # noqa: TRY004 - pydantic's contract
+        raise ValueError(f"a duration needs a unit: write {DURATION_FORM}")  # noqa: TRY004 - pydantic reports only ValueError
     if len(value) > _MAX_TEXT_LENGTH or parse_duration_s(value) > _MAX_DURATION_S:
         raise ValueError("longer than 100 years")
     return value.strip()
 
 
 def period(value: object) -> object:
-    """Return the text of a duration of at least 1 s."""
+    """Return a valid duration of at least 1 s as text."""
     text = duration(value)
     if parse_duration_s(str(text)) < 1:
         raise ValueError("must be at least 1s")
@@ -36,9 +36,9 @@ def period(value: object) -> object:
 
 
 def size(value: object) -> object:
-    """Return the text of a size; a plain number counts as bytes."""
+    """Return a valid size as text; a plain number is a number of bytes."""
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"not a size: write {QUANTITY_FORM}")  # noqa: TRY004 - pydantic's contract
+        raise ValueError(f"not a size: write {QUANTITY_FORM}")  # noqa: TRY004 - pydantic reports only ValueError
     text = str(value)
     if len(text) > _MAX_TEXT_LENGTH or parse_bytes(text) > _MAX_SIZE_BYTES:
         raise ValueError("larger than 8Ei")
@@ -46,26 +46,26 @@ def size(value: object) -> object:
 
 
 def absolute(value: str) -> str:
-    """Return an absolute path."""
+    """Check that a path is absolute, and return it."""
     if not value.startswith("/") or "\0" in value:
         raise ValueError("must be an absolute path, such as /var/log/pods")
     return value
 
 
 def absolute_or_empty(value: str) -> str:
-    """Return an absolute path or an empty text."""
+    """Check that a path is absolute or empty, and return it."""
     return absolute(value) if value else value
 
 
 def socket_path(value: str) -> str:
-    """Return a path that fits into the address of a unix socket."""
+    """Check that a path is short enough for the address of a unix socket, and return it."""
     if len(value.encode()) > _MAX_SOCKET_PATH_BYTES:
         raise ValueError(f"longer than the maximum of a socket path ({_MAX_SOCKET_PATH_BYTES} bytes)")
     return value
 
 
 def endpoint(value: str) -> str:
-    """Return the endpoint of a runtime, or an empty text."""
+    """Check that a runtime endpoint is a unix socket or empty, and return it."""
     if encodable(value) != value:
         raise ValueError("not UTF-8 text")
     if value and not value.removeprefix("unix://").startswith("/"):
@@ -74,31 +74,31 @@ def endpoint(value: str) -> str:
 
 
 def listen(value: str) -> str:
-    """Return a listen address."""
+    """Check the listen address of the metrics endpoint, and return it."""
     parse_listen(value)
     return value
 
 
 def textfile(value: str) -> str:
-    """Return the path of a metrics file, or an empty text."""
+    """Check that the path of the metrics file is valid or empty, and return it."""
     return parse_textfile(value)
 
 
 def rule(value: str) -> str:
-    """Return a protection rule of images."""
+    """Check an image protection rule, and return it."""
     parse_rule(value)
     return value
 
 
 def registry(value: str) -> str:
-    """Return the host, with its port if any, of a registry."""
+    """Check that a registry has the form ``HOST`` or ``HOST:PORT``, and return it."""
     if not value or not value.isprintable() or any(each in value for each in "/@ "):
         raise ValueError(f"{value!r} is not a registry: write HOST or HOST:PORT, without scheme and path")
     return value
 
 
 def check_thresholds(low_percent: int, high_percent: int) -> None:
-    """Check that the low threshold of image GC is below the high one."""
+    """Check that the low threshold of image GC is below the high threshold."""
     if low_percent >= high_percent:
         raise ValueError(f"must be below high_threshold_percent = {high_percent}")
 

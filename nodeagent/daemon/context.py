@@ -30,9 +30,9 @@ class DaemonTask(Protocol):
     """A task that the supervisor runs until the daemon stops or the agent is replaced."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run; return soon after ``stop`` is set.
+        """Run the task; return soon after ``stop`` is set.
 
-        An error that escapes ends the daemon: a task logs the errors that it can survive and continues.
+        An exception that escapes ends the daemon: a task logs the errors from which it can recover, and continues.
         """
 
 
@@ -40,17 +40,17 @@ class DaemonTask(Protocol):
 class DaemonContext:
     """State shared by the loops and tasks.
 
-    A reload composes a new agent, and with it every task that serves one agent. State that has to survive this, such
-    as the eviction state, is kept here. More than ten attributes: tasks communicate only through this object, and
-    grouped attributes would only add indirection.
+    A reload composes a new agent, and with it every task that serves one agent. State that outlives a reload, such as
+    the eviction state, is kept here. The class has more than ten attributes, since tasks communicate only through this
+    object and grouped attributes would only add indirection.
 
     Attributes:
         settings: settings in force.
-        stop: set at the stop of the daemon.
+        stop: set when the daemon stops.
         loop_statuses: status of each loop and task.
         pass_lock: acquired by every pass.
         agent: agent in force; ``None`` while none is composed.
-        wake: for each loop by name, set to start its next pass at once.
+        wake: event of each loop by name; set to start the next pass of the loop immediately.
         triggered: names of the loops whose next pass was requested by a trigger.
         eviction: thresholds, victims and conditions of the eviction loop.
         evictions_restored: whether the outstanding effects of an earlier process were restored.
@@ -61,14 +61,14 @@ class DaemonContext:
         renew: set while newer settings wait for the running pass to end.
         started_at: start of the daemon.
         awaiting_reload: callers that wait for the outcome of the next reload.
-        announced: cleared while the effect of a reload is computed; no loop starts before.
+        announced: cleared while the effect of a reload is computed; loops start once the event is set.
         grace: reload grace period between a switch from dry run to active and the first destructive pass.
-        stored_mode: the mode in the state directory.
-        pausing: taken while a pause starts or ends, so that the pause in force and the stored one agree.
+        stored_mode: the mode, dry run or active, recorded in the state directory.
+        pausing: lock held while a pause starts or ends, so that the pause in force and the stored pause agree.
         counters: metrics counted from events and calls.
-        roles: role of this node, for all tasks.
-        watched_pods: pods of this node as watched at the API server.
-        shutdown_announcement: whether the API server knows of the shutdown in progress.
+        roles: evaluates the role of this node (standalone or beside a kubelet) for all tasks.
+        watched_pods: pods of this node from the pod watch of the API server.
+        shutdown_announcement: whether the Node object at the API server shows the shutdown in progress.
     """
 
     settings: Settings
@@ -104,13 +104,13 @@ class DaemonContext:
 
     @property
     def newest(self) -> Settings:
-        """Settings of the last reload, in force or not yet."""
+        """Settings of the last reload, whether already in force or not."""
         return self._next or self.settings
 
     def swap(self, settings: Settings) -> None:
         """Replace the settings once the running pass has ended; the supervisor then composes a new agent.
 
-        This starts, restarts or ends the reload grace period if it changes the mode or passes already wait.
+        The reload grace period starts, restarts or ends if the new settings change the mode or passes already wait.
         """
         self.grace.begin(grace_needed_s(self.newest, settings, pending=self.grace.pending), BY_RELOAD)
         self._next = settings
@@ -118,23 +118,23 @@ class DaemonContext:
 
     @property
     def dry_run(self) -> bool:
-        """Whether removals are only reported now, by the settings in force or during the reload grace period."""
+        """Whether removals are only reported now: by the settings in force, or during the reload grace period."""
         return self.settings.dry_run or self.grace.pending
 
     def observe_call(self, method: str, took_s: float, status: str) -> None:
-        """Count a finished call to the runtime; any status other than a missing answer proves a running runtime.
+        """Count a finished runtime call; set ``runtime_answered`` if its status proves that the runtime answered.
 
         Args:
             method: name of the call, such as ``ListImages``.
-            took_s: seconds until it finished.
-            status: name of its gRPC status.
+            took_s: duration of the call in seconds.
+            status: name of the gRPC status of the call.
         """
         self.counters.call(method, took_s, status)
         if status not in _NO_ANSWER:
             self.runtime_answered = True
 
     def take_next(self) -> Settings | None:
-        """Put the swapped settings in force; return the replaced ones, ``None`` if there was no swap."""
+        """Put the swapped settings in force; return the replaced settings, ``None`` without a swap."""
         earlier = None
         if self._next is not None:
             earlier, self.settings, self._next = self.settings, self._next, None

@@ -30,10 +30,10 @@ class LoopStatus:  # one row of the status document: its attributes are the colu
         started_at: start of the last run; ``ended_at`` its end.
         result: result code of the last run; empty before the first.
         detail: error or shortfall of the last run.
-        runs: number of finished runs; ``failures`` the number of failed ones.
+        runs: number of finished runs; ``failures`` the number of failed runs.
         next_run_s: monotonic seconds of the next run; ``None`` if none is scheduled.
         report_until_s: monotonic seconds of the deadline for the next report, after which the task counts as stuck;
-            ``None`` if it need not report.
+            ``None`` if no report is expected.
     """
 
     name: str
@@ -62,13 +62,13 @@ class LoopStatuses:
         return tuple(self._by_name.values())
 
     def disabled(self, name: str, reason: str) -> None:
-        """Set a task to disabled."""
+        """Record that a task is disabled, with the reason."""
         status = self._status(name)
         status.activity, status.reason = Activity.DISABLED, reason
         status.next_run_s = status.report_until_s = None
 
     def paused(self, name: str, reason: str, within_s: float) -> None:
-        """Set a task to paused; the next report is due within ``within_s`` seconds."""
+        """Record that a task is paused; the next report is due within ``within_s`` seconds."""
         status = self._status(name)
         status.activity, status.reason, status.next_run_s = Activity.PAUSED, reason, None
         self.beat(name, within_s)
@@ -93,7 +93,7 @@ class LoopStatuses:
         status.failures += failed
 
     def waiting(self, name: str, wait_s: float, slack_s: float) -> None:
-        """Set a task to waiting: the next run starts in ``wait_s`` seconds, at most ``slack_s`` later."""
+        """Record that a task is waiting: the next run starts in ``wait_s`` seconds, at most ``slack_s`` later."""
         status = self._status(name)
         status.activity, status.reason = Activity.WAITING, ""
         status.next_run_s = self._clock.monotonic_s() + wait_s

@@ -34,7 +34,7 @@ LAST_RETRY_S = 60.0
 JITTER_SHARE = 0.1
 PAUSE_POLL_S = 1.0
 SILENCE_S = 600.0
-"""Time between two finished items of a pass after which it counts as stuck; single calls have shorter deadlines."""
+"""Seconds without a finished item after which a pass counts as stuck; single calls have shorter deadlines."""
 
 
 class Pass(Protocol):
@@ -78,7 +78,7 @@ class RuntimeWatch:
         return wait_s
 
     def answered(self) -> None:
-        """Record an answer of the runtime; the back-off starts again."""
+        """Record an answer of the runtime, and reset the back-off."""
         if self._down:
             self._logger.info("runtime_available")
         self._down = False
@@ -89,7 +89,7 @@ class Interval(Record):
     """Time between two passes, with jitter to spread the load of nodes that start together.
 
     Attributes:
-        seconds: mean time.
+        seconds: mean time in seconds.
         jitter: returns a number from 0 to 1, drawn for each wait.
     """
 
@@ -104,7 +104,7 @@ class Interval(Record):
 class Loop:
     """Runs passes over one scope, one after the other with an interval between them.
 
-    Passes of different loops share the pass lock, so that only one of them acts at any time.
+    Passes of different loops share the pass lock, so that only one pass removes items at any time.
     """
 
     def __init__(  # noqa: PLR0913 - the loop's collaborators
@@ -141,18 +141,18 @@ class Loop:
             await wait_for_any(wait_s, stop, self._wake)
 
     async def run_once(self) -> float:
-        """Run one pass, or none during a pause; return the seconds until the next."""
+        """Run one pass, or no pass during a pause; return the seconds until the next pass."""
         name = self._scope.value
         if (pause := self._pass_lock.pause()) is not None:
             self._loop_statuses.paused(name, pause.text, PAUSE_POLL_S + SILENCE_S)
             return PAUSE_POLL_S
         self._loop_statuses.waiting(name, 0.0, SILENCE_S)
         wait_s = await self._attempt(name)
-        release_memory()  # after a failure too, since errors refer to the frames of their calls, in cycles
+        release_memory()  # after a failure too: tracebacks keep call frames in reference cycles
         return wait_s
 
     async def _attempt(self, name: str) -> float:
-        """Run one pass; return the seconds until the next. Its plans and errors are unreferenced afterwards."""
+        """Run one pass; return the seconds until the next pass. On return, plans and errors are unreferenced."""
         try:
             async with self._pass_lock.take() as end:
                 if end.is_set():
@@ -176,7 +176,7 @@ class Loop:
         return self._finish(preview, report)
 
     def _finish(self, preview: Preview, report: PassReport) -> float:
-        """Record and log the end of a pass; return the seconds until the next."""
+        """Record and log the end of a pass; return the seconds until the next pass."""
         lost = report.end is PassEnd.RUNTIME_LOST
         self._loop_statuses.ended(self._scope.value, report.end.value, detail=report.end_detail, failed=lost)
         if not lost:
@@ -217,7 +217,7 @@ def log_result(logger: FilteringBoundLogger, result: Result, *, dry_run: bool) -
 
 
 def log_dry_run_changes(logger: FilteringBoundLogger, pass_id: str, changes: Changes) -> None:
-    """Log the removals that a dry run newly plans, and those that it no longer plans."""
+    """Log the removals that a dry run newly plans, and the removals that it no longer plans."""
     for result in changes.planned:
         log_result(logger, result, dry_run=True)
     for each in changes.dropped:
@@ -232,9 +232,9 @@ def log_report(
     """Log a pass: new warnings, then one summary; each decision only at debug level.
 
     Args:
-        logger: of the loop.
+        logger: logger of the loop.
         preview: contains the warnings of the observation.
-        report: the pass.
+        report: report of the pass.
         warned: warnings of the previous pass, which are not logged again.
 
     Returns:
@@ -296,7 +296,7 @@ def _kept(report: PassReport) -> dict[str, int]:
 
 
 def _target_bytes(report: PassReport) -> int:
-    """Return the bytes to free at the start of the pass."""
+    """Return the target of the pass: the bytes to free, as planned at its start."""
     first = {plan.kind: plan for plan in reversed(report.plans)}
     return sum(plan.wanted_bytes for plan in first.values())
 

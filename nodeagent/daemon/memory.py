@@ -1,7 +1,7 @@
 """Memory use of the daemon: fewer libraries, fewer gaps in the heap, release of free heap to the kernel, locked code.
 
-A pass allocates a short-lived heap of messages and values. glibc keeps it, spread over an arena per thread; a daemon
-that sleeps for minutes between passes returns it instead.
+A pass allocates short-lived messages and values. glibc keeps the freed memory in one arena per thread; the daemon,
+which sleeps for minutes between passes, returns the memory to the kernel.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OWN_HASHES: Final = (("_md5",), ("_sha1",), ("_sha2", "_sha256"), ("_sha2", "_s
 
 @contextmanager
 def without_openssl() -> Iterator[None]:
-    """Import asyncio and hashlib within the block without OpenSSL, which takes 4 MiB.
+    """Permit imports of asyncio and hashlib in the block without OpenSSL, which uses 4 MiB.
 
-    asyncio then has no TLS, and hashlib uses Python's own hashes; where Python was built without them, OpenSSL is
-    imported after all. Code that speaks TLS can import it later.
+    asyncio then has no TLS, and hashlib uses Python's own hash modules; if Python was built without these modules,
+    OpenSSL is imported anyway. TLS code can import OpenSSL later.
     """
     has_hashes = all(any(importlib.util.find_spec(name) for name in names) for names in _OWN_HASHES)
     with hidden_modules(*(_OPENSSL if has_hashes else ())):
@@ -40,10 +40,10 @@ def without_openssl() -> Iterator[None]:
 
 
 def configure_malloc() -> None:
-    """Limit malloc to one arena, and map blocks from 32 KiB on by themselves; a no-op without glibc.
+    """Limit malloc to one arena, and allocate blocks of at least 32 KiB with mmap; a no-op without glibc.
 
-    Freed blocks of this size then return to the kernel at once, and do not remain as gaps between smaller ones. By
-    default glibc raises the size with each freed block. Call before threads are started. Source: mallopt(3).
+    Freed blocks of this size return to the kernel immediately, and leave no gaps between smaller blocks. By default
+    glibc raises this threshold with each freed block. Call before threads are started. Source: mallopt(3).
     """
     libc = _libc()
     if hasattr(libc, "mallopt"):
@@ -54,8 +54,8 @@ def configure_malloc() -> None:
 def lock_memory() -> str:
     """Lock every page that the process has touched or will touch; return the error, empty on success.
 
-    When memory runs out the kernel drops file pages first, the agent's own code among them: reading them again during a
-    stall takes seconds. Source: mlockall(2), ``MCL_ONFAULT``.
+    Under memory pressure the kernel drops file pages first, including the agent's own code: reading the code again
+    during a stall takes seconds. Source: mlockall(2), ``MCL_ONFAULT``.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "mlockall"):

@@ -1,4 +1,4 @@
-"""Report of this node for a summary of many, from its status and from a preview of the next pass."""
+"""Report of this node for a summary of many nodes, from its status and a preview of the next pass."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 async def report_document(agent: Agent, reader: StatusReader, context: DaemonContext | None) -> NodeReport:
-    """Return the report of the node; of a node that cannot be observed, one with the cause and without a plan.
+    """Return the report of the node; if the node cannot be observed, the report has the cause and no plan.
 
-    Only the enabled loops are planned, since the figures are those of what the daemon would remove.
+    Only the enabled loops are planned, since the report predicts the removals of the daemon.
     """
     status = await status_document(agent, reader, context)
     scope, preview, problem = _enabled_scope(agent.settings), None, ""

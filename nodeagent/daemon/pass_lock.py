@@ -1,4 +1,4 @@
-"""Pass lock: one pass at a time, none during a pause, and an urgent pass ends the running one."""
+"""Pass lock: one pass at a time, none during a pause, and an urgent pass ends the running pass."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Pause(Record):
     """A pause of all passes.
 
     Attributes:
-        by: origin; each has at most one pause.
+        by: origin; each origin has at most one pause.
         reason: cause, for display.
-        until_s: monotonic seconds at which it expires; ``None`` for no end.
+        until_s: monotonic time of the expiry in seconds; ``None`` if the pause does not expire.
     """
 
     by: PausedBy
@@ -57,11 +57,11 @@ class PassLock:
     async def take(self, *, urgent: bool = False) -> AsyncIterator[asyncio.Event]:
         """Acquire the lock for the block.
 
-        Yields an event, set to end the pass between two items: the daemon stops or is paused, or an urgent pass
-        waits for the lock. It can be set from the start.
+        Yields an event that is set to end the pass between two items: when the daemon stops or is paused, or when an
+        urgent pass waits for the lock. The event may be set from the start.
 
         Args:
-            urgent: end the pass that has the lock now.
+            urgent: whether to end the pass that holds the lock now.
         """
         if urgent:
             self.stop_passes()
@@ -76,7 +76,7 @@ class PassLock:
                 self._passes.discard(end)
 
     def pause(self) -> Pause | None:
-        """Return the oldest pause in force; ``None`` without one."""
+        """Return the oldest pause in force; ``None`` without a pause."""
         now_s = self._clock.monotonic_s()
         for by, pause in list(self._pauses.items()):
             if pause.until_s is not None and pause.until_s <= now_s:
@@ -85,12 +85,12 @@ class PassLock:
         return next(iter(self._pauses.values()), None)
 
     def pause_of(self, by: PausedBy) -> Pause | None:
-        """Return the pause of one origin, regardless of other pauses; ``None`` without one."""
+        """Return the pause of one origin, regardless of other pauses; ``None`` without a pause."""
         self.pause()
         return self._pauses.get(by)
 
     def add_pause(self, pause: Pause) -> None:
-        """Start a pause, or replace that of the same origin; the running pass ends between two items."""
+        """Start a pause, or replace the pause of the same origin; the running pass ends between two items."""
         self._pauses[pause.by] = pause
         self.stop_passes()
 

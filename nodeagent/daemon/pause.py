@@ -1,4 +1,4 @@
-"""Pause by the operator: no collection and no eviction until it ends. Graceful shutdown is not affected."""
+"""Pause by the operator: no garbage collection and no eviction. Graceful shutdown is not affected."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from nodeagent.store.clock_record import ClockRecord
 
 POLL_S: Final = 10.0
-"""Interval at which the end of a pause is checked."""
+"""Interval in seconds at which the end of a pause is checked."""
 
 
 def restore_pause(context: DaemonContext) -> StoredPause | None:
-    """Restore the pause of an earlier process. An unreadable pause counts as one without an end.
+    """Restore the pause of an earlier process. An unreadable pause never expires.
 
-    In the boot in which it was placed, its rest is exact. After a reboot it lasts for its whole duration from the
-    boot, so that a wrong wall clock neither ends it early nor keeps it forever, unless ``PauseTask`` ends it earlier.
+    Within the boot of its start, the remaining time is exact. After a reboot the pause lasts for its whole duration
+    from the boot, unless ``PauseTask`` ends it earlier: a wrong wall clock must not end the pause early or keep it
+    forever.
 
     Returns:
         The pause of an earlier boot, for ``PauseTask``; otherwise ``None``.
@@ -55,7 +56,7 @@ class PauseTask:
     """Ends a pause of an earlier boot by the wall clock, and removes the stored pause once it has ended."""
 
     def __init__(self, context: DaemonContext, earlier: StoredPause | None = None) -> None:
-        """Take the pause of an earlier boot, as returned by ``restore_pause``."""
+        """Create the task; ``earlier`` is the pause of an earlier boot, as returned by ``restore_pause``."""
         self._context = context
         self._earlier = earlier
         self._clocks: ClockRecord | None = None
@@ -69,7 +70,7 @@ class PauseTask:
                 await asyncio.wait_for(stop.wait(), POLL_S)
 
     async def check(self) -> None:
-        """End a pause of an earlier boot that has ended by a steady wall clock; remove an ended one from the disk."""
+        """End a pause of an earlier boot that has expired by a trusted wall clock; remove an ended pause from disk."""
         if self._earlier is not None:
             at = read_clocks(self._context.clock)
             self._clocks = advance(self._clocks, at)
@@ -81,7 +82,7 @@ class PauseTask:
         self._was_paused = is_paused
 
     async def _limit(self, left_s: float) -> None:
-        """Set the rest of the pause of an earlier boot, unless another one replaced it."""
+        """Shorten the pause of an earlier boot to ``left_s`` seconds, unless another pause replaced it."""
         context = self._context
         async with context.pausing:
             earlier, self._earlier = self._earlier, None
@@ -93,7 +94,7 @@ class PauseTask:
                 context.pass_lock.add_pause(replace(in_force, until_s=until_s))
 
     async def _clear(self) -> None:
-        """Remove the stored pause after its end; after a failure it counts as one of an earlier boot at worst."""
+        """Remove the stored pause after its end; after a failed removal a reboot may restore the pause."""
         context = self._context
         async with context.pausing:
             if context.pass_lock.pause_of(PausedBy.OPERATOR) is None:
@@ -102,11 +103,11 @@ class PauseTask:
 
 
 async def pause(context: DaemonContext, *, by: str, is_root: bool, why: str, seconds: float) -> None:
-    """Pause all passes for a while; this replaces the pause in force, if the caller placed that one or is root.
+    """Pause all passes for ``seconds``; replace the pause in force if the caller placed that pause or is root.
 
     Raises:
         UsageError: another user's pause is in force, and the caller is not root.
-        StoreError: the pause cannot be written for the next process; none was started.
+        StoreError: the pause cannot be written to the state directory; no pause was started.
     """
     async with context.pausing:
         if not is_root:
@@ -118,11 +119,11 @@ async def pause(context: DaemonContext, *, by: str, is_root: bool, why: str, sec
 
 
 async def resume(context: DaemonContext, *, by: str, is_root: bool) -> bool:
-    """End the pause, if the caller placed it or is root; return whether one was in force.
+    """End the pause, if the caller placed it or is root; return whether a pause was in force.
 
     Raises:
         UsageError: another user's pause is in force, and the caller is not root.
-        StoreError: the stored pause cannot be removed: passes run again, and the next process would pause them.
+        StoreError: the stored pause cannot be removed; passes run again, but a restart of the agent would pause them.
     """
     async with context.pausing:
         if not is_root:
@@ -145,7 +146,7 @@ def _add(context: DaemonContext, stored: StoredPause, seconds: float) -> None:
 
 
 def _refuse_for_others(context: DaemonContext, by: str) -> None:
-    """Reject a change, requested by ``by``, of a pause that another user placed."""
+    """Raise a ``UsageError`` if a user other than ``by``, or an unknown user, placed the pause in force."""
     try:
         stored = PauseFile(context.settings.state_directory).read()
     except StoreError as error:

@@ -20,14 +20,14 @@ SHOWN: Final = 10
 
 
 class Effect(Record):
-    """Removals and evictions under new settings that the earlier ones did not cause.
+    """Removals and evictions that new settings cause and the earlier settings did not.
 
     Attributes:
-        dry_run: whether the new settings are a dry run, which only logs them.
-        removals: in order of execution.
+        dry_run: whether the new settings are a dry run, which only logs removals and evictions.
+        removals: additional removals, in order of execution.
         thresholds: eviction thresholds that are met now, and new or with a shorter grace period.
-        pods: pods evicted first.
-        problem: reason that part of the effect is unknown; empty if all of it is known.
+        pods: pods that would be evicted first.
+        problem: reason for an unknown part of the effect; empty if the effect is known completely.
     """
 
     dry_run: bool
@@ -62,9 +62,9 @@ class Reloaded(Record):
     Attributes:
         changes: changed settings, one line each.
         dry_run: whether the new settings are a dry run.
-        effect: ``None`` if no setting changed.
-        grace_s: seconds until the first destructive pass; 0 if it does not wait.
-        until: wall time of the first destructive pass; ``None`` if it does not wait, or during a pause.
+        effect: effect of the new settings; ``None`` if no setting changed.
+        grace_s: seconds until the first destructive pass; 0 if passes do not wait.
+        until: wall time of the first destructive pass; ``None`` if passes do not wait, or during a pause.
         applied: whether the settings are in force.
     """
 

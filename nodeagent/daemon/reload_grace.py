@@ -28,13 +28,14 @@ BY_RESTART = "dry_run was true before the restart"
 
 
 def grace_needed_s(before: Settings, after: Settings, *, pending: bool) -> float:
-    """Return the required wait in seconds before destructive passes under new settings; 0 for none.
+    """Return the required wait in seconds before destructive passes under new settings; 0 without a wait.
 
-    Only a switch from dry run to active waits. A change during a wait restarts it, since it changes the effect.
+    Only a switch from dry run to active requires a wait. A reload during the wait restarts the wait, since the effect
+    may change.
 
     Args:
         before: settings that are replaced.
-        after: settings that replace them.
+        after: new settings.
         pending: whether passes already wait.
     """
     return 0.0 if after.dry_run or not (before.dry_run or pending) else after.reload_grace_s
@@ -43,12 +44,12 @@ def grace_needed_s(before: Settings, after: Settings, *, pending: bool) -> float
 class ReloadGrace:
     """Reload grace period of one daemon.
 
-    A pause stops it: the period restarts at the end of the pause, so that an operator who pauses to prevent removals
-    has the whole period after ``resume``. It also restarts when the effect has been logged.
+    A pause stops the period, which restarts at the end of the pause, so that an operator who pauses to prevent removals
+    has the whole period after ``resume``. The period also restarts when the effect has been logged.
 
     Attributes:
-        period_s: length; 0 while passes do not wait.
-        announced: whether the effect was logged since the wait began, even if unknown; the wait does not end before.
+        period_s: length of the period in seconds; 0 while passes do not wait.
+        announced: whether the effect, known or unknown, was logged since the wait began; the wait ends only afterwards.
         reason: cause of the wait; empty while passes do not wait.
     """
 
@@ -66,7 +67,7 @@ class ReloadGrace:
         return self._began_s is not None
 
     def begin(self, period_s: float, reason: str) -> None:
-        """Start or restart the wait; a period of 0 ends it."""
+        """Start or restart the wait; a period of 0 ends the wait."""
         if not period_s:
             self.end()
             return
@@ -85,18 +86,18 @@ class ReloadGrace:
         return waited
 
     def deadline_s(self) -> float | None:
-        """Return the monotonic seconds at which the period ends; ``None`` unless it runs."""
+        """Return the monotonic seconds at which the period ends; ``None`` unless the period runs."""
         if self._began_s is None or not self.announced or self._pass_lock.pause() is not None:
             return None
         return max(self._began_s, self._pass_lock.resumed_s) + self.period_s
 
     def left_s(self) -> float:
-        """Return the seconds until the first destructive pass: the whole period while it does not run, 0 after it."""
+        """Return the seconds until the first destructive pass: the whole period before its start, 0 after its end."""
         deadline_s = self.deadline_s()
         return self.period_s if deadline_s is None else max(0.0, deadline_s - self._clock.monotonic_s())
 
     def until(self) -> datetime | None:
-        """Return the wall time at which the period ends; ``None`` unless it runs."""
+        """Return the wall time at which the period ends; ``None`` unless the period runs."""
         return None if self.deadline_s() is None else self._clock.now() + timedelta(seconds=self.left_s())
 
     def over(self) -> bool:
@@ -105,9 +106,9 @@ class ReloadGrace:
 
 
 def restore_grace(grace: ReloadGrace, settings: Settings) -> None:
-    """Begin to wait if the mode was dry run before the restart and is active now.
+    """Start the wait if the mode was dry run before the restart and is active now.
 
-    A mode that cannot be read counts as dry run. Without a stored mode, as at the first start, there was no switch.
+    A mode that cannot be read counts as dry run. A missing stored mode, such as at the first start, is no switch.
     """
     try:
         was_dry, reason = ModeFile(settings.state_directory).read(), BY_RESTART
@@ -125,7 +126,7 @@ class StoredMode:
         self._written: tuple[Path, bool] | None = None
 
     async def write(self, state_directory: Path, *, dry_run: bool) -> None:
-        """Write the mode if it or the directory changed; a failure is logged and the next call tries again."""
+        """Write the mode if the mode or the directory changed; a failure is logged and retried by the next call."""
         if self._written == (state_directory, dry_run):
             return
         try:

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 WITHIN_S: Final = 10.0
-"""Time limit of a preview, which delays the start of the loops under new settings."""
+"""Time limit of a preview in seconds; a preview delays the start of the loops under new settings."""
 
 
 @dataclass(slots=True)
 class _PartialEffect:
-    """Parts of an effect, filled in one after the other, so that a timeout loses only the parts after it."""
+    """Parts of an effect, filled in one after the other, so that a timeout loses only the later parts."""
 
     removals: tuple[Decision, ...] = ()
     thresholds: tuple[ThresholdStatus, ...] = ()
@@ -56,7 +56,7 @@ async def find_effect(agent: Agent, earlier: Settings, *, within_s: float = WITH
 
 
 async def preview_effect(settings: Settings, earlier: Settings, context: DaemonContext) -> Effect:
-    """Return the effect of settings that are not in force, from a separate agent; otherwise as ``find_effect``."""
+    """Return the effect of settings that are not in force, from a separate agent; see ``find_effect``."""
 
     async def find(partial: _PartialEffect) -> None:
         opened = open_agent(
@@ -83,7 +83,7 @@ async def log_reload_effect(
 ) -> Effect | None:
     """Log the removals and evictions of the next passes that the earlier settings did not cause.
 
-    It takes at most ``within_s`` seconds: no loop runs meanwhile.
+    The computation is limited to ``within_s`` seconds, since no loop runs meanwhile.
 
     Returns:
         The effect; ``None`` if ``stop`` was set first.
@@ -95,7 +95,7 @@ async def log_reload_effect(
 
 
 async def until_stopped(search: Awaitable[Effect], stop: asyncio.Event) -> Effect | None:
-    """Return the result; ``None`` if ``stop`` is set first."""
+    """Return the result of ``search``; ``None`` if ``stop`` is set first."""
     work, stopped = asyncio.ensure_future(search), asyncio.ensure_future(stop.wait())
     try:
         done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,7 +165,7 @@ def _effect_document(effect: Effect) -> reload.Effect:
 
 
 async def _bounded(settings: Settings, find: Callable[[_PartialEffect], Awaitable[None]], within_s: float) -> Effect:
-    """Return the parts determined in time, and the reason for each missing one."""
+    """Return the effect with the parts determined in time, and the reason for each missing part."""
     partial = _PartialEffect()
     try:
         async with asyncio.timeout(within_s):
@@ -180,7 +180,7 @@ async def _bounded(settings: Settings, find: Callable[[_PartialEffect], Awaitabl
 
 
 async def _find(agent: Agent, earlier: Settings, partial: _PartialEffect) -> None:
-    """Fill in every part; after a switch from dry run to active, all removals and evictions are additional."""
+    """Fill in every part of the effect; after a switch from dry run, all removals and evictions are additional."""
     activated = earlier.dry_run and not agent.settings.dry_run
     preview = await agent.collector.preview(Scope.ALL)
     partial.problems += [f"{plan.kind}: {plan.blocked}" for plan in preview.plans if plan.blocked]

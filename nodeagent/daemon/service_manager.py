@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.host.notify import Notifier
 
     Preview = Callable[[Settings, Settings, DaemonContext], Awaitable[Effect]]
-    """Returns the effect of the first settings in place of the second; see ``preview_effect``."""
+    """Returns the effect of the first settings when they replace the second settings; see ``preview_effect``."""
 
 _CHECK_WITHIN_S: Final = 30.0
 MAX_WAIT_S = 3000.0
@@ -37,7 +37,7 @@ class WatchdogTask:
         self._stuck: tuple[str, ...] = ()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Feed the watchdog until ``stop`` is set; return at once if the service manager has none."""
+        """Feed the watchdog until ``stop`` is set; return immediately without a configured watchdog."""
         every_s = self._notifier.watchdog_s
         if every_s is None:
             return
@@ -56,7 +56,7 @@ class WatchdogTask:
 
 
 class ReloadTask:
-    """Reloads the configuration on request; an invalid one is rejected."""
+    """Reloads the configuration on request; an invalid configuration is rejected."""
 
     def __init__(self, context: DaemonContext, notifier: Notifier, preview: Preview = preview_effect) -> None:
         self._context = context
@@ -120,7 +120,7 @@ class ReloadTask:
 
 
 def announce_grace(context: DaemonContext, effect: Effect) -> None:
-    """Start the reload grace period and log it with its effect."""
+    """Start the reload grace period, and log the period with the effect of the new settings."""
     context.grace.announce()
     until = context.grace.until()
     period_s = context.grace.period_s
@@ -158,7 +158,7 @@ def _effective(context: DaemonContext) -> Settings:
 
 
 def _answer(callers: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | ConfigError) -> None:
-    """Deliver the outcome of a reload to the callers waiting since its start."""
+    """Deliver the outcome of a reload to the callers that requested it."""
     for each in callers:
         if each.done():
             continue
@@ -171,7 +171,7 @@ def _answer(callers: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | Con
 async def read_again(settings: Settings) -> Settings:
     """Return the current settings of the configuration sources, validated by a child process.
 
-    The daemon does not import the configuration libraries: they would be a third of its memory.
+    The daemon does not import the configuration libraries, which would use a third of its memory.
 
     Raises:
         ConfigError: the settings are invalid, or the check failed or timed out.

@@ -61,11 +61,11 @@ _HISTORY: Final = 8
 class StatusReader:
     """Repeated readings of the node for one agent.
 
-    A read that hangs, as on a dead mount, blocks a thread forever. Readings therefore share one thread for each kind
-    instead of starting one per call, because the number of threads is limited.
+    A read that hangs, such as on a dead mount, blocks a thread forever. Readings therefore share one thread for each
+    kind instead of starting one per call, because the number of threads is limited.
 
     Attributes:
-        earlier: the previous reading, the base of trends.
+        earlier: previous readings, with which trends are computed; ``None`` before the first readings.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -82,7 +82,7 @@ class StatusReader:
         self.earlier: SignalReadings | None = None
 
     async def read(self, state: EvictionState) -> tuple[SignalLayout, SignalReadings, Evaluation, tuple[str, ...]]:
-        """Return the signal layout, the readings, the thresholds evaluated on them, and warnings.
+        """Return the signal layout, the readings, the evaluated thresholds, and warnings.
 
         Without a runtime the image filesystem is omitted.
         """
@@ -115,7 +115,7 @@ class StatusReader:
         return tuple(each.with_problem(late) for each in filesystems)
 
     async def _other_image_filesystems(self) -> tuple[ImageFilesystem, ...]:
-        """Return the image filesystems besides the first; those known last if the runtime does not answer."""
+        """Return the additional image filesystems; the last known list if the runtime does not answer."""
         with suppress(NodeAgentError, TimeoutError):
             async with asyncio.timeout(_RUNTIME_WITHIN_S):
                 self._others = (await self._agent.observer.images.find_filesystems())[1:]
@@ -123,7 +123,7 @@ class StatusReader:
 
 
 async def pressure_document(reader: StatusReader, state: EvictionState | None = None) -> Pressure:
-    """Return the signals against their thresholds; trends are against the previous reading."""
+    """Return the signal readings with their thresholds; trends compare with the previous readings."""
     layout, readings, evaluation, warnings = await reader.read(state or EvictionState())
     document = Pressure.of(layout, readings, evaluation, warnings, reader.earlier)
     reader.earlier = readings
@@ -267,7 +267,7 @@ def _pause(context: DaemonContext | None) -> PauseStatus | None:
 
 
 def _grace(context: DaemonContext | None) -> WaitStatus | None:
-    """Return the reload grace period in force; ``None`` outside of one."""
+    """Return the reload grace period in force; ``None`` without a pending period."""
     if context is None or not context.grace.pending:
         return None
     grace = context.grace
@@ -292,7 +292,7 @@ async def _runtime(agent: Agent) -> RuntimeStatus:
 
 
 async def _pod_lists(agent: Agent) -> tuple[PodListStatus, ...]:
-    """Return the state of the watch, and of the kubelet's list, which is read again if it is old or failed."""
+    """Return the states of the pod watch and of the kubelet's pod list; an old or failed list is read again."""
     watch = agent.watched_pods.reading()
     watched = () if watch is None else (PodListStatus.of(watch),)
     before = agent.bound_pods.state
@@ -307,7 +307,7 @@ async def _pod_lists(agent: Agent) -> tuple[PodListStatus, ...]:
 
 
 def _filesystems(agent: Agent, layout: SignalLayout, others: Sequence[ImageFilesystem]) -> tuple[FilesystemStatus, ...]:
-    """Return the filesystems with their thresholds, not read yet."""
+    """Return the filesystems with their thresholds, without usage."""
     paths, images = layout.paths, agent.settings.policy.images
     single = layout.layout is model.FilesystemLayout.SINGLE
     found: list[FilesystemStatus] = []

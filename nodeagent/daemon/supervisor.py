@@ -1,4 +1,4 @@
-"""The supervisor: composes and runs all tasks, owns the stop event, and stops everything within seconds."""
+"""The supervisor: composes and runs all tasks, owns the stop event, and stops all tasks within seconds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 STOP_WITHIN_S = 8.0
 GRACE_POLL_S = 0.5
-"""Interval at which the end of the reload grace period is checked; a pause postpones it."""
+"""Interval in seconds of checks for the end of the reload grace period, which a pause postpones."""
 _LONG_S = 3600.0
 
 
@@ -88,18 +88,18 @@ async def supervise(
     once: bool,
     lasting_tasks: Callable[[DaemonContext], Sequence[DaemonTask]] = daemon_tasks,
 ) -> PassEnd:
-    """Run all tasks until SIGTERM or SIGINT; with ``once`` run one pass over everything instead.
+    """Run all tasks until SIGTERM or SIGINT; with ``once`` run one pass over all scopes instead.
 
     SIGHUP reloads the configuration; with ``once`` it ends the pass as SIGTERM does.
 
-    A running pass ends between two items. A call to the runtime gets ``STOP_WITHIN_S`` seconds to finish and is then
-    cancelled: it can still take effect, which is no worse than a pass that ended after it.
+    A running pass ends between two items. A runtime call has ``STOP_WITHIN_S`` seconds to finish and is then cancelled;
+    a cancelled call can still take effect, as if the pass had ended after the call.
 
     Args:
-        settings: in force until the first reload.
-        logger: of the daemon.
+        settings: settings in force until the first reload.
+        logger: logger of the daemon.
         once: whether to run a single pass and return.
-        lasting_tasks: returns the tasks that continue across reloads; a test adds one of its own.
+        lasting_tasks: returns the tasks that continue across reloads; tests add their own tasks.
 
     Returns:
         The end of the pass for ``once``, else ``COMPLETE``.
@@ -148,7 +148,7 @@ def agent_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
 
 
 async def _run_tasks(context: DaemonContext, lasting: Sequence[DaemonTask]) -> None:
-    """Run the tasks that continue over reloads, and one agent after the other."""
+    """Run the tasks that continue across reloads, and one agent after the other."""
     async with asyncio.TaskGroup() as tasks:
         for task in lasting:
             tasks.create_task(task.run(context.stop))
@@ -171,7 +171,7 @@ async def serve_agents(context: DaemonContext) -> None:
             await _serve_one_agent(context)
             runtime.answered()
         except RuntimeUnavailableError as error:
-            # READY without a runtime: a service that orders itself after this one must not wait for a runtime.
+            # READY without a runtime: a unit that is ordered after nodeagent must not wait for a runtime.
             Notifier().ready(f"waiting for a container runtime: {error}")
             await wait_for_any(runtime.lost(error), context.stop, context.renew)
 
@@ -249,7 +249,7 @@ async def _serve_one_agent(context: DaemonContext) -> None:
 
 
 async def _wait_for_effect(context: DaemonContext, agent: Agent) -> None:
-    """Wait until the effect of a reload was logged; compute and log it here if a restart was the switch."""
+    """Wait until the effect of a reload is logged; if a restart switched the mode, log the effect here."""
     while not (context.announced.is_set() or context.stop.is_set() or context.renew.is_set()):
         await wait_for_any(_LONG_S, context.announced, context.stop, context.renew)
     if context.grace.pending and not context.grace.announced and context.announced.is_set():
@@ -291,7 +291,7 @@ def _log_start(agent: Agent, logger: FilteringBoundLogger) -> None:
 
 
 def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: DaemonContext | None = None) -> Pass:
-    """Return a function that runs one pass of an agent and logs its removals; of dry runs only the changes."""
+    """Return a function that runs one pass of an agent and logs its removals; dry runs log only changes."""
     dry_runs = DryRunWatch()
 
     async def run_pass(scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
@@ -347,7 +347,7 @@ def _sizes(breakdown: Breakdown) -> dict[str, int]:
 
 
 async def _once(run_pass: Pass, logger: FilteringBoundLogger, context: DaemonContext) -> PassEnd:
-    """Run one pass; after a stop request it has ``STOP_WITHIN_S`` seconds to end by itself."""
+    """Run one pass; after a stop request the pass has ``STOP_WITHIN_S`` seconds to end by itself."""
     async with context.pass_lock.take() as end:
         if end.is_set():  # a signal was received during the start
             return PassEnd.CANCELLED

@@ -5,7 +5,7 @@ the daemon instead of reloading it. Therefore the signals below are blocked firs
 the exec of the daemon, and are delivered once the handlers are installed; after the last task SIGHUP is ignored.
 
 Not covered: the milliseconds between exec and the first line of Python. systemd does not reload a unit of
-``Type=notify`` before it is ready, so they matter only to a process that sends the signal directly.
+``Type=notify`` before it is ready, so this gap matters only to a process that sends the signal directly.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def block_signals() -> None:
 
 @contextmanager
 def ignore_hangup() -> Iterator[None]:
-    """Survive SIGHUP within the block wherever ``handled`` is not active, and ignore it from its end to the exit.
+    """Survive SIGHUP within the block while ``handled`` is not active; ignore SIGHUP after the block until exit.
 
-    A pending SIGHUP remains pending: SIG_IGN would discard it. One that the parent process had ignored, as nohup(1)
-    does, remains ignored.
+    A pending SIGHUP remains pending: SIG_IGN would discard it. A SIGHUP ignored by the parent process, such as
+    nohup(1), remains ignored.
     """
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _do_nothing)
@@ -48,14 +48,15 @@ def handled(
 ) -> Iterator[None]:
     """Install the handlers for the block and deliver pending signals; both callbacks run in the event loop.
 
-    The handler of SIGHUP is not installed through the event loop, which could only replace it by the default action,
-    and that would kill the process. Children get the default actions and an empty mask.
+    The handler of SIGHUP is not installed through the event loop: on removal the loop would restore the default action,
+    which would kill the process. Child processes start with the default actions and an empty mask.
 
     Args:
         loop: running event loop of the main thread.
         end: called on SIGTERM and SIGINT.
         hangup: called on SIGHUP.
-        once: a single pass: SIGHUP means that the terminal was closed; it remains ignored if the parent ignored it.
+        once: whether the process runs a single pass: SIGHUP then means a closed terminal, and remains ignored if the
+            parent ignored it.
     """
     before = signal.getsignal(signal.SIGHUP)
     handles_hangup = not (once and before is signal.SIG_IGN)

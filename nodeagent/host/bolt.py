@@ -1,10 +1,10 @@
 """Reader of bbolt databases, such as those of containerd's snapshotters.
 
-The owner has its database open and locked, so a lock cannot be taken. It never changes the pages of the newest
-transaction: a commit writes free pages, then one of the two meta pages. A reading is therefore consistent if the newest
-transaction is the same before and after it; others are repeated.
+The owner process holds the lock of its database, so the reader cannot acquire that lock. The owner never changes the
+pages of the newest transaction: a commit writes free pages, then one of the two meta pages. A reading is therefore
+consistent if the newest transaction is the same before and after the reading; an inconsistent reading is repeated.
 
-No maintained package reads the format; one third-party port of it is abandoned.
+No maintained Python package reads the format; one third-party port is abandoned.
 
 Source: bbolt ``page.go``, ``meta.go``, ``bucket.go``: little-endian, page header of 16 bytes, elements of 16 bytes.
 """
@@ -35,7 +35,7 @@ _MAX_DEPTH: Final = 32
 _ATTEMPTS: Final = 5
 
 Tree = dict[bytes, "bytes | Tree"]
-"""A bucket: keys to values and nested buckets."""
+"""A bucket: values and nested buckets by key."""
 
 
 class _Meta(Record):
@@ -45,7 +45,7 @@ class _Meta(Record):
 
 
 def read_bolt(path: str, *names: bytes) -> Tree:
-    """Return the bucket at a path of names, with all nested buckets; empty if it does not exist.
+    """Return the bucket with the path ``names``, including nested buckets; empty if the bucket does not exist.
 
     Raises:
         ObservationError: the file cannot be read, is no bbolt database, or changed during every attempt.
@@ -65,7 +65,7 @@ def read_bolt(path: str, *names: bytes) -> Tree:
 
 
 def _try_read(data: mmap.mmap, meta: _Meta, names: tuple[bytes, ...]) -> Tree | None:
-    """Return a bucket; ``None`` if its pages are inconsistent."""
+    """Return the bucket with the path ``names``; ``None`` if its pages are inconsistent."""
     try:
         return _bucket(data, meta, names)
     except (struct.error, ValueError, RecursionError):
@@ -93,7 +93,7 @@ def _meta(data: mmap.mmap, offset: int) -> _Meta | None:
 
 
 def _fnv(content: bytes) -> int:
-    """Return the 64-bit FNV-1a hash."""
+    """Return the 64-bit FNV-1a hash of ``content``."""
     value = 0xCBF29CE484222325
     for byte in content:
         value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
@@ -120,7 +120,7 @@ def _tree(data: mmap.mmap, meta: _Meta, items: Iterator[tuple[int, bytes, bytes]
 
 
 def _bucket_items(data: mmap.mmap, meta: _Meta, value: bytes, depth: int) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield the elements of a nested bucket; a small one is inside its value."""
+    """Yield the elements of a nested bucket; a small bucket is stored inside its value."""
     root, _ = _BUCKET.unpack_from(value)
     return _elements(value, _BUCKET.size, data, meta, depth) if root == 0 else _items(data, meta, root, depth)
 

@@ -43,7 +43,7 @@ def prepare(prefix: Path) -> None:
 
 
 def check_python() -> None:
-    """Refuse an interpreter that cannot create a virtual environment, as Debian's without another package.
+    """Refuse an interpreter that cannot create a virtual environment, such as Debian's without python3-venv.
 
     Raises:
         InstallError: a module is missing.
@@ -61,7 +61,7 @@ def check_installed(prefix: Path) -> None:
 
     Raises:
         UsageError: the prefix is part of the system.
-        InstallError: the agent is not installed there, or only partly.
+        InstallError: the agent is not installed in the prefix, or only partly.
     """
     check_place(prefix, _ROOT)
     check_owner(prefix.parent.resolve() / prefix.name)

@@ -1,4 +1,4 @@
-"""Freed space on Btrfs: it is available after the commit of the transaction that freed it, by default within 30 s."""
+"""Freed space on Btrfs, which is available only after a commit of the transaction, by default within 30 s."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _START_SYNC: Final = 0x80089418
 def start_commits(paths: Iterable[str]) -> None:
     """Start a commit on each Btrfs filesystem of these paths, without waiting for its end.
 
-    Of a removed path the nearest existing parent counts. Other filesystems and unreadable paths are skipped.
+    A removed path is replaced by its nearest existing parent. Other filesystems and unreadable paths are skipped.
     """
     existing = dict.fromkeys(_existing(Path(each)) for each in paths)
     for path in existing:

@@ -25,7 +25,7 @@ class CgroupCache(NamedTuple):
 
 
 def read_cache(directories: Iterable[str]) -> CgroupCache | None:
-    """Return the sums of cgroups; ``None`` if a value cannot be read. Without PSI the stall time is 0."""
+    """Return the sums over cgroups; ``None`` if a value cannot be read. Without PSI the stall time is 0."""
     total = CgroupCache(0, 0, 0, 0, 0)
     for each in directories:
         file, used, low = read_file_cache(each), read_working_set(each), read_memory_low(each)
@@ -37,7 +37,7 @@ def read_cache(directories: Iterable[str]) -> CgroupCache | None:
 
 
 def is_writable(directory: str) -> bool:
-    """Return whether page cache of a cgroup can be reclaimed: neither in a read-only tree nor before Linux 5.19."""
+    """Return whether ``memory.reclaim`` is writable: not in a read-only tree, and not before Linux 5.19."""
     try:
         os.close(os.open(f"{directory}/memory.reclaim", os.O_WRONLY | os.O_CLOEXEC))
     except OSError:
@@ -46,10 +46,10 @@ def is_writable(directory: str) -> bool:
 
 
 def reclaim_cache(directory: str, size_bytes: int, *, swap: bool) -> str:
-    """Reclaim memory of a cgroup; return the error, empty also if less was reclaimed. Blocks.
+    """Reclaim page cache of a cgroup; return the error, empty even if less was reclaimed. Blocks.
 
     Without swap only page cache can be reclaimed. With swap a swappiness of 0 is requested, which the kernel accepts
-    since 6.11; an older one reclaims nothing.
+    since 6.11; an older kernel reclaims nothing.
 
     Source: kernel cgroup-v2.rst, ``memory.reclaim``.
     """

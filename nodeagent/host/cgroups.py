@@ -1,4 +1,4 @@
-"""Usage of pods and containers by cgroup v2.
+"""Resource usage of pods and containers from cgroup v2.
 
 A cgroup may be removed between two reads, so that no reader raises: an unreadable value is ``None``. Files are read
 through plain descriptors, since a pass reads more than a thousand of them.
@@ -54,8 +54,8 @@ class Cgroups:
         """Return the directory of a pod's cgroup; ``None`` if it does not exist.
 
         Args:
-            cgroup_parent: of the sandbox's configuration: ``/kubepods/burstable/podUID``, or the name of a slice
-                without its parents.
+            cgroup_parent: cgroup parent of the sandbox configuration: ``/kubepods/burstable/podUID``, or the name of a
+                slice without its parents.
         """
         below = expand_parent(cgroup_parent)
         return self._existing(below) if below else None
@@ -64,9 +64,10 @@ class Cgroups:
         """Return the directory of a container's cgroup; ``None`` if it is not found.
 
         Args:
-            cgroups_path: of the container's runtime specification, a path or ``SLICE:PREFIX:NAME``; may be empty.
-            container_id: finds it among the children of the pod's cgroup if that path does not exist.
-            pod: directory of the pod's cgroup.
+            cgroups_path: ``cgroupsPath`` of the container's runtime specification, a path or ``SLICE:PREFIX:NAME``; may
+                be empty.
+            container_id: id by which a child of the pod's cgroup is selected if ``cgroups_path`` does not exist.
+            pod: directory of the pod's cgroup; ``None`` if unknown.
         """
         below = expand_cgroups_path(cgroups_path)
         found = self._existing(below) if below else None
@@ -84,9 +85,10 @@ class Cgroups:
 
 
 def expand_parent(cgroup_parent: str) -> str:
-    """Return the path of a cgroup parent below the cgroup root; empty for an invalid one.
+    """Return the path of a cgroup parent below the cgroup root; empty if the parent is invalid.
 
-    A lone slice is expanded: ``kubepods-burstable.slice`` is a child of ``kubepods.slice``. Source: systemd.slice(5).
+    The name of a slice is expanded to its path: ``kubepods-burstable.slice`` is a child of ``kubepods.slice``. Source:
+    systemd.slice(5).
     """
     parts = [part for part in cgroup_parent.split("/") if part]
     if not parts or ".." in parts or "\0" in cgroup_parent:
@@ -102,7 +104,7 @@ def expand_parent(cgroup_parent: str) -> str:
 
 
 def expand_cgroups_path(cgroups_path: str) -> str:
-    """Return the path of a container's ``cgroupsPath`` below the cgroup root; empty for an invalid one.
+    """Return the path of a container's ``cgroupsPath`` below the cgroup root; empty if it is invalid.
 
     Source: OCI runtime specification, ``linux.cgroupsPath``; runc, ``SLICE:PREFIX:NAME`` for systemd.
     """
@@ -117,7 +119,7 @@ def expand_cgroups_path(cgroups_path: str) -> str:
 
 
 def read_usage(directory: str) -> CgroupUsage | None:
-    """Return the usage of a cgroup; ``None`` if no value can be read, as after its removal."""
+    """Return the usage of a cgroup; ``None`` if no value can be read, such as after its removal."""
     usage = CgroupUsage(
         read_working_set(directory),
         _number(f"{directory}/memory.swap.current"),
@@ -136,18 +138,18 @@ def read_working_set(directory: str) -> int | None:
 
 
 def read_working_sets(directories: Mapping[str, str]) -> dict[str, int]:
-    """Return the working set of each cgroup, by the same keys, without unreadable ones."""
+    """Return the working set of each cgroup, by the keys of ``directories``; unreadable cgroups are omitted."""
     found = ((key, read_working_set(directory)) for key, directory in directories.items())
     return {key: size_bytes for key, size_bytes in found if size_bytes is not None}
 
 
 def read_memory_min(directory: str) -> int | None:
-    """Return ``memory.min`` of a cgroup in bytes, 0 for none; ``None`` if unreadable."""
+    """Return ``memory.min`` of a cgroup in bytes, 0 if unset; ``None`` if unreadable."""
     return _number(f"{directory}/memory.min")
 
 
 def read_memory_low(directory: str) -> int | None:
-    """Return ``memory.low`` of a cgroup in bytes, 0 for none; ``None`` if unreadable."""
+    """Return ``memory.low`` of a cgroup in bytes, 0 if unset; ``None`` if unreadable."""
     return _number(f"{directory}/memory.low")
 
 
@@ -171,7 +173,7 @@ def read_memory_stall_us(directory: str) -> int | None:
 
 
 def read_memory_max(directory: str) -> int | None:
-    """Return ``memory.max`` of a cgroup in bytes, 0 for none; ``None`` if unreadable."""
+    """Return ``memory.max`` of a cgroup in bytes, 0 without a limit; ``None`` if unreadable."""
     text = _read(f"{directory}/memory.max")
     return 0 if text is not None and text.strip() == b"max" else _number(f"{directory}/memory.max")
 
@@ -193,9 +195,9 @@ def read_cpu_us(directory: str) -> int | None:
 
 
 def read_processes(directories: Iterable[str]) -> frozenset[int] | None:
-    """Return the processes in cgroups and their descendants.
+    """Return the PIDs of the processes in cgroups and their descendants.
 
-    A removed cgroup has no processes. ``None`` if one cannot be read, or above 4096 cgroups.
+    A removed cgroup has no processes. The result is ``None`` if a cgroup cannot be read, or for more than 4096 cgroups.
 
     Source: kernel cgroup-v2.rst, ``cgroup.procs``.
     """
@@ -214,7 +216,7 @@ def read_processes(directories: Iterable[str]) -> frozenset[int] | None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            # ENODEV: removed while its file was open. EOPNOTSUPP: threaded, its processes are listed by an ancestor.
+            # ENODEV: the cgroup was removed during the read. EOPNOTSUPP: threaded cgroup, listed by an ancestor.
             if error.errno in (errno.ENODEV, errno.EOPNOTSUPP):
                 continue
             return None
@@ -224,9 +226,9 @@ def read_processes(directories: Iterable[str]) -> frozenset[int] | None:
 
 
 def is_populated(directories: Iterable[str]) -> bool:
-    """Return whether a cgroup or a descendant has a process whose memory is not freed yet; false for removed ones.
+    """Return whether a cgroup or a descendant has a process with memory not freed yet; false for removed cgroups.
 
-    A dying process leaves ``cgroup.procs`` before it frees its memory, and ``populated`` after that.
+    A dying process is removed from ``cgroup.procs`` before its memory is freed, and from ``populated`` afterwards.
 
     Source: kernel cgroup-v2.rst, ``cgroup.events``; ``cgroup_exit``, which follows ``exit_mm``.
     """
@@ -252,7 +254,7 @@ def _number(path: str) -> int | None:
 
 
 def _field(text: bytes | None, name: bytes) -> int | None:
-    """Return the number after a name at the start of a line."""
+    """Return the number after a name at the start of a line; ``None`` without a number."""
     if text is None:
         return None
     _, found, rest = (b"\n" + text).partition(b"\n" + name + b" ")

@@ -19,7 +19,7 @@ MAX_DEPTH: Final = 256
 
 
 class RemovalRefusedError(NodeAgentError):
-    """An entry has an unexpected type or place and was not removed; the text contains the reason."""
+    """An entry has an unexpected type or mount and was not removed; the text contains the reason."""
 
 
 class Place(Record):

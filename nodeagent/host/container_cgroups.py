@@ -2,7 +2,7 @@
 
 Runtimes name the cgroup of a container by its id: ``cri-containerd-ID.scope``, ``crio-ID.scope``, or the id alone below
 a parent such as ``kubepods`` or ``k8s.io``. Other runtimes on the node use other prefixes and parents, so only cgroups
-named like those of known ids are returned.
+with the name pattern of a known id's cgroup are returned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DIRECTORIES: Final = 100_000
 """Maximum number of cgroups to read."""
 
 MAX_S: Final = 5.0
-"""Time limit for reading the names of the cgroups."""
+"""Time limit in seconds for reading the names of the cgroups."""
 
 _V1_HIERARCHIES: Final = ("pids", "memory", "systemd")
 _ID: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
@@ -32,12 +32,12 @@ _MONITOR: Final = "conmon"  # CRI-O's monitor of a container has a cgroup of its
 def find_running(known: Collection[str], clock: Clock, root: Path = Path("/")) -> tuple[frozenset[str], bool]:
     """Return the ids of containers and sandboxes with processes, and whether any known id has a cgroup.
 
-    Without a cgroup of a known id the result is empty, as with containers in virtual machines or in another cgroup
-    namespace. An incomplete reading only lacks ids.
+    If no known id has a cgroup, such as with containers in virtual machines or in another cgroup namespace, the result
+    is empty. An incomplete reading may omit ids.
 
     Args:
         known: ids listed by the runtime.
-        clock: for the deadline.
+        clock: clock that measures the deadline.
         root: parent of ``sys``.
 
     Source: kernel cgroup-v2.rst, ``cgroup.events``; cgroup-v1, ``cgroup.procs``.
@@ -58,13 +58,13 @@ def find_running(known: Collection[str], clock: Clock, root: Path = Path("/")) -
 def find_directories(
     container_ids: Collection[str], clock: Clock, root: Path = Path("/")
 ) -> tuple[dict[str, str], bool]:
-    """Return the cgroup directories of containers by id, and whether the others have none.
+    """Return the cgroup directories of containers by id, and whether all other containers have no cgroup.
 
-    A container with several directories is omitted, and the others are then not known to have none.
+    A container with several directories is omitted; the second value is then false.
 
     Args:
         container_ids: ids listed by the runtime.
-        clock: for the deadline.
+        clock: clock that measures the deadline.
         root: parent of ``sys``.
     """
     base = _hierarchy(root / "sys/fs/cgroup")
@@ -87,9 +87,9 @@ def _hierarchy(cgroups: Path) -> Path | None:
 
 
 def _walk(base: Path, clock: Clock, unread: list[str] | None = None) -> Iterator[tuple[str, tuple[str, str], str]]:
-    """Yield container id, form of the name, and path of every cgroup named by an id; those below it are not read.
+    """Yield container id, name pattern and path of every cgroup named by an id; its descendants are not read.
 
-    Directories that could not be read, or not in time, are added to ``unread``.
+    Directories that are unreadable or not read in time are added to ``unread``.
     """
     unread = [] if unread is None else unread
     deadline_s = clock.monotonic_s() + MAX_S
@@ -100,7 +100,7 @@ def _walk(base: Path, clock: Clock, unread: list[str] | None = None) -> Iterator
         try:
             with os.scandir(directory) as entries:
                 names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:  # the cgroup was removed meanwhile
             continue
         except OSError:
             unread.append(directory)
@@ -121,7 +121,7 @@ def _walk(base: Path, clock: Clock, unread: list[str] | None = None) -> Iterator
 
 
 def _is_populated(path: str) -> bool:
-    """Return whether a cgroup or one below it has a process; false if it is removed."""
+    """Return whether a cgroup or a descendant has a process; false for a removed cgroup."""
     try:
         return "populated 1" in Path(path, "cgroup.events").read_text(encoding="ascii")
     except OSError:

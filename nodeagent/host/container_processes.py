@@ -1,8 +1,8 @@
-"""Processes of containers by their cgroups: whether any is left, and signals to them without the runtime.
+"""Processes of containers by their cgroups: detection of running processes, and signals sent without the runtime.
 
-A cgroup is trusted only after it was seen with processes: containers in virtual machines have an empty one. Its name
-contains the id of the container, and a process is signalled only through a descriptor whose cgroup was read after it
-was opened, so that a reused process id is never signalled.
+A cgroup is trusted only after it was observed with processes: containers in virtual machines have an empty cgroup. The
+name of the cgroup contains the container id. A process is signalled only through a pidfd, and its cgroup is read after
+the pidfd was opened, so that a reused process id is never signalled.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class ContainerProcesses:
 
     Attributes:
         on_change: called in the event loop when a located container may have ended.
-        stop_signals: numbers of signals other than TERM that stop a container, by its id.
+        stop_signals: stop signal number by container id, for containers with a stop signal other than TERM.
     """
 
     def __init__(self, clock: Clock, root: Path = Path("/"), *, max_watched: int | None = None) -> None:
-        """Prepare without reading.
+        """Create the object without reading cgroups.
 
         Args:
-            clock: the time.
+            clock: clock that measures deadlines.
             root: parent of ``proc`` and ``sys``.
-            max_watched: number of watched containers; by default half of the descriptors that the process may open. The
-                caller polls the others.
+            max_watched: maximum number of watched containers; by default half of the descriptors that the process may
+                open. The caller polls all other containers.
         """
         self._clock = clock
         self._max_watched = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if max_watched is None else max_watched
@@ -67,7 +67,7 @@ class ContainerProcesses:
         self.stop_signals: dict[str, int] = {}
 
     async def locate(self, container_ids: Collection[str]) -> bool:
-        """Find the cgroups of containers in a thread; return whether those not found have no process."""
+        """Locate the cgroups of containers in a thread; return whether containers without a cgroup have no process."""
         missing = frozenset(each for each in container_ids if each not in self._directories)
         if not missing:
             return True
@@ -76,12 +76,12 @@ class ContainerProcesses:
         return complete
 
     def forget_others(self, container_ids: Collection[str]) -> None:
-        """Forget the cgroups of containers other than these."""
+        """Forget the cgroups of all containers except ``container_ids``."""
         for container_id in self._directories.keys() - set(container_ids):
             del self._directories[container_id]
 
     def watch(self, container_ids: Collection[str]) -> None:
-        """Call ``on_change`` from now on when one of the located containers has ended."""
+        """Start calling ``on_change`` when one of these located containers may have ended."""
         for container_id in container_ids:
             directory = self._directories.get(container_id)
             if len(self._watched) >= self._max_watched:
@@ -90,7 +90,7 @@ class ContainerProcesses:
                 self._watch(container_id, directory)
 
     def is_located(self, container_id: str) -> bool:
-        """Return whether the cgroup of a container was found with processes, ended or not."""
+        """Return whether the cgroup of a container was found with processes, which may have ended since."""
         return container_id in self._directories
 
     def is_populated(self, container_id: str) -> bool | None:
@@ -102,27 +102,27 @@ class ContainerProcesses:
         return None if directory is None else _is_populated(directory)
 
     def terminate(self, container_id: str) -> bool:
-        """Send its stop signal to the main process of a container; return whether it was signalled."""
+        """Send the stop signal to the main process of a container; return whether the signal was sent."""
         main = self._main_process(container_id)
         number = self.stop_signals.get(container_id, signal.SIGTERM)
         return main is not None and self._signal(container_id, main.pid, number)
 
     def kill(self, container_id: str) -> bool:
-        """Send KILL to all processes of a container; return whether one was signalled."""
+        """Send KILL to all processes of a container; return whether any process was signalled."""
         signalled = [self._signal(container_id, pid, signal.SIGKILL) for pid in self._processes(container_id)]
         return any(signalled)
 
     def has_stopped_shim(self, container_id: str) -> bool:
         """Return whether the parent of a container's main process, the runtime's shim, is stopped.
 
-        Source: proc(5), states ``T`` and ``t``. Such a shim answers no request until it continues.
+        Source: proc(5), states ``T`` and ``t``. A stopped shim answers no request until it continues.
         """
         main = self._main_process(container_id)
         shim = None if main is None else self._process(main.parent)
         return shim is not None and shim.state in _STOPPED_STATES
 
     def has_pending_term(self, container_id: str) -> bool:
-        """Return whether the main process of a container was sent its stop signal and has not received it yet.
+        """Return whether the stop signal of a container is still pending for its main process.
 
         Source: proc(5), ``SigPnd`` and ``ShdPnd`` of ``/proc/PID/status``.
         """
@@ -138,7 +138,7 @@ class ContainerProcesses:
         return main is not None and main.state in _DELAYED_STATES
 
     def cpu_us(self, container_id: str) -> int | None:
-        """Return the CPU time of a container in microseconds; ``None`` if it is not located or the kernel lacks it.
+        """Return the CPU time of a container in microseconds; ``None`` if not located or not reported.
 
         Source: kernel cgroup-v2.rst, ``usage_usec`` of ``cpu.stat``, present without the cpu controller too.
         """
@@ -146,7 +146,7 @@ class ContainerProcesses:
         return None if directory is None else read_cpu_us(directory)
 
     def close(self) -> None:
-        """Stop watching; may be called again."""
+        """Stop watching all containers; a second call has no effect."""
         if self._loop is not None and self._epoll is not None:
             self._loop.remove_reader(self._epoll.fileno())
         for descriptor in self._watched:
@@ -162,7 +162,7 @@ class ContainerProcesses:
         return {container_id: path for container_id, path in found.items() if _is_populated(path)}, complete
 
     def _watch(self, container_id: str, directory: str) -> None:
-        """Report changes of ``cgroup.events``; without that file, as in version 1, the end of a process."""
+        """Watch ``cgroup.events`` for changes; without that file (cgroup v1) watch for the end of a process."""
         try:
             descriptor = os.open(f"{directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -172,13 +172,13 @@ class ContainerProcesses:
             return
         try:
             os.read(descriptor, _READ_BYTES)  # EPOLLPRI reports changes since this read
-        except OSError:  # removed meanwhile
+        except OSError:  # the cgroup was removed meanwhile
             os.close(descriptor)
             return
         self._register(descriptor, container_id, select.EPOLLPRI)
 
     def _watch_process(self, container_id: str) -> None:
-        """Report the end of one process, by preference the main one; another one follows while any is left.
+        """Watch for the end of one process, preferably the main process; after its end watch another process.
 
         Source: pidfd_open(2), a descriptor is readable once its process has ended.
         """
@@ -195,13 +195,13 @@ class ContainerProcesses:
                 return
 
     def _register(self, descriptor: int, container_id: str, events: int) -> bool:
-        """Report events of a descriptor, which is closed where the kernel refuses; return whether it is watched."""
+        """Watch a descriptor for events, or close it if the kernel refuses; return whether it is watched."""
         if self._epoll is None:
             self._epoll, self._loop = select.epoll(), asyncio.get_running_loop()
             self._loop.add_reader(self._epoll.fileno(), self._dispatch)
         try:
             self._epoll.register(descriptor, events)
-        except OSError:  # not a file of the kernel
+        except OSError:  # epoll does not support regular files
             os.close(descriptor)
             return False
         self._watched[descriptor] = container_id
@@ -248,7 +248,7 @@ class ContainerProcesses:
         return min((each for each in found if each.parent not in inside), key=_age, default=None)
 
     def _process(self, pid: int) -> _Process | None:
-        """Return a process. Source: proc(5), state, ppid and starttime of ``/proc/PID/stat``."""
+        """Return a process, or ``None``. Source: proc(5), state, ppid and starttime of ``/proc/PID/stat``."""
         try:
             text = (self._root / f"proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -267,7 +267,7 @@ class ContainerProcesses:
         return any(int(each, 16) >> (number - 1) & 1 for each in pending)
 
     def _signal(self, container_id: str, pid: int, number: int) -> bool:
-        """Signal a process if it still belongs to the container."""
+        """Signal a process if its cgroup is still in the container; return whether the signal was sent."""
         return signal_member(pid, number, lambda each: self._belongs_to(container_id, each)) == ""
 
     def _belongs_to(self, container_id: str, pid: int) -> bool:
@@ -283,17 +283,17 @@ def _age(process: _Process) -> tuple[int, int]:
 
 
 def _is_populated(directory: str) -> bool:
-    """Return whether a cgroup or one below it has a process; true if that cannot be read."""
+    """Return whether a cgroup or a descendant has a process; true if unreadable."""
     try:
         with open(f"{directory}/cgroup.events", "rb") as events:  # noqa: PTH123 - one call, no object
             return b"populated 1" in events.read(_READ_BYTES)
     except FileNotFoundError:
         pass
     except OSError as error:
-        return error.errno != errno.ENODEV  # removed while the file was open
+        return error.errno != errno.ENODEV  # ENODEV: the cgroup was removed
     if not os.path.isdir(directory):  # noqa: PTH112 - one call, no object
         return False
-    for each, _, _ in os.walk(directory):  # version 1
+    for each, _, _ in os.walk(directory):  # cgroup v1
         try:
             if Path(each, "cgroup.procs").read_bytes():
                 return True

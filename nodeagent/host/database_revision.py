@@ -2,8 +2,8 @@
 
 Every change of an image name, blob, snapshot, container record or lease is a transaction of this bbolt database, and
 each transaction increments the number in one of the two meta pages of the file. Equal revisions therefore mean equal
-lists. The file is only believed if the process that listens on the runtime's socket has locked it, as bbolt does: a
-path can name another file in the mount namespace of the agent, or the database of an earlier process.
+lists. The file is trusted only if the process that listens on the runtime's socket has locked it, as bbolt does: a path
+can name another file in the mount namespace of the agent, or the database of an earlier process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOCKS: Final = "proc/locks"
 
 
 class DatabaseRevision(Record):
-    """State of a database; another process, file or transaction is another revision."""
+    """Revision of a database, which differs after a change of process, file or transaction."""
 
     pid: int
     device: int
@@ -40,7 +40,7 @@ def read_database_revision(runtime_socket: str, path: str, root: Path = Path("/"
 
     Args:
         runtime_socket: path of the socket on which the runtime listens.
-        path: of the database.
+        path: path of the database file.
         root: directory that contains ``proc``.
     """
     try:
@@ -67,7 +67,7 @@ def _listener(path: str) -> int:
 
 
 def _transaction(descriptor: int) -> int | None:
-    """Return the number of the last transaction; ``None`` if a meta page is not of the known format."""
+    """Return the number of the last transaction; ``None`` if a meta page has an unknown format."""
     first = _meta_page(descriptor, 0)
     if first is None or not 0 < first[0] <= _MAX_PAGE_BYTES:
         return None
@@ -76,7 +76,7 @@ def _transaction(descriptor: int) -> int | None:
 
 
 def _meta_page(descriptor: int, offset: int) -> tuple[int, int] | None:
-    """Return page size and transaction of a meta page."""
+    """Return page size and transaction of a meta page; ``None`` for an unknown format."""
     magic, version, page_bytes, transaction = _META.unpack(os.pread(descriptor, _META.size, offset))
     return (page_bytes, transaction) if (magic, version) == (_MAGIC, _VERSION) else None
 

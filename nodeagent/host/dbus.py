@@ -1,4 +1,4 @@
-"""Connections to the system bus: calls with deadlines, and descriptors that do not leak."""
+"""Connections to the D-Bus system bus: calls with deadlines, and descriptors that are always closed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REPLIES = (MessageType.METHOD_RETURN, MessageType.ERROR)
 
 
 class BusCallError(InhibitorError):
-    """The answer of a call is an error.
+    """A D-Bus call was answered with an error.
 
     Attributes:
         name: the error's D-Bus name, such as ``org.freedesktop.DBus.Error.AccessDenied``.
@@ -51,18 +51,18 @@ class Descriptor:
 
     @property
     def number(self) -> int | None:
-        """The descriptor; ``None`` after :meth:`close`."""
+        """Number of the file descriptor; ``None`` after :meth:`close`."""
         return self._number
 
     def close(self) -> None:
-        """Close the descriptor; a second call has no effect, since the number may belong to another file by then."""
+        """Close the descriptor; a second call has no effect, since the number may refer to another file by then."""
         number, self._number = self._number, None
         if number is not None:
             os.close(number)
 
 
 class Bus:
-    """A connection as an async context manager. It is not reopened after a loss."""
+    """A D-Bus connection as an async context manager. A lost connection is not reopened."""
 
     def __init__(self, address: str = "", *, deadline_s: float, on_signal: SignalHandler | None = None) -> None:
         """Prepare a connection.
@@ -70,8 +70,8 @@ class Bus:
         Args:
             address: address of the bus; empty for the system bus of this machine.
             deadline_s: deadline in seconds for connecting, and for each call.
-            on_signal: receives every signal on arrival; the sender is set by the bus and can be trusted. It must not
-                raise.
+            on_signal: called with every received signal. The bus sets the sender, which can be trusted. The callback
+                must not raise.
         """
         self._address = address
         self._deadline_s = deadline_s
@@ -150,7 +150,7 @@ class Bus:
         return await self.call(BUS_NAME, _BUS_PATH, BUS_NAME, member, signature, *body)
 
     async def subscribe(self, rule: str) -> None:
-        """Subscribe to the signals that match a rule; none is missed after the return. Raises as :meth:`call`."""
+        """Subscribe to the signals that match a rule; no signal is missed after the return. Raises as :meth:`call`."""
         await self.call_bus("AddMatch", "s", rule)
 
     async def own_pid(self) -> int:
@@ -161,7 +161,7 @@ class Bus:
     def _incoming(self, message: Message) -> None:
         if message.message_type in _REPLIES:
             return
-        close_all(message)  # no call or signal to this process has a descriptor
+        close_all(message)  # descriptors in calls and signals are unwanted, and would leak
         if message.message_type is MessageType.SIGNAL and self._on_signal is not None:
             self._on_signal(message)
 
@@ -171,7 +171,7 @@ async def _ended(bus: MessageBus) -> None:
 
 
 def close_all(message: Message) -> None:
-    """Close the descriptors of a message."""
+    """Close all file descriptors in a D-Bus message."""
     for number in message.unix_fds:
         with suppress(OSError):
             os.close(number)

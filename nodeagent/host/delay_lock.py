@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class DelayLock:
-    """A delay lock against shutdowns, or the absence of one; it is held while its descriptor is open."""
+    """A delay inhibitor lock for shutdowns, held while its descriptor is open; the lock may be missing."""
 
     def __init__(self, who: str, why: str, adopted: int | None) -> None:
-        """Create the lock without a call of logind.
+        """Create the object without calling logind.
 
         Args:
             who: owner of the lock, as shown by ``systemd-inhibit --list``.
-            why: reason of the lock, shown there too.
+            why: reason of the lock, as shown by ``systemd-inhibit --list``.
             adopted: descriptor of a lock from an earlier run, owned by this object from now on; ignored if not open.
         """
         self._who = who
@@ -31,32 +31,32 @@ class DelayLock:
 
     @property
     def number(self) -> int | None:
-        """The descriptor; ``None`` without a lock."""
+        """File descriptor of the lock; ``None`` without a lock."""
         return None if self._descriptor is None else self._descriptor.number
 
     async def acquire(self, bus: Bus) -> None:
-        """Acquire a lock, then close the former one. Raises as :func:`nodeagent.host.login1.acquire_lock`."""
+        """Acquire a lock, then close the former lock. Raises as :func:`nodeagent.host.login1.acquire_lock`."""
         new = await acquire_lock(bus, self._who, self._why)
         self.release()
         self._descriptor, self._acquired_here = new, True
 
     def release(self) -> None:
-        """Close the descriptor; no effect without a lock."""
+        """Release the lock by closing its descriptor; no effect without a lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             descriptor.close()
 
     def check(self, entries: Iterable[InhibitorEntry], own_pid: int) -> None:
-        """Check that logind has the lock.
+        """Check that logind lists the lock and reads its other end.
 
         Args:
             entries: logind's list of inhibitors.
-            own_pid: this process on the bus.
+            own_pid: id of this process, as reported by the bus.
 
         Raises:
             InhibitorError: logind does not list the lock, or does not read its other end.
         """
-        # An adopted lock is listed with the process that acquired it, or with none.
+        # An adopted lock is listed with the process that acquired the lock, or without a process.
         own_entries = [
             entry
             for entry in entries
@@ -71,7 +71,7 @@ class DelayLock:
 
 
 def _adopt(number: int | None) -> Descriptor | None:
-    """Take over a descriptor; ``None`` if there is none or it is not open."""
+    """Return an owned descriptor; ``None`` without a number, or if the descriptor is not open."""
     if number is None:
         return None
     try:

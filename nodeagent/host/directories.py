@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def list_entries(directory: Path) -> list[Path]:
-    """Return the entries of a directory in order of name; none if it does not exist or is not a directory.
+    """Return the entries of a directory in order of name; empty if it does not exist or is not a directory.
 
     Raises:
         InstallError: the directory cannot be read.

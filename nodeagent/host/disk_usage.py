@@ -1,6 +1,6 @@
 """Disk usage of directory trees, within one filesystem and a deadline.
 
-Tenants write in these trees while they are read. Directories are therefore opened by descriptors, one below the other,
+Workloads write in these trees during a reading. Directories are therefore opened by descriptors, one below the other,
 without following symlinks.
 """
 
@@ -23,13 +23,13 @@ _MOST_SHOWN = 64
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LARGE_FILE_BYTES = 1 << 20
 _MOST_FILES = 3
-_NAME_BYTES = 64  # of a text and its reference, beside its characters
+_NAME_BYTES = 64  # overhead of a str object and its reference
 
 MOST_LINKED_INODES = 1 << 17
-"""Number of inodes with several links that a reader remembers, in about 8 MiB."""
+"""Maximum number of hard-linked inodes that a reader remembers, in about 8 MiB."""
 
 MOST_PENDING_BYTES = 16 << 20
-"""Memory for the names of the directories of a walk that are still to be read."""
+"""Maximum memory in bytes for the names of directories that a walk has not read yet."""
 
 
 @dataclass(slots=True)
@@ -40,8 +40,8 @@ class Tree:
         size_bytes: allocated bytes; a file with several hard links counts once.
         complete: false before the end of the walk, and if a directory could not be read; the sizes are then lower
             bounds.
-        inodes: number of inodes behind ``size_bytes``.
-        files: size and path of its largest files, at most three of at least 1 MiB, largest first.
+        inodes: number of inodes counted in ``size_bytes``.
+        files: size and path of the largest files in the tree, at most three of at least 1 MiB, largest first.
     """
 
     path: str
@@ -51,11 +51,11 @@ class Tree:
     files: list[tuple[int, str]] = field(default_factory=list)
 
     def add_files(self, files: Iterable[tuple[int, str]]) -> None:
-        """Add files to the largest ones."""
+        """Add files, and keep only the largest files."""
         self.files = sorted((*self.files, *files), key=lambda each: (-each[0], each[1]))[:_MOST_FILES]
 
     def without_large_files(self) -> list[Tree]:
-        """Return the tree as disjoint parts: each file with at least a quarter of its size, then the rest."""
+        """Return the tree as disjoint parts: each file with at least a quarter of the tree's size, then the rest."""
         large = [Tree(path, size, inodes=1) for size, path in self.files if size * 4 >= self.size_bytes]
         rest_bytes = self.size_bytes - sum(each.size_bytes for each in large)
         return [*large, Tree(self.path, rest_bytes, self.complete, self.inodes - len(large))]
@@ -65,8 +65,8 @@ class TreeReader:
     """Measures trees of one filesystem. A file with several hard links counts once over all trees of a reader.
 
     The memory is bounded, since a tenant can create millions of links and directories. Beyond ``MOST_LINKED_INODES``
-    each link counts as its share of the file. A tree with more directories to be read than ``MOST_PENDING_BYTES`` is
-    incomplete.
+    each link counts as its share of the file. A tree is incomplete if the names of its unread directories exceed
+    ``MOST_PENDING_BYTES``.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class TreeReader:
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Measure only files on ``device_id``.
+        """Create a reader that measures only files on ``device_id``.
 
         Args:
-            device_id: of the filesystem.
+            device_id: device number of the filesystem.
             deadline_s: end of ``measure`` and ``largest``, on the clock of ``time.monotonic``.
             mounts: paths to omit without a stat, which never returns for the mount of a dead server.
-            is_cancelled: ends ``measure`` and ``largest`` before the deadline.
+            is_cancelled: returns whether to end ``measure`` and ``largest`` before the deadline.
         """
         self._device_id = device_id
         self._deadline_s = deadline_s
@@ -94,7 +94,7 @@ class TreeReader:
         self._entries = 0
 
     def measure(self, path: str, skip: Collection[str] = ()) -> Tree:
-        """Return the disk usage of the tree at ``path`` without the paths in ``skip``; links are not followed."""
+        """Return the disk usage of the tree at ``path`` without the paths in ``skip``; symlinks are not followed."""
         tree = Tree(path)
         self._finish(tree, skip)
         return tree
@@ -107,7 +107,7 @@ class TreeReader:
         Args:
             tree: receives the usage.
             skip: paths to omit.
-            only_files: omit the content of subdirectories.
+            only_files: whether to omit the content of subdirectories.
         """
         omitted = frozenset(skip) | {each for each in self._mounts if each.startswith(f"{tree.path}/")}
         levels = _Levels(tree.path, omitted)
@@ -124,7 +124,7 @@ class TreeReader:
             levels.close()
 
     def _finish(self, tree: Tree, skip: Collection[str], *, only_files: bool = False) -> None:
-        """Walk a tree until the deadline."""
+        """Walk a tree until its end, the deadline or a cancellation."""
         if self._is_cancelled():
             tree.complete = False
             return
@@ -135,10 +135,10 @@ class TreeReader:
         steps.close()
 
     def largest(self, root: str, skip: Collection[str], count: int, depth: int = 3) -> tuple[Tree, ...]:
-        """Return the largest directories below ``root``, at most ``depth`` deep, and the largest files of both.
+        """Return the largest directories and files below ``root``; directories are at most ``depth`` levels deep.
 
-        A subdirectory with more than nine tenths of its parent's size is returned instead of the parent, a file with at
-        least a quarter of a directory's size beside the rest of it.
+        A subdirectory with more than nine tenths of its parent's size replaces the parent. A file with at least a
+        quarter of a directory's size is returned separately from the rest of the directory.
         """
         skipped = frozenset(skip)
         beside = Tree(root)
@@ -189,7 +189,7 @@ class TreeReader:
         return stat.S_ISDIR(status.st_mode) and status.st_dev == self._device_id
 
     def _enter(self, levels: _Levels, name: str, tree: Tree) -> Generator[None, None, bool]:
-        """Open a directory below the current one and add its entries; return whether all of them were read."""
+        """Open a subdirectory of the current directory and add its entries; return whether all entries were read."""
         try:
             descriptor, complete = levels.enter(name), True
             with os.scandir(descriptor) as entries:
@@ -231,7 +231,7 @@ class TreeReader:
         return is_read
 
     def _share(self, links: int) -> int:
-        """Add the share of one link in its inode; return the number of whole inodes since the last one."""
+        """Add the share of one hard link in its inode; return the number of whole inodes completed by this share."""
         self._shares += 1 / links
         whole = int(self._shares)
         self._shares -= whole
@@ -243,9 +243,9 @@ class _Level:
     """One directory of the current path.
 
     Attributes:
-        identity: device and inode.
-        descriptor: ``None`` while closed.
-        directories: names of the directories in it that are still to be read.
+        identity: device and inode of the directory.
+        descriptor: descriptor of the directory; ``None`` while closed.
+        directories: names of the subdirectories that are not read yet.
     """
 
     name: str
@@ -255,10 +255,10 @@ class _Level:
 
 
 class _Levels:
-    """The directories from the root of a walk to the current one.
+    """The directories from the root of a walk to the current directory.
 
-    The depth is unlimited, the number of open descriptors is not: the uppermost levels are closed, and opened again as
-    the parent of the level below, if that is still the same directory.
+    The depth is unlimited, but the number of open descriptors is limited: the uppermost levels are closed, and reopened
+    as the parent of the level below if the parent is still the same directory.
     """
 
     def __init__(self, root: str, omitted: Collection[str]) -> None:
@@ -269,10 +269,10 @@ class _Levels:
         self._omitted_depth = max((each.count("/") - root.count("/") for each in omitted), default=0)
 
     def enter(self, name: str) -> int:
-        """Open a directory below the current one without following a symlink; the first ``name`` is a path.
+        """Open a subdirectory without following a symlink and return its descriptor; the first ``name`` is a path.
 
         Raises:
-            OSError: it cannot be opened, or is not a directory.
+            OSError: the entry cannot be opened, or is not a directory.
         """
         parent = self.stack[-1].descriptor if self.stack else None
         descriptor = os.open(name, _DIRECTORY if parent is None else _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
@@ -283,7 +283,7 @@ class _Levels:
         return descriptor
 
     def add_directory(self, name: str) -> bool:
-        """Add a directory to those to be read in the current one; return false if they are too many."""
+        """Queue a subdirectory of the current directory; return false if the memory limit is reached."""
         needed_bytes = _memory_of(name)
         if self._pending_bytes + needed_bytes > MOST_PENDING_BYTES:
             return False
@@ -292,7 +292,7 @@ class _Levels:
         return True
 
     def next_directory(self) -> str:
-        """Return the next directory in the current one; empty if all were read."""
+        """Return the name of the next queued subdirectory; empty if all were read."""
         directories = self.stack[-1].directories
         if not directories:
             return ""
@@ -301,7 +301,7 @@ class _Levels:
         return name
 
     def leave(self) -> bool:
-        """Return to the parent of the current directory; false if it was moved during the walk."""
+        """Return to the parent of the current directory; return false if the directory was moved during the walk."""
         left = self.stack.pop()
         try:
             if not self.stack or self.stack[-1].descriptor is not None or left.descriptor is None:
@@ -316,18 +316,18 @@ class _Levels:
         return (status.st_dev, status.st_ino) == parent.identity
 
     def is_omitted(self, name: str) -> bool:
-        """Whether an entry of the current directory is omitted."""
+        """Return whether an entry of the current directory is omitted."""
         return len(self.stack) <= self._omitted_depth and self.path_of(name) in self._omitted
 
     def path_of(self, name: str) -> str:
-        """Return the path of an entry of the current directory; of a very deep one without the middle."""
+        """Return the path of an entry of the current directory; a very deep path is shortened in the middle."""
         names = [each.name for each in self.stack[1:_MOST_SHOWN]]
         if len(self.stack) > _MOST_SHOWN:
             names.append("...")
         return _below(self._root, "/".join((*names, name)))
 
     def close(self) -> None:
-        """Close all descriptors."""
+        """Close the descriptors of all levels."""
         for each in self.stack:
             _close(each)
 
@@ -351,5 +351,5 @@ def mount_point(path: str) -> str:
 
 
 def _memory_of(name: str) -> int:
-    """Return the memory of the name of a directory to be read, in bytes."""
+    """Return the memory of the name of a queued directory, in bytes."""
     return _NAME_BYTES + len(name.encode(errors="surrogateescape"))

@@ -1,6 +1,7 @@
 """Virtual environment of an installation: checks of the prefix, creation, removal.
 
-Only the standard library is imported, since ``make install`` runs this before the agent's libraries are installed.
+Only the standard library is imported, since ``make install`` runs this module before the agent's libraries are
+installed.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 
 
 def admit(prefix: Path) -> Manifest | None:
-    """Check that a prefix is usable; return its manifest, ``None`` without one.
+    """Check that a prefix is usable; return its manifest, ``None`` without a manifest.
 
-    Usable are absent and empty directories, directories with a manifest, and virtual environments that contain only
-    the agent: installations by an earlier version or by pip.
+    A prefix is usable if it is absent, empty, has a manifest, or is a virtual environment that contains only the agent,
+    installed by an earlier version or by pip.
 
     Raises:
         InstallError: the directory contains other files, or is a link or file; nothing was changed.
@@ -98,7 +99,7 @@ def begin(prefix: Path, files: Mapping[Path, str] | None = None, *, venv: bool =
 def finish(prefix: Path, files: Mapping[Path, str]) -> None:
     """Write the manifest of a complete installation.
 
-    Existing files of the former manifest remain listed; they belong to a former dependency or command.
+    Existing files of the former manifest remain listed; these are files of a former dependency or command.
 
     Raises:
         InstallError: the manifest cannot be read or written.
@@ -154,7 +155,7 @@ def copy_packages(source: Path, prefix: Path) -> None:
         for each in sorted(copied):
             target = prefix / each
             target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            # Not nodeagent.files: modes and times are copied too, and syncing some thousand files takes minutes.
+            # Without nodeagent.files: modes and times are copied too, and syncing some thousand files takes minutes.
             temporary = target.with_name(f".{target.name}.fresh")
             temporary.unlink(missing_ok=True)
             shutil.copy2(source / each, temporary, follow_symlinks=False)
@@ -174,7 +175,7 @@ def launcher(prefix: str) -> str:
 
 
 def write_launcher(prefix: Path) -> None:
-    """Write the isolated console script over the one made by pip.
+    """Replace the console script made by pip with the isolated console script.
 
     Raises:
         InstallError: the script cannot be written.
@@ -190,8 +191,8 @@ def remove_environment(prefix: Path) -> list[Path]:
     """Remove the environment of an installation, and the prefix unless other files remain.
 
     Returns:
-        The kept files: foreign files, and files behind symbolic links. All files, if there is no manifest and the
-        directory is not recognised as an installation.
+        The kept files: foreign files, and files behind symbolic links. All files are kept if the directory has no
+            manifest and is not recognised as an installation.
 
     Raises:
         InstallError: the manifest is unusable, or a file cannot be removed. The manifest is removed last, so that a
@@ -204,7 +205,7 @@ def remove_environment(prefix: Path) -> list[Path]:
     except OSError as error:
         raise InstallError(f"cannot remove {prefix}: {error.strerror or error}") from error
     if not kept:
-        with suppress(OSError):  # a mount point
+        with suppress(OSError):  # the prefix may be a mount point
             prefix.rmdir()
     return kept
 
@@ -215,7 +216,7 @@ def _listed(prefix: Path, found: Manifest) -> frozenset[str]:
         return found.environment
     if found.environment - {VENV}:  # an interrupted upgrade
         return found.environment | own_files(prefix)
-    if found.environment:  # an interrupted first installation, unless others have used the directory since
+    if found.environment:  # an interrupted first installation, unless other packages were installed since
         return frozenset() if foreign_packages(prefix) else own_files(prefix)
     # Installed with pip; a manifest written without an environment may exist.
     return frozenset() if refusal_reason(prefix) else own_files(prefix)

@@ -1,8 +1,8 @@
-"""Own files of an installation's virtual environment: list and removal.
+"""Files of the agent in its virtual environment: list and removal.
 
 The list is derived from the creators of the files: the fixed files of ``venv``, and the ``RECORD`` of the agent's
 package, of its dependencies, and of pip. A listing of the directory would include an operator's files. Only the
-standard library is imported, since ``make install`` runs this before the agent's libraries are installed.
+standard library is imported, since ``make install`` runs this module before the agent's libraries are installed.
 
 Source: Python packaging, recording installed projects (``RECORD``); venv.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PACKAGE: Final = "nodeagent"
 LAUNCHER: Final = "bin/nodeagent"
 VENV: Final = "pyvenv.cfg"
-"""Marks a directory as a virtual environment; a new installation lists it in the manifest before creating it."""
+"""File that marks a virtual environment; a new installation lists the file in the manifest before its creation."""
 _TOOLS: Final = frozenset(("pip", "setuptools", "wheel"))
 _SKELETON: Final = re.compile(
     r"pyvenv\.cfg|lib64|\.gitignore"
@@ -54,7 +54,7 @@ class Packages:
 
     @property
     def names(self) -> frozenset[str]:
-        """The normalised names of all packages; empty for one without a name."""
+        """The normalised names of all packages; an empty string for a package without a name."""
         return frozenset(self._found)
 
     @property
@@ -105,7 +105,7 @@ def own_files(prefix: Path) -> frozenset[str]:
 
 
 def refusal_reason(prefix: Path) -> str:
-    """Return the reason that a directory without a manifest is no installation of the agent; empty for one."""
+    """Return the reason that a directory without a manifest is no installation; empty for an installation."""
     if not (prefix / VENV).is_file():
         return "is not empty and not an installation of nodeagent"
     if PACKAGE not in Packages(prefix).names:

@@ -1,6 +1,6 @@
 """systemd's descriptor store, which keeps the inhibitor lock across a crash of the agent.
 
-logind grants no locks during a shutdown, so a lock that ended with its process could not be acquired again. systemd
+logind grants no locks during a shutdown, so a lock that is lost with its process cannot be acquired again. systemd
 keeps a copy across restarts of the service and passes it to the next process.
 """
 
@@ -20,9 +20,10 @@ _FIRST: Final = 3
 
 
 def stored_descriptor(name: str = LOCK_NAME, environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return the descriptor that systemd passed to this process under a name; ``None`` without one.
+    """Return the descriptor that systemd passed to this process under a name; ``None`` without a descriptor.
 
-    The caller closes it. Of several the last is returned, and the others are closed.
+    The caller closes the descriptor. If several descriptors have the name, the last is returned and the rest are
+    closed.
 
     Source: sd_listen_fds(3), ``LISTEN_PID``, ``LISTEN_FDS`` and ``LISTEN_FDNAMES``.
     """
@@ -45,12 +46,12 @@ class DescriptorStore:
         self._address = environment.get("NOTIFY_SOCKET", "")
 
     def keep(self, number: int) -> bool:
-        """Replace the stored descriptor by a copy of this one; return whether the message was sent.
+        """Store a copy of a descriptor in place of the earlier copy; return whether the message was sent.
 
         Source: sd_notify(3), ``FDSTORE=1``. systemd itself closes a copy whose other end is closed.
         """
         return self.forget() and send(f"FDSTORE=1\nFDNAME={self._name}", self._address, number)
 
     def forget(self) -> bool:
-        """Let systemd close the copy; return whether that was sent. Source: sd_notify(3), ``FDSTOREREMOVE=1``."""
+        """Remove the stored copy; return whether the message was sent. Source: sd_notify(3), ``FDSTOREREMOVE=1``."""
         return send(f"FDSTOREREMOVE=1\nFDNAME={self._name}", self._address)

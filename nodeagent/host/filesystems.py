@@ -30,8 +30,9 @@ def filesystem_type(path: str, mountinfo: str = MOUNTINFO) -> str:
 def filesystem_id(path: str, mountinfo: str = MOUNTINFO) -> int | None:
     """Return the device of the filesystem of ``path``; ``None`` if the path cannot be read.
 
-    It is that of the superblock, so Btrfs subvolumes and bind mounts of one filesystem have the same, where ``st_dev``
-    differs between subvolumes (and the id in ``statvfs`` as well). Without ``mountinfo`` it is ``st_dev``.
+    The device is that of the superblock, which is equal for all Btrfs subvolumes and bind mounts of one filesystem,
+    whereas ``st_dev`` and the id in ``statvfs`` differ between subvolumes. Without ``mountinfo`` the result is
+    ``st_dev``.
 
     Source: proc(5), the field ``major:minor`` of ``mountinfo``; btrfs(5), subvolumes have device numbers of their own.
     """
@@ -47,7 +48,7 @@ def filesystem_id(path: str, mountinfo: str = MOUNTINFO) -> int | None:
 
 
 def is_read_only(path: str) -> bool:
-    """Return whether a filesystem accepts no writes, as after an error; false if it cannot be read.
+    """Return whether a filesystem is mounted read-only, such as after an I/O error; false if it cannot be read.
 
     Source: statvfs(3), ``ST_RDONLY``.
     """
@@ -75,7 +76,7 @@ def _mount_of(path: str, mountinfo: str) -> str:
 
 
 def read_mounts(mountinfo: str = MOUNTINFO) -> dict[str, str]:
-    """Return the type of the filesystem by mount point; of stacked mounts the last one. Empty if unreadable.
+    """Return the filesystem type by mount point, of the last mount if several are stacked. Empty if unreadable.
 
     Source: proc(5) on ``mountinfo``.
     """

@@ -1,8 +1,8 @@
-"""Files of an installation: paths, content, recognition; and the source of its virtual environment.
+"""Files of an installation: their paths, content and recognition; and the source of its virtual environment.
 
 An installation consists of a virtual environment in a directory of its own, the prefix, and of files in the directories
-of systemd, the shells and man. A distribution package has its files below /usr; ``nodeagent install`` places them in
-/etc and /usr/local, where they take precedence.
+of systemd, the shells and man. A distribution package has its files below /usr; ``nodeagent install`` places the files
+in /etc and /usr/local, where they take precedence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SOURCES: Final = "share/nodeagent"
 UNIT: Final = "nodeagent.service"
 
 
-@dataclass(frozen=True, slots=True)  # no record: installation imports the standard library alone
+@dataclass(frozen=True, slots=True)  # not a Record: installation imports only the standard library
 class Layout:
     """Absolute paths of the files and directories of an installation."""
 
@@ -71,9 +71,9 @@ _DROP_IN: Final = "50-nodeagent.conf"
 _SECTIONS: Final = ("man1", "man5", "man7")
 _PAGE: Final = re.compile(r"nodeagent(-[a-z]+)*\.1|nodeagent\.toml\.5|nodeagent(-[a-z]+)+\.7")
 _MONITORING: Final = ("nodeagent.rules.yml", "grafana-dashboard.json")
-"""Files for Prometheus and Grafana on other machines, placed for copying."""
+"""Files for Prometheus and Grafana on other machines, installed for copying."""
 _OPTIONAL: Final = ("api-server.conf", "page-cache.conf")
-"""Drop-ins of the unit for optional functions, placed for copying."""
+"""Drop-ins of the unit for optional functions, installed for copying."""
 
 
 def parts(
@@ -82,7 +82,7 @@ def parts(
     """Yield the files of an installation except its configuration.
 
     Args:
-        layout: their paths.
+        layout: paths of the files.
         prefix: directory of the virtual environment.
         systemd: major version of systemd on the node; 0 without systemd.
         pages: manual pages by file name.
@@ -127,16 +127,16 @@ def known_places(layout: Layout) -> tuple[Path, ...]:
 
 
 def is_page(layout: Layout, path: Path) -> bool:
-    """Return whether a path is that of a manual page of any version."""
+    """Return whether a path is a manual page of any version of the agent."""
     return path.parent in {layout.manual / each for each in _SECTIONS} and bool(_PAGE.fullmatch(path.name))
 
 
 _COMPLETION: Final = r"^# \w+ completion of nodeagent$|_NODEAGENT_COMPLETE"
-"""Present and former completion scripts."""
+"""Pattern of current and former completion scripts."""
 
 
 def is_recognised(layout: Layout, path: Path, prefix: Path, root: Path) -> bool:
-    """Return whether a file has the content common to all its versions; units and links count for their prefix only."""
+    """Return whether a file has the content common to all its versions; units and links must refer to ``prefix``."""
     place = below(root, path)
     try:
         if path == layout.command:
@@ -202,7 +202,7 @@ def check_foreign(
 
 
 def other_prefix(layout: Layout, prefix: Path, root: Path) -> Path | None:
-    """Return the prefix of another installation by its unit; ``None`` without one."""
+    """Return the prefix of another installation by its unit; ``None`` without another installation."""
     place = below(root, layout.units / UNIT)
     try:
         text = "" if place.is_symlink() or not place.is_file() else place.read_text(encoding="utf-8")
@@ -241,7 +241,7 @@ def check_sources() -> None:
 
 
 def make_environment(prefix: Path, files: Mapping[Path, str]) -> Change:
-    """Create a virtual environment with the running version of the agent, or upgrade the present one.
+    """Create a virtual environment with the running version of the agent, or upgrade the existing environment.
 
     A checkout is installed with pip; otherwise the running environment is copied, without a download.
 
@@ -250,7 +250,7 @@ def make_environment(prefix: Path, files: Mapping[Path, str]) -> Change:
         files: the files to be placed outside the prefix, with their fingerprints, for the manifest.
 
     Raises:
-        InstallError: the environment cannot be created; the text has the failed command.
+        InstallError: the environment cannot be created; the text contains the failed command.
     """
     existed = (prefix / "pyvenv.cfg").is_file()
     begin(prefix, files)

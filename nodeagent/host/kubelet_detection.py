@@ -1,21 +1,21 @@
 """Traces of a kubelet on this node: processes, listeners, state and configuration.
 
-All of them are readable under the unit's hardening: ``hidepid`` (``ProtectProc=invisible``) exempts the group of the
-mount, which is 0, so that root in group 0 sees every process. An agent in a container, or in a unit with
-``PrivatePIDs=`` or another group, sees fewer. If process 1 or the socket tables are missing, or the PID namespace is
-not the initial one, the reading is incomplete and the role unknown: a node in a container (LXC, nspawn) has to
-configure its role. So it is for an agent in a container with the host's PIDs, recognised by its cgroup: files of the
-kubelet, the only trace of a stopped one, are hidden there.
+All traces are readable under the unit's hardening: ``hidepid`` (``ProtectProc=invisible``) exempts the group of the
+mount, which is 0, so that root in group 0 can read every process. An agent in a container, or in a unit with
+``PrivatePIDs=`` or another group, can read fewer processes. If process 1 or the socket tables are missing, or the PID
+namespace is not the initial namespace, the reading is incomplete and the role unknown: on a node in a container (LXC,
+nspawn) the role must be configured. The same applies to an agent in a container with the host's PID namespace, detected
+by its cgroup: kubelet files, the only trace of a stopped kubelet, are hidden in the container.
 
-A process counts by its command name or ``argv[0]``, if it runs as root or as the agent's user and in the PID namespace
-of the agent. Set-user-ID programs of other users do not count: any user can start ``su`` under the name of a kubelet.
-Processes of nested PID namespaces do not count: a kubelet needs the PIDs of its host, so that "kubelet" in a nested
-namespace is a node in a container (kind, k3d) with a runtime of its own, or a tenant's attempt to disable eviction. A
-kubelet in a container with the host's PID namespace (RKE, Talos) counts, and so does a tenant's process there: such a
-pod is privileged anyway. ``/proc/PID/exe`` is not read, since that takes ``CAP_SYS_PTRACE``.
+A process counts as a kubelet by its command name or ``argv[0]``, if it runs as root or as the agent's user and in the
+PID namespace of the agent. Set-user-ID programs of other users do not count: any user can start ``su`` under the name
+of a kubelet. Processes of nested PID namespaces do not count: a kubelet needs the PIDs of its host, so that "kubelet"
+in a nested namespace is a node in a container (kind, k3d) with a runtime of its own, or a tenant's attempt to disable
+eviction. A kubelet in a container with the host's PID namespace (RKE, Talos) counts, and so does a tenant's process
+there: such a pod is privileged anyway. ``/proc/PID/exe`` is not read, since that requires ``CAP_SYS_PTRACE``.
 
-Listeners count on the ports 10248 and 10250 if root or the agent's user owns them; their process is unknown. A root
-process of a pod in the host's network can therefore disable eviction: in doubt the agent runs beside a kubelet.
+Listeners on the ports 10248 and 10250 count if root or the agent's user owns them; the listening process is unknown. A
+root process of a pod in the host's network can therefore disable eviction: in doubt the agent runs beside a kubelet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 HOST_ROOT: Path = Path("/")
-"""Default root of all readers; replaced in tests by a temporary tree."""
+"""Default root directory of all readers; tests replace it with a temporary tree."""
 
 HEALTH_PORT: Final = 10248
 API_PORT: Final = 10250
@@ -50,18 +50,18 @@ _HYPERKUBE: Final = b"hyperkube"
 _FIRST_NAMESPACE: Final = "pid:[4026531836]"  # Source: kernel proc_ns.h, PROC_PID_INIT_INO
 _FIRST_CGROUP_NAMESPACE: Final = "cgroup:[4026531835]"  # Source: kernel proc_ns.h, PROC_CGROUP_INIT_INO
 _CONTAINER_CGROUP: Final = re.compile(rb"/kubepods|(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-"""Path of a pod's or a container's cgroup, named by its id."""
+"""Pattern of the cgroup path of a pod or a container."""
 _READ_BYTES: Final = 4096
 _MAX_ARGUMENTS_BYTES: Final = 128 << 10
 _ALL_EVERY_S: Final = 30.0
-_ALL_EVERY_S_PER_PROCESS: Final = 0.06  # 15 to 30 us were measured for each: below 0.05 % of a core
+_ALL_EVERY_S_PER_PROCESS: Final = 0.06  # 15 to 30 us per process were measured: below 0.05 % of a core
 
 
 class KubeletTraceReader:
-    """Repeated readings of the traces.
+    """Repeated readings of the kubelet traces.
 
-    A new process is read in two consecutive readings, since a forked process may execute the kubelet after the first.
-    All processes are read every ``_ALL_EVERY_S`` seconds, less often on nodes with many processes.
+    A new process is read in two consecutive readings, since a forked process may execute the kubelet after the first
+    reading. All processes are read every ``_ALL_EVERY_S`` seconds, less often on nodes with many processes.
     """
 
     def __init__(self, clock: Clock, root: Path | None = None, *, uid: int | None = None) -> None:
@@ -70,7 +70,7 @@ class KubeletTraceReader:
         Args:
             clock: limits the read rate of processes and socket tables.
             root: parent of ``proc``, ``etc``, ``run`` and ``var``; ``None`` for ``HOST_ROOT``.
-            uid: user whose processes count besides root's; ``None`` for the user of this process.
+            uid: user whose processes count in addition to root's; ``None`` for the user of this process.
         """
         self._clock = clock
         root = HOST_ROOT if root is None else root
@@ -86,8 +86,8 @@ class KubeletTraceReader:
         """Return the current traces. Blocks.
 
         Args:
-            arguments: whether to read command lines. That locks the address space of each process, and a process
-                that waits for memory can keep the lock for a long time.
+            arguments: whether to read command lines. Reading a command line locks the address space of its process, and
+                a process that waits for memory can hold the lock for a long time.
         """
         now_s = self._clock.monotonic_s()
         hidden: list[str] = []
@@ -97,7 +97,7 @@ class KubeletTraceReader:
         return KubeletTraces(processes, ports, files, (*hidden, *table_errors, *file_errors))
 
     def _processes(self, now_s: float, hidden: list[str], *, arguments: bool) -> Iterator[KubeletProcess]:
-        """Yield the kubelets by PID; append the errors of unreadable processes to ``hidden``."""
+        """Yield the kubelet processes in order of PID; append the errors of unreadable processes to ``hidden``."""
         proc = self._proc
         try:
             pids = sorted(int(name) for name in os.listdir(proc) if name.isdecimal())  # noqa: PTH208 - only names are needed
@@ -128,7 +128,7 @@ class KubeletTraceReader:
             self._settled, self._read_once = settled, frozenset(others - settled)
 
     def _all_due(self, now_s: float, count: int) -> bool:
-        """Return whether a reading of all ``count`` processes is due, not only of new ones."""
+        """Return whether a reading of all ``count`` processes is due, not only of new processes."""
         if self._all_due_s is not None and now_s < self._all_due_s:
             return False
         self._all_due_s = now_s + max(_ALL_EVERY_S, count * _ALL_EVERY_S_PER_PROCESS)
@@ -157,8 +157,9 @@ class KubeletTraceReader:
     def _manages_node(self, status: bytes) -> bool:
         """Return whether a process is alive, in this PID namespace, and of a user with access to the runtime.
 
-        Source: proc(5), ``status``: ``State``, ``Uid`` (real, effective, saved and that of files; the first is of the
-        user who started a set-user-ID program), ``NSpid`` (a PID for each namespace, starting with that of the reader).
+        Source: proc(5), ``status``: ``State``, ``Uid`` (real, effective, saved and filesystem UID; the real UID is the
+        user who started a set-user-ID program), ``NSpid`` (a PID for each nested namespace, starting with the namespace
+        of the reader).
         """
         fields = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
         if fields.get(b"State", b"").strip()[:1] in (b"Z", b"X"):
@@ -170,7 +171,7 @@ class KubeletTraceReader:
 
 
 def read_kubelet_traces(clock: Clock, root: Path | None = None) -> KubeletTraces:
-    """Return the traces of a single reading. Blocks."""
+    """Return the kubelet traces of a single reading. Blocks."""
     return KubeletTraceReader(clock, root).read()
 
 
@@ -200,9 +201,9 @@ def _namespace(proc: str, kind: str) -> str:
 def _is_container(proc: str) -> bool:
     """Return whether the agent is in a cgroup namespace of its own, or in the cgroup of a pod or container.
 
-    Runtimes create a cgroup namespace with cgroup v2; with v1, and on request, the path has the id. A service of
-    systemd has neither. Mount namespaces do not differ in kind, and roots cannot be compared without
-    ``CAP_SYS_PTRACE``.
+    Runtimes create a cgroup namespace with cgroup v2; with cgroup v1, and on request, the cgroup path contains the
+    container id. A systemd service has neither. Mount namespaces of containers and services are alike, and root
+    directories cannot be compared without ``CAP_SYS_PTRACE``.
     """
     if _namespace(proc, "cgroup") not in ("", _FIRST_CGROUP_NAMESPACE):
         return True
@@ -213,5 +214,5 @@ def _is_container(proc: str) -> bool:
 
 
 def _printable(name: bytes) -> str:
-    """Return a process name with plain characters only, since any user can choose one."""
+    """Return a process name with plain characters only, since any user can choose a process name."""
     return _UNSAFE.sub("?", name.decode("ascii", errors="replace"))[:32]

@@ -1,6 +1,6 @@
 """Files that are traces of a kubelet: its state, its configuration, and the units that start it.
 
-They count without a running process, since a kubelet that is stopped for an upgrade still owns its pods.
+These files count without a running process, since a kubelet that is stopped for an upgrade still owns its pods.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_PATHS_FROM_OPTIONS: Final = 64
 _PATH: Final = re.compile(r"/+[\w@:+=,~.-][\w./@:+=,~-]*")
 
 KUBELET_ROOT: Final = Path("/var/lib/kubelet")
-"""The kubelet's root directory unless configured. Source: kubelet ``--root-dir``."""
+"""Default root directory of the kubelet. Source: kubelet ``--root-dir``."""
 
 _ROOTS: Final = (str(KUBELET_ROOT).lstrip("/"), "var/snap/microk8s/common/var/lib/kubelet", "var/lib/k0s/kubelet")
 _STATE: Final = (
@@ -39,7 +39,7 @@ _STATE: Final = (
     "pod-resources/kubelet.sock",
     "plugins_registry",
 )
-"""Below a kubelet's root directory. The directory alone is not a trace: other tools keep seccomp profiles there."""
+"""Traces below a kubelet's root directory. The directory alone is not a trace: other tools store files in it."""
 
 _CONFIGURATION: Final = (
     "home/kubernetes/kubelet-config.yaml",
@@ -59,10 +59,10 @@ _CONFIGURATION: Final = (
     "etc/kubeedge/config/edgecore.yaml",
     "var/lib/edged",
     "var/lib/microshift",
-    "var/run/secrets/kubernetes.io/serviceaccount",  # the agent itself runs in a pod
+    "var/run/secrets/kubernetes.io/serviceaccount",  # exists if the agent itself runs in a pod
 )
 _KUBERNETES: Final = "etc/kubernetes"
-"""Every entry with "kubelet" in its name counts: kubelet.conf, bootstrap-kubelet.conf, kubelet.env, kubelet/."""
+"""Directory in which every entry with "kubelet" in its name is a trace, such as kubelet.conf and kubelet.env."""
 
 _UNITS: Final = tuple(
     f"etc/systemd/system/multi-user.target.wants/{name}.service"
@@ -89,11 +89,11 @@ _OPTIONS: Final = {
     b"bootstrap-kubeconfig": ("",),
     b"cert-dir": ("",),
 }
-"""Options of kubelet, k3s, rke2 and k0s with a path, and the traces below that path; empty for the path itself."""
+"""Options of kubelet, k3s, rke2 and k0s with a path, and the traces below that path; an empty name means the path."""
 
 
 class KubeletFileReader:
-    """Repeated readings of the files. Paths from the command line of a kubelet are remembered."""
+    """Repeated readings of the trace files. Paths from the command line of a kubelet are remembered."""
 
     def __init__(self, root: Path) -> None:
         """Create a reader of the files below ``root``."""
@@ -107,7 +107,7 @@ class KubeletFileReader:
         self._from_options: dict[str, None] = {}
 
     def read(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the existing files and the read errors. Blocks."""
+        """Return the existing trace files and the read errors. Blocks."""
         unreadable: list[str] = []
         found = tuple(each for each in self._candidates(unreadable) if _exists(each, unreadable))
         return found, tuple(unreadable)

@@ -1,6 +1,6 @@
 """TCP ports with a listener, from the kernel's socket tables.
 
-The listening process is not determined: that takes ``CAP_SYS_PTRACE``, which the unit drops.
+The listening process is not determined: that requires ``CAP_SYS_PTRACE``, which the unit drops.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NETWORKS: Final = ("proc/1/net", "proc/self/net")
-"""Network namespaces of process 1 and of the agent; normally the same."""
+"""Network directories of process 1 and of the agent, normally of the same network namespace."""
 
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
 _EVERY_S: Final = 60.0
@@ -28,7 +28,7 @@ _MAX_TABLE_BYTES: Final = 16 << 20
 
 
 class ListenerReader:
-    """Repeated readings of listeners on a few ports.
+    """Repeated readings of the listeners on given ports.
 
     For each reading the kernel walks its complete table of connections, empty slots included: 3.4 ms were measured for
     262144 slots. Therefore the tables are read once a minute, and every 30 s while the number of sockets changes.
@@ -60,7 +60,7 @@ class ListenerReader:
         """Return the ports with a listener, ascending, and the read errors. Blocks.
 
         Args:
-            now_s: monotonic seconds.
+            now_s: current monotonic time in seconds.
         """
         networks = tuple(self._networks())
         in_use = _in_use(networks)
@@ -102,7 +102,7 @@ class ListenerReader:
     def _listeners(self, path: str) -> set[int]:
         """Return the ports with a listener in one table.
 
-        The kernel lists listeners first, so reading stops at the first other socket.
+        The kernel lists listeners first, so reading stops at the first socket in another state.
 
         Raises:
             OSError: the table cannot be read.

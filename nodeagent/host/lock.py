@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 @contextmanager
 def process_lock(path: Path) -> Iterator[str]:
-    """Hold the lock file during a pass, so that a command and the daemon never delete at the same time.
+    """Hold the lock file during a pass, so that a command and the daemon never remove items at the same time.
 
-    The kernel releases the lock when the process ends. Yields a warning; it is empty unless the file cannot be created
-    (read-only or full directory). The pass then runs without the lock: a full node needs the removals, and each
-    removal is checked by itself.
+    The kernel releases the lock when the process ends. Yields a warning, which is empty unless the file cannot be
+    created (read-only or full directory). The pass then runs without the lock: a full node needs the removals, and each
+    removal is checked individually.
 
     Raises:
-        PassBusyError: another process has locked the file; the text has its pid.
+        PassBusyError: another process has locked the file; the text contains its PID.
     """
     with _locked(path, "another pass is running on this node (pid {pid}); try again later") as warning:
         yield warning
 
 
 def lock_identity(path: Path) -> str:
-    """Return the boot and the inode of a lock file, so that other processes recognize it; empty if it does not exist.
+    """Return the boot id, device and inode of a lock file, which identify the file; empty if it does not exist.
 
-    A path is not enough: in containers, different files have the same one.
+    A path is not sufficient: in containers, different files can have the same path.
     """
     try:
         found = path.stat(follow_symlinks=False)
@@ -44,12 +44,12 @@ def lock_identity(path: Path) -> str:
 
 @contextmanager
 def daemon_lock(state_directory: Path) -> Iterator[str]:
-    """Hold the lock of the only daemon of a state directory; two would evict a pod each for the same shortage.
+    """Hold the daemon lock of a state directory; two daemons would each evict a pod for the same shortage.
 
     Yields a warning as :func:`process_lock`.
 
     Raises:
-        PassBusyError: another daemon has the lock; the text has its pid.
+        PassBusyError: another daemon holds the lock; the text contains its PID.
     """
     text = f"another daemon (pid {{pid}}) is running with state directory {state_directory}; stop it first"
     with _locked(state_directory / "daemon.lock", text) as warning:
@@ -77,7 +77,7 @@ def _locked(path: Path, busy: str) -> Iterator[str]:
 
 
 def _write_pid(descriptor: int) -> None:
-    """Write the pid for the error of other processes; on a full disk they report it as unknown."""
+    """Write the PID for the error message of other processes; on a full disk the message reports it as unknown."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

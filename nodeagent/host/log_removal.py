@@ -1,8 +1,8 @@
-"""Removal of pod logs and of links to them, the only deletion of files on the host.
+"""Removal of pod logs and of symlinks to them, the only module that deletes log files.
 
 Files are removed through directory descriptors, one level at a time, opened without following symlinks and compared by
 device and mount with the log root. A concurrent rename, or replacement by a symlink, at worst aborts the removal; it
-cannot redirect it out of the log root.
+cannot redirect the removal out of the log root.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Freed(Record):
     inodes: int = 0
 
     def plus(self, other: Freed) -> Freed:
-        """Return the sum."""
+        """Return the sum of both values."""
         return Freed(self.size_bytes + other.size_bytes, self.inodes + other.inodes)
 
 
 def remove_pod_log_directory(root: Path, name: str, expected_uid: str, changed_at: datetime) -> Freed:
     """Remove one pod log directory with its content; return the freed space.
 
-    Symlinks in it are removed without following them.
+    Symlinks in the directory are removed without following them.
 
     Args:
         root: the pod log root.
@@ -97,7 +97,7 @@ def _is_log_of(name: str, current: str) -> bool:
 
 
 def remove_dead_log_link(root: Path, name: str) -> bool:
-    """Remove a log link unless its target exists; return whether it was removed.
+    """Remove a container log symlink unless its target exists; return whether it was removed.
 
     Raises:
         RemovalRefusedError: the entry is not a symlink.
@@ -115,7 +115,7 @@ def remove_dead_log_link(root: Path, name: str) -> bool:
 
 
 def remove_links_of(root: Path, container_id: str) -> int:
-    """Remove the links to a container's log that lack their target; return the number of removed links.
+    """Remove the dangling symlinks to a container's log; return the number of removed symlinks.
 
     Raises:
         RemovalRefusedError: the links cannot be read or removed.
@@ -205,7 +205,7 @@ def _empty(directory: int, limits: _Limits, where: Path, depth: int) -> Freed:
 
 
 def _unlink(directory: int, name: str, where: Path, changed_at: datetime = FAR_FUTURE) -> Freed:
-    """Remove a file, or a symlink without following it, unless it changed later; return the freed space."""
+    """Remove a file or symlink (not its target), unless it changed after ``changed_at``; return the freed space."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
@@ -221,7 +221,7 @@ def _unlink(directory: int, name: str, where: Path, changed_at: datetime = FAR_F
 
 
 def _remove_directory(parent: int, name: str, where: Path) -> Freed:
-    """Remove an empty directory; refuse one that was refilled or replaced by a link."""
+    """Remove an empty directory and return the freed space; refuse a directory that was refilled or replaced."""
     try:
         os.rmdir(name, dir_fd=parent)
     except FileNotFoundError:

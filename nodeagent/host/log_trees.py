@@ -23,7 +23,7 @@ MAX_ENTRIES: Final = 100_000
 """Maximum number of entries in a readable log tree."""
 
 MAX_TREE_S: Final = 5.0
-"""Time limit for one log tree; a container log directory with 10,000 files takes 0.1 s."""
+"""Time limit in seconds for one log tree; reading a container log directory with 10,000 files takes 0.1 s."""
 
 _WEIGHT: Final = {LogOpeners.NONE: 0, LogOpeners.READERS: 1, LogOpeners.UNKNOWN: 2, LogOpeners.WRITERS: 3}
 
@@ -59,7 +59,7 @@ class _Reading:
     """State of the reading of one tree."""
 
     def __init__(self, monotonic_s: Callable[[], float], deadline_s: float) -> None:
-        import hashlib  # noqa: PLC0415 - loads OpenSSL, not for a list of images
+        import hashlib  # noqa: PLC0415 - loads OpenSSL, which a list of images does not need
 
         self.monotonic_s = monotonic_s
         self.deadline_s = deadline_s
@@ -70,7 +70,7 @@ class _Reading:
         self.openers_detail = ""
 
     def add(self, name: bytes, status: os.stat_result) -> None:
-        """Add one entry."""
+        """Add one entry to the digest and the newest change; raise ``_IncompleteError`` above a limit."""
         self.entries += 1
         if self.entries > MAX_ENTRIES:
             raise _IncompleteError(f"more than {MAX_ENTRIES} entries")
@@ -82,7 +82,7 @@ class _Reading:
         self.digest.update(b"%d %b %b\n" % (len(name), name, repr(facts).encode()))
 
     def opened(self, openers: LogOpeners, detail: str) -> None:
-        """Add the openers of one file; those with the highest weight are stored."""
+        """Record the openers of one file if their weight exceeds the weight of the recorded openers."""
         if _WEIGHT[openers] > _WEIGHT[self.openers]:
             self.openers, self.openers_detail = openers, detail
 

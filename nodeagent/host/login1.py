@@ -1,4 +1,4 @@
-"""Calls of logind's manager object on the bus."""
+"""D-Bus calls of logind's manager object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T", bool, int)
 
 
 class InhibitorEntry(NamedTuple):
-    """One inhibitor lock in logind's list. Source: org.freedesktop.login1(5), ``ListInhibitors``, in its order."""
+    """One inhibitor lock in logind's list. Source: org.freedesktop.login1(5), ``ListInhibitors``, fields in order."""
 
     what: str
     who: str
@@ -31,7 +31,7 @@ class InhibitorEntry(NamedTuple):
 
 
 class LogindFacts(Record):
-    """logind's state at one reading."""
+    """State of logind at one reading: shutdown preparation, delay limit and inhibitor locks."""
 
     preparing: bool
     limit_us: int
@@ -39,11 +39,11 @@ class LogindFacts(Record):
 
 
 async def acquire_lock(bus: Bus, who: str, why: str) -> Descriptor:
-    """Acquire a delay lock against shutdowns; it is held while the descriptor, or a copy of it, is open.
+    """Acquire a delay inhibitor lock for shutdowns, which is held while the descriptor or a copy is open.
 
     Raises:
         BusCallError: logind refuses; ``IN_PROGRESS`` during a shutdown.
-        InhibitorError: no answer, or one without a descriptor.
+        InhibitorError: logind does not answer, or the answer has no descriptor.
 
     Source: org.freedesktop.login1(5), ``Inhibit``.
     """
@@ -70,7 +70,7 @@ async def read_logind(address: str = "", *, deadline_s: float = 5.0) -> LogindFa
 
 
 async def owner_of_logind(bus: Bus) -> str:
-    """Start logind where that is possible, and return its unique name on the bus.
+    """Start logind if possible, and return its unique name on the bus.
 
     Raises:
         InhibitorError: logind is not on the bus.
@@ -88,7 +88,7 @@ async def read_property(bus: Bus, name: str, kind: type[T]) -> T:
     """Return a property of logind's manager.
 
     Raises:
-        InhibitorError: no answer, or a value of another type.
+        InhibitorError: logind does not answer, or the value has another type.
     """
     reply = await bus.call(LOGIND_NAME, LOGIND_PATH, "org.freedesktop.DBus.Properties", "Get", "ss", MANAGER, name)
     value = reply.body[0].value if reply.body and isinstance(reply.body[0], Variant) else None
@@ -98,10 +98,10 @@ async def read_property(bus: Bus, name: str, kind: type[T]) -> T:
 
 
 async def read_limit_us(bus: Bus) -> int:
-    """Return logind's longest delay in microseconds; 2**64-1 for no limit.
+    """Return logind's maximum inhibitor delay in microseconds; 2**64-1 without a limit.
 
     Raises:
-        InhibitorError: no answer, or an invalid number of microseconds.
+        InhibitorError: logind does not answer, or the number of microseconds is invalid.
 
     Source: org.freedesktop.login1(5), ``InhibitDelayMaxUSec``, unsigned 64 bits.
     """
@@ -112,10 +112,10 @@ async def read_limit_us(bus: Bus) -> int:
 
 
 async def list_inhibitors(bus: Bus) -> tuple[InhibitorEntry, ...]:
-    """Return logind's list of locks.
+    """Return logind's list of inhibitor locks.
 
     Raises:
-        InhibitorError: no answer, or one of another type.
+        InhibitorError: logind does not answer, or the answer has another type.
     """
     reply = await bus.call(LOGIND_NAME, LOGIND_PATH, MANAGER, "ListInhibitors")
     if reply.signature != "a(ssssuu)":

@@ -1,8 +1,8 @@
 """The inhibitor lock: logind's delay lock, and the start and cancellation of a shutdown.
 
 The lock is a file descriptor: as long as a copy of it is open, logind waits, up to its own limit. The decisions are
-made in :mod:`nodeagent.plan.shutdown.inhibitor`; its events are read from the bus here, and the lock is acquired and
-released.
+made in :mod:`nodeagent.plan.shutdown.inhibitor`; this module reads the events from the bus, and acquires and releases
+the lock.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _OPERATIONS = frozenset({"poweroff", "power-off", "reboot", "halt", "kexec", "so
 
 
 class ReportedCommand(Record):
-    """A command for the inhibitor task, with logind's state right after it."""
+    """A command for the inhibitor task, with logind's state after the command."""
 
     command: Command
     state: LogindState
@@ -74,14 +74,14 @@ class ReportedCommand(Record):
 
 
 class Timings(Record):
-    """Deadlines and intervals in seconds.
+    """Deadlines and intervals of the connection to logind, in seconds.
 
     Attributes:
-        deadline_s: for connecting, and for each call.
-        first_retry_s: before the first new attempt; it doubles with each one.
+        deadline_s: deadline for connecting, and for each call.
+        first_retry_s: wait before the first retry; the wait doubles with each retry.
         last_retry_s: the longest wait between two attempts.
-        steady_s: least lifetime of a connection after which waits restart at ``first_retry_s``.
-        confirm_every_s: between two readings of logind's list and limit.
+        steady_s: minimum lifetime of a connection after which waits restart at ``first_retry_s``.
+        confirm_every_s: interval between two readings of logind's list and limit.
     """
 
     deadline_s: float = 5.0
@@ -92,10 +92,10 @@ class Timings(Record):
 
 
 class ShutdownInhibitor:
-    """Acquires the lock and keeps it for as long as :meth:`run` runs, and reports commands for the inhibitor task.
+    """Holds the inhibitor lock while :meth:`run` runs, and reports commands to the inhibitor task.
 
-    Commands are delivered by a callback on the event loop, the start of a shutdown directly from the arriving message.
-    The callback must not block or raise.
+    A callback on the event loop receives the commands; the handler of a D-Bus message delivers them directly. The
+    callback must not block or raise.
     """
 
     def __init__(  # noqa: PLR0913 - the lock's identity, the bus and the seams of tests
@@ -113,14 +113,14 @@ class ShutdownInhibitor:
         """Create an inhibitor; :meth:`run` requests the lock.
 
         Args:
-            on_command: receives the commands that bus events caused.
-            address: address of the bus; empty for this machine's system bus.
+            on_command: called with each command caused by a bus event.
+            address: D-Bus address; empty for the system bus of this machine.
             who: owner of the lock, as shown by ``systemd-inhibit --list``.
-            why: reason of the lock, shown there too.
+            why: reason of the lock, as shown by ``systemd-inhibit --list``.
             timings: deadlines and intervals other than the defaults.
-            adopted: descriptor of a lock from an earlier run of the agent (such as through systemd's descriptor
-                store), owned by this object from now on. It is kept during a shutdown, and replaced otherwise.
-            has_earlier: whether that run left a shutdown of this boot unfinished.
+            adopted: descriptor of a lock from an earlier run of the agent (such as through systemd's descriptor store),
+                owned by this object from now on. The lock is kept during a shutdown, and replaced otherwise.
+            has_earlier: whether an earlier run of the agent recorded a shutdown in this boot.
             sleep: waits between two attempts.
         """
         self._on_command = on_command
@@ -136,12 +136,12 @@ class ShutdownInhibitor:
 
     @property
     def state(self) -> LogindState:
-        """The state as reported to operators."""
+        """State of logind and the lock, as reported to operators."""
         return self._machine.logind
 
     @property
     def machine(self) -> InhibitorState:
-        """The state machine's state."""
+        """State of the inhibitor's state machine."""
         return self._machine
 
     @property
@@ -154,13 +154,13 @@ class ShutdownInhibitor:
 
     @property
     def descriptor(self) -> int | None:
-        """The lock's descriptor, to be copied for a successor but not closed; ``None`` without a lock."""
+        """Descriptor of the lock, which callers may copy but must not close; ``None`` without a lock."""
         return self._lock.number
 
     def apply(self, event: Event) -> tuple[Command, ...]:
-        """Apply an event to the state machine; return its commands, with the lock acquired or released already.
+        """Apply an event to the state machine; return its commands. The lock is already released or requested.
 
-        After a release the caller removes a copy of the descriptor that was stored elsewhere.
+        After a release the caller must close every copy of the descriptor stored elsewhere.
         """
         self._machine, commands = step(self._machine, event)
         for command in commands:
@@ -171,7 +171,7 @@ class ShutdownInhibitor:
         return commands
 
     async def run(self) -> None:
-        """Keep the lock until cancelled; in the end the lock is released and the connection closed."""
+        """Hold the lock until cancelled; then release the lock and close the connection."""
         retry_s = self._timings.first_retry_s
         loop = asyncio.get_running_loop()
         try:
@@ -189,7 +189,7 @@ class ShutdownInhibitor:
             self.apply(AgentStopping())
 
     async def _one_connection(self) -> None:
-        """Keep the lock over one connection; returns once logind has disconnected from the bus."""
+        """Hold the lock over one connection; return when logind has disconnected from the bus."""
         self._owner = ""
         bus = Bus(self._address, deadline_s=self._timings.deadline_s, on_signal=self._signal)
         self._report(Connecting())
@@ -208,7 +208,7 @@ class ShutdownInhibitor:
                     return
 
     async def _watch(self, bus: Bus) -> None:
-        """Confirm the lock at intervals; returns when a new one is needed.
+        """Confirm the lock at intervals; return when a new lock is needed.
 
         Raises:
             InhibitorError: the bus or the lock is lost.
@@ -232,7 +232,7 @@ class ShutdownInhibitor:
             again.cancel()
 
     async def _secure(self, bus: Bus) -> None:
-        """Acquire the lock if one is needed, and confirm it; the old one is closed after its successor is acquired."""
+        """Acquire a lock if needed, and confirm it; an old lock is closed after the new lock is acquired."""
         await self._read_properties(bus)
         if self._owner:
             self._again.clear()  # the request is served below
@@ -249,7 +249,7 @@ class ShutdownInhibitor:
         await self._confirm(bus)
 
     async def _read_properties(self, bus: Bus) -> None:
-        self._report(DelayChanged(await read_limit_us(bus)))  # read first, since the handler of a shutdown uses it
+        self._report(DelayChanged(await read_limit_us(bus)))  # read first: the shutdown handler uses it
         signals = self._signals
         preparing = await read_property(bus, "PreparingForShutdown", bool)
         if self._signals == signals:  # a signal received since is newer than the property
@@ -259,12 +259,12 @@ class ShutdownInhibitor:
         """Report the lock as held if logind lists it.
 
         Raises:
-            InhibitorError: logind does not list it, or does not read its other end.
+            InhibitorError: logind does not list the lock, or does not read its other end.
         """
         if self._lock.number is None:
             return
         entries, pid = await list_inhibitors(bus), await bus.own_pid()
-        if self.descriptor is None or not self._owner:  # released meanwhile, or logind disconnected from the bus
+        if self.descriptor is None or not self._owner:  # the lock was released, or logind disconnected from the bus
             return
         self._lock.check(entries, pid)
         self._report(LockListed())
@@ -282,7 +282,7 @@ class ShutdownInhibitor:
             return
         if (message.member, message.signature) == ("PrepareForShutdownWithMetadata", "ba{sv}"):
             self._operation = _operation(message.body[1]) if message.body[0] else ""
-        elif (message.member, message.signature) == ("PrepareForShutdown", "b"):  # logind sends it second
+        elif (message.member, message.signature) == ("PrepareForShutdown", "b"):  # sent after the metadata
             self._signals += 1
             self._report(PrepareForShutdown(message.body[0]))
 

@@ -82,7 +82,7 @@ class LogindDelay(Record):
 
     @property
     def delay_us(self) -> int:
-        """Logind's delay in microseconds once it has read these files."""
+        """Delay in microseconds that applies once logind has read these files."""
         return DEFAULT_DELAY_US if self.winner is None else self.winner.delay_us
 
 
@@ -94,11 +94,12 @@ class DropIn(Record):
 
 
 def read_delay(root: Path = _ROOT) -> LogindDelay:
-    """Return all settings of ``InhibitDelayMaxSec``, with the effective one.
+    """Return all settings of ``InhibitDelayMaxSec``, with the effective setting.
 
-    The main file is read first, from the first directory that has one, then the drop-ins of all directories in the
-    order of their names. Of drop-ins with the same name only that of the first directory is read (/etc, /run,
-    /usr/local/lib, /usr/lib); an empty one, or a link to /dev/null, masks the others. The last valid value wins.
+    The main file is read first, from the first directory that contains it, then the drop-ins of all directories in the
+    order of their names. Of several drop-ins with the same name, only the drop-in in the first directory is read (/etc,
+    /run, /usr/local/lib, /usr/lib); an empty file, or a link to /dev/null, masks the later drop-ins. The last valid
+    value wins.
 
     Source: logind.conf(5), configuration directories and precedence; systemd.syntax(7).
     """
@@ -110,7 +111,7 @@ def read_delay(root: Path = _ROOT) -> LogindDelay:
 
 
 def own_drop_in(delay_s: int, root: Path = _ROOT) -> DropIn:
-    """Return the drop-in that sets a delay of ``delay_s`` seconds, under a name that sorts after all others.
+    """Return the drop-in that sets a delay of ``delay_s`` seconds, under a name that sorts after all other drop-ins.
 
     Nothing is written, see :func:`write_drop_in`. logind reads the file when it is reloaded.
     """
@@ -128,7 +129,7 @@ def own_drop_in(delay_s: int, root: Path = _ROOT) -> DropIn:
 
 
 def is_own_drop_in(text: str) -> bool:
-    """Return whether a drop-in is one of :func:`own_drop_in`, unchanged except for comments."""
+    """Return whether a drop-in was made by :func:`own_drop_in` and is unchanged except for comments."""
     first, *lines = text.splitlines() or [""]
     settings = [stripped for line in lines if (stripped := line.strip()) and not stripped.startswith(("#", ";"))]
     return first.startswith(_OWN_MARK) and all(_OWN_LINE.fullmatch(each) for each in settings)
@@ -138,7 +139,7 @@ def write_drop_in(drop_in: DropIn) -> None:
     """Write the drop-in atomically; a missing directory is created.
 
     Raises:
-        InhibitorError: the file cannot be written; the previous one is kept.
+        InhibitorError: the file cannot be written; the previous file is kept.
     """
     try:
         drop_in.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -185,7 +186,7 @@ def _files(root: Path, warnings: list[str]) -> Iterator[Path]:
 
 
 def _drop_ins(root: Path, warnings: list[str]) -> dict[str, Path]:
-    """Return the drop-ins by name, including masks, each from the first directory that has it."""
+    """Return the drop-ins by name, including masks, each from the first directory that contains it."""
     drop_ins: dict[str, Path] = {}
     for directory in _DIRECTORIES:
         drop_in_directory = root / directory / "logind.conf.d"
@@ -241,7 +242,7 @@ def _settings_of(path: Path, text: str, warnings: list[str]) -> Iterator[DelaySe
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Yield lines stripped, without comments, with continued ones joined. Source: systemd.syntax(7)."""
+    """Yield stripped lines without comments; continued lines are joined. Source: systemd.syntax(7)."""
     continued = ""
     for raw in text.splitlines():
         line = raw.strip()

@@ -36,17 +36,17 @@ _ARCHITECTURES: Final = {
     "armv7l": "arm",
     "mips64": "mips64le",
 }
-"""Spelling of Go for the names of uname(2) that differ. Source: Go, GOARCH."""
+"""Go architecture names by uname(2) machine name, where both differ. Source: Go, GOARCH."""
 
 
 def read_machine(
     root: Path = _ROOT, list_addresses: Callable[[], Mapping[str, Sequence[str]]] | None = None
 ) -> Machine:
-    """Return this machine; an unreadable value is omitted and listed in ``unread``.
+    """Return the facts of this machine; an unreadable value is omitted and listed in ``unread``.
 
     Args:
         root: parent of ``etc``, ``proc`` and ``sys``.
-        list_addresses: returns the IP addresses by network interface; those of this machine by default.
+        list_addresses: returns the IP addresses by network interface; by default the addresses of this machine.
     """
     unread: list[str] = []
     memory = _meminfo(root, unread)
@@ -70,10 +70,10 @@ def read_machine(
 
 
 def interface_addresses(root: Path = _ROOT) -> dict[str, list[str]]:
-    """Return the IP addresses of this machine by network interface: the first IPv4 address, then those of IPv6.
+    """Return the IP addresses of this machine by network interface: the first IPv4 address, then the IPv6 addresses.
 
-    Without netlink, which the unit's RestrictAddressFamilies= denies. Temporary, deprecated and tentative addresses are
-    omitted.
+    Netlink is not used, since the unit's ``RestrictAddressFamilies=`` denies it. Temporary, deprecated and tentative
+    addresses are omitted.
 
     Source: netdevice(7), ``SIOCGIFADDR``; kernel ``if_inet6``: address, index, prefix, scope, flags, interface.
     """
@@ -90,7 +90,7 @@ def interface_addresses(root: Path = _ROOT) -> dict[str, list[str]]:
 
 
 def _ipv4_address(interface: str) -> str:
-    """Return the first IPv4 address of an interface; empty without one."""
+    """Return the first IPv4 address of an interface; empty without an IPv4 address."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", os.fsencode(interface)[:15]))
@@ -120,9 +120,9 @@ def default_interfaces(root: Path = _ROOT) -> tuple[str, str]:
 
 
 def choose_addresses(interfaces: Mapping[str, Sequence[str]], defaults: tuple[str, str]) -> tuple[str, ...]:
-    """Return the addresses of the node: of each family the first one on the interface of its default route.
+    """Return the addresses of the node: of each family the first address on the interface of its default route.
 
-    Without a default route of a family, the only global address of that family is returned, or none of several.
+    Without a default route of a family, the global address of that family is returned only if exactly one exists.
 
     Source: kubelet ``resolveAddress``, apimachinery ``ResolveBindAddress``.
     """
@@ -174,7 +174,7 @@ def _meminfo(root: Path, unread: list[str]) -> dict[str, int]:
 
 
 def _hugepages(root: Path) -> tuple[tuple[int, int], ...]:
-    """Return page size and reserved total in bytes, by size. Source: kernel hugetlbpage, ``nr_hugepages``."""
+    """Return page size and reserved bytes for each huge page size. Source: kernel hugetlbpage, ``nr_hugepages``."""
     directory = root / "sys/kernel/mm/hugepages"
     try:
         names = os.listdir(directory)  # noqa: PTH208 - names only

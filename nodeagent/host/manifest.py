@@ -1,10 +1,10 @@
-"""Manifest of an installation: the list of its files; uninstalling removes no others.
+"""Manifest of an installation: the list of its files; uninstalling removes no other files.
 
-It is a JSON file in the prefix. An installation writes it incomplete before the first file is placed, and again at its
-end, so that an interrupted installation can be repeated or removed.
+The manifest is a JSON file in the prefix. An installation writes an incomplete manifest before the first file is
+placed, and the complete manifest at its end, so that an interrupted installation can be repeated or removed.
 
 The manifest determines which files root removes, so it is verified: only its owner may have write access, paths of the
-environment must be inside the prefix, and files outside are removed only at known paths of an installation.
+environment must be inside the prefix, and files outside the prefix are removed only at known paths of an installation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_BYTES: Final = 16 << 20
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-@dataclass(frozen=True, slots=True)  # no record: installation imports the standard library alone
+@dataclass(frozen=True, slots=True)  # not a Record: installation imports only the standard library
 class Manifest:
     """The files of one installation.
 
@@ -39,7 +39,7 @@ class Manifest:
         complete: whether the installation finished.
         environment: files and links of the virtual environment, relative to the prefix.
         files: files placed outside the prefix with their possible fingerprints: during an upgrade the former and the
-            new one.
+            new fingerprint.
     """
 
     complete: bool = False
@@ -48,7 +48,7 @@ class Manifest:
 
 
 def fingerprint(path: Path) -> str | None:
-    """Return the fingerprint of a file, without following a link; ``None`` if the path is free.
+    """Return the fingerprint of a file, without following a link; ``None`` if the path does not exist.
 
     ``sha256:HEX`` for a regular file, ``link:TARGET`` for a symbolic link, ``other`` for any other type.
 
@@ -75,7 +75,7 @@ def link_fingerprint(target: str) -> str:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest in a prefix; ``None`` without one.
+    """Return the manifest in a prefix; ``None`` without a manifest.
 
     Raises:
         InstallError: the manifest cannot be read, other users have write access, or it lists impossible paths.

@@ -8,7 +8,7 @@ _KIB: Final = 1024
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """Return the values in bytes, those without a unit unchanged. Source: proc(5), ``meminfo``."""
+    """Return the values in bytes by name; values without a unit are unchanged. Source: proc(5), ``meminfo``."""
     found = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")

@@ -42,7 +42,7 @@ def booted_at(root: Path = _ROOT) -> datetime | None:
 
 
 def node_identity(root: Path = _ROOT) -> str:
-    """Return a name that is unique to this node: host name and digest of the machine id, if it has one.
+    """Return a name that is unique to this node: host name and, if available, digest of the machine id.
 
     The machine id itself is confidential. Source: machine-id(5).
     """
@@ -53,7 +53,7 @@ def node_identity(root: Path = _ROOT) -> str:
         machine = ""
     if not machine:
         return name
-    import hashlib  # noqa: PLC0415 - OpenSSL, not for a boot id
+    import hashlib  # noqa: PLC0415 - loads OpenSSL, which a boot id does not need
 
     return f"{name}/{hashlib.sha256(f'nodeagent {machine}'.encode()).hexdigest()[:12]}"
 

@@ -47,7 +47,7 @@ class Notifier:
         self._send("STOPPING=1")
 
     def status(self, text: str) -> None:
-        """Set the status line."""
+        """Report the status line that ``systemctl status`` shows."""
         self._send("", text)
 
     def alive(self) -> None:
@@ -62,7 +62,7 @@ class Notifier:
 def send(text: str, address: str, *descriptors: int) -> bool:
     """Send a message, with copies of descriptors, to the service manager; return whether it was sent.
 
-    It never blocks: without a listener, or with a full queue, the message is dropped.
+    The call never blocks: without a listener, or with a full queue, the message is dropped.
     """
     if not address.startswith(("/", "@")):
         return False

@@ -1,7 +1,7 @@
 """Detection of processes that have a file open, by file leases.
 
-The kernel grants a write lease only if no other descriptor of the file is open, and a read lease only if none is open
-for writing, in any process, container and mount namespace. ``/proc/*/fd`` was rejected: for a process with more
+The kernel grants a write lease only if no other descriptor of the file is open, and a read lease only if no descriptor
+is open for writing, in any process, container and mount namespace. ``/proc/*/fd`` was rejected: for a process with more
 capabilities than the agent it requires ``CAP_SYS_PTRACE``, which the agent's unit does not have, and containerd, which
 writes the container logs, is such a process. A lease requires only the ownership of the file.
 
@@ -22,9 +22,9 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_
 
 
 def find_openers(directory: int, name: str) -> tuple[LogOpeners, str]:
-    """Return whether another descriptor of a regular file is open, and the cause if that is unknown.
+    """Return the kind of other open descriptors of a regular file, and the cause if the kind is unknown.
 
-    The leases are released at once: another process that opens the file meanwhile waits for microseconds.
+    The leases are released immediately: another process that opens the file meanwhile waits for microseconds.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -48,7 +48,7 @@ def find_openers(directory: int, name: str) -> tuple[LogOpeners, str]:
 
 
 def _is_granted(descriptor: int, kind: int) -> bool:
-    """Return whether the kernel grants a lease of that kind, released at once."""
+    """Return whether the kernel grants a lease of that kind; the lease is released immediately."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, kind)
     except OSError as error:

@@ -15,11 +15,11 @@ _CREDENTIALS: Final = struct.Struct("=iII")
 _SO_PEERGROUPS: Final = 59
 _GROUP: Final = struct.Struct("I")
 _MAX_GROUPS: Final = 256
-"""Python limits the size of a socket option. A peer in more groups counts as a member of its own group only."""
+"""Python limits the size of a socket option. A peer in more groups counts only as a member of its primary group."""
 
 
 class Peer(Record):
-    """Credentials of the connecting process at the time of its connect.
+    """Credentials of a connecting process when it connected.
 
     Attributes:
         groups: its primary group and the supplementary groups that the kernel reports.
@@ -31,7 +31,7 @@ class Peer(Record):
 
     @property
     def name(self) -> str:
-        """The user name; the uid if the user database has none."""
+        """User name of the peer; the UID if the user database has no name."""
         try:
             return pwd.getpwuid(self.uid).pw_name
         except KeyError:
@@ -39,7 +39,7 @@ class Peer(Record):
 
 
 def is_stale_socket(path: str) -> bool:
-    """Return whether a socket has no listener, as after a crash of its process.
+    """Return whether a socket has no listener, such as after a crash of its process.
 
     Raises:
         OSError: the socket is inaccessible or does not answer.
@@ -54,7 +54,7 @@ def is_stale_socket(path: str) -> bool:
 
 
 def group_number(name: str) -> int | None:
-    """Return the number of a group; ``None`` if no group has that name. A directory service can block the call."""
+    """Return the GID of a group; ``None`` if no group has that name. A directory service can block the call."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
@@ -65,7 +65,7 @@ def read_peer(connection: socket.socket) -> Peer:
     """Return the credentials of a connection's peer.
 
     Raises:
-        OSError: the kernel does not report them.
+        OSError: the kernel does not report the credentials.
     """
     pid, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     try:

@@ -1,8 +1,8 @@
 """Placement and removal of an installation's files outside its prefix, each file atomically.
 
-A file is overwritten or removed only if its content is the agent's: by the fingerprint in the manifest or, without a
-manifest, by the content common to all its versions. An edited file is treated as a conffile by dpkg: it remains in
-force, and the new version is placed beside it.
+A file is overwritten or removed only if the agent installed it, which is determined by the fingerprint in the manifest
+or, without a manifest, by the content common to all its versions. An edited file is treated like a dpkg conffile: the
+edited file is kept, and the new version is placed beside it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHARED_DIRECTORIES: Final = frozenset(
 
 
 class Change(StrEnum):
-    """Result for one file."""
+    """Result of the placement or removal of one file."""
 
     NEW = "new"
     REPLACED = "replaced"
@@ -48,9 +48,9 @@ class Change(StrEnum):
     REMOVED = "removed"
 
 
-@dataclass(frozen=True, slots=True)  # no record: installation imports the standard library alone
+@dataclass(frozen=True, slots=True)  # not a Record: installation imports only the standard library
 class Part:
-    """A file to be placed: a symbolic link to ``link``, or a regular file with ``text`` if that is empty."""
+    """A file to be placed: a symbolic link to ``link``, or a regular file with ``text`` if ``link`` is empty."""
 
     path: Path
     text: str = ""
@@ -58,11 +58,11 @@ class Part:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of its content."""
+        """Fingerprint of the content or the link."""
         return link_fingerprint(self.link) if self.link else content_fingerprint(self.text.encode())
 
 
-@dataclass(frozen=True, slots=True)  # no record: installation imports the standard library alone
+@dataclass(frozen=True, slots=True)  # not a Record: installation imports only the standard library
 class Step:
     """The planned change of one file.
 
@@ -70,7 +70,7 @@ class Step:
         change: the change at the file's own path.
         save: whether the present file is first saved with ``OLD_SUFFIX``.
         beside: whether the new version is placed beside the present one, with ``NEW_SUFFIX``.
-        reason: shown in a report; empty if the change needs none.
+        reason: reason shown in a report; empty if the change needs no reason.
     """
 
     change: Change
@@ -84,7 +84,7 @@ def plan_placement(part: Part, present: str | None, recorded: Collection[str]) -
 
     Args:
         part: the new file.
-        present: fingerprint of the present file, which was placed by the agent; ``None`` if the path is free.
+        present: fingerprint of the present file, which was placed by the agent; ``None`` if the path does not exist.
         recorded: fingerprints of the path in the manifest; empty without a manifest.
     """
     if present is None:
@@ -106,9 +106,9 @@ def plan_removal(path: Path, present: str | None, recorded: Collection[str], *, 
 
     Args:
         path: path on the node.
-        present: fingerprint of the present file; ``None`` if the path is free.
+        present: fingerprint of the present file; ``None`` if the path does not exist.
         recorded: fingerprints of the path in the manifest; empty if it is not listed.
-        recognised: whether the content is that of a version of this file; counts only without a record.
+        recognised: whether the content is a version of this file; used only if the manifest does not list the path.
         purge: whether edited configuration files are removed as well.
     """
     if present is None:
@@ -141,7 +141,7 @@ def check_parents(root: Path, path: Path) -> None:
 
 
 def read_fingerprint(root: Path, path: Path) -> str | None:
-    """Return the fingerprint of a file of the node; ``None`` if the path is free.
+    """Return the fingerprint of a file of the node; ``None`` if the path does not exist.
 
     Raises:
         InstallError: the file cannot be read.
@@ -171,7 +171,7 @@ def carry_out(part: Part, step: Step, root: Path) -> None:
 
 
 def save_copy(path: Path) -> Path:
-    """Link a file to a new name with ``OLD_SUFFIX``; return that name.
+    """Create a hard link to a file with ``OLD_SUFFIX``; return the new path.
 
     Raises:
         OSError: the file cannot be linked.
@@ -180,7 +180,7 @@ def save_copy(path: Path) -> Path:
     while True:
         saved = path.with_name(f"{path.name}{OLD_SUFFIX}{'' if number == 1 else f'.{number}'}")
         try:
-            os.link(path, saved, follow_symlinks=False)  # fails on an existing name, unlike rename
+            os.link(path, saved, follow_symlinks=False)  # link fails on an existing name, unlike rename
         except FileExistsError:
             number += 1
         else:

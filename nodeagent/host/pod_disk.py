@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
-# Volumes on the node's own disk. Others are not even examined: a stat of a dead network mount never returns.
+# Volume types on the node's own disk. Other volumes are not examined: a stat of a dead network mount never returns.
 _LOCAL: Final = ("kubernetes.io~configmap", "kubernetes.io~downward-api", "kubernetes.io~git-repo")
 _BLOCK_BYTES: Final = 512  # Source: stat(2), st_blocks
 _LARGE_FILE_BYTES: Final = 1 << 20
@@ -26,18 +26,19 @@ _MEMORY_TYPES: Final = frozenset({"tmpfs", "ramfs"})
 
 
 class PodDisk(Record):
-    """Disk usage of one pod; ``None`` and missing entries where unknown.
+    """Disk usage of one pod; unknown values are ``None`` or missing.
 
     Attributes:
-        log_tree: the whole log directory.
-        logs: the log directories of its containers.
-        container_logs_bytes: by container name.
-        volumes: emptyDirs on disk, other volumes on the node's own disk, and the files of the kubelet's directory that
-            containers can write to: ``/etc/hosts`` and the termination messages.
-        empty_dir_bytes: by volume name; for one in memory the usage of its tmpfs.
+        log_tree: usage of the whole log directory.
+        logs: usage of the log directories of its containers.
+        container_logs_bytes: log usage by container name.
+        volumes: usage of emptyDirs on disk, other volumes on the node's own disk, and the files of the kubelet's
+            directory that containers can write to: ``/etc/hosts`` and the termination messages.
+        empty_dir_bytes: usage by volume name; for an emptyDir in memory, the usage of its tmpfs.
         layers: writable layers by container id.
-        sandbox_files: large files of its sandboxes that the runtime mounts into containers; ``None`` for none.
-        image_volumes: volumes declared by images, on the runtime's filesystem; ``None`` for none.
+        sandbox_files: large files of its sandboxes that the runtime mounts into containers; ``None`` without large
+            files.
+        image_volumes: volumes declared by images, on the runtime's filesystem; ``None`` without volumes.
         complete: false before the end of the walk and after a read error: the values are then lower bounds.
     """
 
@@ -58,9 +59,9 @@ class _Measured:
 
     Attributes:
         log_rest: files of the log directory outside the log directories of containers.
-        log_trees: by container name; ``None`` before the directory is listed, or if that failed.
-        volume_trees: local volumes, the emptyDirs on disk included; ``None`` as for ``log_trees``.
-        image_volume_trees: volumes declared by images; ``None`` for none.
+        log_trees: log directories by container name; ``None`` before they are listed, or if listing failed.
+        volume_trees: local volumes, including emptyDirs on disk; ``None`` before they are listed, or if listing failed.
+        image_volume_trees: volumes declared by images; ``None`` without volumes.
         is_complete: false after an error.
     """
 
@@ -101,10 +102,10 @@ class _Measured:
 
 
 class PodDiskWalk:
-    """Measurement of one pod's disk usage in steps. Links and mounts are not followed.
+    """Measurement of one pod's disk usage in steps. Symlinks are not followed, and mounts are not crossed.
 
     Attributes:
-        name: of the pod's log directory.
+        name: name of the pod's log directory.
 
     Source: kubelet ``GetPodVolumesDir``, ``podLocalEphemeralStorageUsage``.
     """
@@ -123,16 +124,16 @@ class PodDiskWalk:
         """Prepare the walk without reading a directory.
 
         Args:
-            uid: names the pod's directory below ``kubelet_root``.
+            uid: pod UID, which is the name of the pod's directory below ``kubelet_root``.
             log_directory: log directory of the pod.
-            kubelet_root: the kubelet's root directory, which has the volumes of pods.
-            upper_directories: of the writable layers, by container id.
-            sandbox_files: paths; see ``ContainerTraits``.
-            image_volumes: directories; see ``ContainerTraits``.
+            kubelet_root: the kubelet's root directory, which contains the volumes of pods.
+            upper_directories: upper directories of the writable layers, by container id.
+            sandbox_files: paths of sandbox files; see ``ContainerTraits``.
+            image_volumes: directories of image volumes; see ``ContainerTraits``.
             mounts: type of the filesystem by mount point; these paths are not walked.
         """
         parent = str(log_directory.parent)
-        if "\0" not in parent:  # which realpath rejects; the walk finds the usage unknown
+        if "\0" not in parent:  # realpath rejects a NUL; the walk reports unknown usage
             parent = os.path.realpath(parent)
         self._logs_path = f"{parent}/{log_directory.name}"
         self.name = log_directory.name
@@ -148,7 +149,7 @@ class PodDiskWalk:
         self._steps = self._walk()
 
     def advance(self, until_s: float) -> bool:
-        """Continue until a time on the clock of ``time.monotonic``, by at least one step; return whether it ended."""
+        """Continue until ``until_s`` of ``time.monotonic``, by at least one step; return whether the walk ended."""
         for _ in self._steps:
             if time.monotonic() >= until_s:
                 return False
@@ -164,7 +165,7 @@ class PodDiskWalk:
         return self._measured.reading()
 
     def _walk(self) -> Generator[None, None, None]:
-        """Walk logs and volumes, which have few files as a rule, before the writable layers."""
+        """Walk logs and volumes, which usually have few files, before the writable layers."""
         measured = self._measured
         yield from self._walk_logs()
         measured.logs_ended = True
@@ -230,7 +231,7 @@ class PodDiskWalk:
                 yield from reader.walk(measured.volume_trees[-1])
 
     def _walk_mounted_files(self, directory: str) -> Generator[None, None, None]:
-        """Add the files of the kubelet's directory of the pod that are mounted into its containers.
+        """Add the files in the kubelet's pod directory that are mounted into containers.
 
         Source: kubelet ``GetPodDir``, ``managedHostsFileContent`` and ``terminationMessagePath``.
         """
@@ -279,9 +280,9 @@ def _directories(path: str) -> list[str]:
 
 
 def _tree(path: str) -> Tree:
-    """Return a tree before its walk, with the usage of its directory itself if that is large.
+    """Return the tree of a directory before its walk, with the size of the directory inode if it is large.
 
-    Millions of names take a gigabyte in a directory of ext4, which keeps its size after their removal.
+    On ext4 a directory with millions of names uses a gigabyte, and keeps this size after the names are removed.
     """
     try:
         size_bytes = os.lstat(path).st_blocks * _BLOCK_BYTES
@@ -291,7 +292,7 @@ def _tree(path: str) -> Tree:
 
 
 def _device(path: str) -> int | None:
-    """Return the device of a directory; ``None`` for a link, another kind of file, or a missing one."""
+    """Return the device of a directory; ``None`` for a symlink, another file type, or a missing path."""
     try:
         status = os.lstat(path)
     except (OSError, ValueError):  # ValueError: the runtime reported a path with a NUL
@@ -302,7 +303,8 @@ def _device(path: str) -> int | None:
 def large_file(path: str) -> os.stat_result | None:
     """Return the status of a regular file of a sandbox with at least 1 MiB on the disk; ``None`` for other paths.
 
-    A runtime writes a few kilobytes to such a file, a container without a read-only root filesystem any number. Blocks.
+    A runtime writes a few kilobytes to such a file, but a container without a read-only root filesystem can write any
+    amount. Blocks.
     """
     status = _file(path)
     return status if status is not None and status.st_blocks * _BLOCK_BYTES >= _LARGE_FILE_BYTES else None
@@ -325,7 +327,7 @@ def _sum(trees: Iterable[Tree], *, ended: bool) -> Footprint:
 
 
 def _filesystem_bytes(path: str) -> int | None:
-    """Return the usage of a filesystem in memory."""
+    """Return the used bytes of a memory filesystem; ``None`` if unreadable."""
     try:
         status = os.statvfs(path)
     except OSError:

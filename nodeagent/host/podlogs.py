@@ -1,4 +1,4 @@
-"""Listing of pod logs and of the links to them."""
+"""Lists of pod log directories and of the symlinks to container logs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{3,252}")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{6,128}")
 
 FAR_FUTURE: Final = datetime(9999, 1, 1, tzinfo=UTC)
-"""Time of an entry whose time is unknown or beyond the calendar, so that it counts as changed now."""
+"""Time of an entry with an unknown or unrepresentable time, so that the entry counts as changed just now."""
 
 
 def pod_uid(name: str) -> str:
     """Return the pod UID in the name of a pod log directory; empty if the name has no known form.
 
-    The forms are ``NAMESPACE_NAME_UID`` and, of old kubelets, the UID alone. Source: kubelet ``BuildPodLogsDirectory``.
+    The forms are ``NAMESPACE_NAME_UID`` and, for old kubelets, only the UID. Source: kubelet ``BuildPodLogsDirectory``.
     """
     parts = name.split("_")
     if len(parts) not in (1, 3) or not all(parts):
@@ -38,7 +38,7 @@ def pod_uid(name: str) -> str:
 
 
 def link_container_id(name: str) -> str:
-    """Return the container id in the name of a log link; empty without one.
+    """Return the container id in the name of a log link; empty without an id.
 
     Source: kubelet ``getContainerIDFromLegacyLogSymlink``.
     """
@@ -48,7 +48,7 @@ def link_container_id(name: str) -> str:
 
 
 def list_pod_log_directories(root: Path) -> tuple[PodLogDirectory, ...]:
-    """Return the entries of the pod log root by name, without their trees; none if the directory does not exist.
+    """Return the entries of the pod log root by name, without their trees; empty if the root does not exist.
 
     Raises:
         ObservationError: the root exists but cannot be read.
@@ -70,7 +70,7 @@ def _directory(root: int, name: str) -> PodLogDirectory | None:
 
 
 def list_dead_log_links(root: Path) -> tuple[ContainerLogLink, ...]:
-    """Return the ``*.log`` symlinks without a target by name; none if the directory does not exist.
+    """Return the dangling ``*.log`` symlinks by name; empty if the directory does not exist.
 
     Raises:
         ObservationError: the root exists but cannot be read.
@@ -123,7 +123,7 @@ def has_target(root: int, name: str) -> bool:
 def open_log_root(root: Path) -> Iterator[int | None]:
     """Yield a descriptor of a log root, ``None`` if it does not exist.
 
-    Symlinks in its path are followed, as /var/log is one on some nodes.
+    Symlinks in its path are followed, since /var/log is a symlink on some nodes.
 
     Raises:
         ObservationError: the log root cannot be read.

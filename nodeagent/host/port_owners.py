@@ -12,14 +12,14 @@ _MAX_BYTES: Final = 64 << 20
 
 
 def port_owners(port: int, client_port: int, root: Path = Path("/")) -> frozenset[int]:
-    """Return the users of the listeners on a port, and of the served end of the connection from ``client_port``.
+    """Return the UIDs of the listeners on a port, and of the server end of the connection from ``client_port``.
 
-    Addresses are not compared: a connection over IPv4 to a listener on ``::`` is in the table of IPv6. A connection
-    that was not accepted yet has user 0; its listener has the real one. Blocks.
+    Addresses are not compared: a connection over IPv4 to a listener on ``::`` is in the IPv6 table. A connection that
+    was not accepted yet has UID 0; its listener has the real UID. Blocks.
 
     Raises:
         OSError: no table can be read.
-        ValueError: a table is not one of sockets, or too large.
+        ValueError: a file is not a socket table, or is too large.
 
     Source: proc(5), ``net/tcp``: slot, local and remote address, state, queues, timer, retransmits, user.
     """
@@ -30,7 +30,7 @@ def port_owners(port: int, client_port: int, root: Path = Path("/")) -> frozense
             with (root / name).open("rb") as file:
                 table = file.read(_MAX_BYTES + 1)
         except FileNotFoundError:
-            if number:  # without IPv6
+            if number:  # a kernel without IPv6
                 continue
             raise
         if not table.startswith(_HEADER) or len(table) > _MAX_BYTES:

@@ -1,7 +1,7 @@
 """Checks of the installation prefix.
 
-Uninstalling empties the prefix, so it must belong to the agent alone. A directory that is part of the system, or that
-contains other files, is refused before any change.
+Uninstalling empties the prefix, so the prefix must contain only the agent. A directory that is part of the system, or
+that contains other files, is refused before any change.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 DEFAULT_PREFIX: Final = Path("/opt/nodeagent")
 _FORM: Final = re.compile(r"(/[A-Za-z0-9._+-]+)+", re.ASCII)
-"""The path is written into a unit, a shebang line and completion scripts: no spaces, quotes or specifiers."""
+"""Form of a prefix, which is written into a unit, a shebang line and scripts: no spaces, quotes or specifiers."""
 _LONGEST: Final = 100
-"""A shebang line is limited to 127 bytes on kernels before 5.1. Source: execve(2), interpreter scripts."""
+"""Maximum length: kernels before 5.1 limit a shebang line to 127 bytes. Source: execve(2), interpreter scripts."""
 _SYSTEM: Final = tuple(
     Path(name)
     for name in (
@@ -85,7 +85,7 @@ def check_owner(directory: Path) -> None:
     """Refuse, for root, a directory with content that other users can replace.
 
     Raises:
-        InstallError: it or a parent directory belongs to another user or is writable by all users.
+        InstallError: the directory or a parent is owned by another user or writable by all users.
     """
     if os.geteuid() != 0:
         return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _STA_UNSYNC: Final = 0x0040  # Source: adjtimex(2)
 _TIMEX_BYTES: Final = 512
-_TIMEX_STATUS_OFFSET: Final = 40  # of struct timex on 64-bit Linux
+_TIMEX_STATUS_OFFSET: Final = 40  # offset in struct timex on 64-bit Linux
 _SYSTEMD_ANALYZE_WITHIN_S: Final = 20
 _SYSTEMCTL_WITHIN_S: Final = 5
 _HOMES: Final = (PurePath("/home"), PurePath("/root"))
@@ -45,7 +45,7 @@ class DirectoryProbe(Record):
 
 
 def read_cgroup_controllers(root: Path) -> list[str] | None:
-    """Return the controllers of cgroup v2; ``None`` where the cgroup tree is of version 1.
+    """Return the controllers of cgroup v2; ``None`` with cgroup v1.
 
     Source: kernel cgroup v2 document, cgroup.controllers.
     """
@@ -56,7 +56,7 @@ def read_cgroup_controllers(root: Path) -> list[str] | None:
 
 
 def read_psi_resources(root: Path) -> list[str]:
-    """Return the resources of which the kernel reports pressure stall information, of memory and io.
+    """Return the resources, of ``memory`` and ``io``, with pressure stall information.
 
     Source: kernel PSI document.
     """
@@ -79,7 +79,7 @@ def read_clock_synchronised() -> bool | None:
 
 
 def probe_directory(directory: Path) -> DirectoryProbe:
-    """Create and remove a temporary file in a directory, or in its parent if it does not exist yet."""
+    """Return the result of a test write into a directory, or into its parent if it does not exist yet."""
     existing = directory if directory.exists() else directory.parent
     try:
         with tempfile.TemporaryFile(dir=existing):
@@ -133,7 +133,7 @@ def read_unit_exposure(unit: str) -> float | None:
 
 
 def read_writable_cgroups(unit: str) -> bool | None:
-    """Return whether the cgroups of pods are writable for an installed unit; ``None`` without it or without systemd.
+    """Return whether the cgroups of pods are writable for an installed unit; ``None`` without unit or systemd.
 
     Source: systemd.exec(5), ``ProtectControlGroups=`` and ``ReadWritePaths=``.
     """

@@ -24,9 +24,9 @@ def own_process(root: Path = _ROOT) -> ProcessIdentity:
 
 
 def is_running(process: ProcessIdentity, root: Path = _ROOT) -> bool:
-    """Return whether a process of this machine still runs; true where that cannot be determined.
+    """Return whether a process of this machine still runs; true if unknown.
 
-    A zombie has ended. Source: proc(5), state and starttime of ``/proc/PID/stat``.
+    A zombie counts as ended. Source: proc(5), state and starttime of ``/proc/PID/stat``.
     """
     current = boot_id(root)
     if current and process.boot_id and process.boot_id != current:
@@ -43,7 +43,7 @@ def is_running(process: ProcessIdentity, root: Path = _ROOT) -> bool:
 
 
 def _exists(pid: int) -> bool:
-    """Return whether a process exists, also one that is hidden in ``/proc``. Source: proc(5), ``hidepid``; kill(2)."""
+    """Return whether a process exists, even if hidden in ``/proc``. Source: proc(5), ``hidepid``; kill(2)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

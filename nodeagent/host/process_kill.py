@@ -1,8 +1,8 @@
 """SIGKILL for all processes in cgroups, without the container runtime.
 
-In a node without free memory or PIDs a container runtime may be unable to start the program that stops a container,
-while the kernel's OOM killer chooses a process of any pod. Processes are killed through pidfds: a PID whose process
-ended may belong to another process by then. ``cgroup.kill`` was rejected: the cgroup tree is read-only for the daemon.
+On a node without free memory or PIDs a container runtime may be unable to start the program that stops a container,
+while the kernel's OOM killer chooses a process of any pod. Processes are killed through pidfds: the PID of an ended
+process may be reused. ``cgroup.kill`` was rejected: the cgroup tree is read-only for the daemon.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ROUNDS: Final = 50
 
 
 def kill_processes(directories: Iterable[str], proc: Path = Path("/proc")) -> str:
-    """Send SIGKILL to the processes in cgroups and their descendants; return the first error, empty for none.
+    """Send SIGKILL to the processes in cgroups and their descendants; return the last error, or an empty text.
 
-    Processes that start meanwhile are killed too. The calling process and PID 1 never are. The processes end
+    Processes that start meanwhile are killed too. The calling process and PID 1 are never killed. The processes end
     asynchronously.
 
     Args:
         directories: cgroup directories with unique names, such as those of containers.
-        proc: of the kernel.
+        proc: the kernel's ``proc`` directory.
 
     Source: pidfd_open(2), pidfd_send_signal(2); kernel cgroup-v2.rst, ``cgroup.procs``; proc(5), ``/proc/PID/cgroup``.
     """
@@ -59,7 +59,7 @@ def kill_processes(directories: Iterable[str], proc: Path = Path("/proc")) -> st
 
 
 def signal_member(pid: int, number: int, is_member: Callable[[int], bool]) -> str | None:
-    """Signal a process if it is a member of a container after its descriptor was opened, so never a reused PID.
+    """Signal a process if it is a member of a container after its pidfd was opened; never signal a reused PID.
 
     Returns:
         The error, empty if the process was signalled; ``None`` if it ended or is not a member.

@@ -1,8 +1,8 @@
 """Child processes, independent of the caller's directory and environment.
 
-Commands run as root in directories that others can write to. Python puts the current directory first in the module
-search path for ``-c`` and ``-m``, and an empty or relative entry of ``PATH`` resolves programs there. Therefore every
-child is started in ``/``, programs are resolved by the absolute entries of ``PATH`` only, and interpreters run in
+Commands may run as root in directories that other users can write to. Python puts the current directory first in the
+module search path for ``-c`` and ``-m``, and an empty or relative entry of ``PATH`` resolves programs there. Therefore
+every child is started in ``/``, programs are resolved by the absolute entries of ``PATH`` only, and interpreters run in
 isolated mode, which also ignores ``PYTHON*`` variables and the user's site directory.
 
 Source: Python command line, ``-I``; environ(7), ``PATH``.
@@ -36,7 +36,7 @@ def child_environment(additions: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def _without_manager(environment: dict[str, str]) -> dict[str, str]:
-    """Return an environment without the service manager's socket, to which systemd's programs send their failures."""
+    """Return an environment without the service manager's socket, to which systemd's programs report failures."""
     return {name: value for name, value in environment.items() if name != "NOTIFY_SOCKET"}
 
 
@@ -53,12 +53,12 @@ def run(
     Args:
         words: the program, resolved by the absolute entries of ``PATH``, and its arguments.
         within_s: deadline in seconds.
-        additions: environment variables for the child alone.
+        additions: environment variables for the child only.
 
     Returns:
         ``None`` if the program does not exist, cannot be started or misses the deadline.
     """
-    import shutil  # noqa: PLC0415 - with bz2 and lzma, which the idle daemon does without
+    import shutil  # noqa: PLC0415 - loads bz2 and lzma, unused by the idle daemon
 
     environment = _without_manager(child_environment(additions))
     program = shutil.which(words[0], path=environment["PATH"])
@@ -98,7 +98,7 @@ async def start_python(*arguments: str) -> asyncio.subprocess.Process:
     Raises:
         OSError: the interpreter cannot be started.
     """
-    import asyncio  # noqa: PLC0415 - the command line starts without it
+    import asyncio  # noqa: PLC0415 - the command line does not need asyncio at its start
 
     return await asyncio.create_subprocess_exec(
         *python_command(*arguments),
@@ -111,7 +111,7 @@ async def start_python(*arguments: str) -> asyncio.subprocess.Process:
 
 
 def become_python(*arguments: str) -> NoReturn:
-    """Replace this process by an isolated interpreter in ``/``; relative paths must be resolved first.
+    """Replace this process with an isolated interpreter in ``/``; relative paths must be resolved first.
 
     Raises:
         OSError: the interpreter cannot be started.

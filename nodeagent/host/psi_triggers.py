@@ -35,7 +35,7 @@ class PressureTriggers:
     """Open kernel files that report pressure, until :meth:`close`."""
 
     def __init__(self, on_trigger: Callable[[str], None], *, root: Path = _ROOT) -> None:
-        """Open an empty set of triggers.
+        """Create an empty set of triggers.
 
         Args:
             on_trigger: called in the event loop with the name of the trigger that fired.
@@ -77,8 +77,8 @@ class PressureTriggers:
     def add_memory_events(self) -> str:
         """Register for memory events of pods, such as OOM kills; return the fault, empty on success.
 
-        Without effect while registered. The cgroup of all pods exists from the first pod on, and systemd removes it
-        after the last one, so that the registration is repeated.
+        No effect while registered. The cgroup of all pods is created with the first pod and removed by systemd after
+        the last pod, so that callers repeat the registration.
         """
         if MEMORY_EVENTS in self._names.values():
             return ""
@@ -100,12 +100,12 @@ class PressureTriggers:
         return ""
 
     def attach(self) -> None:
-        """Register with the running event loop."""
+        """Register the triggers with the running event loop."""
         self._attached = asyncio.get_running_loop()
         self._attached.add_reader(self._epoll.fileno(), self._dispatch)
 
     def close(self) -> None:
-        """Close all files; may be called again."""
+        """Close all files; a second call has no effect."""
         if self._attached is not None:
             self._attached.remove_reader(self._epoll.fileno())
             self._attached = None
@@ -126,7 +126,7 @@ class PressureTriggers:
             self._on_trigger(name)
 
     def _acknowledge(self, descriptor: int) -> bool:
-        """Read the file, else it fires again at once; return false if the cgroup was removed."""
+        """Read the file, which would otherwise fire again immediately; return false if the cgroup was removed."""
         try:
             os.pread(descriptor, _READ_BYTES, 0)
         except OSError:

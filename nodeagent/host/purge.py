@@ -1,6 +1,7 @@
 """Removal of the agent's own files from its configuration, state and runtime directories.
 
-An operator's files in them (keys, notes, backups) are kept and reported, and so are the targets of symbolic links.
+An operator's files in these directories (keys, notes, backups) are kept and reported, and so are the targets of
+symbolic links.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _OWN: Final = {
     ),
     RUNTIME: re.compile(r"shutdown\.(json|lock)|\.shutdown\.json-[a-z0-9_]{8}"),
 }
-"""Names of own files relative to the directory. Sockets below the runtime directory are own under any name."""
+"""Names of the agent's files relative to the directory. Sockets below the runtime directory may have any name."""
 _SOCKET_DIRECTORY: Final = re.compile(r"\.[^/]+\.d")
 """Directories beside the control socket."""
 
@@ -43,8 +44,8 @@ class Leftover(Record):
 
     Attributes:
         path: path on the node.
-        own: whether the file belongs to the agent.
-        reason: reason that a purge keeps the file; empty for the agent's own.
+        own: whether the file is recognised as a file of the agent.
+        reason: reason for which a purge keeps the file; empty for a file of the agent.
     """
 
     path: Path

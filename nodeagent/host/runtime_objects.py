@@ -35,7 +35,7 @@ def read_objects(paths: RuntimePaths, root: Path = Path("/"), mountinfo: str = M
     Args:
         paths: directories of the containerd.
         root: parent of ``proc`` and ``sys``.
-        mountinfo: the mounts of this process.
+        mountinfo: path of the mount table of this process.
     """
     content = paths.stores.get(_CONTENT)
     warnings: list[str] = []
@@ -63,7 +63,7 @@ def read_objects(paths: RuntimePaths, root: Path = Path("/"), mountinfo: str = M
 
 
 def _entries(directory: str, warnings: list[str]) -> list[os.DirEntry[str]]:
-    """Return the entries of a directory by name; none if it does not exist."""
+    """Return the entries of a directory by name; empty if it does not exist."""
     try:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda each: each.name)
@@ -86,14 +86,14 @@ def _snapshot_directories(paths: RuntimePaths, warnings: list[str]) -> Iterator[
         if snapshotter == _CONTENT:
             continue
         for each in _entries(f"{path}/snapshots", warnings):
-            if _NUMBER.fullmatch(each.name):  # others are temporary
+            if _NUMBER.fullmatch(each.name):  # other names are temporary
                 yield RuntimeObject(
                     ObjectKind.SNAPSHOT_DIRECTORY, each.path, each.name, snapshotter, changed_at=_changed_at(each)
                 )
 
 
 def _snapshot_records(snapshotter: str, path: str) -> tuple[frozenset[str], list[RuntimeObject]]:
-    """Return the numbers of the snapshots' directories, and the records of the snapshots.
+    """Return the directory numbers and the records of the snapshots.
 
     Source: containerd ``snapshots/storage``: bucket ``v1``/``snapshots``, key ``id`` as uvarint; keys of metadata are
     ``NAMESPACE/SEQUENCE/KEY``.
@@ -135,13 +135,13 @@ def _blobs(paths: RuntimePaths, warnings: list[str]) -> Iterator[RuntimeObject]:
             try:
                 size = each.stat(follow_symlinks=False).st_size
             except OSError:
-                continue  # removed meanwhile
+                continue  # the blob was removed meanwhile
             digest = f"{algorithm.name}:{each.name}"
             yield RuntimeObject(ObjectKind.BLOB, each.path, digest, changed_at=_changed_at(each), size_bytes=size)
 
 
 def _ingests(paths: RuntimePaths, warnings: list[str]) -> Iterator[RuntimeObject]:
-    """Yield the directories of blobs being written; their file ``ref`` has ``NAMESPACE/SEQUENCE/REFERENCE``."""
+    """Yield the directories of blobs being written; the file ``ref`` contains ``NAMESPACE/SEQUENCE/REFERENCE``."""
     content = paths.stores.get(_CONTENT)
     if content is None:
         return
@@ -150,7 +150,7 @@ def _ingests(paths: RuntimePaths, warnings: list[str]) -> Iterator[RuntimeObject
             reference = Path(each.path, "ref").read_text(errors="surrogateescape")
             data = os.stat(f"{each.path}/data")  # noqa: PTH116 - one call, no object
         except OSError:
-            continue  # finished meanwhile
+            continue  # the ingest finished meanwhile
         namespace, _, rest = reference.partition("/")
         written_at = datetime.fromtimestamp(data.st_mtime, UTC)
         yield RuntimeObject(
@@ -191,7 +191,7 @@ def _mounts(paths: RuntimePaths, mountinfo: str) -> Iterator[RuntimeObject]:
 
 
 def _shims(paths: RuntimePaths, root: Path) -> Iterator[RuntimeObject]:
-    """Yield the shims of this containerd, by the arguments that it starts them with."""
+    """Yield the shims of this containerd, identified by their command-line arguments."""
     try:
         names = sorted(each.name for each in (root / "proc").iterdir() if each.name.isdigit())
     except OSError:
@@ -200,7 +200,7 @@ def _shims(paths: RuntimePaths, root: Path) -> Iterator[RuntimeObject]:
         try:
             words = (root / "proc" / name / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
         except OSError:
-            continue  # ended meanwhile
+            continue  # the process ended meanwhile
         options = dict(pairwise(words))
         shim, address = Path(words[0]).name.startswith(_SHIM), options.get("-address")
         if shim and address in (paths.address, f"unix://{paths.address}") and options.get("-id"):
@@ -208,7 +208,7 @@ def _shims(paths: RuntimePaths, root: Path) -> Iterator[RuntimeObject]:
 
 
 def _cgroups(root: Path) -> Iterator[RuntimeObject]:
-    """Yield the cgroups that systemd names for containerd's CRI plugin; those of other drivers have no owner in it."""
+    """Yield the cgroups of containerd's CRI plugin with the systemd driver; other names do not contain the owner."""
     seen: set[str] = set()
     for base in _CGROUP_ROOTS:
         for count, (directory, names, _) in enumerate(os.walk(root / base)):

@@ -29,7 +29,7 @@ def read_certificate(files: TlsFiles) -> bytes:
     """Return the server's certificate in PEM form.
 
     Raises:
-        ConfigError: it is not trusted or cannot be read.
+        ConfigError: the file is not trusted or cannot be read.
     """
     return _read(files.certificate)
 
@@ -41,7 +41,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
     Raises:
         ConfigError: a file is missing, malformed, writable by other users, or the key is readable by all users; or the
-            key is not that of the certificate.
+            key does not match the certificate.
     """
     import ssl  # noqa: PLC0415 - OpenSSL takes 4 MiB, saved on nodes without TLS
 
@@ -71,7 +71,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def _open(path: str, *, secret: bool = False) -> int:
-    """Return a descriptor of a file that no other user can write or replace, and, if secret, not all users can read.
+    """Return a descriptor of a file that only trusted users can write; a ``secret`` file is not world-readable.
 
     Raises:
         ConfigError: the file is not trusted, too large or cannot be read.

@@ -29,7 +29,7 @@ _PODS: Final = ("kubepods.slice", "kubepods")
 
 
 class SignalPaths(Record):
-    """A path on each filesystem; ``None`` for an unknown filesystem, or one to skip."""
+    """A path on each filesystem; ``None`` for an unknown or skipped filesystem."""
 
     nodefs: str | None
     imagefs: str | None = None
@@ -37,11 +37,11 @@ class SignalPaths(Record):
 
 
 def read_other_filesystem(other: OtherImageFilesystem, clock: Clock) -> tuple[Observation, ...]:
-    """Return the readings of an image filesystem besides the first.
+    """Return the readings of an additional image filesystem.
 
     Raises:
-        ObservationError: it cannot be read; it is read-only, so that no removal frees space; or another filesystem is
-            at its path, as after an unmount.
+        ObservationError: the filesystem cannot be read; it is read-only, so that no removal frees space; or another
+            filesystem is mounted at its path, such as after an unmount.
     """
     usage = read_filesystem(other.path, clock)
     if usage.device_id != other.device_id:
@@ -60,13 +60,13 @@ def read_signals(
     kernel_estimate: bool = False,
     root: Path = _ROOT,
 ) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
-    """Return a reading of every signal of this node, and sentences on the unreadable ones.
+    """Return a reading of every signal of this node, and a warning for each unreadable signal.
 
     Args:
         paths: a path on each filesystem.
-        clock: each reading carries its time.
+        clock: clock that supplies the time of each reading.
         source: formula of available memory.
-        kernel_estimate: whether to read ``MemAvailable`` beside the kubelet's formula.
+        kernel_estimate: whether to read ``MemAvailable`` in addition to the kubelet's formula.
         root: parent of ``proc`` and ``sys``.
     """
     readers: list[Callable[[], Iterable[Observation]]] = [
@@ -105,7 +105,7 @@ def read_min_free_bytes(root: Path = _ROOT) -> int:
     """Return ``vm.min_free_kbytes`` in bytes, from which the kernel derives its watermarks.
 
     Raises:
-        ObservationError: it cannot be read.
+        ObservationError: the value cannot be read.
     """
     return _number(root / "proc/sys/vm/min_free_kbytes") * _KIB
 
@@ -117,8 +117,9 @@ def _moment(clock: Clock) -> Moment:
 def _memory(root: Path, now: Moment, source: MemorySource, *, kernel_estimate: bool) -> Observation:
     """Return the node's available memory.
 
-    It is the capacity minus the working set, which is usage without inactive page cache. The root of a cgroup v2 tree
-    has no ``memory.current``: there usage is anonymous memory plus page cache.
+    Unless ``source`` selects ``MemAvailable``, the result is the capacity minus the working set, which is usage without
+    inactive page cache. The root cgroup of cgroup v2 has no ``memory.current``: its usage is anonymous memory plus page
+    cache.
 
     Source: kubelet ``makeSignalObservations``; cAdvisor ``setMemoryStats``; kernel cgroup-v2.rst, ``memory.stat``.
     """

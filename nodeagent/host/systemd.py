@@ -24,14 +24,14 @@ _RESTART_WITHIN_S = 30.0
 
 
 class UnitStop(Record):
-    """A stop of the agent's unit that is in progress.
+    """A stop of the agent's unit in progress.
 
     Attributes:
-        system_state: output of ``systemctl is-system-running``; empty where not known.
-        timeout_us: ``TimeoutStopUSec`` of the unit; ``None`` for no limit or where not known.
-        operation: the requested operation, such as ``reboot``; empty where not known.
+        system_state: output of ``systemctl is-system-running``; empty if unknown.
+        timeout_us: ``TimeoutStopUSec`` of the unit; ``None`` without a limit or if unknown.
+        operation: the requested operation, such as ``reboot``; empty if unknown.
         is_announced: whether logind has announced a shutdown, and waits for the locks of services; also true if logind
-            does not answer, as on an overloaded node.
+            does not answer, such as on an overloaded node.
     """
 
     system_state: str
@@ -64,7 +64,7 @@ def read_unit_stop(unit: str) -> UnitStop:
 
 
 def _pending_operation(jobs: str) -> str:
-    """Return the operation whose target is being started, from systemd's list of jobs; empty without one."""
+    """Return the operation whose target is being started, from systemd's list of jobs; empty if unknown."""
     for line in jobs.splitlines():
         words = line.split()
         if len(words) >= 3 and words[2] == "start" and words[1].removesuffix(".target") in _OPERATIONS:
@@ -73,7 +73,7 @@ def _pending_operation(jobs: str) -> str:
 
 
 def soft_reboots() -> int:
-    """Return the number of soft reboots since the kernel started, which keep its boot id; 0 where not known.
+    """Return the number of soft reboots since the kernel started, which preserve the boot id; 0 if unknown.
 
     Source: org.freedesktop.systemd1(5), ``SoftRebootsCount``.
     """
@@ -82,7 +82,7 @@ def soft_reboots() -> int:
 
 
 def userspace_id() -> str:
-    """Return an id of this start of the userspace: the boot id, with the number of soft reboots if there were any."""
+    """Return an id of this start of the userspace: the boot id, with the number of soft reboots unless 0."""
     count = soft_reboots()
     return f"{boot_id()}+{count}" if count else boot_id()
 
@@ -91,11 +91,11 @@ class LogindUnit:
     """logind as a unit of systemd; systemctl uses systemd's own socket, not the bus. The methods block."""
 
     def runs_beside_the_bus(self) -> bool:
-        """Return whether logind and the bus both run, so that a logind missing on the bus will not reconnect to it.
+        """Return whether the units of logind and the bus are active; a disconnected logind then does not reconnect.
 
-        False while the system is being stopped, or where that is not known.
+        False if the system is stopping or the state is unknown.
 
-        Source: observed with systemd 257 and dbus-daemon: after a restart of the bus logind continues without it;
+        Source: observed with systemd 257 and dbus-daemon: after a restart of the bus, logind does not reconnect;
         systemctl(1), ``is-system-running``, which is ``stopping`` as soon as a shutdown is queued.
         """
         if _systemctl_output("is-system-running") in ("", STOPPING):
@@ -103,10 +103,10 @@ class LogindUnit:
         return _systemctl_output("is-active", _BUS, _LOGIND).split() == ["active", "active"]
 
     def restart(self) -> None:
-        """Restart logind; it keeps its locks and sessions.
+        """Restart logind, which preserves its locks and sessions.
 
         Raises:
-            InhibitorError: systemd did not restart it.
+            InhibitorError: systemd did not restart logind.
         """
         done = _run("restart", _LOGIND, within_s=_RESTART_WITHIN_S)
         if done is None or done.returncode:

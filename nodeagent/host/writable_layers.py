@@ -1,7 +1,7 @@
 """Directories of the writable layers of running containers.
 
-The runtime measures them as well, but containerd only every ten seconds. In such old readings a pod that fills a disk
-appears small, and another pod would be evicted.
+The runtime also measures these layers, but containerd only every ten seconds. In outdated readings, a pod that fills a
+disk appears small, and another pod would be evicted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SNAPSHOTTER: Final = "io.containerd.snapshotter.v1."
 def find_upper_directories(container_ids: Collection[str], mountinfo: str = MOUNTINFO) -> dict[str, str]:
     """Return the directories of writable layers by container id.
 
-    They are found in this process's mounts: overlay root filesystems mounted directly below a directory with the name
-    of the container, as by containerd. Other containers are omitted.
+    The source is the mount table of this process: containerd mounts the overlay root filesystem of a container directly
+    below a directory with the container id. Other containers are omitted.
 
     Source: proc(5) on ``mountinfo``; the kernel's overlayfs document, ``upperdir``.
     """
@@ -47,9 +47,9 @@ def find_upper_directories(container_ids: Collection[str], mountinfo: str = MOUN
 def find_layer_devices(container_ids: Collection[str], mountinfo: str = MOUNTINFO) -> dict[str, int]:
     """Return the devices of the writable layers by container id.
 
-    Of an overlay root filesystem it is that of the upper directory, of another one its own: the snapshotters native and
-    btrfs mount directories of their filesystem. Containers without a root filesystem in this process's mounts are
-    omitted, and those with two on different devices.
+    The device of an overlay root filesystem is the device of its upper directory. Any other root filesystem has its own
+    device: the snapshotters native and btrfs mount directories of their filesystem. Containers without a root
+    filesystem in the mount table, or with root filesystems on several devices, are omitted.
 
     Source: proc(5) on ``mountinfo``; containerd, ``rootfs`` in the directory of a task.
     """
@@ -74,7 +74,7 @@ def find_layer_devices(container_ids: Collection[str], mountinfo: str = MOUNTINF
 
 
 class _DeviceIds:
-    """Devices of filesystems, by one search in ``mountinfo`` for each ``st_dev``."""
+    """Cache of filesystem devices, with one search in ``mountinfo`` for each ``st_dev``."""
 
     def __init__(self, mountinfo: str) -> None:
         self._mountinfo = mountinfo
@@ -92,7 +92,7 @@ class _DeviceIds:
 
 
 def _upper_of(right: str) -> str:
-    """Return the upper directory of the part of a line of ``mountinfo`` after the separator; empty without one."""
+    """Return the upper directory in a ``mountinfo`` line, from its part after the separator; empty if missing."""
     if not right.startswith("overlay "):
         return ""
     upper = next((each for each in right.rsplit(maxsplit=1)[-1].split(",") if each.startswith(_UPPER)), "")
@@ -100,7 +100,7 @@ def _upper_of(right: str) -> str:
 
 
 def snapshotter_of(upper: str) -> str:
-    """Return the containerd snapshotter of a writable layer's directory; empty without one.
+    """Return the containerd snapshotter of a writable layer's directory; empty if unknown.
 
     Source: containerd; the root directory of a plugin is named by its type and id.
     """

@@ -1,8 +1,8 @@
-"""Pod specs from the kubelet API and from static manifests.
+"""Clients of the Kubernetes API server and the kubelet API, and the reader of static pod manifests.
 
-The runtime has neither priorities nor requests; the kubelet has both, and without a kubelet static manifests may have
-them. Both sources use the same documents and share one parser (``podspec``). It refuses malformed fields, since wrong
-facts could lead to a wrong eviction.
+CRI reports neither pod priorities nor resource requests. The API server, the kubelet and static manifests provide both
+in Pod documents, which one parser reads (``podspec``). The parser rejects malformed fields, because a wrong value could
+cause the eviction of the wrong pod.
 
-Rejected: the Kubernetes client package (a hundred megabytes for one GET), and a watch (not offered by the kubelet).
+Rejected: the Kubernetes client package (a hundred megabytes), and a watch of the kubelet (its API does not offer one).
 """

@@ -1,7 +1,7 @@
-"""Client of the Kubernetes API server: one connection, one request at a time, bounded in time and size.
+"""Client of the Kubernetes API server: one connection, one request at a time, limits on time and answer size.
 
-It is built on h11, asyncio and ssl, which the daemon has loaded or takes 3 MiB for; measured alternatives take 10 MiB
-(httpx) and 15 MiB (aiohttp), clients for Kubernetes 30 MiB and more.
+The client uses h11, asyncio and ssl, which add at most 3 MiB of memory to the daemon. Rejected after measurement:
+httpx (10 MiB), aiohttp (15 MiB), and Kubernetes client packages (30 MiB and more).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 APPLY_PATCH: Final = "application/apply-patch+yaml"
-"""Server-side apply; JSON is YAML."""
+"""Content type of server-side apply; JSON bodies are valid, because JSON is a subset of YAML."""
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 
 class ApiClient:
-    """Sends requests over one connection, which is kept open and opened again after a change of the credentials."""
+    """Request client with one persistent connection, which is reopened after a change of the credentials."""
 
     def __init__(self, access: ApiAccess, credentials: ApiCredentials) -> None:
         """Create a client; the first request opens the connection."""
@@ -38,13 +38,14 @@ class ApiClient:
         self._lock = asyncio.Lock()
 
     async def send(self, request: ApiRequest, kind: type[T]) -> T:
-        """Return the object in the answer.
+        """Send a request and return the answer's body, decoded as ``kind``.
 
-        A request on a kept connection that the server has closed meanwhile is sent once more on a new one.
+        If the server has closed the idle connection, the request is sent once more over a new connection.
 
         Raises:
             ApiServerRefusedError: the server refused the request; the text has status, reason and message.
-            ApiServerUnavailableError: no complete answer in time; the effect of a write is unknown.
+            ApiServerUnavailableError: no connection, or no complete and valid answer in time; the effect of a write is
+                unknown.
         """
         return (await self.send_with_headers(request, kind))[0]
 
@@ -82,7 +83,7 @@ class ApiClient:
             try:
                 return await connection.exchange(request, self._access.max_bytes)
             except ClosedBeforeAnswerError:
-                pass  # an idle connection that the server has closed
+                pass  # the server has closed the idle connection
         self._close()
         self._connection = await ApiConnection.open(identity, place_of(request))
         try:
@@ -99,19 +100,19 @@ class ApiClient:
 
 
 class ApiStream:
-    """The lines of one long answer, over a connection of its own.
+    """Lines of one long answer, over a separate connection.
 
-    A server may end it at any time; the caller then sends the next request.
+    The server may end the answer at any time; the caller then sends a new request.
     """
 
     def __init__(self, access: ApiAccess, credentials: ApiCredentials, *, idle_s: float, max_line_bytes: int) -> None:
         """Prepare a stream.
 
         Args:
-            access: deadline of the first byte of the answer.
-            credentials: of the request.
-            idle_s: time without a complete line after which the stream ends.
-            max_line_bytes: limit of a line.
+            access: API server settings; ``timeout_s`` is the deadline for the headers of the answer.
+            credentials: source of the server address and the credentials.
+            idle_s: seconds without a complete line after which the stream ends.
+            max_line_bytes: maximum length of a line.
         """
         self._access = access
         self._credentials = credentials
@@ -127,7 +128,7 @@ class ApiStream:
 
         Raises:
             ApiServerRefusedError: the server refused the request; the text has status, reason and message.
-            ApiServerUnavailableError: no answer in time.
+            ApiServerUnavailableError: no connection, or no answer in time.
         """
         self._where = place_of(request)
         try:

@@ -31,7 +31,7 @@ _HINTS: Final = {
 
 
 class ApiStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer of a refused request. Source: Kubernetes ``metav1.Status``."""
+    """Status object in the answer to a refused request. Source: Kubernetes ``metav1.Status``."""
 
     reason: str = ""
     message: str = ""
@@ -52,13 +52,13 @@ class _Detailed(msgspec.Struct, frozen=True):
 
 
 class ApiRequest(Record):
-    """One request.
+    """One HTTP request to the API server.
 
     Attributes:
-        method: such as ``PATCH``.
-        target: path and query, quoted.
-        body: JSON; empty without a body.
-        content_type: form of the body.
+        method: HTTP method, such as ``PATCH``.
+        target: path and query, percent-encoded.
+        body: JSON document; empty for a request without a body.
+        content_type: media type of the body.
     """
 
     method: str
@@ -72,7 +72,7 @@ class ClosedBeforeAnswerError(Exception):
 
 
 class ApiConnection:
-    """One TLS connection."""
+    """One TLS connection to the API server, for one HTTP request at a time."""
 
     def __init__(self, identity: ApiIdentity, stream: TlsStream, where: str) -> None:
         self.identity = identity
@@ -85,7 +85,8 @@ class ApiConnection:
         """Return an open connection to a verified server.
 
         Raises:
-            ApiServerUnavailableError: no connection, or the certificate is not trusted.
+            ApiServerUnavailableError: the connection failed, the server certificate is not trusted, or the CA or the
+                client certificate cannot be loaded.
         """
         parts = urlsplit(identity.url)
         host = parts.hostname or ""
@@ -100,18 +101,18 @@ class ApiConnection:
         except (OSError, ValueError) as error:
             writer.transport.abort()
             raise ApiServerUnavailableError(f"{where}: {cause_of(error)}") from error
-        except BaseException:  # a deadline or a cancellation
+        except BaseException:  # deadline exceeded or task cancelled
             writer.transport.abort()
             raise
         return cls(identity, stream, where)
 
     @property
     def reusable(self) -> bool:
-        """Whether another request can be sent."""
+        """Whether another request can be sent over this connection."""
         return self._http.our_state is h11.IDLE and not self._stream.closed
 
     async def exchange(self, request: ApiRequest, max_bytes: int) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body of the answer.
+        """Send a request and return the status, headers and body of the answer.
 
         Raises:
             ClosedBeforeAnswerError: the connection was closed before an answer.
@@ -124,7 +125,7 @@ class ApiConnection:
         return status, headers, body
 
     async def begin(self, request: ApiRequest) -> tuple[int, dict[str, str]]:
-        """Send a request; return status and headers of the answer.
+        """Send a request and return the status and headers of the answer.
 
         Raises:
             ClosedBeforeAnswerError: the connection was closed before an answer.
@@ -142,7 +143,7 @@ class ApiConnection:
         return event.status_code, {name.decode().lower(): value.decode("latin-1") for name, value in event.headers}
 
     async def rest(self, max_bytes: int) -> bytes:
-        """Return the rest of the body.
+        """Return the unread part of the answer's body.
 
         Raises:
             ApiServerUnavailableError: the answer is malformed, incomplete or too large.
@@ -155,7 +156,7 @@ class ApiConnection:
         return bytes(body)
 
     async def next_data(self) -> bytes | None:
-        """Return the next part of the body; ``None`` at its end.
+        """Return the next part of the answer's body; ``None`` at the end of the body.
 
         Raises:
             ApiServerUnavailableError: the answer is malformed or incomplete.
@@ -187,7 +188,7 @@ class ApiConnection:
         sent += self._http.send(h11.Data(data=request.body)) or b"" if request.body else b""
         return sent + (self._http.send(h11.EndOfMessage()) or b"")
 
-    async def _next_event(self) -> Any:  # noqa: ANN401 - the events of h11
+    async def _next_event(self) -> Any:  # noqa: ANN401 - any h11 event type
         while True:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
@@ -198,7 +199,7 @@ class ApiConnection:
             self._http.receive_data(data)
 
     def close(self) -> None:
-        """Drop the connection without waiting for the server."""
+        """Close the connection without waiting for the server."""
         self._stream.abort()
 
 
@@ -222,7 +223,11 @@ def tls_context(identity: ApiIdentity) -> ssl.SSLContext:
 
 
 def _load_certificate(context: ssl.SSLContext, identity: ApiIdentity) -> None:
-    """Load the client certificate from memory: OpenSSL reads files only, and a key is not written to a disk."""
+    """Load the client certificate and key from a memfd, since OpenSSL reads only files and the key must not reach disk.
+
+    Raises:
+        ApiServerUnavailableError: the certificate or the key is invalid or encrypted.
+    """
     descriptor = -1
     try:
         descriptor = os.memfd_create("nodeagent-client", os.MFD_CLOEXEC)
@@ -239,23 +244,27 @@ def _load_certificate(context: ssl.SSLContext, identity: ApiIdentity) -> None:
 
 
 def _no_password() -> str:
-    """Refuse an encrypted key; OpenSSL would ask on the terminal."""
+    """Reject an encrypted key; without this callback OpenSSL prompts for a password on the terminal.
+
+    Raises:
+        ValueError: always.
+    """
     raise ValueError("the key is encrypted")
 
 
 def _openssl(error: Exception) -> str:
-    """Return the reason of an error of OpenSSL, without its source lines."""
+    """Return the reason of an OpenSSL error, without OpenSSL source locations."""
     reason = getattr(error, "reason", None)
     return str(reason).lower().replace("_", " ") if reason else str(error) or type(error).__name__
 
 
 def place_of(request: ApiRequest) -> str:
-    """Return a request for display, without its query."""
+    """Return the method and path of a request, for error messages."""
     return f"API server: {request.method} {request.target.partition('?')[0]}"
 
 
 def refusal(where: str, status: int, headers: dict[str, str], body: bytes) -> ApiServerRefusedError:
-    """Return the error of a refused request. Source: Kubernetes API conventions, response status kind."""
+    """Return the error for a refused request. Source: Kubernetes API conventions, response status kind."""
     try:
         found = msgspec.json.decode(body, type=ApiStatus)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -283,7 +292,7 @@ def _retry_after_s(headers: dict[str, str]) -> float | None:
 
 
 def cause_of(error: BaseException | None) -> str:
-    """Return the cause of a failed connection, with the correction where it is known."""
+    """Return the cause of a failed connection for error messages, with the checks to make where possible."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"server certificate not trusted: {error.verify_message}; check the CA, the server name and the clock"
     if isinstance(error, ssl.SSLError):
@@ -294,6 +303,6 @@ def cause_of(error: BaseException | None) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return the beginning of a text that the server may have chosen, escaped; h11 quotes malformed lines in full."""
+    """Return the escaped beginning of a text from the server; h11 errors quote malformed lines in full."""
     text = escape(text)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -32,21 +32,21 @@ _REFUSED: Final = {
     "as-groups": "impersonation hides the identity of the agent",
     "as-uid": "impersonation hides the identity of the agent",
 }
-"""Fields of a user that are refused, with the reason."""
+"""Refused fields of a kubeconfig user, each with the reason of the refusal."""
 _HOW: Final = "use client-certificate, client-key, tokenFile or token"
 
 
 @dataclass(frozen=True, slots=True)
 class ApiIdentity:
-    """Server and credentials in force.
+    """API server address, CA and credentials, as last read.
 
     Attributes:
         url: ``https://HOST:PORT[/PATH]``.
-        server_name: name in the server's certificate; empty for the host of the URL.
-        ca: CA certificates in PEM form; empty for those of the system.
-        token: bearer token; empty without one.
-        certificate: client certificates in PEM form, which may contain the key; empty without one.
-        key: key of the client certificate in PEM form; empty if the certificate contains it.
+        server_name: expected name in the server certificate; empty for the host of ``url``.
+        ca: CA certificates in PEM form; empty for the system's CA certificates.
+        token: bearer token; empty if not configured.
+        certificate: client certificates in PEM form, optionally with the key; empty if not configured.
+        key: key of the client certificate in PEM form; empty if ``certificate`` contains the key.
     """
 
     url: str
@@ -58,25 +58,25 @@ class ApiIdentity:
 
 
 class ApiCredentials:
-    """The identity of an access; files are read again when one of them has changed."""
+    """Reader of the API server identity; files are read again after any of the files has changed."""
 
     def __init__(self, access: ApiAccess) -> None:
-        """Create a source; nothing is read yet."""
+        """Create a reader; no file is read yet."""
         self._access = access
         self._identity: ApiIdentity | None = None
         self._stamps: dict[Path, FileStamp] = {}
         self._guard = GuardedCall[ApiIdentity]()
 
     async def current(self) -> ApiIdentity:
-        """Return the identity in force. Files that cannot be read, as on a dead mount, occupy one thread at most.
+        """Return the current identity. Blocked reads, such as on a dead mount, occupy at most one thread.
 
         Raises:
-            ApiServerUnavailableError: as :meth:`read`.
+            ApiServerUnavailableError: a file is unreadable, not trusted or malformed.
         """
         return await self._guard.run(self.read)
 
     def read(self) -> ApiIdentity:
-        """Return the identity in force; blocking.
+        """Return the current identity, after reading changed files. Blocks.
 
         Raises:
             ApiServerUnavailableError: a file is unreadable, not trusted or malformed.
@@ -103,12 +103,12 @@ class ApiCredentials:
         return self._identity
 
     def discard(self) -> None:
-        """Read all files at the next call, such as after a refusal of the credentials."""
+        """Discard the cached identity after a refusal of the credentials, so that the next call reads all files."""
         self._identity = None
 
 
 class _Files:
-    """Reads trusted files and remembers their stamps, taken before the content."""
+    """Reader of trusted files, which records the stamp of each file before reading the content."""
 
     def __init__(self) -> None:
         self.stamps: dict[Path, FileStamp] = {}
@@ -117,11 +117,11 @@ class _Files:
         """Return the content of a file.
 
         Raises:
-            ConfigError: it cannot be read, is not trusted or too large.
+            ConfigError: the file cannot be read, is not trusted, or is larger than 1 MiB.
         """
         self.stamps[path] = file_stamp(path)
         try:
-            with open(open_trusted(path), "rb") as file:  # noqa: PTH123 - a descriptor
+            with open(open_trusted(path), "rb") as file:  # noqa: PTH123 - opens a descriptor, not a path
                 content = file.read(_MAX_FILE_BYTES + 1)
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
@@ -133,7 +133,7 @@ class _Files:
         """Return the text of a file.
 
         Raises:
-            ConfigError: as :meth:`read`, or it is not ASCII text.
+            ConfigError: as :meth:`read`, or the file is not ASCII text.
         """
         try:
             return self.read(path).decode("ascii")
@@ -149,10 +149,10 @@ def _token(text: str, path: Path | str) -> str:
 
 
 def _from_kubeconfig(path: Path, files: _Files) -> ApiIdentity:
-    """Return the identity of the current context. Source: client-go, ``clientcmd`` v1 ``Config``."""
+    """Return the identity of the kubeconfig's current context. Source: client-go, ``clientcmd`` v1 ``Config``."""
     try:
         document = next(iter(parse_yaml(files.read(path))), None)
-    except ValueError:  # without the text of the file, which may contain a key
+    except ValueError:  # the parser's error is not repeated, since that text may quote a key
         raise ConfigError(f"{path}: not a kubeconfig: invalid YAML") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: not a kubeconfig")
@@ -189,7 +189,7 @@ def _from_kubeconfig(path: Path, files: _Files) -> ApiIdentity:
 
 
 def _entry(document: dict[Any, Any], kind: str, name: object, path: Path) -> dict[Any, Any]:
-    """Return a context, cluster or user by its name."""
+    """Return the context, cluster or user with this name from a kubeconfig."""
     entries = document.get(f"{kind}s")
     if not isinstance(name, str) or not isinstance(entries, list):
         raise ConfigError(f"{path}: no {kind} in use: set current-context to a context with cluster and user")
@@ -205,12 +205,15 @@ def _string(table: dict[Any, Any], name: str, path: Path) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ConfigError(f"{path}: {name} is not a text")
+        raise ConfigError(f"{path}: {name} is not a string")
     return value
 
 
 def _content(table: dict[Any, Any], name: str, path: Path, files: _Files) -> bytes:
-    """Return the bytes in ``NAME-data``, or of the file ``NAME``, relative to the kubeconfig; empty without either."""
+    """Return the decoded field ``NAME-data``, else the content of the file in field ``NAME``; empty without both.
+
+    A relative file path starts at the directory of the kubeconfig.
+    """
     data = _string(table, f"{name}-data", path)
     if data:
         try:

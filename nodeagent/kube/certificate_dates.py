@@ -1,4 +1,4 @@
-"""Validity of a certificate: a client certificate that has expired is refused without a stated reason."""
+"""Expiry of a client certificate; the API server refuses an expired certificate without stating the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEQUENCE, _VERSION, _UTC_TIME, _GENERAL_TIME = 0x30, 0xA0, 0x17, 0x18
 
 
 def expiry(pem: bytes) -> datetime | None:
-    """Return the end of validity of the first certificate in PEM form; ``None`` if it cannot be read.
+    """Return the end of validity of the first certificate in PEM form; ``None`` without a valid certificate.
 
     Source: RFC 5280, section 4.1: version, serial number, signature, issuer, validity.
     """
@@ -33,7 +33,11 @@ def expiry(pem: bytes) -> datetime | None:
 
 
 def _content(data: bytes, tag: int) -> bytes:
-    """Return the content of the first element."""
+    """Return the content of the first DER element.
+
+    Raises:
+        ValueError: the element has another tag, or exceeds the data.
+    """
     start, end = _bounds(data)
     if data[0] != tag:
         raise ValueError(f"tag {data[0]:#x}, expected {tag:#x}")
@@ -41,12 +45,12 @@ def _content(data: bytes, tag: int) -> bytes:
 
 
 def _skip(data: bytes) -> bytes:
-    """Return the data after the first element."""
+    """Return the data after the first DER element."""
     return data[_bounds(data)[1] :]
 
 
 def _bounds(data: bytes) -> tuple[int, int]:
-    """Return start and end of the content of the first element."""
+    """Return the start and end offsets of the content of the first DER element."""
     length, start = data[1], 2
     if length & 0x80:
         start += length & 0x7F

@@ -1,4 +1,4 @@
-"""Requests that end a pod: its eviction, which respects disruption budgets, and its deletion, which does not."""
+"""Pod eviction, which respects pod disruption budgets, and pod deletion, which does not, at the API server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class EvictionApi:
-    """Requests about pods. Every method raises the errors of :meth:`ApiClient.send`."""
+    """Eviction and deletion requests for pods. Every request raises the errors of :meth:`ApiClient.send`."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     async def evict(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
-        """Evict a pod with this UID, and with this version unless it is empty.
+        """Evict a pod, provided that its UID and resource version match; an empty version matches every version.
 
         Source: Kubernetes API-initiated eviction, ``policy/v1``; ``DeleteOptions`` of ``meta/v1``.
         """
@@ -33,7 +33,10 @@ class EvictionApi:
         await self._send("POST", f"{_path(namespace, name)}/eviction", body)
 
     async def delete(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
-        """Delete a pod with this UID and version; with ``grace_s`` 0 its object is removed at once."""
+        """Delete a pod, provided that its UID and resource version match; an empty version matches every version.
+
+        With ``grace_s`` 0 the API server removes the Pod object immediately.
+        """
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **_options(uid, resource_version, grace_s)}
         await self._send("DELETE", _path(namespace, name), body)
 

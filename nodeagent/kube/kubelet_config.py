@@ -1,10 +1,11 @@
-"""Configuration of this node's kubelet in force: main file, drop-ins and flags.
+"""Effective configuration of this node's kubelet: main file, drop-ins and flags.
 
 A kubelet reads one file, merges the drop-ins of a directory into it in the order of their paths, and applies its
-command line last. The command line of a running kubelet names all of them. A kubelet inside another process (k3s,
-microk8s) gets its flags from that process's own files. Without a running kubelet the usual files are read.
+command line last. The command line of a running kubelet names the file and the directory. A kubelet inside another
+process (k3s, microk8s) gets its flags from that process's own files. Without a running kubelet, the default files of
+common distributions are read.
 
-Rejected: ``/configz`` of the kubelet API, which requires access to ``nodes/proxy``, and with it to ``exec``.
+Rejected: ``/configz`` of the kubelet API, which requires access to ``nodes/proxy``; that access also permits ``exec``.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ _SNAP_DATA: Final = "/var/snap/microk8s/current"
 
 
 class KubeletConfig(Record):
-    """Configuration of a kubelet in force.
+    """Effective configuration of a kubelet.
 
     Attributes:
-        fields: fields of its KubeletConfiguration, defaults not included.
-        flags: its other flags by name, such as ``root-dir``.
-        sources: paths of the files, and ``command line``, in the order of precedence, lowest first; none without any.
-        problems: files that cannot be read, or not as such a configuration.
+        fields: KubeletConfiguration fields set by files and flags, without defaults.
+        flags: values of the flags without a KubeletConfiguration field, by name, such as ``root-dir``.
+        sources: paths of the files, and ``command line``, lowest precedence first; empty without a configuration.
+        problems: errors of the files that cannot be read or parsed, each with the path.
     """
 
     fields: Mapping[str, object] = field(default_factory=dict)
@@ -85,8 +86,8 @@ def read_kubelet_config(root: Path, pids: Iterable[int] = ()) -> KubeletConfig:
     """Return the configuration of the kubelet of this node. Blocks.
 
     Args:
-        root: parent of all paths.
-        pids: processes of kubelets; the first with a readable command line is used.
+        root: directory that all absolute paths are below, normally ``/``.
+        pids: PIDs of kubelet processes; the first process with a readable command line is used.
 
     Source: kubelet ``NewKubeletCommand``: ``loadConfigFile``, ``mergeKubeletConfigurations`` (RFC 7386), then flags.
     """
@@ -111,7 +112,7 @@ def merge_patch(base: Mapping[str, object], patch: Mapping[str, object]) -> dict
 
 
 def parse_flags(words: Sequence[str]) -> dict[str, str]:
-    """Return the flags of a command line, ``--name=value``, ``--name value`` or ``--name``; the last one counts."""
+    """Return the flag values of a command line by name; ``true`` without a value; the last value of a repeated flag."""
     flags: dict[str, str] = {}
     pending = ""
     for word in words:
@@ -150,13 +151,13 @@ class _Reader:
         return KubeletConfig(fields, others, tuple(self._sources), tuple(self._problems))
 
     def _flags(self, pids: Iterable[int]) -> tuple[dict[str, str], bool]:
-        """Return the flags of the kubelet, and whether a kubelet of its own has them on its command line."""
+        """Return the kubelet's flags, and whether they are the command line of a separate kubelet process."""
         words: list[str] = []
         for pid in pids:
             words = self._text(f"/proc/{pid}/cmdline").split("\0")
             if words[0]:
                 break
-        name = os.path.basename(words[0]) if words else ""  # noqa: PTH119 - a word of a command line
+        name = os.path.basename(words[0]) if words else ""  # noqa: PTH119 - a string, not a Path
         if "kubelet" in name or "kubelet" in words[1:2]:
             return parse_flags(words[1:]), True
         arguments = [each for path in _RANCHER for each in self._rancher_arguments(path)]
@@ -169,7 +170,7 @@ class _Reader:
         return flags, False
 
     def _rancher_arguments(self, path: str) -> Iterator[str]:
-        """Yield ``kubelet-arg`` of the configuration of k3s or rke2 and of its drop-ins."""
+        """Yield the ``kubelet-arg`` entries of a k3s or rke2 configuration file and of its drop-ins."""
         directory = self._root / f"{path}.d"
         names = [path, *(f"{path}.d/{each.name}" for each in sorted(directory.glob("*.yaml")))]
         for name in names:
@@ -186,7 +187,7 @@ class _Reader:
                 yield from (str(each) for each in given)
 
     def _drop_ins(self, directory: str) -> list[str]:
-        """Return the drop-ins of a directory and the directories in it, in the order of their paths."""
+        """Return the paths of the ``.conf`` files below a directory, sorted, at most 200."""
         found: list[str] = []
         start = self._root / directory.lstrip("/")
         for parent, directories, names in os.walk(start):
@@ -209,7 +210,7 @@ class _Reader:
         return fields
 
     def _text(self, path: str) -> str:
-        """Return the text of a file; empty, with a problem, if it cannot be read."""
+        """Return the text of a file; empty after a read error, which is recorded except for files of ``/proc``."""
         try:
             with (self._root / path.lstrip("/")).open("rb") as file:
                 return file.read(_MAX_BYTES + 1).decode(errors="replace")
@@ -220,7 +221,7 @@ class _Reader:
 
 
 def _fields_of(flags: Mapping[str, str]) -> Iterator[tuple[str, object]]:
-    """Yield the fields that flags replace."""
+    """Yield the name and value of each KubeletConfiguration field that a flag overrides."""
     for flag, name in _FIELDS.items():
         if flag in flags:
             value = flags[flag]

@@ -40,27 +40,27 @@ _HINTS: Final = {
 
 
 class FindOwners(Protocol):
-    """Finds the users that serve a TCP port of this node; blocking."""
+    """Finder of the users whose processes serve a TCP port of this node. Blocks."""
 
     def __call__(self, port: int, client_port: int, /) -> frozenset[int]:
-        """Return the users of the listeners on ``port``, and of its end of the connection from ``client_port``.
+        """Return the UIDs of the listeners on ``port`` and of the server's socket of a connection from ``client_port``.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the kernel's socket list cannot be read.
             ValueError: the kernel's answer is malformed.
         """
 
 
 class KubeletPods:
-    """Reads the pods of one kubelet."""
+    """Reader of the pod list of one kubelet."""
 
     def __init__(self, access: KubeletAccess, find_owners: FindOwners) -> None:
-        """Take the address and credentials, and the owners of ports of this node."""
+        """Create a reader from the kubelet's address and credentials, and the finder of port owners."""
         self._access = access
         self._find_owners = find_owners
 
     async def read(self) -> tuple[PodSpec, ...]:
-        """Return all pods of the kubelet, static ones included.
+        """Return all pods of the kubelet, including static pods.
 
         Raises:
             ObservationError: no answer in time, a refusal, or a malformed answer; the text has the cause.
@@ -77,7 +77,7 @@ class KubeletPods:
 
 
 def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
-    """Return the pods of a ``PodList`` document, malformed ones with their error.
+    """Return the pods of a ``PodList`` document, including malformed pods with their error.
 
     Raises:
         ObservationError: the document is not a ``PodList``.
@@ -89,7 +89,7 @@ def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
         return ()
     if not isinstance(items, list):
         raise ObservationError(f"{where}: items is not a list")
-    from nodeagent.kube.podspec import parse_listed_pod  # noqa: PLC0415 - not without a list of pods
+    from nodeagent.kube.podspec import parse_listed_pod  # noqa: PLC0415 - loaded only for a pod list
 
     return tuple(parse_listed_pod(each, f"{where}: pod {number}") for number, each in enumerate(items))
 
@@ -143,7 +143,7 @@ def _fetch(access: KubeletAccess, endpoint: str, find_owners: FindOwners) -> byt
             connection.sock = sock
             connection.request("GET", _PATH, headers=headers)
             body = _body(closing.enter_context(connection.getresponse()), access)
-            if time.monotonic() < ends_s:  # a body received after the deadline is incomplete
+            if time.monotonic() < ends_s:  # the timer may have truncated the body at the deadline
                 return body
         except (OSError, ValueError, http.client.HTTPException, ObservationError) as error:
             if time.monotonic() < ends_s:
@@ -152,14 +152,17 @@ def _fetch(access: KubeletAccess, endpoint: str, find_owners: FindOwners) -> byt
 
 
 def _check_owner(connected: socket.socket, find_owners: FindOwners) -> None:
-    """Refuse a server of this node that neither root nor the agent's user runs, before a request is sent.
+    """Reject a server on this node that runs neither as root nor as the agent's user, before sending a request.
 
-    Every user can listen on the kubelet's port while the kubelet is down. After the TLS handshake the server has
-    accepted the connection, so that its owner is known.
+    Any user can listen on the kubelet's port while the kubelet is down. After the TLS handshake the server has
+    accepted the connection, so the kernel reports the owner of the server's socket.
+
+    Raises:
+        ObservationError: the server runs as another user, or its user is unknown.
     """
     own, server = connected.getsockname(), connected.getpeername()
     if own[0] != server[0] and not ipaddress.ip_address(server[0].partition("%")[0]).is_loopback:
-        return  # another node
+        return  # the kernel cannot report the owner of a server on another node
     owners = find_owners(server[1], own[1])
     others = sorted(owners - {0, os.geteuid()})
     if others or not owners:
@@ -168,7 +171,7 @@ def _check_owner(connected: socket.socket, find_owners: FindOwners) -> None:
 
 
 def _shut_down(opened: list[socket.socket]) -> None:
-    """Abort all waits on a connection; the timeout of the socket itself restarts with each received byte."""
+    """Shut down the connection to abort blocking calls; the socket's own timeout restarts with each received byte."""
     for each in opened:
         try:
             socket.socket.shutdown(each, socket.SHUT_RDWR)  # SSLSocket.shutdown is not thread-safe
@@ -194,7 +197,7 @@ def _body(answer: http.client.HTTPResponse, access: KubeletAccess) -> bytes:
 
 
 def _error_text(answer: http.client.HTTPResponse) -> str:
-    """Return the first printable characters of a refusal, on one line; empty if it only repeats the status.
+    """Return the beginning of a refusal's body on one line; empty if the body only repeats the HTTP reason phrase.
 
     The kubelet states the reason of a refusal in plain text, such as the user and the missing verb.
     """
@@ -203,13 +206,13 @@ def _error_text(answer: http.client.HTTPResponse) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return the beginning of a text that the server may have chosen, escaped; malformed lines are quoted in full."""
+    """Return the escaped beginning of a text from the server; ``http.client`` quotes malformed lines in full."""
     text = escape(text)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _context(access: KubeletAccess) -> ssl.SSLContext:
-    import ssl  # noqa: PLC0415 - OpenSSL takes 4 MiB, saved on nodes without a kubelet
+    import ssl  # noqa: PLC0415 - saves 4 MiB of OpenSSL on nodes without a kubelet
 
     try:
         context = ssl.create_default_context(cafile=None if access.ca_file is None else str(access.ca_file))

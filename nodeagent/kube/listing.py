@@ -1,4 +1,4 @@
-"""Latest pod list of the kubelet, cached so that a slow kubelet delays no pass."""
+"""Latest pod list of the kubelet, cached so that a slow kubelet does not delay passes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class PodLister(Protocol):
 
 
 class KubeletListing:
-    """Latest pod list of the kubelet.
+    """Cached pod list of the kubelet.
 
-    A pass waits for a slow kubelet only for the first list; later it uses the cached list, and the answer is for the
-    next pass.
+    Only the first request waits until the kubelet answers. Later requests wait at most 0.25 s: the pass then uses the
+    cached list, and the next pass uses the answer.
 
     Attributes:
         configured: whether a kubelet is configured.
-        pods: the latest list; ``None`` before the first.
+        pods: pods of the latest list; ``None`` before the first successful request.
     """
 
     def __init__(self, source: PodLister | None, clock: Clock, max_age_s: float) -> None:
@@ -50,22 +50,22 @@ class KubeletListing:
 
     @property
     def complete(self) -> bool:
-        """Whether the latest request succeeded. A missing pod is then contradictory and kept, not deleted."""
+        """Whether the latest request succeeded. A running pod that the list lacks is then a contradiction, and kept."""
         return self.pods is not None and not self._error and (self._request is None or self._request.done())
 
     async def read_if_due(self) -> None:
-        """Request the list if it exceeds the maximum age."""
+        """Request the list if the latest request is older than the maximum age."""
         if self._requested_s is None or self._clock.monotonic_s() - self._requested_s >= self._max_age_s:
             await self._read()
 
     async def read_for(self, uids: set[str]) -> None:
-        """Request the list if it lacks a pod, at most once a second."""
+        """Request the list if the cached list lacks one of the pods, at most once per second."""
         if self._requested_s is None or uids <= self._uids or self._clock.monotonic_s() - self._requested_s < _REREAD_S:
             return
         await self._read()
 
     def warn(self, warnings: list[str]) -> None:
-        """Add a warning if the latest request failed, and one for malformed pods."""
+        """Add a warning if the latest request failed, and a warning if the list has malformed pods."""
         if self._error:
             warnings.append(f"cannot list the kubelet's pods: {self._error}; pods missing from its last list are kept")
         malformed = [each.malformed for each in self.pods or () if each.malformed]
@@ -95,7 +95,7 @@ class KubeletListing:
         try:
             self.pods = await source.read()
         except ObservationError as error:
-            # Keep the cached list: apart from in-place resizes the spec of a pod is immutable.
+            # The cached list is kept: apart from in-place resizes, the spec of a pod is immutable.
             self._error = str(error)
         else:
             self._error = ""

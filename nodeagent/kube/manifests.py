@@ -21,11 +21,13 @@ _MAX_FILES: Final = 500
 
 
 class Manifests(Record):
-    """Pods of a directory in order of file name, with a warning for each unusable file.
+    """Static pods of the manifest directory.
 
     Attributes:
-        previous: pods of the last usable version of each file that is unusable now, such as one that is being written.
-        error: reason that the directory cannot be read although it exists; empty normally.
+        pods: pods of the usable files, in the order of the file names.
+        warnings: one warning for each unusable file and each malformed pod.
+        previous: pods of the last usable version of each file that is now unusable, such as during a write.
+        error: cause of a failure to read the existing directory; empty without a failure.
     """
 
     pods: tuple[PodSpec, ...] = ()
@@ -35,7 +37,7 @@ class Manifests(Record):
 
 
 class ManifestReader:
-    """Repeated readings of one directory; unchanged files are not read again."""
+    """Reader of one manifest directory, which caches unchanged files."""
 
     def __init__(self, directory: Path = MANIFESTS, *, max_bytes: int = _MAX_BYTES) -> None:
         self._directory = directory
@@ -46,9 +48,9 @@ class ManifestReader:
     def read(self) -> Manifests:
         """Return the static pods; none if the directory does not exist. Blocks.
 
-        Names that start with a dot and directories are skipped. Malformed files and links that resolve outside the
-        directory are skipped with a warning. A malformed pod is returned with its error, and a warning, if its name is
-        readable.
+        Directories and names that start with a dot are skipped. Malformed files and links that resolve outside the
+        directory are skipped with a warning. A malformed pod yields a warning, and is returned with its error if its
+        name is readable.
 
         Source: kubelet ``extractFromDir``.
         """
@@ -59,7 +61,7 @@ class ManifestReader:
             self._cached.clear()
             self._usable.clear()
             return Manifests()
-        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        except (OSError, RuntimeError) as error:  # RuntimeError: symbolic link loop
             text = f"static manifests: cannot read {self._directory}: {getattr(error, 'strerror', '') or error}"
             return Manifests(warnings=(text,), previous=tuple(chain.from_iterable(self._usable.values())), error=text)
         pods: list[PodSpec] = []
@@ -83,7 +85,7 @@ class ManifestReader:
         return Manifests(tuple(pods), tuple(warnings), tuple(previous))
 
     def _file(self, root: Path, name: str) -> tuple[PodSpec, ...] | str:
-        """Return the pods of a file, or a warning."""
+        """Return the pods of a file, or a warning if the file is unusable."""
         path = root / name
         try:
             target = path.resolve(strict=True)
@@ -111,7 +113,7 @@ class ManifestReader:
     def _parsed(self, descriptor: int, size_bytes: int, path: Path) -> tuple[PodSpec, ...] | str:
         if size_bytes > self._max_bytes:
             return f"{path} skipped: {size_bytes} bytes, more than {self._max_bytes}"
-        from nodeagent.kube.podspec import parse_listed_pod, shown  # noqa: PLC0415 - not on a node without static pods
+        from nodeagent.kube.podspec import parse_listed_pod, shown  # noqa: PLC0415 - loaded only for static pods
 
         with os.fdopen(os.dup(descriptor), "rb") as file:
             text = file.read(self._max_bytes)
@@ -123,7 +125,7 @@ class ManifestReader:
             if kind == "Pod":
                 return (parse_listed_pod(document, str(path)),)
             if kind in ("PodList", "List"):
-                from nodeagent.kube.kubelet_pods import parse_pod_list  # noqa: PLC0415 - not without manifests
+                from nodeagent.kube.kubelet_pods import parse_pod_list  # noqa: PLC0415 - loaded only for a pod list
 
                 return parse_pod_list(document, str(path))
         except (ObservationError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The endpoints of the API server that a node needs: its Node object, its status, its Lease."""
+"""API server requests of a node: Node object, node status, Lease and Events."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ _MANAGER: Final = "fieldManager=nodeagent"
 
 
 class NodeApi:
-    """Requests about one node. Every method raises the errors of :meth:`ApiClient.send`."""
+    """API server requests for one node. Every request raises the errors of :meth:`ApiClient.send`."""
 
     def __init__(self, client: ApiClient, name: str) -> None:
-        """Take the client, and the name of the node."""
+        """Create the requests for the node ``name`` over ``client``."""
         self._client = client
         self._node = name
         self._name = quote(name, safe="")
 
     async def get_node(self) -> Node | None:
-        """Return the Node object; ``None`` if there is none."""
+        """Return the Node object; ``None`` if the node is not registered."""
         return await self._get(f"{NODES}/{self._name}", Node)
 
     async def create_node(self, node: Node) -> Node:
-        """Create the Node object; return it as stored."""
+        """Create the Node object; return the stored object."""
         return await self._client.send(ApiRequest("POST", f"{NODES}?{_MANAGER}", msgspec.json.encode(node)), Node)
 
     async def patch_node(self, patch: Mapping[str, Any]) -> Node:
-        """Change metadata or spec; return the object as stored."""
+        """Patch the metadata or spec of the Node; return the stored object."""
         return await self._patch(f"{NODES}/{self._name}?{_MANAGER}", patch)
 
     async def patch_status(self, patch: Mapping[str, Any]) -> Node:
-        """Change the status; return the object as stored."""
+        """Patch the status of the Node; return the stored object."""
         return await self._patch(f"{NODES}/{self._name}/status?{_MANAGER}", patch)
 
     async def apply_conditions(self, conditions: tuple[StatusCondition, ...]) -> None:
-        """Apply the agent's own conditions, in place of those applied before; conditions of others are kept."""
+        """Replace the agent's own node conditions by server-side apply; conditions of other managers are kept."""
         target = f"{NODES}/{self._name}/status?fieldManager={FIELD_MANAGER}&force=true"
         body = msgspec.json.encode(apply_body(self._node, conditions))
         await self._client.send(ApiRequest("PATCH", target, body, APPLY_PATCH), msgspec.Raw)
 
     async def get_lease(self) -> Lease | None:
-        """Return the Lease; ``None`` if there is none."""
+        """Return the Lease of the node; ``None`` if the Lease does not exist."""
         return await self._get(f"{LEASES}/{self._name}", Lease)
 
     async def write_lease(self, lease: Lease) -> Lease:
-        """Create a Lease without resource version, replace one with it; return it as stored."""
+        """Create the Lease, or replace it if ``lease`` has a resource version; return the stored object."""
         body = msgspec.json.encode(lease)
         if lease.metadata.resource_version:
             return await self._client.send(ApiRequest("PUT", f"{LEASES}/{self._name}?{_MANAGER}", body), Lease)
         return await self._client.send(ApiRequest("POST", f"{LEASES}?{_MANAGER}", body), Lease)
 
     async def create_event(self, body: Mapping[str, Any]) -> None:
-        """Create an Event, in its namespace."""
+        """Create an Event in the namespace of its metadata."""
         target = f"{EVENTS}/{quote(body['metadata']['namespace'], safe='')}/events?{_MANAGER}"
         await self._client.send(ApiRequest("POST", target, msgspec.json.encode(body)), msgspec.Raw)
 

@@ -1,6 +1,6 @@
-"""The pods of one node at the API server: lists in pages, and a watch of their changes.
+"""Pods of one node from the API server: a paged list, and a watch of changes.
 
-Of each object only the facts of :class:`PodSpec` are kept; an object can have more than a megabyte.
+Only the :class:`PodSpec` fields of each object are kept in memory, because a Pod object can exceed a megabyte.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 PODS: Final = "/api/v1/pods"
 PAGE_SIZE: Final = 50
 MAX_LINE_BYTES: Final = 4 << 20
-"""More than an object can have. Source: etcd, request size limit of 1.5 MiB by default."""
+"""Maximum length of a watch line, above the size of any object. Source: etcd, default request limit of 1.5 MiB."""
 IDLE_S: Final = 150.0
-"""Time without a change or a bookmark after which the watch is connected again; the server sends one every minute."""
+"""Seconds without an event after which the watch is reopened; the API server sends a bookmark every minute."""
 _MAX_MESSAGE: Final = 300
 _ERROR: Final = "ERROR"
 _EXPIRED: Final = 410
@@ -65,18 +65,19 @@ class _Object(msgspec.Struct, frozen=True):
 
 
 class PodApi:
-    """Requests about the pods bound to one node."""
+    """List requests for the pods bound to one node."""
 
     def __init__(self, client: ApiClient, node: str) -> None:
-        """Take the client for lists, and the name of the node."""
+        """Create the requests for the pods of ``node`` over ``client``."""
         self._client = client
         self._selector = f"spec.nodeName={node}"
 
     async def list(self) -> tuple[tuple[PodSpec, ...], str]:
-        """Return all pods and the version of the list, which is consistent with every earlier write.
+        """Return all pods of the node and the resource version of the list, which includes every earlier write.
 
         Raises:
-            ApiServerError: as :meth:`ApiClient.send`, also for an expired page (410); or there are too many pods.
+            ApiServerError: as :meth:`ApiClient.send`, with status 410 after the expiry of a continue token; or the node
+                has more than ``MAX_PODS`` pods.
 
         Source: Kubernetes API concepts, retrieving large results in chunks.
         """
@@ -95,23 +96,23 @@ class PodApi:
             if not page.metadata.next_page:
                 return tuple(pods), page.metadata.resource_version
             if next_page == page.metadata.next_page:
-                raise ApiServerUnavailableError(f"API server: GET {PODS}: the same page again")
+                raise ApiServerUnavailableError(f"API server: GET {PODS}: continue token repeated")
             next_page = page.metadata.next_page
 
 
 class PodWatch:
-    """One watch, from a version on."""
+    """One watch of the pods of a node, from a resource version."""
 
     def __init__(self, access: ApiAccess, credentials: ApiCredentials, node: str) -> None:
-        """Prepare a watch of the pods of a node."""
+        """Prepare a watch of the pods of ``node``; :meth:`open` connects."""
         self._stream = ApiStream(access, credentials, idle_s=IDLE_S, max_line_bytes=MAX_LINE_BYTES)
         self._selector = f"spec.nodeName={node}"
 
     async def open(self, resource_version: str, timeout_s: int) -> None:
-        """Start the watch; the server ends it after ``timeout_s``.
+        """Start the watch; the API server ends the watch after ``timeout_s`` seconds.
 
         Raises:
-            ApiServerError: as :meth:`ApiStream.open`; with status 410 if the version has expired.
+            ApiServerError: as :meth:`ApiStream.open`, with status 410 if the resource version has expired.
         """
         query = {
             "fieldSelector": self._selector,
@@ -126,7 +127,7 @@ class PodWatch:
         """Return the next change; ``None`` at the end of the watch.
 
         Raises:
-            ApiServerRefusedError: the server reported an error, with status 410 if the version has expired.
+            ApiServerRefusedError: the server reported an error, with status 410 if the resource version has expired.
             ApiServerUnavailableError: as :meth:`ApiStream.next_line`.
         """
         line = await self._stream.next_line()
@@ -138,10 +139,10 @@ class PodWatch:
 
 
 def parse_event(line: bytes) -> PodEvent:
-    """Return the change in a line of a watch; one that cannot be read has no kind or no pod.
+    """Return the event in a line of a watch; ``kind`` is ``None`` for a malformed event or an unknown type.
 
     Raises:
-        ApiServerRefusedError: it is an error of the server, which ends the watch.
+        ApiServerRefusedError: the event is an ``ERROR`` event, which ends the watch.
     """
     try:
         found = msgspec.json.decode(line, type=_Event)
@@ -160,7 +161,7 @@ def parse_event(line: bytes) -> PodEvent:
 
 
 def _pod(document: msgspec.Raw, where: str) -> PodSpec:
-    """Return the facts of a pod; a malformed one has its readable name and UID, and the error."""
+    """Return the pod spec of a Pod object; a malformed pod has the readable name and UID, and the error."""
     try:
         found: Any = msgspec.json.decode(document)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -173,7 +174,10 @@ def _pod(document: msgspec.Raw, where: str) -> PodSpec:
 
 
 def _watch_error(document: msgspec.Raw) -> ApiServerRefusedError:
-    """Return the error in an event. Source: Kubernetes ``metav1.Status``; 410 as ``Expired`` or ``Gone``."""
+    """Return the error of an ``ERROR`` event, with status 410 for the reasons ``Expired`` and ``Gone``.
+
+    Source: Kubernetes ``metav1.Status``.
+    """
     try:
         found = msgspec.json.decode(document, type=_ErrorStatus)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

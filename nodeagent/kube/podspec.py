@@ -1,7 +1,8 @@
-"""Parser of pod specs, from JSON or YAML documents to checked values.
+"""Parser of Pod documents in JSON or YAML.
 
-Absent fields get the defaults of Kubernetes; malformed fields are refused with their path in the document. In a list a
-malformed pod costs only itself: it remains in the list, without values, so that it is neither missing nor evicted.
+Absent fields get the Kubernetes defaults; a malformed field is rejected with its path in the document. A malformed pod
+does not invalidate its list: the list contains the pod with the error and the readable identity, so that the pod is
+neither treated as deleted nor evicted.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _RESOURCES: Final = (_CPU, _MEMORY, _EPHEMERAL)
 
 
 def parse_pod(document: object, where: str) -> PodSpec:
-    """Return the pod of a ``Pod`` document.
+    """Return the pod spec of a ``Pod`` document.
 
     Args:
         document: decoded JSON or YAML.
-        where: its name in errors, such as a file or ``pod 3``.
+        where: name of the document in errors, such as a file path or ``pod 3``.
 
     Raises:
         ObservationError: the document is not a pod, or a field is malformed; the text has the path of the field.
@@ -85,7 +86,7 @@ def parse_pod(document: object, where: str) -> PodSpec:
 
 
 def parse_listed_pod(document: object, where: str) -> PodSpec:
-    """Return the pod of one entry of a list; for a malformed one its readable name, UID and images with the error."""
+    """Return the pod spec of a list entry; for a malformed pod the readable name, UID and images with the error."""
     try:
         return parse_pod(document, where)
     except ObservationError as error:
@@ -96,10 +97,10 @@ def parse_listed_pod(document: object, where: str) -> PodSpec:
 
 
 def parse_resource_quantity(value: object, where: str) -> Decimal:
-    """Return the number of a resource quantity, a text or a number in JSON and YAML; at most 2^63-1.
+    """Return a resource quantity, written as a string or a number, in base units; at most 2^63-1.
 
     Raises:
-        ObservationError: not a quantity, or negative.
+        ObservationError: the value is not a quantity, or is negative.
 
     Source: Kubernetes ``resource.Quantity``, which saturates.
     """
@@ -147,7 +148,7 @@ def _images(spec: _Object, where: str) -> tuple[str, ...]:
 
 
 def _resources(resources: _Object, where: str) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
-    """Return requests and limits; a limit is the default of its request, as set by the API server."""
+    """Return requests and limits by resource; an absent request defaults to the limit, as in the API server."""
     limits = _quantities(_optional(resources, "limits", where), f"{where}.limits")
     requests = _quantities(_optional(resources, "requests", where), f"{where}.requests")
     return limits | requests, limits
@@ -160,7 +161,11 @@ def _quantities(values: _Object, where: str) -> dict[str, Decimal]:
 def _pod_request(
     pod_level: Decimal | None, containers: Sequence[tuple[ContainerSpec, int]], overhead: Decimal | None
 ) -> int:
-    """Return a pod's request: that of the pod, otherwise of its containers, at least the peak of init containers."""
+    """Return the request of a pod in bytes, overhead included.
+
+    The pod-level request has precedence; otherwise the larger of the sum of the main containers and sidecars, and the
+    peak of the init containers.
+    """
     if pod_level is not None:
         return _rounded_up(pod_level) + _rounded_up(overhead)
     main = sum(request for container, request in containers if not container.init)
@@ -175,7 +180,7 @@ def _pod_request(
 
 
 def _pod_ephemeral_limit(containers: Sequence[ContainerSpec], overhead: Decimal | None) -> int | None:
-    """Return a pod's storage limit, counted like a request; ``None`` if no container has one.
+    """Return a pod's ephemeral storage limit in bytes, added up like a request; ``None`` if no container has a limit.
 
     Source: kubelet ``podEphemeralStorageLimitEviction``, Kubernetes ``PodLimits``.
     """
@@ -184,7 +189,10 @@ def _pod_ephemeral_limit(containers: Sequence[ContainerSpec], overhead: Decimal 
 
 
 def _qos(spec: _Object, status: _Object, where: str) -> QosClass | None:
-    """Return the QoS class of the status, otherwise computed. Source: Kubernetes ``ComputePodQOS``."""
+    """Return the QoS class in the pod status, or compute it from the resources; ``None`` for an unknown class.
+
+    Source: Kubernetes ``ComputePodQOS``.
+    """
     reported = _text(status, "qosClass", where)
     if reported:
         try:
@@ -233,7 +241,7 @@ def _priority(spec: _Object, priority_class: str, where: str) -> int | None:
 
 
 def _grace_s(spec: _Object, metadata: _Object, where: str) -> float | None:
-    """Return the termination grace period: that of the deletion if the pod is deleted, otherwise of its spec."""
+    """Return the termination grace period in seconds, of the deletion if set, else of the spec; ``None`` if not set."""
     for fields, key in ((metadata, "deletionGracePeriodSeconds"), (spec, "terminationGracePeriodSeconds")):
         seconds = fields.get(key)
         if seconds is None:
@@ -293,7 +301,7 @@ def _text(fields: Mapping[str, object], key: str, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ObservationError(f"{where}: {key} is {shown(value)}, not a text")
+        raise ObservationError(f"{where}: {key} is {shown(value)}, not a string")
     return value
 
 
@@ -301,7 +309,7 @@ def _texts(fields: Mapping[str, object], key: str, where: str) -> dict[str, str]
     found = {}
     for name, value in _optional(fields, key, where).items():
         if not isinstance(value, str):
-            raise ObservationError(f"{where}: {key}.{name} is {shown(value)}, not a text")
+            raise ObservationError(f"{where}: {key}.{name} is {shown(value)}, not a string")
         found[name] = value
     return found
 
@@ -311,5 +319,5 @@ def _shortened(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value truncated for an error; recursive YAML would otherwise never end."""
+    """Return a value truncated for an error message; nested YAML aliases could otherwise expand without limit."""
     return "null" if value is None else _SHORT.repr(value)

@@ -1,4 +1,4 @@
-"""TLS of a client over plain asyncio streams."""
+"""Client TLS over plain asyncio streams."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _CHUNK_BYTES: Final = 1 << 16
 
 
 class TlsStream:
-    """One TLS connection of a client."""
+    """One TLS connection of a client to a server."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext, server_name: str
     ) -> None:
-        """Take an open connection; :meth:`handshake` verifies the server."""
+        """Wrap an open TCP connection; :meth:`handshake` verifies the server."""
         self._reader = reader
         self._writer = writer
         self._records = TlsRecords(reader, writer, context, server_name)
@@ -30,7 +30,7 @@ class TlsStream:
         return self._reader.at_eof() or self._writer.is_closing()
 
     async def handshake(self) -> None:
-        """Verify the server.
+        """Perform the TLS handshake, which verifies the server certificate.
 
         Raises:
             ssl.SSLError: the certificate is not trusted, or the handshake failed.
@@ -39,10 +39,10 @@ class TlsStream:
         await self._records.call(self._records.tls.do_handshake)
 
     async def read(self) -> bytes:
-        """Return some received bytes; none after the server has closed the connection properly.
+        """Return the next received bytes; empty after the server has closed the TLS connection properly.
 
         Raises:
-            ssl.SSLError: the connection was cut, or the server refused the client certificate.
+            ssl.SSLError: the connection ended without a TLS close, or the server refused the client certificate.
             OSError: the connection was lost.
         """
         try:
@@ -51,7 +51,7 @@ class TlsStream:
             return b""
 
     async def write(self, data: bytes) -> None:
-        """Send bytes.
+        """Encrypt and send ``data``.
 
         Raises:
             ssl.SSLError: the connection failed.
@@ -61,5 +61,5 @@ class TlsStream:
             data = data[await self._records.call(self._records.tls.write, data) :]
 
     def abort(self) -> None:
-        """Drop the connection without waiting for the server."""
+        """Close the connection without waiting for the server."""
         self._writer.transport.abort()

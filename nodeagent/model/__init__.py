@@ -1,7 +1,7 @@
 """Frozen value types, shared by all other packages.
 
-They have no behaviour beyond naming their content. Mappings in them are never changed after construction; plain
-``dict`` is used instead of a read-only wrapper because a node has tens of thousands of them.
+The types have no behaviour beyond properties computed from their fields. Mappings are never changed after construction;
+plain ``dict`` is used instead of a read-only wrapper, because a node has tens of thousands of mappings.
 """
 
 from nodeagent.model.clock_trust import TRUSTED, ClockTrust

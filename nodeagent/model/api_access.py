@@ -15,17 +15,17 @@ _FORM: Final = "expected https://HOST[:PORT][/PATH]"
 
 
 class ApiAccess(Record):
-    """Address and credentials, either in a kubeconfig or by file. TLS is always verified.
+    """Address and credentials of the API server, from a kubeconfig or from separate files. TLS is always verified.
 
     Attributes:
-        kubeconfig: file with server, CA and credentials of its current context; ``None`` for the other fields.
+        kubeconfig: kubeconfig file, whose current context is used; ``None`` to use the other fields.
         url: ``https://HOST:PORT``.
-        ca_file: CA certificates of the server; ``None`` for those of the system.
-        token_file: bearer token, such as that of a service account; read again when it changes.
+        ca_file: CA certificates of the server; ``None`` for the system's CA certificates.
+        token_file: file with the bearer token, such as a service account token; read again when the file changes.
         certificate_file: client certificate in PEM form, with or without its key.
-        key_file: key of the client certificate; ``None`` if the certificate file contains it.
-        timeout_s: deadline of a complete answer.
-        max_bytes: limit of an answer.
+        key_file: key of the client certificate; ``None`` if the certificate file contains the key.
+        timeout_s: seconds within which the complete answer must arrive.
+        max_bytes: maximum size of an answer's body.
     """
 
     kubeconfig: Path | None = None
@@ -41,7 +41,8 @@ class ApiAccess(Record):
         """Check the fields against each other.
 
         Raises:
-            ConfigError: a kubeconfig together with other fields, a URL of another form, or no credentials.
+            ConfigError: a kubeconfig is set together with other fields, the URL is invalid, credentials are missing, or
+                ``key_file`` is set without ``certificate_file``.
         """
         files = (self.ca_file, self.token_file, self.certificate_file, self.key_file)
         if self.kubeconfig is not None:
@@ -59,7 +60,7 @@ def check_server_url(url: str) -> None:
     """Check the URL of an API server.
 
     Raises:
-        ConfigError: it is not an https URL of a host, with at most a port and a path.
+        ConfigError: the URL is not an https URL of a host, with at most a port and a path.
     """
     try:
         parts = urlsplit(url)

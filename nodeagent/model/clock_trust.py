@@ -12,19 +12,20 @@ if TYPE_CHECKING:
 
 
 class ClockTrust(Record):
-    """Validity of the wall clock of an observation for decisions.
+    """Trust in the wall clock for decisions that depend on one observation.
 
     Attributes:
         boot_id: id of the boot; empty if unknown.
-        boottime_s: CLOCK_BOOTTIME at the observation; ``None`` without a clock record.
-        jump_s: last jump of the wall clock in this boot, negative if it was set back; 0 without one, and if the record
-            of earlier readings is lost.
-        jumped_at: detection of that jump or loss, by the wall clock of this observation; ``None`` without one.
+        boottime_s: CLOCK_BOOTTIME at the observation in seconds; ``None`` without a clock record.
+        jump_s: last jump of the wall clock in this boot in seconds, negative if the clock was set back; 0 without a
+            jump, and if the record of earlier readings is lost.
+        jumped_at: time of detection of that jump or loss, by the wall clock of this observation; ``None`` without a
+            jump or loss.
         untrusted_until: end of the grace period after the last jump, by the wall clock of this observation; ``None``
-            outside of it. Within it nothing is removed, ended or pruned because of its age.
+            outside the grace period. During the grace period, age is no reason to remove, end or prune an item.
         expiry_now: reference time for the expiry of wall times of other boots: never later than the
-            wall clock, and unaffected by its jumps forward within a boot; ``None`` while it is unknown, so that no
-            expiry is due.
+            wall clock, and unaffected by forward jumps of the wall clock within a boot; ``None`` if unknown, in which
+            case no item expires.
         problem: reason that the wall clock is implausible; empty normally.
     """
 
@@ -38,7 +39,7 @@ class ClockTrust(Record):
 
     @property
     def jump_text(self) -> str:
-        """The last jump, for display; empty without one."""
+        """Description of the last jump or of the lost clock record, for display; empty without a jump or loss."""
         if self.jumped_at is None:
             return ""
         if not self.jump_s:

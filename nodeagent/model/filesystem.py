@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class FsObservation(Record):
-    """One plausible reading of a filesystem; implausible ones are rejected by the reader.
+    """One plausible reading of a filesystem; the reader rejects implausible readings.
 
     Attributes:
-        path: path of the reading.
-        device_id: device of the filesystem, the same for all its subvolumes and bind mounts.
+        path: the path that was passed to statvfs.
+        device_id: device id of the filesystem, equal for all its subvolumes and bind mounts.
         capacity_bytes: size, always positive.
-        available_bytes: bytes available to unprivileged users, 0 up to the capacity.
+        available_bytes: bytes available to unprivileged users, from 0 to the capacity.
         inodes: total inodes; 0 on filesystems without a fixed number.
         inodes_free: free inodes.
         observed_at: wall time of the reading.
@@ -40,13 +40,13 @@ class FsObservation(Record):
 
 
 class ImageFilesystem(Record):
-    """One of the image filesystems of a node with several.
+    """One image filesystem of a node with several image filesystems.
 
     Attributes:
-        path: a path on it: the mount point reported by the runtime, else the directory of a snapshotter.
-        stores: names of the snapshotters on it, and the empty name for the content store.
-        observed: its reading; ``None`` if it could not be read.
-        error: cause of a missing reading; empty normally.
+        path: a path on the filesystem: the mount point reported by the runtime, else the directory of a snapshotter.
+        stores: names of the snapshotters on the filesystem, and the empty name for the content store.
+        observed: reading of the filesystem; ``None`` after a failed reading.
+        error: cause of the failed reading; empty after a successful reading.
     """
 
     path: str
@@ -56,5 +56,5 @@ class ImageFilesystem(Record):
 
     @property
     def label(self) -> str:
-        """The snapshotters, for display, such as ``native``; the path without any."""
+        """Names of the snapshotters, for display, such as ``native``; the path of a filesystem without snapshotter."""
         return ",".join(sorted(self.stores - {""})) or self.path

@@ -18,15 +18,15 @@ class Hold(Record):
     """An image hold, which expires.
 
     Attributes:
-        id: identifier, used to release it.
+        id: identifier of the hold, used to release the hold.
         image: an image's id, reference, digest or a pattern in the form of protection rules; ``ALL_IMAGES`` for every
             image.
         why: the operator's reason.
         by: the operator.
         placed_at: creation time, aware UTC.
         until: time of expiry, aware UTC.
-        boot_id: boot in which it was placed; empty if unknown.
-        placed_s: CLOCK_BOOTTIME at its creation; ``None`` if unknown.
+        boot_id: id of the boot in which the hold was placed; empty if unknown.
+        placed_s: CLOCK_BOOTTIME at the creation of the hold, in seconds; ``None`` if unknown.
     """
 
     id: str
@@ -40,5 +40,5 @@ class Hold(Record):
 
     @property
     def duration_s(self) -> float:
-        """Duration from its creation to its expiry."""
+        """Seconds from the creation to the expiry of the hold."""
         return (self.until - self.placed_at).total_seconds()

@@ -20,9 +20,9 @@ class Image(Record, gc=False):
         id: the CRI image id, for containerd the digest of the image's config.
         repo_tags: references with a tag, such as ``registry.k8s.io/pause:3.9``.
         repo_digests: references with a digest, such as ``registry.k8s.io/pause@sha256:...``.
-        size_bytes: the size reported by CRI: for containerd of the compressed content, with shared layers counted in
-            every image; ``None`` if not reported.
-        pinned: whether the runtime exempts it from garbage collection; false where not reported.
+        size_bytes: size reported by CRI, on containerd the size of the compressed content, with shared layers counted
+            in every image; ``None`` if not reported.
+        pinned: whether the runtime exempts the image from garbage collection; false if not reported.
 
     Source: CRI ``Image``.
     """
@@ -35,7 +35,7 @@ class Image(Record, gc=False):
 
     @property
     def references(self) -> tuple[str, ...]:
-        """All references, tags first."""
+        """All references of the image, tags first."""
         return self.repo_tags + self.repo_digests
 
     @property
@@ -47,15 +47,15 @@ class Image(Record, gc=False):
 
 
 class ImageUsage(KeyedRecord, gc=False):
-    """Recorded use of an image; equal by the first two attributes.
+    """Recorded use of an image; comparisons use only the first two attributes.
 
     Attributes:
-        first_detected: first detection on this node, or the detection of a later pull.
-        last_used: last observation of a container that refers to it; ``None`` if there was none.
-        pulled_at: creation of its newest name in the runtime; ``None`` if not reported. Only for the order of images
-            with equal times: it may be by another clock.
-        present_since: start of the minimum age, which is the first detection or an earlier pull that no other fact
-            contradicts; ``None`` for the first detection.
+        first_detected: time of the first detection on this node, or of the detection of a later pull.
+        last_used: time of the last observation of a container with this image; ``None`` if never observed.
+        pulled_at: creation time of the newest name of the image in the runtime; ``None`` if not reported. Used only to
+            order images with equal times, because the time may be by another clock.
+        present_since: start of the minimum age: the time of an earlier pull that no other fact contradicts; ``None``
+            if the minimum age starts at ``first_detected``.
     """
 
     first_detected: datetime
@@ -80,11 +80,11 @@ class GapCause(StrEnum):
 
 
 class ObservationGap(Record):
-    """A gap after which the observation of image use restarted.
+    """A gap in the observation of image use.
 
     Attributes:
-        started_at: last detection before the gap; ``None`` if it is not recorded.
-        ended_at: first detection after it.
+        started_at: time of the last detection before the gap; ``None`` if not recorded.
+        ended_at: time of the first detection after the gap.
     """
 
     started_at: datetime | None
@@ -97,9 +97,9 @@ class ImageUseRecord(Record):
 
     Attributes:
         usage: one entry for each listed image, by image id.
-        observed_since: begin of the observation of use without a gap, aware UTC by the wall clock of this detection;
-            ``None`` without observation, such as with an unavailable state database.
-        clock: trust in that clock.
+        observed_since: start of the observation without a gap, aware UTC, by the wall clock of this detection; ``None``
+            without observation, such as while the state database is unavailable.
+        clock: trust in the wall clock of this detection.
     """
 
     usage: Mapping[str, ImageUsage]

@@ -16,15 +16,16 @@ class KubeletAccess(Record):
     """Address and credentials of the kubelet API.
 
     Attributes:
-        url: ``https://HOST:10250``, or ``http://HOST:10255`` for the read-only port, which gets no credentials.
-        token_file: bearer token; read for each request, since such tokens are rotated.
+        url: ``https://HOST:10250``, or ``http://HOST:10255`` for the read-only port, to which no credentials are sent.
+        token_file: file with the bearer token; read for each request, because tokens are rotated.
         certificate_file: client certificate in PEM form, with or without its key.
-        key_file: key of the client certificate; ``None`` if the certificate file contains it.
+        key_file: key of the client certificate; ``None`` if the certificate file contains the key.
         ca_file: CA of the serving certificate; ``None`` for the system's CAs.
-        server_name: name in the serving certificate, if it differs from the URL's host.
-        insecure: skip TLS verification; not with a token, which any server on the address would receive.
-        timeout_s: deadline of the whole response.
-        max_bytes: limit of the response body.
+        server_name: name in the serving certificate, if the name differs from the URL's host.
+        insecure: whether to skip TLS verification; rejected with a token, which any server at the address would
+            receive.
+        timeout_s: seconds within which the complete response must arrive.
+        max_bytes: maximum size of the response body.
     """
 
     url: str = "https://127.0.0.1:10250"
@@ -41,8 +42,8 @@ class KubeletAccess(Record):
         """Check the fields against each other.
 
         Raises:
-            ConfigError: the URL has neither form, credentials would be sent over plain HTTP, or a token to a server
-                that is not verified.
+            ConfigError: the URL is invalid, credentials would be sent over plain HTTP, a token would be sent to a
+                server that is not verified, or ``key_file`` is set without ``certificate_file``.
         """
         try:
             parts = urlsplit(self.url)
@@ -63,5 +64,5 @@ class KubeletAccess(Record):
 
     @property
     def is_verified(self) -> bool:
-        """Whether only the kubelet can answer, by its certificate."""
+        """Whether the serving certificate is verified, so that only the kubelet can answer."""
         return urlsplit(self.url).scheme == "https" and not self.insecure

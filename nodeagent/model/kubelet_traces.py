@@ -42,7 +42,7 @@ class KubeletTraces(Record):
     Attributes:
         processes: processes of this PID namespace that run a kubelet, by PID.
         ports: local TCP ports of the kubelet with a listener, ascending.
-        files: state and configuration of a kubelet, as absolute paths.
+        files: absolute paths of a kubelet's state and configuration files.
         unreadable: traces that could not be read, each with its path and cause.
     """
 
@@ -57,8 +57,8 @@ class RoleDecision(Record):
 
     Attributes:
         reason: evidence, for display.
-        trace: the strongest trace of a kubelet; empty without one.
-        warning: contradiction between the configured role and the traces; empty without one.
+        trace: the strongest trace of a kubelet; empty without a trace.
+        warning: contradiction between the configured role and the traces; empty without a contradiction.
     """
 
     role: Role
@@ -69,10 +69,11 @@ class RoleDecision(Record):
 
 
 class LastTrace(Record):
-    """The last found trace of a kubelet.
+    """The most recent trace of a kubelet.
 
     Attributes:
-        absent_since_s: monotonic seconds of the first complete reading without a trace; ``None`` while a trace exists.
+        trace: the trace, for display.
+        absent_since_s: monotonic time of the first complete reading without the trace; ``None`` while the trace exists.
     """
 
     trace: str
@@ -80,11 +81,11 @@ class LastTrace(Record):
 
 
 class RoleMemory(Record):
-    """Traces found in earlier readings; ``None`` for none, or none within the hysteresis.
+    """Most recent traces of a kubelet in earlier readings, for the hysteresis of the role.
 
     Attributes:
-        live: of a running kubelet.
-        files: state or configuration.
+        live: trace of a running kubelet; ``None`` without a trace in the hysteresis period.
+        files: trace in state or configuration files; ``None`` without a trace in the hysteresis period.
     """
 
     live: LastTrace | None = None

@@ -1,7 +1,7 @@
-"""Objects of the Kubernetes API, as far as the agent reads or writes them.
+"""Kubernetes API objects, limited to the fields that the agent reads or writes.
 
 Fields without a value are omitted in JSON, so that one type serves full objects and patches. Unknown fields are ignored
-when an object is decoded, and never written back: the agent changes objects of other owners by patches only.
+when an object is decoded, and are not lost, because the agent changes objects of other owners by patches only.
 
 Source: Kubernetes API, ``core/v1`` and ``coordination.k8s.io/v1``.
 """
@@ -22,11 +22,11 @@ REGISTERED_ANNOTATION: Final = "nodeagent.dev/registered"
 
 
 class ApiObject(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """An object, or a part of one."""
+    """Base class of the API objects and their parts."""
 
 
 class OwnerReference(ApiObject, frozen=True):
-    """The owner of an object, with which it is deleted."""
+    """Reference to the owner of an object; the API server deletes the object after the deletion of its owner."""
 
     api_version: str
     kind: str
@@ -35,11 +35,12 @@ class OwnerReference(ApiObject, frozen=True):
 
 
 class ObjectMeta(ApiObject, frozen=True):
-    """Identity of an object.
+    """Metadata of an object.
 
     Attributes:
-        resource_version: version of a read object; a write that carries it fails with 409 if the object has changed.
-        deletion_timestamp: set while the object waits for its deletion.
+        resource_version: version of the object as read; a write with this version fails with status 409 if the object
+            has changed.
+        deletion_timestamp: set while the object is being deleted.
     """
 
     name: str = ""
@@ -95,7 +96,7 @@ class NodeSwap(ApiObject, frozen=True):
 
 
 class NodeSystemInfo(ApiObject, frozen=True, omit_defaults=False):
-    """Identity and versions of a node; all texts are required by the API, if need be empty."""
+    """Identity and versions of a node; the API requires every string field, so that unknown values are empty."""
 
     machine_id: str = field(name="machineID", default="")
     system_uuid: str = field(name="systemUUID", default="")
@@ -129,7 +130,7 @@ class NodeStatus(ApiObject, frozen=True):
 
 
 class Node(ApiObject, frozen=True):
-    """A node."""
+    """A Node object."""
 
     api_version: str = ""
     kind: str = ""
@@ -142,7 +143,7 @@ class LeaseSpec(ApiObject, frozen=True):
     """Holder and last renewal of a Lease.
 
     Attributes:
-        renew_time: RFC 3339 with exactly six digits of a second, which the API requires here.
+        renew_time: RFC 3339 time with exactly six fractional digits of the second, as the API requires.
     """
 
     holder_identity: str = ""

@@ -21,14 +21,14 @@ class LogOpeners(StrEnum):
 
 
 class LogTree(Record):
-    """One complete reading of a pod log directory.
+    """One reading of a pod log directory.
 
     Attributes:
         changed_at: newest change (modification or status change) over all entries and the directory itself.
         digest: digest of the names, inodes, sizes and times of all entries; equal for an unchanged tree.
-        problem: reason that the reading is incomplete; empty if it is complete.
-        openers: whether a process has a regular file of it open.
-        openers_detail: an open file, or the reason that the openers are unknown.
+        problem: reason that the reading is incomplete; empty for a complete reading.
+        openers: whether a process has a regular file of the directory open.
+        openers_detail: an open file, or the reason that the openers are unknown; empty otherwise.
         unchanged_s: time since the first of the successive readings with this digest; 0 for the first reading.
     """
 
@@ -46,9 +46,9 @@ class PodLogDirectory(Record):
     Attributes:
         name: the entry's name, ``NAMESPACE_NAME_UID`` or, in an old form, the plain UID.
         uid: the pod UID in the name; empty if the name has neither form.
-        is_directory: whether it is a real directory (a symlink is not).
-        tree: its content; ``None`` if not read, as the directory of a pod with a ready sandbox.
-        size_bytes: disk usage of its files; ``None`` if not measured.
+        is_directory: whether the entry is a directory; false for a symlink to a directory.
+        tree: reading of the directory; ``None`` if not read, such as for a pod with a ready sandbox.
+        size_bytes: disk usage of the files in the directory; ``None`` if not measured.
     """
 
     name: str
@@ -63,9 +63,9 @@ class ContainerLogLink(Record):
 
     Attributes:
         name: the link's name below the container log root.
-        container_id: the id in the name; empty if there is none.
+        container_id: the container id in the link's name; empty if the name contains no id.
         target: target of the link.
-        modified_at: creation time of the link itself.
+        modified_at: modification time of the link itself, which is its creation time.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The machine of a node, and the observation that a node status is made of."""
+"""Machine of a node, and the facts for the node status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Machine(Record):
         cpus: number of CPUs that are online.
         hugepages: pairs of page size and reserved total, in bytes, ascending.
         architecture: in Go's spelling, such as ``amd64``.
-        unread: readings that failed, each with its path and cause.
+        unread: failed readings, each with its path and cause.
     """
 
     name: str
@@ -41,17 +41,18 @@ class Machine(Record):
 
 
 class NodeFacts(Record):
-    """One observation of a node, the input of its status.
+    """Facts of one observation of a node, from which the node status is computed.
 
     Attributes:
         name: name of the Node object.
         ephemeral_bytes: size of nodefs; ``None`` if unread.
-        runtime_version: such as ``containerd://1.6.20``; empty while the runtime does not answer.
-        not_ready: causes for which no pod can run, in the kubelet's words; none if the node is ready.
-        images: all images; ``None`` while the runtime does not list them.
-        pressure: conditions that are active; ``None`` if thresholds are not evaluated.
+        runtime_version: name and version of the runtime, such as ``containerd://1.6.20``; empty while the runtime does
+            not answer.
+        not_ready: reasons that the node is not ready, as worded by the kubelet; empty if the node is ready.
+        images: all images; ``None`` while the runtime does not list images.
+        pressure: active pressure conditions; ``None`` if thresholds are not evaluated.
         agent_version: version of the agent.
-        unread: readings that failed, each with its path or call and the cause.
+        unread: failed readings, each with its path or call and the cause.
     """
 
     name: str

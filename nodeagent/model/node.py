@@ -1,4 +1,4 @@
-"""Snapshot of the node."""
+"""Snapshot of the node, the input of the planners."""
 
 from __future__ import annotations
 
@@ -33,36 +33,36 @@ class RuntimeInfo(Record):
 
 
 class NodeSnapshot(Record):
-    """Input of the planners, from one observation.
+    """Snapshot of the node from one observation, the input of the planners.
 
     Attributes:
         observed_at: time of the observation by the wall clock, aware UTC.
-        clock: trust in that clock. All times of the snapshot are by it: a contradictory time is replaced by the first
-            observation of the item.
-        images: as listed, one entry per image id.
-        image_usage: image id to its recorded use; an image without an entry counts as first detected now.
-        image_use_observed_since: begin of the observation of image use without a gap; ``None`` without observation:
-            then no image is removed by age.
-        image_sources: image id to the repositories that its content was pulled from, such as
-            ``docker.io/library/nginx`` (without port); none for an imported image. An image without an entry has an
+        clock: trust in that wall clock. An item time that contradicts the wall clock is replaced by the time of the
+            item's first observation.
+        images: images as listed by the runtime, one entry per image id.
+        image_usage: recorded use by image id; an image without an entry counts as first detected now.
+        image_use_observed_since: start of the observation of image use without a gap; ``None`` without observation, in
+            which case no image is removed because of its age.
+        image_sources: repositories from which the content of an image was pulled, by image id, such as
+            ``docker.io/library/nginx`` (without port); empty for an imported image. An image without an entry has an
             unknown origin; ``None`` on a runtime that does not report origins.
         sandbox_images: references or ids of the runtime's configured sandbox image; empty if not reported.
         sandboxes_unread: ids of sandboxes whose own image could not be read.
-        image_filesystem: the image filesystem of the default snapshotter; ``None`` if it could not be read.
+        image_filesystem: the image filesystem of the default snapshotter; ``None`` after a failed reading.
         image_filesystem_error: reason that the image filesystem could not be read; empty normally.
-        image_filesystems: every image filesystem of a node with several, of which ``image_filesystem`` is the one that
-            the runtime reports first; empty on a node with one.
-        storage: the storage graph; ``None`` with CRI alone, where sizes are upper bounds.
-        writable_bytes: container id to the size of its writable layer, where known.
-        snapshotters: id of a container or sandbox to the snapshotter of its writable layer, as recorded by containerd.
+        image_filesystems: all image filesystems of a node with several, the runtime's first one (``image_filesystem``)
+            included; empty on a node with one image filesystem.
+        storage: the storage graph; ``None`` if only CRI is available, in which case image sizes are upper bounds.
+        writable_bytes: size of the writable layer by container id, where known.
+        snapshotters: snapshotter of the writable layer by container or sandbox id, as recorded by containerd.
         pod_log_directories: entries of the pod log root, listed before the sandboxes.
         dead_log_links: container log links without a target.
         pod_images: images named by static manifests and by pods bound to this node.
-        pod_list: a list of the pods bound to this node; ``None`` without one.
-        holds: operators' holds on images that are in force.
+        pod_list: list of the pods bound to this node; ``None`` without a list.
+        holds: unexpired image holds of operators.
         holds_error: reason that the holds cannot be read; empty normally.
-        booted_at: the boot of the node, by the wall clock of this observation; ``None`` if unknown.
-        contradictions: contradictions between the lists; the affected kinds are kept.
+        booted_at: boot time of the node, by the wall clock of this observation; ``None`` if unknown.
+        contradictions: contradictions between the runtime's lists; objects of the affected kinds are not removed.
         warnings: failed readings that only reduce accuracy, for display.
     """
 

@@ -32,17 +32,17 @@ class StopEnd(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> StopEnd | None:
-        """Return the member for a value of version 0.1, so that its files are readable."""
+        """Return the member for a value written by agent version 0.1; ``None`` for an unknown value."""
         former = {"under-way": cls.IN_PROGRESS, "cut-short": cls.INCOMPLETE}
         return former.get(value) if isinstance(value, str) else None
 
 
 class SentTerm(Record):
-    """A confirmed delivery of TERM to a container.
+    """A confirmed delivery of SIGTERM to a container.
 
     Attributes:
         at_ms: time in milliseconds since the shutdown began.
-        direct: whether the agent signalled the process itself, so that no other TERM is needed.
+        direct: whether the agent signalled the container's process directly, so that no further SIGTERM is needed.
     """
 
     at_ms: int
@@ -50,19 +50,19 @@ class SentTerm(Record):
 
 
 class StoppedPod(KeyedRecord):
-    """One pod of a shutdown; equal without the attributes for its resumption, the last four.
+    """One pod of a shutdown; comparisons ignore the last four attributes, which only a resumed shutdown needs.
 
     Attributes:
-        phase: the name of its phase; ``why`` is the reason for the phase.
-        outcome: ``None`` before its stop request.
+        phase: name of the shutdown phase of the pod; ``why`` is the reason for the phase.
+        outcome: progress of the pod; ``None`` before the stop request.
         requested_at_ms: time of the stop request, in milliseconds since the shutdown began.
-        took_ms: milliseconds from the stop request until it had no processes left; ``None`` until then.
+        took_ms: milliseconds from the stop request until the pod's last process ended; ``None`` until that end.
         detail: reason for a failure or an unusual exit, empty otherwise.
-        container_ids: containers with a stop request. Only in the state file, for the process that resumes the
-            shutdown, as the next three.
-        terms: confirmed deliveries of TERM by container id.
-        observed: whether the processes of all its containers were seen, so that absent ones have ended.
-        kill_sent: whether KILL was sent to one of its containers.
+        container_ids: ids of the containers with a stop request. This attribute and the next three are stored only in
+            the state file, for the process that resumes the shutdown.
+        terms: confirmed deliveries of SIGTERM by container id.
+        observed: whether processes of all containers of the pod were observed, so that an absent process has ended.
+        kill_sent: whether SIGKILL was sent to a container of the pod.
     """
 
     uid: str
@@ -81,33 +81,32 @@ class StoppedPod(KeyedRecord):
 
     @property
     def equality_key(self) -> tuple[object, ...]:
-        """The attributes that the record of a shutdown keeps."""
+        """The compared attributes, which the record of a shutdown contains."""
         pod, phase = (self.uid, self.namespace, self.name), (self.phase, self.why)
         return *pod, *phase, self.outcome, self.requested_at_ms, self.took_ms, self.detail
 
     @property
     def ended_at_ms(self) -> int | None:
-        """The end of its last process in milliseconds since the shutdown began; ``None`` before."""
+        """End of the pod's last process in milliseconds since the shutdown began; ``None`` before that end."""
         return None if self.took_ms is None else self.requested_at_ms + self.took_ms
 
     @property
     def progress(self) -> PodProgress | None:
-        """The progress for the planner; ``None`` before the stop request."""
+        """Progress of the pod for the shutdown planner; ``None`` before the stop request."""
         return None if self.outcome is None else PodProgress(self.outcome, self.requested_at_ms, self.detail)
 
 
 class NodeStop(Record):
-    """One stop of the node, or the attempt of one.
+    """One completed, cancelled or incomplete stop of the node.
 
     Attributes:
         boot_id: id of the ended boot.
-        started_at: its start; for an unclean stop the last record of the running node.
-        started_s: its start in seconds since boot; not affected by restarts of the agent.
-        granted_ms: time granted to all pods.
-        ended_at: ``None`` while in progress, and for an end without a record.
-        pods: pods of the shutdown, or the running pods in the last record of the node.
-        operation: the requested operation in logind's words, such as ``poweroff`` or ``soft-reboot``; empty where not
-            known.
+        started_at: start of the stop; for an unclean stop the time of the last record of the running node.
+        started_s: start of the stop in seconds since boot; not affected by restarts of the agent.
+        granted_ms: time granted for stopping all pods, in milliseconds.
+        ended_at: end of the stop; ``None`` while in progress, and if the end was not recorded.
+        pods: pods of the shutdown; for an unclean stop the running pods in the last record of the node.
+        operation: requested operation as named by logind, such as ``poweroff`` or ``soft-reboot``; empty if unknown.
     """
 
     boot_id: str
@@ -123,12 +122,12 @@ class NodeStop(Record):
 
     @property
     def id(self) -> str:
-        """The key of the stop in the history."""
+        """Key of the stop in the shutdown history."""
         return f"{self.boot_id[:8]}-{self.started_at:%Y%m%dT%H%M%S}"
 
 
 class LastActivity(StrEnum):
-    """The agent's last recorded activity on a boot. The values are part of the state on disk."""
+    """The agent's last recorded activity in a boot. The values are part of the state on disk."""
 
     WATCHING = "watching"
     AGENT_STOPPED = "agent-stopped"
@@ -136,7 +135,7 @@ class LastActivity(StrEnum):
 
 
 class BootRecord(Record):
-    """Last record of a boot; a boot with ``WATCHING`` as its last activity ended without a shutdown.
+    """Last record of a boot; an earlier boot with the last activity ``WATCHING`` ended without a shutdown.
 
     Attributes:
         recorded_at: time of the record.

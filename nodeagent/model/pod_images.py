@@ -14,10 +14,10 @@ class PodImages(Record):
     """Images of static manifests and of pods bound to this node, running or not.
 
     Attributes:
-        named: image reference to the pods that name it, each with its source, such as
-            ``shop/web (kubelet)``; sorted.
-        error: reason that any image can be named by a pod: a configured list of pods has never been read, or lacks
-            pods; empty normally.
+        named: pods that name an image, by image reference, each pod with its source, such as ``shop/web (kubelet)``;
+            sorted.
+        error: reason that any unlisted image may be named by a pod: a configured pod list has never been read, or
+            lacks pods; empty normally.
         warnings: failed readings with their consequence, for display.
     """
 
@@ -27,4 +27,4 @@ class PodImages(Record):
 
 
 NO_POD_IMAGES = PodImages()
-"""No list of pods is configured."""
+"""Value for a node without a configured pod list."""

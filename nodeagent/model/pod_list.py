@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class PodListSource(StrEnum):
-    """The sources of a pod list."""
+    """Source of a pod list."""
 
     API_SERVER = "API server"
     KUBELET = "kubelet"
@@ -21,17 +21,17 @@ class PodListSource(StrEnum):
 class PodList(Record):
     """A list of the pods bound to this node.
 
-    A listed pod exists. A missing pod is deleted only if the list proves that, see ``proves_absence``: a kubelet that
-    has just started answers with an empty list, then with its static pods, and while the API server is away it has
-    nothing else. Nothing in those answers distinguishes them from a complete list.
+    A listed pod exists. A missing pod counts as deleted only if the list proves the deletion (``proves_absence``). A
+    kubelet that has just started answers with an empty list, then with static pods only until the API server answers.
+    These incomplete lists are not distinguishable from a complete list.
 
     Attributes:
         uids: UIDs of the pods, and the configuration hashes of mirror pods, which are the UIDs of static pods.
-        synced: whether the source has all pods and is connected: for a watch of the API server, that its initial list
-            is complete and the watch is not interrupted.
+        synced: whether the source has all pods and is connected: the initial list of an API server watch is complete,
+            and the watch is not interrupted.
         deleted: UIDs of pods whose deletion the source has reported.
-        listed_at: time, by the wall clock of this node, at which a list that is consistent with all earlier writes was
-            requested; ``None`` without one.
+        listed_at: request time, by the wall clock of this node, of a list that includes all earlier writes; ``None``
+            without such a list.
     """
 
     source: PodListSource
@@ -48,11 +48,11 @@ class PodList(Record):
     def lacks(self, uid: str, active_at: datetime | None) -> bool:
         """Return whether a pod of the API server is proven to be deleted.
 
-        Either its deletion was reported, or it had been bound to this node before the list was requested, which then
-        has it unless it is deleted. A newer pod may not have reached the watch yet.
+        The proof is either a reported deletion, or the absence of the pod from a list that was requested after the
+        binding of the pod to this node. A newer pod may not have reached the watch yet.
 
         Args:
-            uid: of the pod.
+            uid: UID of the pod.
             active_at: latest trace of the pod on this node, such as the creation of its sandbox; ``None`` if unknown.
         """
         if not self.proves_absence or uid in self.uids:
@@ -66,11 +66,11 @@ class Completeness(StrEnum):
 
     Attributes:
         UNKNOWN: no list has been read.
-        SOURCE_LISTED: it has pods of the API server, which the kubelet adds all at once.
-        UNCONFIRMED: it has none, and neither has the runtime.
-        PARTIAL: it has none, but the runtime has.
+        SOURCE_LISTED: the list has pods of the API server, which the kubelet adds all together.
+        UNCONFIRMED: neither the list nor the runtime has pods of the API server.
+        PARTIAL: the list has no pods of the API server, but the runtime has, or could not be compared.
         SYNCED: a watch of the API server has all pods, and is connected.
-        OUTDATED: a watch of the API server may lack pods; its pods remain facts.
+        OUTDATED: a watch of the API server may lack pods; the listed pods remain valid.
     """
 
     UNKNOWN = "unknown"
@@ -85,10 +85,10 @@ class PodListReading(Record):
     """State of a pod list.
 
     Attributes:
-        address: the list's; empty if unknown.
+        address: address of the list; empty if unknown.
         observed_at: time of the last successful reading; ``None`` before the first.
         pods: number of listed pods.
-        detail: evidence against completeness, for display; empty without any.
+        detail: evidence against completeness, for display; empty without evidence.
         error: cause of the last failure; empty after a success.
     """
 

@@ -1,4 +1,4 @@
-"""Pods by source, before they are merged into facts, and handles for acting on them."""
+"""Pods as reported by each source, before the merge into pod facts, and handles for stopping pods."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping  # noqa: TC003 - stored pods are decoded by 
 from typing import TYPE_CHECKING
 
 from nodeagent.model.pod_list import PodListSource
-from nodeagent.model.pressure import QosClass  # noqa: TC001 - as above
+from nodeagent.model.pressure import QosClass  # noqa: TC001 - stored pods are decoded by this type
 from nodeagent.model.workload import LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, ContainerState
 from nodeagent.record import Record, field
 
@@ -22,8 +22,8 @@ class ContainerSpec(Record):
     """One container in a pod's definition; 0 means no request or no limit.
 
     Attributes:
-        init: whether it is an init container.
-        sidecar: whether it is an init container that continues beside the others.
+        init: whether the container is an init container.
+        sidecar: whether the container is a restartable init container, which runs beside the main containers.
     """
 
     name: str
@@ -43,22 +43,24 @@ class EmptyDirSpec(Record):
 
 
 class PodSpec(Record):
-    """A pod's definition, from the kubelet's list or from a manifest.
+    """A pod's definition, from the API server, the kubelet's list or a manifest.
 
     Attributes:
         uid: empty in a manifest without UID, which the kubelet then generates.
         priority: ``None`` if not set.
-        memory_request_bytes: of the whole pod, as counted by the scheduler; same for ``ephemeral_request_bytes``.
-        ephemeral_limit_bytes: of the whole pod, counted like a request; ``None`` if no container has one.
+        memory_request_bytes: memory request of the whole pod, as counted by the scheduler.
+        ephemeral_request_bytes: ephemeral storage request of the whole pod, as counted by the scheduler.
+        ephemeral_limit_bytes: ephemeral storage limit of the whole pod, counted like a request; ``None`` if no
+            container has a limit.
         qos: ``None`` if unknown.
         termination_grace_s: ``None`` if not set.
-        deleting: whether it has a deletion timestamp.
+        deleting: whether the pod has a deletion timestamp.
         phase: the Kubernetes phase; empty in a manifest.
-        images: references of all images: of init, main and ephemeral containers and of image volumes; each once.
-        is_verified: whether its source is authentic: a manifest, or a kubelet with a verified certificate. Priority,
-            static and mirror are not taken from another one.
-        malformed: error of a malformed definition, whose other fields are its readable ones; empty normally.
-        listed_by: the list that has it; without meaning for a manifest.
+        images: image references of init, main and ephemeral containers and of image volumes, without duplicates.
+        is_verified: whether the source is authenticated: the API server, a manifest, or a kubelet with a verified
+            certificate. Priority, static and mirror marks of an unverified source are ignored.
+        malformed: error of a malformed definition, of which only the readable fields are set; empty normally.
+        listed_by: source of the list that contains the pod; unused for a manifest.
         resource_version: version of the object at the API server; empty in other lists.
 
     Source: Kubernetes ``Pod``.
@@ -91,15 +93,15 @@ class ContainerTraits(Record):
     """Properties of a running container from its verbose status, constant until a resize; ``None`` if not reported.
 
     Attributes:
-        memory_limit_bytes: 0 for none.
-        cgroups_path: in the runtime specification; empty if not reported.
-        pid: of its first process.
-        snapshotter: of its writable layer; empty if not reported.
-        sandbox_files: paths of the files of its sandbox that the runtime mounts into it, such as ``/etc/hostname``; a
-            container without a read-only root filesystem can write to them.
-        image_volumes: directories of the volumes that its image declares, which belong to no layer.
-        is_oversized: whether its verbose status exceeds the largest message of the runtime, by a huge environment for
-            example. Its other properties are then those of the plain status.
+        memory_limit_bytes: memory limit; 0 for no limit.
+        cgroups_path: cgroup path in the OCI runtime specification; empty if not reported.
+        pid: PID of the container's first process.
+        snapshotter: snapshotter of the writable layer; empty if not reported.
+        sandbox_files: paths of the sandbox files that the runtime mounts into the container, such as ``/etc/hostname``;
+            a container without a read-only root filesystem can write to these files.
+        image_volumes: directories of the volumes declared by the image, which are not part of any layer.
+        is_oversized: whether the verbose status exceeds the runtime's maximum message size, for example because of a
+            huge environment. The other attributes are then from the plain status.
     """
 
     oom_score_adj: int | None = None
@@ -116,13 +118,14 @@ class RuntimePod(Record):
     """An active pod in the runtime: with a ready sandbox or a container that may be running.
 
     Attributes:
-        uid: the pod's; the sandbox's id if the runtime has no UID, with an entry in ``contradictions``.
-        sandbox: the newest ready one, else the newest.
+        uid: UID of the pod; the sandbox id if the runtime has no UID, with an entry in ``contradictions``.
+        sandbox: the newest ready sandbox, else the newest sandbox.
         sandbox_ids: ids of the ready sandboxes, newest first.
-        containers: containers of all its sandboxes, in any state, newest first.
-        cgroup_parent: as set by the kubelet; empty if not reported.
-        traits: by container id; without an entry if the status could not be read.
-        memory_min_bytes: ``memory.min`` of its cgroup, its request if set by the kubelet; 0 or ``None`` if not.
+        containers: containers of all sandboxes of the pod, in any state, newest first.
+        cgroup_parent: cgroup of the pod as set by the kubelet; empty if not reported.
+        traits: container traits by container id; no entry if the status could not be read.
+        memory_min_bytes: ``memory.min`` of the pod's cgroup, which is the memory request if set by the kubelet; 0 if
+            not set, ``None`` if not read.
         contradictions: differences between the runtime's lists, for display.
         status_read: whether the status of the sandbox was read.
     """
@@ -139,24 +142,24 @@ class RuntimePod(Record):
 
     @property
     def running(self) -> tuple[Container, ...]:
-        """Its running containers, newest first."""
+        """The running containers of the pod, newest first."""
         return tuple(each for each in self.containers if each.state is ContainerState.RUNNING)
 
     @property
     def sandbox_files(self) -> tuple[str, ...]:
-        """Files of its ready sandboxes that containers, also exited ones, could write to."""
+        """Paths of the files of ready sandboxes that running or exited containers can write to."""
         known = (self.traits.get(each.id) for each in self.containers if each.sandbox_id in self.sandbox_ids)
         return tuple(dict.fromkeys(path for each in known if each is not None for path in each.sandbox_files))
 
     @property
     def image_volumes(self) -> tuple[str, ...]:
-        """Directories of the volumes declared by the images of its listed containers, also of exited ones."""
+        """Directories of the volumes declared by the images of all listed containers, including exited containers."""
         known = (self.traits.get(each.id) for each in self.containers)
         return tuple(dict.fromkeys(path for each in known if each is not None for path in each.image_volumes))
 
     @property
     def has_oversized_status(self) -> bool:
-        """Whether some places of its files are unknown, since the status of a container is too large."""
+        """Whether the status of a container is too large to read, so that some directories of the pod are unknown."""
         return any(each.id in self.traits and self.traits[each.id].is_oversized for each in self.containers)
 
     @property
@@ -166,14 +169,16 @@ class RuntimePod(Record):
 
 
 class PodReading(Record):
-    """Measurements of one pod; ``None`` or without entry if not read.
+    """Measurements of one pod; ``None`` or no entry for a value that was not read.
 
     Attributes:
         container_memory_bytes: working set by container id.
-        writable: of all containers; ``container_writable_bytes`` by container id.
-        logs: of all containers; ``container_logs_bytes`` by container name.
-        volumes: emptyDirs on disk and other volumes on the node's own filesystem.
-        empty_dir_bytes: by volume name, in-memory volumes included.
+        writable: usage of the writable layers of all containers.
+        container_writable_bytes: size of the writable layer by container id.
+        logs: usage of the logs of all containers.
+        container_logs_bytes: size of the logs by container name.
+        volumes: usage of emptyDirs on disk and of other volumes on the node's own filesystem.
+        empty_dir_bytes: usage of emptyDirs by volume name, in-memory volumes included.
         ephemeral_bytes: usage that counts against the pod's storage limit.
         layers: the writable layers of all running and reported containers.
     """
@@ -193,12 +198,12 @@ class PodReading(Record):
 
 
 class ContainerHandle(Record):
-    """A running container.
+    """Handle of a running container.
 
     Attributes:
-        cgroup: directory of its cgroup; ``None`` if not found.
-        pid: of its first process; ``None`` if not reported.
-        image_ref: reference of its image as listed.
+        cgroup: directory of the container's cgroup; ``None`` if not found.
+        pid: PID of the container's first process; ``None`` if not reported.
+        image_ref: image reference in the runtime's container list.
     """
 
     id: str
@@ -209,12 +214,12 @@ class ContainerHandle(Record):
 
 
 class PodHandle(Record):
-    """Handle for stopping a pod and for verifying its end.
+    """Handle for stopping a pod and for verifying that all its processes have ended.
 
     Attributes:
-        sandbox_ids: its ready sandboxes, newest first.
-        containers: its running containers, newest first.
-        cgroup: directory of its cgroup; ``None`` if it has none of its own or it was not found.
+        sandbox_ids: ids of the ready sandboxes, newest first.
+        containers: running containers of the pod, newest first.
+        cgroup: directory of the pod's cgroup; ``None`` if the pod has no separate cgroup, or the cgroup was not found.
         sandbox_files: see :class:`RuntimePod`.
     """
 
@@ -231,7 +236,7 @@ class PodHandle(Record):
 
     @property
     def cgroups(self) -> tuple[str, ...]:
-        """The cgroup directories of its processes: the pod's own, else its containers' own."""
+        """Cgroup directories of the pod's processes: the pod's cgroup, else the cgroups of the running containers."""
         if self.cgroup is not None:
             return (self.cgroup,)
         return tuple(each.cgroup for each in self.containers if each.cgroup is not None)
@@ -241,9 +246,9 @@ class PodInventory(Record):
     """All active pods of the node, from one observation.
 
     Attributes:
-        facts: ordered by UID, for evictions.
-        shutdown: ordered by UID, for a graceful shutdown; the pods of ``facts``.
-        handles: by the UID of ``facts``.
+        facts: facts of each pod for evictions, ordered by UID.
+        shutdown: facts of the same pods for a graceful shutdown, ordered by UID.
+        handles: handle of each pod in ``facts``, by UID.
         observed_at: time at which the runtime's lists were requested.
         warnings: failed readings and their consequence, as sentences.
     """

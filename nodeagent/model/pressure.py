@@ -14,9 +14,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Signal(StrEnum):
-    """Eviction signals in the kubelet's spelling; of equally urgent thresholds the first signal is acted on first.
+    """Eviction signals in the kubelet's spelling; their order decides between equally urgent thresholds.
 
-    The stall signals (``.psi.``) are percent of time over ten seconds; they and ``swap.free`` are not kubelet signals.
+    PSI signals (``.psi.``) are the percentage of time stalled over ten seconds. The kubelet has neither PSI signals nor
+    ``swap.free``.
 
     Source: kubelet eviction API signals; the kernel's pressure files, ``avg10``.
     """
@@ -84,13 +85,13 @@ class FilesystemLayout(StrEnum):
 
 
 class OtherImageFilesystem(NamedTuple):
-    """An image filesystem besides the first, such as that of the snapshotter of another runtime handler.
+    """An image filesystem other than the first, such as for the snapshotter of another runtime handler.
 
     Attributes:
-        path: a path on it, for display and readings.
-        device_id: its device when it was found; another device at the path is another filesystem.
-        stores: the snapshotters on it, at least one.
-        on_nodefs: whether it is nodefs as well.
+        path: a path on the filesystem, for display and readings.
+        device_id: device id at the discovery of the filesystem; a changed device id means another filesystem.
+        stores: names of the snapshotters on the filesystem, at least one.
+        on_nodefs: whether the filesystem is also nodefs.
     """
 
     path: str
@@ -100,7 +101,7 @@ class OtherImageFilesystem(NamedTuple):
 
 
 class Measurand(NamedTuple):
-    """A signal of one filesystem; the path is empty but for image filesystems besides the first."""
+    """A signal and its filesystem; ``path`` is set only for image filesystems other than the first."""
 
     signal: Signal
     path: str = ""
@@ -111,8 +112,8 @@ class Moment(Record):
 
     Attributes:
         at: wall time, aware UTC, for display and records.
-        monotonic_s: monotonic seconds, including suspend. Every age and period is a difference of these, so that a
-            step of the wall clock does not change it.
+        monotonic_s: monotonic seconds, including suspend. Ages and periods are computed from monotonic seconds, so that
+            a step of the wall clock has no effect on ages and periods.
     """
 
     at: datetime
@@ -123,11 +124,11 @@ class Observation(Record):
     """One reading of one signal, before validation.
 
     Attributes:
-        available: in bytes, inodes or PIDs; for stall signals the percent of time stalled.
-        capacity: in the same unit; 100 for stall signals.
+        available: available amount in bytes, inodes or PIDs; for PSI signals the percentage of time stalled.
+        capacity: capacity in the unit of ``available``; 100 for PSI signals.
         observed_at: time of the reading.
-        kernel_available: the kernel's own estimate of the same amount; ``None`` without one.
-        path: of an image filesystem besides the first; empty otherwise.
+        kernel_available: the kernel's own estimate of the available amount; ``None`` without an estimate.
+        path: path of an image filesystem other than the first; empty otherwise.
     """
 
     signal: Signal
@@ -164,11 +165,11 @@ class Fact(Record, Generic[T_co]):
 
 
 UNKNOWN: Fact[None] = Fact(None, FactSource.MISSING)
-"""An unknown fact; if the fact is required, it keeps the pod."""
+"""An unknown fact; a pod with an unknown required fact is not evicted."""
 
 
 class QosClass(StrEnum):
-    """Source: Kubernetes pod quality of service."""
+    """Quality of service class of a pod. Source: Kubernetes pod quality of service."""
 
     GUARANTEED = "Guaranteed"
     BURSTABLE = "Burstable"
@@ -184,10 +185,10 @@ class PodLifecycle(StrEnum):
 
 
 class Footprint(Record):
-    """Usage of a filesystem; ``None`` where unknown.
+    """Disk usage in bytes and inodes; ``None`` where unknown.
 
     Attributes:
-        is_lower_bound: whether the measurement is incomplete.
+        is_lower_bound: whether the measurement is incomplete, so that the usage may be higher.
     """
 
     used_bytes: int | None = None
@@ -199,8 +200,9 @@ class LayerUsage(NamedTuple):
     """One writable layer of a pod.
 
     Attributes:
-        device_id: of its filesystem, by the mounts of this process; ``None`` if unknown.
-        snapshotter: as reported by the runtime; empty if unknown.
+        used: disk usage of the layer.
+        device_id: device id of the layer's filesystem, from the mounts of the agent's process; ``None`` if unknown.
+        snapshotter: snapshotter of the layer, as reported by the runtime; empty if unknown.
     """
 
     used: Footprint
@@ -240,8 +242,9 @@ class ContainerFacts(Record):
     """Facts of one running container.
 
     Attributes:
-        memory_request_bytes: 0 for none, ``None`` if unknown; same for ``ephemeral_request_bytes``.
-        ephemeral_limit_bytes: ``None`` or 0 for none or unknown.
+        memory_request_bytes: memory request; 0 for no request, ``None`` if unknown.
+        ephemeral_request_bytes: ephemeral storage request; 0 for no request, ``None`` if unknown.
+        ephemeral_limit_bytes: ephemeral storage limit; ``None`` or 0 for no limit or an unknown limit.
         memory_request_inferred: whether the memory request is not from a definition of the pod.
     """
 
@@ -263,7 +266,7 @@ class EmptyDirFacts(Record):
     limit_bytes: int | None = None
 
 
-class PodFacts(Record):  # an attribute for each fact
+class PodFacts(Record):  # one attribute per fact
     """Facts of one pod; each fact that decides on its eviction has a source.
 
     A required fact that is ``UNKNOWN`` protects the pod; an assumption is a value with the source ``ASSUMED``.
@@ -271,15 +274,16 @@ class PodFacts(Record):  # an attribute for each fact
     Attributes:
         priority: 0 for a pod without priority.
         priority_class: name of its priority class; empty if unknown.
-        static: whether it is defined by a file or URL of the node, not by the API server.
-        mirror: whether it is the API server's mirror of a static pod.
-        critical: whether it is critical by its priority class or priority.
-        memory_request_bytes: of the whole pod, 0 for none; same for ``ephemeral_request_bytes``.
-        ephemeral_limit_bytes: storage limit of the whole pod; ``None`` for none or unknown.
-        termination_grace_s: configured termination grace period.
-        usage: ``None`` if unknown.
-        contradictions: sentences on contradictory sources.
-        ignored: sentences on marks of the pod that have no effect: malformed, or not from a trusted source.
+        static: whether the pod is defined by a file or URL of the node, not by the API server.
+        mirror: whether the pod is the API server's mirror of a static pod.
+        critical: whether the pod is critical by its priority class or priority.
+        memory_request_bytes: memory request of the whole pod; 0 for no request.
+        ephemeral_request_bytes: ephemeral storage request of the whole pod; 0 for no request.
+        ephemeral_limit_bytes: storage limit of the whole pod; ``None`` for no limit or an unknown limit.
+        termination_grace_s: configured termination grace period in seconds.
+        usage: current usage of the pod; ``None`` if unknown.
+        contradictions: contradictions between the sources, as sentences.
+        ignored: ignored marks of the pod (malformed, or not from a trusted source), as sentences.
     """
 
     uid: str

@@ -6,7 +6,7 @@ from nodeagent.record import Record
 
 
 class ProcessIdentity(Record):
-    """A process, distinguished from later processes of the same pid and from processes of other boots.
+    """A process, distinguished from later processes with the same PID and from processes of other boots.
 
     Attributes:
         boot_id: id of the boot; empty if unknown.

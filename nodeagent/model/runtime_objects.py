@@ -1,4 +1,4 @@
-"""Objects of the runtime on the host, and the runtime's records of them, for the audit of leaks."""
+"""Objects of the runtime on the host, and records of the runtime, for the leak audit."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class RuntimeObject(Record):
     Attributes:
         name: path, or id for a process, a lease or a record.
         key: identity in the runtime's records: container id, digest, reference, snapshot key, number of a directory.
-        scope: namespace of the key, or the snapshotter; empty for none.
+        scope: namespace of the key, or the snapshotter; empty for a key without namespace or snapshotter.
         namespace: namespace of a snapshot record; empty otherwise.
-        changed_at: its last change or its expiry; ``None`` if unknown.
-        size_bytes: its size; ``None`` if not measured.
+        changed_at: time of the last change of the object, or the expiry of a lease; ``None`` if unknown.
+        size_bytes: size of the object; ``None`` if not measured.
     """
 
     kind: ObjectKind
@@ -49,13 +49,13 @@ class RuntimeObject(Record):
 
 
 class RuntimePaths(Record):
-    """Directories of a containerd.
+    """Directories and socket of a containerd daemon.
 
     Attributes:
-        stores: snapshotter to directory, and the content store under the empty name.
+        stores: directory by snapshotter, with the content store under the empty name.
         cri: directories of the CRI plugin, persistent and volatile.
         tasks: directories of the tasks, persistent and volatile.
-        address: path of its socket.
+        address: path of containerd's socket.
     """
 
     stores: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class RuntimeRecords(Record):
     Attributes:
         containers: namespace and id of each container.
         cri_ids: ids of the containers and sandboxes that CRI lists.
-        digests: of all blobs.
+        digests: digests of all blobs.
         ingests: namespace and reference of each blob being written.
         snapshots: snapshotter, namespace and key of each snapshot.
         leases: leases with an expiry time.
@@ -88,9 +88,9 @@ class HostObjects(Record):
     """The objects of a runtime on the host.
 
     Attributes:
-        objects: in a fixed order.
-        directories: snapshotter to the numbers of its snapshots' directories, from its database; a snapshotter whose
-            database could not be read is missing, and its directories are not compared.
+        objects: the objects, in an order that does not change between readings.
+        directories: numbers of the snapshot directories by snapshotter, from the database of the snapshotter. A
+            snapshotter with an unreadable database has no entry, and its directories are not compared.
         warnings: sources that could not be read.
     """
 

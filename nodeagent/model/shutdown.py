@@ -1,4 +1,4 @@
-"""Pods of a node shutdown, and the outcome of each."""
+"""Pods of a node shutdown, and their outcomes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class ShutdownPod(Record):
     """One pod that runs at the start of a node shutdown.
 
     Attributes:
-        priority: ``None`` if no source has it.
-        priority_source: source of the priority, such as ``kubelet /pods``; empty without one.
-        static: whether it is defined by a manifest file or is a mirror of such a pod; see ``static_source``.
-        node_critical: whether it is critical to the node; see ``node_critical_source``.
+        priority: priority of the pod; ``None`` if unknown.
+        priority_source: source of the priority, such as ``kubelet /pods``; empty without a priority.
+        static: whether the pod is a static pod or the mirror pod of a static pod; see ``static_source``.
+        node_critical: whether the pod is critical to the node; see ``node_critical_source``.
         labels: the pod's own labels.
-        termination_grace_s: its termination grace period in seconds; ``None`` where not known.
-        container_ids: its running containers, in the order of their stop requests.
+        termination_grace_s: termination grace period in seconds; ``None`` if unknown.
+        container_ids: ids of the running containers, in the order of their stop requests.
 
     Source: Kubernetes ``PodSpec`` (``priority``, ``terminationGracePeriodSeconds``), annotations of the sandbox.
     """
@@ -41,7 +41,7 @@ class ShutdownPod(Record):
 
 
 class PodOutcome(StrEnum):
-    """Progress of one pod. The values are part of the state on disk and of the history."""
+    """Progress of the stop of one pod. The values are part of the state on disk and of the shutdown history."""
 
     STOPPING = "stopping"
     STOPPED = "stopped"

@@ -41,9 +41,9 @@ class StoredPiece(Record):
     Attributes:
         key: the snapshot's key (for images its chain id) or the blob's digest.
         size_bytes: its disk usage, in whole allocation units of the filesystem where known.
-        inodes: number of inodes freed with it.
-        references: references other than from listed images; empty if only images reference it.
-        snapshotter: of a snapshot; empty for a blob.
+        inodes: number of inodes freed by the removal of the piece.
+        references: references other than from listed images; empty if only images reference the piece.
+        snapshotter: snapshotter of a snapshot; empty for a blob.
     """
 
     key: str
@@ -58,11 +58,11 @@ class ImageRecord(Record):
     """Records of one CRI image in the runtime's own image service.
 
     Attributes:
-        names: every name of the image (tags, digests, the config digest); it is removed with the last of them.
-        pulled_at: latest pull, which is the creation or the change of the target of a name; ``None`` if unknown.
-        complete: whether every blob and snapshot that it references exists.
-        pinned: whether a label of one of the names pins it.
-        sources: repositories that its content was pulled from; ``None`` if unknown.
+        names: every name of the image (tags, digests, the config digest); removal of the last name removes the image.
+        pulled_at: time of the latest pull, at which a name was created or its target changed; ``None`` if unknown.
+        complete: whether every blob and snapshot that the image references exists.
+        pinned: whether a label of one of the names pins the image.
+        sources: repositories from which the content of the image was pulled; ``None`` if unknown.
     """
 
     names: tuple[str, ...]
@@ -81,10 +81,10 @@ class StorageGraph(Record):
             could not be resolved; its size is unknown.
         pending_bytes: size of the unreferenced pieces, freed by the runtime's next garbage collection.
         records: CRI image id to its records in the image service.
-        undo_bytes: size of the pieces that only undo windows of removed images keep.
+        undo_bytes: size of the pieces that are kept only for the undo windows of removed images.
         pending_by_store: ``pending_bytes`` by snapshotter, with the empty name for blobs.
         undo_by_store: ``undo_bytes`` by snapshotter, with the empty name for blobs.
-        store_paths: directory of each snapshotter, and of the blobs under the empty name; without unknown ones.
+        store_paths: directory by snapshotter, with the blobs under the empty name; unknown directories are omitted.
     """
 
     pieces: tuple[StoredPiece, ...] = ()
@@ -106,11 +106,12 @@ class UnreferencedPiece(Record):
     """A blob or a snapshot without reference from an image, container, lease, ingest or other piece.
 
     Attributes:
-        piece: its kind, size and key; the key is without snapshotter.
-        snapshotter: of a snapshot; empty for a blob.
-        created_at: its creation time; ``None`` if not reported.
-        rooted: whether a ``containerd.io/gc.root`` label, its own or of a child, exempts it from collection.
-        parent: key of the parent snapshot; empty for none.
+        piece: kind, size and key of the piece; the key does not include the snapshotter.
+        snapshotter: snapshotter of a snapshot; empty for a blob.
+        created_at: creation time; ``None`` if not reported.
+        rooted: whether a ``containerd.io/gc.root`` label of the piece or of a child exempts the piece from garbage
+            collection.
+        parent: key of the parent snapshot; empty without a parent.
     """
 
     piece: StoredPiece

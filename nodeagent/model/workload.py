@@ -34,16 +34,16 @@ class Container(Record, gc=False):
 
     Attributes:
         image_ref: the image as resolved by the runtime: an id on containerd, an id or a digest elsewhere.
-        image_id: the image id where reported (newer CRI), else empty.
+        image_id: the image id if reported (newer CRI versions), else empty.
         image_name: the image reference in the container's configuration.
         created_at: ``None`` if not reported.
-        finished_at: time of exit; ``None`` before, or if the status was not read.
+        finished_at: time of exit; ``None`` before the exit, or if the status was not read.
         exit_code: ``None`` if unknown.
         log_path: absolute path of the current log; ``None`` if unknown.
         volume_images: references of images mounted as volumes.
-        display_name: ``namespace/pod/container``; without kubelet labels its own name, else its id. Computed.
-        pod_uid: UID of its pod; empty without the kubelet's label. Computed.
-        has_kubelet_labels: whether it has the kubelet's labels for pod UID and container name. Computed.
+        display_name: ``namespace/pod/container``; without kubelet labels the container's name, else its id. Computed.
+        pod_uid: UID of the pod; empty without the kubelet's label. Computed.
+        has_kubelet_labels: whether the container has the kubelet's labels for pod UID and container name. Computed.
 
     Source: CRI ``Container``; the other fields from ``ContainerStatus``.
     """
@@ -68,7 +68,7 @@ class Container(Record, gc=False):
     has_kubelet_labels: bool = False
 
     def __post_init__(self) -> None:
-        """Compute the values of the labels once, as most containers are unchanged between two listings."""
+        """Compute the attributes from the labels once, because most containers are unchanged between two listings."""
         labels, name = self.labels, self.name or self.id
         if LABEL_POD_NAME in labels:
             name = f"{labels.get(LABEL_POD_NAMESPACE, '')}/{labels[LABEL_POD_NAME]}/{self.name}"
@@ -79,12 +79,12 @@ class Container(Record, gc=False):
 
     @property
     def pod_name(self) -> str:
-        """Name of its pod; empty without the kubelet's label."""
+        """Name of the container's pod; empty without the kubelet's label."""
         return self.labels.get(LABEL_POD_NAME, "")
 
     @property
     def pod_namespace(self) -> str:
-        """Namespace of its pod; empty without the kubelet's label."""
+        """Namespace of the container's pod; empty without the kubelet's label."""
         return self.labels.get(LABEL_POD_NAMESPACE, "")
 
 
@@ -92,8 +92,8 @@ class Sandbox(Record, gc=False):
     """One pod sandbox in the runtime's list.
 
     Attributes:
-        ready: whether its state is ``SANDBOX_READY``.
-        image: reference or id of the sandbox's own (pause) image; empty if it could not be read.
+        ready: whether the state of the sandbox is ``SANDBOX_READY``.
+        image: reference or id of the sandbox's own (pause) image; empty after a failed reading.
         log_directory: directory of the pod's logs; ``None`` if unknown.
 
     Source: CRI ``PodSandbox``; ``image`` and ``log_directory`` from the verbose ``PodSandboxStatus``.
@@ -114,10 +114,10 @@ class Sandbox(Record, gc=False):
 
     @property
     def from_api_server(self) -> bool:
-        """Whether its annotation has an API server as the source of the pod. Source: kubelet ``config.source``."""
+        """Whether the config source annotation names the API server. Source: kubelet ``config.source``."""
         return self.annotations.get(ANNOTATION_SOURCE) == "api"
 
     @property
     def has_kubelet_labels(self) -> bool:
-        """Whether it has the kubelet's label for the pod UID."""
+        """Whether the sandbox has the kubelet's label for the pod UID."""
         return bool(self.labels.get(LABEL_POD_UID))

@@ -1,4 +1,4 @@
-"""Reading of the API server for ``nodeagent doctor``: trust, credentials and rules. It changes nothing."""
+"""Read-only check of the API server for ``nodeagent doctor``: server trust, credentials and access rules."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class _Review(msgspec.Struct, frozen=True):
 
 
 class ApiAccessFacts(Record):
-    """Result of a reading.
+    """Result of an access check at the API server.
 
     Attributes:
         error: cause of a failed request; empty otherwise.
-        expires_at: end of validity of the client certificate; ``None`` without one.
+        expires_at: end of validity of the client certificate; ``None`` without a client certificate.
         is_registered: whether the Node object exists.
         missing: rules that the identity lacks, for display.
     """
@@ -51,7 +51,10 @@ class ApiAccessFacts(Record):
 
 
 async def read_pod_access(access: ApiAccess, node: str) -> tuple[int, str]:
-    """Return the number of pods that the API server lists for a node, and the reason that they prove nothing."""
+    """Return the number of pods that the API server lists for a node, and the reason that the list is not usable.
+
+    The reason is a failed request, or a Node object that is not proven to be of this machine; empty for a usable list.
+    """
     client = ApiClient(access, ApiCredentials(access))
     try:
         pods, _ = await PodApi(client, node).list()
@@ -64,7 +67,7 @@ async def read_pod_access(access: ApiAccess, node: str) -> tuple[int, str]:
 
 
 async def read_api_access(access: ApiAccess, node: str, settings: Collection[str] = ()) -> ApiAccessFacts:
-    """Return whether the API server is trusted, accepts the credentials, and grants every rule, also of ``settings``.
+    """Check the server certificate, the credentials and every access rule, including the rules for ``settings``.
 
     Source: Kubernetes ``SelfSubjectAccessReview``, allowed to every identity by ``system:basic-user``.
     """

@@ -1,11 +1,11 @@
 """Pods bound to this node, as listed by the kubelet, and the state of that list.
 
-A kubelet that has just started answers with an empty list, then with static pods only; while the API server is away it
-has nothing else. Such an answer is not distinguishable from a complete one by itself, and so a pod missing in it is not
-deleted. Two facts are evidence: the kubelet adds all pods of one source (its files, the API server) at once, so that a
-list with other pods of a source has all of that source; and a sandbox that was created for a pod of the API server is
-missing in an incomplete list. Neither proves a deletion, which only the API server does; they limit for how long the
-images of a missing pod remain named.
+A kubelet that has just started answers with an empty list, then with static pods only until the API server answers.
+Such a list is not distinguishable from a complete list, so that a missing pod does not count as deleted. Two facts are
+evidence about completeness. First, the kubelet adds all pods of one source (its files, the API server) together: a list
+with one pod of a source has all pods of that source. Second, a list is incomplete if the runtime has a sandbox of an
+API server pod that the list lacks. The evidence does not prove a deletion, as only the API server can. The evidence
+limits the time during which the images of a missing pod count as named.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_AGE_S: Final = 1.0
 VANISHED_S: Final = 600.0
-"""Time for which a pod has to be missing in lists with other pods of its source until its images are not named."""
+"""Seconds after which the images of a pod no longer count as named, if lists with pods of its source lack the pod."""
 
 _API: Final = "api"
 ENDED: Final = frozenset({"Succeeded", "Failed"})
@@ -37,7 +37,7 @@ _SHOWN: Final = 3
 
 
 class BoundPods:
-    """Repeated readings of the kubelet's list; concurrent readings share one.
+    """Reader of the kubelet's pod list; concurrent callers share one reading.
 
     Attributes:
         state: the state of the list, for display; ``None`` without a kubelet.
@@ -56,8 +56,9 @@ class BoundPods:
         Args:
             clock: dates the readings.
             kubelet: the kubelet's list; ``None`` without a configured kubelet.
-            address: of the list, for display.
-            list_sandboxes: the runtime's sandboxes, the evidence of an incomplete list; ``None`` for none.
+            address: address of the list, for display.
+            list_sandboxes: returns the runtime's sandboxes, as evidence of an incomplete list; ``None`` for no
+                comparison.
         """
         self._clock = clock
         self._kubelet = kubelet
@@ -70,7 +71,7 @@ class BoundPods:
 
     @property
     def configured(self) -> bool:
-        """Whether there is a kubelet to list."""
+        """Whether a kubelet is configured."""
         return self._kubelet is not None
 
     @property
@@ -79,7 +80,7 @@ class BoundPods:
         return self._bound is not None
 
     def pods(self) -> Iterator[tuple[PodSpec, bool]]:
-        """Yield the pods that have not ended, and whether the latest list has them."""
+        """Yield each pod that has not ended, and whether the latest list contains the pod."""
         for key, (spec, _) in (self._bound or {}).items():
             if spec.phase not in ENDED:
                 yield spec, key in self._listed
@@ -112,7 +113,7 @@ class BoundPods:
         )
 
     def _remember(self, pods: tuple[PodSpec, ...]) -> frozenset[str]:
-        """Store the listed pods and the missing ones that may still be bound; return the UIDs of all."""
+        """Store the listed pods and the missing pods that may still be bound; return the UIDs of all stored pods."""
         now_s = self._clock.monotonic_s()
         listed = {each.uid or f"{each.namespace}/{each.name}/{number}": each for number, each in enumerate(pods)}
         names = {(each.namespace, each.name) for each in pods}
@@ -131,13 +132,13 @@ class BoundPods:
         return frozenset(self._bound)
 
     async def _compare(self, known: frozenset[str]) -> tuple[Completeness, str]:
-        """Compare a list without pods of the API server with the sandboxes created for such pods."""
+        """Return the completeness of a list without API server pods, and the evidence, by comparison with sandboxes."""
         if self._list_sandboxes is None:
             return Completeness.UNCONFIRMED, "no pod of the API server in the list"
         try:
             sandboxes = await self._list_sandboxes()
         except NodeAgentError as error:
-            return Completeness.PARTIAL, f"no pod of the API server in the list, and no comparison: {error}"
+            return Completeness.PARTIAL, f"no pod of the API server in the list; cannot list sandboxes: {error}"
         missing = sorted({f"{each.namespace}/{each.name}" for each in sandboxes if _is_missing(each, known)})
         if not missing:
             return Completeness.UNCONFIRMED, "no pod of the API server in the list"
@@ -153,5 +154,8 @@ def _is_missing(sandbox: Sandbox, known: frozenset[str]) -> bool:
 
 
 def _source(spec: PodSpec) -> str:
-    """Return the source of a pod. Source: kubelet ``config.source``: ``api``, ``file`` or ``http``."""
+    """Return the configuration source of a pod; empty if unknown.
+
+    Source: kubelet ``config.source``: ``api``, ``file`` or ``http``.
+    """
     return spec.annotations.get(ANNOTATION_SOURCE, "")

@@ -1,4 +1,4 @@
-"""Readings of the clocks, and correction of times that contradict them."""
+"""Readings of the wall clock and of CLOCK_BOOTTIME, and correction of item times that contradict the clocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.model import ClockTrust, NodeSnapshot
     from nodeagent.store import ItemKey
 
-# Module constants, since a lookup in the class takes ten times as long.
+# Module constants, since a lookup in the enum class takes ten times as long.
 _RUNNING: Final = ContainerState.RUNNING
 _EXITED: Final = ContainerState.EXITED
 _ID: Final = attrgetter("id")
@@ -36,9 +36,9 @@ _CREATED, _FINISHED, _SANDBOX, _LOGS, _LINK = (
 
 
 def read_clocks(clock: Clock, boot_id: str | None = None) -> ClockReading:
-    """Return a reading of both clocks; ``boot_id`` is read unless given.
+    """Return a reading of the wall clock and of CLOCK_BOOTTIME; ``boot_id`` is read unless given.
 
-    Both are read again if they were read too far apart; the difference would be taken for a jump of the wall clock.
+    Both clocks are read again after a delay between the two readings, which would count as a jump of the wall clock.
     """
     boot_id = read_boot_id() if boot_id is None else boot_id
     for _ in range(_ATTEMPTS):
@@ -49,12 +49,12 @@ def read_clocks(clock: Clock, boot_id: str | None = None) -> ClockReading:
 
 
 def stored_trust(state_directory: Path, at: ClockReading) -> ClockTrust:
-    """Return the trust in the wall clock by the clock record of a state directory, which is only read."""
+    """Return the trust in the wall clock from the clock record of a state directory, without changing the record."""
     return Store(state_directory, read_only=True).clock(at)
 
 
 class FirstSeenReader(Protocol):
-    """Returns the first observation of items whose time contradicts the clock; see ``Store.first_seen``."""
+    """Reader of the first observation of items with a time that contradicts the clock; see ``Store.first_seen``."""
 
     def __call__(
         self,
@@ -64,7 +64,7 @@ class FirstSeenReader(Protocol):
         states: Mapping[ItemKey, int],
         /,
     ) -> Mapping[ItemKey, datetime]:
-        """Return the first observations by the wall clock of ``at``; blocking."""
+        """Return the time of the first observation of each such item, by the wall clock of ``at``. Blocks."""
 
 
 def with_valid_times(
@@ -72,12 +72,12 @@ def with_valid_times(
 ) -> NodeSnapshot:
     """Return a snapshot in which every time that contradicts the clock is replaced by the item's first observation.
 
-    Only the times of items that are removed by age are considered: of containers that are not running, sandboxes that
-    are not ready, and completely read logs.
+    Only items that are removed by age are considered: containers that are not running, sandboxes that are not ready,
+    and completely read logs.
 
     Args:
         snapshot: the snapshot.
-        at: the reading of the clocks at its observation.
+        at: the reading of the clocks at the observation.
         read_first_seen: returns the first observations; blocking.
         logs: whether logs were listed.
     """

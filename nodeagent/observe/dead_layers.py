@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 
 class StatsReader(Protocol):
-    """Lists the usage of containers."""
+    """Source of container statistics."""
 
     async def list_container_stats(self, only: Collection[str] | None = None, /) -> tuple[ContainerUsage, ...]:
-        """Return the usage of the containers in ``only``, or of all. Raises RuntimeRequestError if the call fails."""
+        """Return the usage of the containers in ``only``; ``None`` for all. Raises RuntimeRequestError on failure."""
 
 
 class DeadLayers:
-    """Sizes of writable layers, read once per container and state, since only a running one changes its layer.
+    """Sizes of the writable layers of dead containers, read once per container and state.
 
-    The usage of all containers is expensive for the runtime, and most of it is of running ones. A size that is not
-    reported is read twice: containerd has none in the first seconds, and later omits containers that are not running.
+    Only a running container changes its layer, and the statistics of all containers are expensive for the runtime. A
+    size that is not reported is read twice: containerd reports no size in the first seconds, and later omits containers
+    that are not running.
     """
 
     def __init__(self, runtime: StatsReader) -> None:
@@ -35,12 +36,12 @@ class DeadLayers:
         self._all: tuple[Iterable[Container], dict[str, int]] = (), {}
 
     async def read(self, containers: Iterable[Container], warnings: list[str]) -> dict[str, int]:
-        """Return the sizes by id, where known; add a warning if they cannot be read.
+        """Return the layer sizes in bytes by container id, where known; add a warning if the statistics are unreadable.
 
         Source: CRI ``ContainerStats.writable_layer``.
         """
         before, all_sizes = self._all
-        if containers is before:  # unchanged since the previous listing, and all were read
+        if containers is before:  # unchanged since the previous listing, with all sizes read
             return dict(all_sizes)
         running = ContainerState.RUNNING
         dead = {each.id: each.state for each in containers if each.state is not running}

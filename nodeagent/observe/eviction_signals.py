@@ -1,6 +1,7 @@
 """The eviction signal reader: filesystem layout, signal readings, and their evaluation against the thresholds.
 
-The eviction loop, the status and metrics documents, the reload preview and the commands read signals through it only.
+The eviction loop, the status and metrics documents, the reload preview and the commands read signals only through this
+reader.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ if TYPE_CHECKING:
     FindImageFilesystems = Callable[[], Awaitable[tuple[ImageFilesystem, ...]]]
 
 _Read = tuple[tuple[Observation, ...], tuple[str, ...]]
-"""Readings, and sentences on the unreadable signals."""
+"""Readings, and a sentence for each unreadable signal."""
 
 _NOTHING: Final[_Read] = ((), ())
 _READ_WITHIN_S: Final = 2.0
 _RUNTIME_WITHIN_S: Final = 2.0
 LAYOUT_KEPT_S: Final = 60.0
-"""Time after which the image filesystems besides the first are found again."""
+"""Maximum age of a cached layout in seconds, since the image filesystems other than the first can change."""
 
 
 class SignalLayout(Record):
-    """Filesystems and thresholds of a node, constant while an agent runs.
+    """Filesystems and thresholds of a node.
 
     Attributes:
         layout: which of nodefs, imagefs and containerfs share a device.
-        thresholds: the configured thresholds, the derived ones on containerfs, and those on other image filesystems.
+        thresholds: configured thresholds, with the thresholds derived for containerfs and other image filesystems.
         warnings: thresholds without effect on this node.
-        others: the image filesystems besides the first. They change while an agent runs.
-        others_known: whether they could be found.
+        others: the image filesystems other than the first, which can change while the agent runs.
+        others_known: whether the search for other image filesystems succeeded.
     """
 
     paths: SignalPaths
@@ -65,7 +66,7 @@ class SignalReadings(Record):
     """One reading of every signal.
 
     Attributes:
-        unread: sentences on the unreadable signals.
+        unread: a sentence for each unreadable signal.
         at: the time after the last reading.
     """
 
@@ -88,7 +89,7 @@ class EvaluatedSignals(Record):
 
 
 class EvictionSignalReader:
-    """Reads all signals of the node. A hanging filesystem delays only its own signals."""
+    """Reader of all signals of the node. A hanging filesystem delays only its own signals."""
 
     def __init__(self, settings: EvictionSettings, clock: Clock, *, pod_log_root: Path, root: Path = Path("/")) -> None:
         """Create a reader without initial readings.
@@ -96,7 +97,7 @@ class EvictionSignalReader:
         Args:
             settings: thresholds and sources of signals.
             clock: dates the readings.
-            pod_log_root: determines nodefs on a node without a kubelet's directory.
+            pod_log_root: determines nodefs on a node without a kubelet root directory.
             root: parent of ``proc`` and ``sys``.
         """
         self._pod_log_root = pod_log_root
@@ -112,15 +113,16 @@ class EvictionSignalReader:
         """Return the layout of the node's filesystems.
 
         Args:
-            cri: reports the image filesystem.
+            cri: client of the runtime, which reports the image filesystem.
             imagefs_path: configured path on imagefs; empty for the path reported by the runtime.
-            find: returns the several image filesystems of the node, none on a node with one; ``None`` for the first.
+            find: returns all image filesystems of a node with several, empty on a node with one; ``None`` to use only
+                the first.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
             RuntimeRequestError: the runtime refused ``ImageFsInfo``.
 
-        Without an answer on the other image filesystems they are omitted, with a warning.
+        Image filesystems other than the first are omitted, with a warning, if the search for them fails.
         """
         info = await cri.image_fs_info()
         image = next(iter(info.image_mountpoints), None)
@@ -138,9 +140,9 @@ class EvictionSignalReader:
     async def read_layout_or_nodefs(
         self, cri: CriClient, imagefs_path: str, find: FindImageFilesystems | None = None
     ) -> tuple[SignalLayout, str]:
-        """Return the layout, and a warning if the runtime does not report it within two seconds.
+        """Return the layout, and a warning if the runtime does not report the layout within two seconds.
 
-        The layout then has no imagefs and no containerfs. The warning is empty otherwise.
+        A layout with a warning has neither imagefs nor containerfs. The warning is empty after an answer in time.
         """
         try:
             async with asyncio.timeout(_RUNTIME_WITHIN_S):
@@ -154,7 +156,7 @@ class EvictionSignalReader:
         return await self.resolve_layout(SignalPaths(await asyncio.to_thread(nodefs_path, self._pod_log_root)))
 
     async def resolve_layout(self, paths: SignalPaths, several: Iterable[ImageFilesystem] = ()) -> SignalLayout:
-        """Return the layout of known filesystem paths, with the thresholds that apply to it.
+        """Return the layout of known filesystem paths, with the thresholds that apply to that layout.
 
         ``several`` are the image filesystems of a node with more than one.
         """
@@ -165,7 +167,7 @@ class EvictionSignalReader:
     async def read(self, layout: SignalLayout) -> SignalReadings:
         """Return readings of all signals; filesystem signals are omitted while a filesystem hangs.
 
-        Other image filesystems are read apart, so that one of them delays no signal but its own.
+        Image filesystems other than the first are read separately, so that a hang delays only their own signals.
         """
         (first, late), (others, others_late) = await asyncio.gather(
             _read_in_time(self._first, partial(self._read_signals, layout.paths)),
@@ -201,14 +203,14 @@ class EvictionSignalReader:
 
         Args:
             layout: filesystems and thresholds.
-            state: the state of the previous pass; empty for none.
+            state: the eviction state of the previous pass; an empty state before the first pass.
         """
         return self.evaluate_readings(layout, await self.read(layout), state)
 
     def evaluate_readings(
         self, layout: SignalLayout, readings: SignalReadings, state: EvictionState
     ) -> EvaluatedSignals:
-        """Return given readings, evaluated against the thresholds."""
+        """Return ``readings`` with their evaluation against the thresholds."""
         found = evaluate(state, readings.observations, layout.thresholds, self._settings.policy, now=readings.at)
         capacities = {each.measurand: each.capacity for each in readings.observations}
         warnings = (
@@ -225,7 +227,7 @@ class EvictionSignalReader:
 
 
 async def _read_in_time(guard: GuardedCall[_Read], read: Callable[[], _Read]) -> tuple[_Read, str]:
-    """Return the readings, and the cause if there is none: text after the noun."""
+    """Return the readings, or no readings and the cause of the hang, worded as the predicate of a sentence."""
     try:
         return await guard.run(read, within_s=_READ_WITHIN_S), ""
     except HangingCallError as error:
@@ -233,7 +235,7 @@ async def _read_in_time(guard: GuardedCall[_Read], read: Callable[[], _Read]) ->
 
 
 class LayoutCache:
-    """The layout of a node, found again after a minute; without an answer then, the last one."""
+    """Cache of the layout, refreshed after a minute; without an answer of the runtime, the last layout remains."""
 
     def __init__(
         self, reader: EvictionSignalReader, cri: CriClient, imagefs_path: str, find: FindImageFilesystems
@@ -245,7 +247,7 @@ class LayoutCache:
         self._until_s = 0.0
 
     async def read(self) -> tuple[SignalLayout, str]:
-        """Return the layout, and a warning until the runtime has reported it."""
+        """Return the layout, and a warning until the runtime has reported a layout."""
         now_s = self._reader.now().monotonic_s
         if self._layout is not None and now_s < self._until_s:
             return self._layout, ""
@@ -258,10 +260,10 @@ class LayoutCache:
 
 
 def layout_of(paths: SignalPaths) -> FilesystemLayout:
-    """Return which filesystems share a device.
+    """Return the layout of nodefs, imagefs and containerfs: which of them share a device.
 
-    Differs from the kubelet, which counts the subvolumes of one Btrfs filesystem as several, and so evicts pods before
-    it removes unused images.
+    Btrfs subvolumes count as one filesystem. The kubelet counts several filesystems, and therefore evicts pods before
+    the removal of unused images.
 
     Source: kubelet ``HasDedicatedImageFs``.
     """
@@ -275,10 +277,10 @@ def layout_of(paths: SignalPaths) -> FilesystemLayout:
 
 
 def others_of(paths: SignalPaths, several: Iterable[ImageFilesystem]) -> tuple[OtherImageFilesystem, ...]:
-    """Return the image filesystems besides the first that eviction watches, each once.
+    """Return the image filesystems watched by eviction besides imagefs and containerfs, without duplicates.
 
-    Not watched: those without a known snapshotter, as with CRI alone, since no image is known to be there; and
-    unreadable ones. Not other ones: the filesystems of imagefs and containerfs.
+    Unreadable filesystems are not watched. Filesystems without a known snapshotter, as with CRI alone, are not watched
+    either, because no image is known to be stored there.
     """
     known = (paths.nodefs, paths.imagefs, paths.containerfs)
     nodefs, *own = (None if each is None else filesystem_id(each) for each in known)
@@ -293,7 +295,7 @@ def others_of(paths: SignalPaths, several: Iterable[ImageFilesystem]) -> tuple[O
 
 
 def nodefs_path(pod_log_root: Path, kubelet_root: Path = KUBELET_ROOT) -> str:
-    """Return a path on nodefs: the kubelet's root directory; on a node without one, that of the pod logs."""
+    """Return a path on nodefs: the kubelet's root directory, or the pod log directory if the former does not exist."""
     if kubelet_root.is_dir():
         return str(kubelet_root)
     return str(next(each for each in (pod_log_root, *pod_log_root.parents) if each.is_dir() or each == Path("/")))

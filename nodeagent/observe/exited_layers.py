@@ -1,7 +1,7 @@
 """Writable layers of exited containers of active pods, measured by the runtime.
 
-Neither the statistics of containerd nor a mount show them. A pod could hide its usage in a container that ends, and
-container garbage collection keeps the newest instance of each container, also under pressure.
+Neither containerd's statistics nor the mounts include these layers. A pod could otherwise hide usage in an exited
+container, because container garbage collection keeps the newest instance of each container, also under pressure.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from nodeagent.runtime.cri_messages import ContainerUsage
 
 _SLOW_FOR_S: Final = 120.0
-"""Time for which a layer that was not measured in time is not measured again, so that it delays few readings."""
+"""Seconds after a timeout during which the layer is not measured again, so that slow layers delay few readings."""
 
 AT_LEAST_ZERO: Final = Footprint(0, 0, is_lower_bound=True)
 
 
 class ExitedLayers:
-    """Measures the layers of exited containers, each once, since they do not change.
+    """Reader of the writable layers of exited containers; a layer is measured once, since exited layers do not change.
 
     Attributes:
         measure: returns the usage of a layer by snapshotter and container id.
     """
 
     def __init__(self, measure: MeasureLayer, *, within_s: float = WITHIN_S) -> None:
-        """Measure each layer within some seconds, and begin measurements within the same time of a reading."""
+        """Create a reader; ``within_s`` limits each measurement, and the start of measurements in one reading."""
         self.measure = measure
         self._within_s = within_s
         self._known: dict[str, Footprint] = {}
@@ -47,10 +47,10 @@ class ExitedLayers:
     async def read(
         self, pods: Sequence[RuntimePod], stats: Mapping[str, ContainerUsage]
     ) -> dict[str, tuple[LayerUsage, ...]]:
-        """Return the layers of exited containers by pod UID, without those in the statistics.
+        """Return the layers of exited containers by pod UID, except the layers with a size in ``stats``.
 
-        A layer that takes too long is a lower bound of 0. One that the runtime cannot measure is omitted, and one whose
-        measurement could not begin in time, because of those of other pods.
+        A layer counts as a lower bound of 0 after a timeout. A layer is omitted if the runtime cannot measure the
+        layer, or if the measurements of other layers delayed the start of its measurement too long.
         """
         stores = {each.id: store for pod in pods for each, store in _exited(pod) if not is_measured(each.id, stats)}
         self._known = {key: each for key, each in self._known.items() if key in stores}
@@ -93,8 +93,8 @@ class ExitedLayers:
 def with_further_layers(reading: PodReading, layers: Iterable[LayerUsage]) -> PodReading:
     """Return a reading with further layers in its usage, but not in the usage compared with the pod's storage limit.
 
-    They are the layers of exited containers and the volumes declared by images. The kubelet compares the layers of
-    running containers only: a restart of a container must not add up to an excess.
+    Further layers are the layers of exited containers and the volumes declared by images. The kubelet compares only the
+    layers of running containers with the limit, so that restarts of a container do not accumulate usage.
     """
     writable, found = reading.writable, tuple(layers)
     if writable is None or not found:

@@ -1,4 +1,4 @@
-"""The image filesystems of the node: those that the runtime reports, and those of the snapshotters in use."""
+"""Image filesystems of the node: reported by the runtime, or used by a snapshotter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 STATVFS_DEADLINE_S: Final = 10.0
 CONTENT_STORE: Final = ""
-"""Name of the content store among the stores."""
+"""Name of the content store in mappings by snapshotter."""
 
 _NO_PATHS: Final = "the runtime reports no image filesystem (ImageFsInfo is empty); set runtime.imagefs_path"
 
@@ -26,9 +26,9 @@ class ImageFilesystems(Record):
     """The image filesystems of the node.
 
     Attributes:
-        first: the reading of the one that the runtime reports first; ``None`` if it could not be read.
-        error: cause of a missing reading of the first; empty normally.
-        several: all of them, in the runtime's order, on a node with several; empty on a node with one.
+        first: reading of the filesystem that the runtime reports first; ``None`` after a failed reading.
+        error: cause of the failed reading of the first filesystem; empty normally.
+        several: all image filesystems of a node with several, in the runtime's order; empty on a node with one.
     """
 
     first: FsObservation | None
@@ -37,16 +37,16 @@ class ImageFilesystems(Record):
 
 
 class ImageFilesystemReader:
-    """Reads the image filesystems."""
+    """Reader of the image filesystems of the node."""
 
     def __init__(self, cri: CriClient, read_filesystem: Callable[[str], FsObservation], imagefs_path: str = "") -> None:
-        """Create a reader; ``imagefs_path`` replaces all paths of the runtime."""
+        """Create a reader; a non-empty ``imagefs_path`` replaces the paths that the runtime reports."""
         self._cri = cri
         self._read_filesystem = read_filesystem
         self._imagefs_path = imagefs_path
 
     async def reported_paths(self) -> tuple[tuple[str, ...], str]:
-        """Return the mount points that the runtime reports, and the cause if there is none.
+        """Return the mount points that the runtime reports, or an empty tuple and the cause.
 
         Source: CRI ``ImageFsInfo``.
         """
@@ -69,7 +69,7 @@ class ImageFilesystemReader:
 
         Args:
             reported: the mount points that the runtime reports.
-            error: cause if there is none.
+            error: cause if no mount point is reported; empty otherwise.
             storage: the storage graph; ``None`` with CRI alone.
             configured: the snapshotters of the runtime handlers.
         """
@@ -93,9 +93,9 @@ class ImageFilesystemReader:
         return ImageFilesystems(None, reading) if isinstance(reading, str) else ImageFilesystems(reading)
 
     async def _try(self, path: str) -> FsObservation | str:
-        """Return the reading of a path, or the cause of a missing one.
+        """Return the reading of a path, or the cause of a failed reading.
 
-        It is read in a thread with a deadline, since statvfs on a dead mount never returns.
+        The path is read in a thread with a deadline, since statvfs on a dead mount never returns.
         """
         try:
             return await asyncio.wait_for(asyncio.to_thread(self._read_filesystem, path), STATVFS_DEADLINE_S)
@@ -108,10 +108,10 @@ class ImageFilesystemReader:
 def _group(
     reported: Sequence[str], stores: Mapping[str, str], readings: Mapping[str, FsObservation | str]
 ) -> tuple[ImageFilesystem, ...]:
-    """Return each filesystem once, with its stores: first those reported, then those of other snapshotters.
+    """Return the image filesystems with their stores: reported filesystems first, then those of other snapshotters.
 
-    The content store alone makes no image filesystem: images are removed for the space of their snapshots. A store
-    whose directory cannot be read is on none.
+    A filesystem with the content store only is not an image filesystem, because images are removed to free the space of
+    snapshots. A snapshotter with an unreadable directory, which the runtime does not report, is omitted.
     """
     found: dict[object, tuple[str, FsObservation | str, set[str]]] = {}
 

@@ -32,11 +32,11 @@ _NOT_OBSERVED: Final = ImageUseRecord({}, None)
 
 
 class ImageObserver:
-    """Observes images, and completes snapshots with them.
+    """Observer of images, which adds the image part to snapshots.
 
     Attributes:
-        filesystems: the several image filesystems of the last observation; empty on a node with one, ``None`` before
-            the first.
+        filesystems: all image filesystems in the last observation of a node with several; empty on a node with one,
+            ``None`` before the first observation.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per source
@@ -62,16 +62,17 @@ class ImageObserver:
         """Return the unreferenced blobs and snapshots.
 
         Raises:
-            ObservationError: the runtime has no records of references, or they are disabled.
+            ObservationError: the runtime has no records of references, or ``runtime.containerd_api`` is off.
         """
         status = await self._cri.status()
         paths, _ = await self._filesystem_reader.reported_paths()
         return await self._storage.find_unreferenced(snapshotter=status.snapshotter, path=next(iter(paths), "/"))
 
     async def find_filesystems(self) -> tuple[ImageFilesystem, ...]:
-        """Return the several image filesystems of the node; none on a node with one.
+        """Return all image filesystems of a node with several; empty on a node with one.
 
-        They are those of the last observation; before the first, those of the runtime's report and of its handlers.
+        The result is from the last observation; before the first observation, from the runtime's report and the
+        snapshotters of its handlers.
 
         Raises:
             NodeAgentError: the runtime does not answer.
@@ -93,14 +94,14 @@ class ImageObserver:
             return None
 
     async def list_records(self) -> StorageLists | NodeAgentError | None:
-        """Return the lists for a storage graph, or the error of a failed one; ``None`` on other runtimes."""
+        """Return the lists for a storage graph, or the error of a failed list; ``None`` on other runtimes."""
         try:
             return await self._storage.list_records()
         except NodeAgentError as error:
             return error
 
     async def reported_paths(self) -> tuple[tuple[str, ...], str]:
-        """Return the mount points that the runtime reports, and the cause if there is none."""
+        """Return the mount points that the runtime reports, or an empty tuple and the cause."""
         return await self._filesystem_reader.reported_paths()
 
     async def complete(  # noqa: PLR0913, PLR0917 - one argument per reading
@@ -118,7 +119,7 @@ class ImageObserver:
             snapshot: the snapshot, with the images that CRI lists.
             checked: the lists of the runtime and containerd's own records.
             status: the status of the runtime.
-            reported: the mount points that the runtime reports, and the cause if there is none.
+            reported: the mount points that the runtime reports, or an empty tuple and the cause.
             warnings: receives a sentence for each unreadable part.
             at: the reading of the clocks at the observation.
         """
@@ -132,7 +133,7 @@ class ImageObserver:
         in_use = images_in_use(snapshot)
 
         def read_state() -> tuple[ImageUseRecord, tuple[Hold, ...], str]:
-            # contradictory lists would record used images as unused, and unlisted ones as removed
+            # contradictory lists would record used images as unused, and unlisted images as removed
             use = _NOT_OBSERVED if snapshot.contradictions else self._memory.observe(pulled, in_use, at)
             try:
                 return use, self._read_holds(), ""
@@ -181,7 +182,7 @@ class ImageObserver:
             return None
 
     def _image_sources(self, storage: StorageGraph | None) -> Mapping[str, frozenset[str]] | None:
-        """Return the sources of images; those of the last storage graph if there is none now, ``None`` with CRI alone.
+        """Return the sources by image id, of the last graph if ``storage`` is missing; ``None`` with CRI alone.
 
         The content of an image id never changes, and a later pull only adds sources.
         """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri import CriClient
 
-_EXITED: Final = ContainerState.EXITED  # a module constant, since a lookup in the class takes ten times as long
+_EXITED: Final = ContainerState.EXITED  # a module constant, since a lookup in the enum class takes ten times as long
 _ID: Final = attrgetter("id")
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _CONCURRENCY: Final = 16
 
 
 class ItemDetails:
-    """Reads and caches immutable details by id: those of exited containers, and the images of sandboxes."""
+    """Reader and cache of immutable details by id: status of exited containers, and images of sandboxes."""
 
     def __init__(self, cri: CriClient) -> None:
         self._cri = cri
@@ -45,12 +45,12 @@ class ItemDetails:
         if scope is Scope.CONTAINERS:
             return tuple(sandboxes), frozenset()
         earlier_listed, earlier_completed = self._all_sandboxes
-        if sandboxes is earlier_listed:  # unchanged since the previous listing, and all were read
+        if sandboxes is earlier_listed:  # unchanged since the previous listing, with all images read
             return earlier_completed, frozenset()
         listed = frozenset(map(_ID, sandboxes))
         known = self._sandboxes = _only(self._sandboxes, listed)
         if listed - known.keys():
-            # one list instead of a status per sandbox; source: containerd ``containers.v1.Container.image``
+            # one list replaces a status call per sandbox; source: containerd ``containers.v1.Container.image``
             images = {each.id: each.image for each in stored}
             known.update(
                 {each.id: replace(each, image=images[each.id]) for each in sandboxes if images.get(each.id, "")}
@@ -113,13 +113,13 @@ class ItemDetails:
                         raise ObservationError(f"cannot read the image volumes of containers: {error}") from error
 
         may_need = containers
-        if not mounting:  # most exited containers of a large node are of ready pods
+        if not mounting:  # saves time: most exited containers of a large node are in ready pods
             may_need = [each for each in containers if each.state is _EXITED and each.pod_uid not in ready]
         await asyncio.gather(*(read(container.id) for container in may_need if must_read(container)))
         return self._with_known(tuple(containers), known)
 
     def _with_known(self, containers: tuple[Container, ...], known: Mapping[str, Container]) -> tuple[Container, ...]:
-        """Return the containers with the known details; the previous tuple if neither changed."""
+        """Return the containers with the details in ``known``; the previous tuple if both arguments are unchanged."""
         if not known:
             return containers
         earlier_listed, earlier_known, earlier_merged = self._all_containers
@@ -131,12 +131,12 @@ class ItemDetails:
 
 
 def _only(known: Mapping[str, T], listed: Collection[str]) -> dict[str, T]:
-    """Return the cached entries of listed ids in a new dictionary, since a concurrent observation may use the other."""
+    """Return the cached entries of listed ids as a new dictionary, since a concurrent observation may use ``known``."""
     return {each: value for each, value in known.items() if each in listed}
 
 
 def _merged(container: Container, detail: Container) -> Container:
-    """Return a listed container with the fields of its status; a finish time only if it is listed as exited."""
+    """Return a listed container with the fields of its status; the finish time only if the list has it as exited."""
     ended = container.state is _EXITED and detail.state is _EXITED
     return replace(
         container,

@@ -1,9 +1,9 @@
 """Reading of the runtime's lists with cross-checks.
 
-A suspicion is confirmed or resolved by evidence from outside the lists: a second listing, for objects that changed
-between two calls; the status of the object in question, since a list is wrong if it lacks an object with a reported
-status; the records of containerd; and the kernel's cgroups. An explained mismatch, such as the forced removal of an
-image in use, is recorded, so that it does not cause a second listing in every pass.
+Further evidence confirms or resolves a suspicion. A second listing resolves changes between two calls. The status of an
+object proves a list wrong that lacks the object. The records of containerd and the kernel's cgroups prove that an
+object exists. An explained mismatch, such as the forced removal of an image in use, is recorded, so that the mismatch
+does not cause a second listing in every pass.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from nodeagent.runtime.namespace_lists import StorageLists
 
 CONFIRM_S: Final = 1.0
-"""Time between a suspicious listing and the second one."""
+"""Seconds between a suspicious listing and the second listing."""
 
 MAX_STATUS_CALLS: Final = 200
-"""Maximum number of status calls for vanished objects, evenly distributed over them."""
+"""Maximum number of status calls for vanished objects, evenly distributed over the objects."""
 
 MAX_MISSING: Final = 10_000
 """Maximum number of vanished containers, and of sandboxes, that are checked again after a contradiction."""
@@ -53,7 +53,7 @@ KIND_LABEL: Final = "io.cri-containerd.kind"
 
 
 class RuntimeReader(Protocol):
-    """Calls of the check. Each raises RuntimeRequestError if the call fails."""
+    """Runtime calls of the check. Each method raises RuntimeRequestError if the call fails."""
 
     async def list_images(self) -> tuple[Image, ...]:
         """Return all images."""
@@ -65,37 +65,37 @@ class RuntimeReader(Protocol):
         """Return all sandboxes."""
 
     async def container_status(self, container_id: str) -> Container:
-        """Return one container. Raises RuntimeNotFoundError if it does not exist."""
+        """Return one container. Raises RuntimeNotFoundError if the container does not exist."""
 
     async def sandbox_status(self, sandbox_id: str) -> Sandbox:
-        """Return one sandbox. Raises RuntimeNotFoundError if it does not exist."""
+        """Return one sandbox. Raises RuntimeNotFoundError if the sandbox does not exist."""
 
     async def image_status(self, reference: str) -> Image | None:
-        """Return one image; ``None`` if it does not exist."""
+        """Return one image; ``None`` if the image does not exist."""
 
     async def list_container_stats(self, only: Collection[str] | None = None, /) -> tuple[ContainerUsage, ...]:
         """Return the usage of running containers."""
 
 
 class FindRunning(Protocol):
-    """Finds running containers by the kernel; blocking."""
+    """Finder of running containers by the kernel's cgroups. Blocks."""
 
     def __call__(self, known: Collection[str], /) -> tuple[frozenset[str], bool]:
-        """Return the ids of running containers, and whether the known ones are visible to the kernel."""
+        """Return the ids of running containers, and whether the cgroups include containers of ``known``."""
 
 
 class ListStored(Protocol):
-    """Lists the container records of containerd."""
+    """Source of containerd's container records."""
 
     async def __call__(self) -> tuple[StoredContainer, ...] | None:
-        """Return every record; ``None`` without containerd's own services."""
+        """Return every container record; ``None`` without containerd's own services."""
 
 
 class ListRecords(Protocol):
-    """Lists the other records of containerd."""
+    """Source of containerd's records other than containers."""
 
     async def __call__(self) -> StorageLists | NodeAgentError | None:
-        """Return the records, or the error of a failed list; ``None`` without containerd's own services."""
+        """Return the lists of records, or the error of a failed list; ``None`` without containerd's own services."""
 
 
 class CheckedLists(NamedTuple):
@@ -103,8 +103,8 @@ class CheckedLists(NamedTuple):
 
     Attributes:
         lists: the lists of CRI.
-        stored: containerd's own records; ``None`` without its own services.
-        records: its other records, read at the same time.
+        stored: containerd's own container records; ``None`` without containerd's own services.
+        records: containerd's other records, or the error of a failed list; ``None`` if not read.
         contradictions: the confirmed contradictions.
     """
 
@@ -124,17 +124,17 @@ class _Reading(NamedTuple):
 
 
 def _union(first: ListedIds | None, second: ListedIds) -> ListedIds:
-    """Return the ids of both; the second itself if the first adds none to it."""
+    """Return the union of the ids; ``second`` itself if ``first`` has no ids."""
     if first is None or not any(first):
         return second
     return ListedIds(*(one | other for one, other in zip(first, second, strict=True)))
 
 
 class ListCheck:
-    """Reads the lists and checks them against each other and against the previous reading.
+    """Reader of the runtime's lists, which checks the lists against each other and against the previous reading.
 
-    The state is the ids of the previous reading, and those missing in its lists although their status was reported; a
-    one-shot command has none.
+    The state consists of the ids of the previous reading, and of objects that its lists lack although the runtime
+    reports their status; a one-shot command has no state.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ListCheck:
         *,
         confirm_s: float = CONFIRM_S,
     ) -> None:
-        """Compose the check; ``confirm_s`` is the time before a second listing."""
+        """Create a check; ``confirm_s`` is the time in seconds before a second listing."""
         self._runtime = runtime
         self._find_running = find_running
         self._list_stored = list_stored
@@ -160,14 +160,14 @@ class ListCheck:
     async def read(self, *, with_images: bool) -> CheckedLists:
         """Return the lists and their contradictions.
 
-        Images are listed before containers, so that a container created between both counts as a user.
+        Images are listed before containers, so that a container created between the two lists counts as an image user.
 
         Raises:
             NodeAgentError: a list cannot be read.
         """
         known = (
             self._known
-        )  # the ids of a reading that ended before this one started, since a later reading has newer objects
+        )  # the previous reading when this reading starts, since a concurrent reading may store newer objects
         reading = await self._list(with_images=with_images)
         suspicions = self._unexplained(reading)
         if suspicions:
@@ -205,7 +205,7 @@ class ListCheck:
         return _Reading(lists, ids, stored, None)
 
     async def _with_stats(self) -> frozenset[str]:
-        """Return the ids that ListContainerStats reports, another CRI call; none if it fails."""
+        """Return the container ids in ListContainerStats; empty if the call fails."""
         try:
             return frozenset(each.container_id for each in await self._runtime.list_container_stats())
         except RuntimeRequestError:
@@ -216,7 +216,10 @@ class ListCheck:
         return tuple(each for each in found if (each.kind, each.id) not in self._explained)
 
     async def _confirm(self, reading: _Reading, suspicions: Sequence[Suspicion]) -> list[ListContradiction]:
-        """Return the suspicions not explained by the status of the object, one of each effect."""
+        """Return the contradictions that no object status explains: at most one for images, and one for other objects.
+
+        Explained suspicions are recorded.
+        """
         explained: set[tuple[SuspicionKind, str]] = set()
         contradictions: dict[bool, ListContradiction] = {}
         for each in suspicions:
@@ -232,10 +235,10 @@ class ListCheck:
         return list(contradictions.values())
 
     async def _explain(self, reading: _Reading, suspicion: Suspicion) -> str | None:
-        """Return the evidence against the lists; ``None`` if the mismatch is real.
+        """Return the evidence against the lists; ``None`` if the lists are correct and the mismatch exists on the node.
 
-        A running container that CRI does not report is ignored only if containerd's records lack it too: with CRI alone
-        it may be the container of another client, and a user of an image.
+        A running container that CRI does not report is ignored only if containerd's records also lack the container:
+        with CRI alone, the container may be of another client, and use an image.
         """
         if suspicion.kind is SuspicionKind.SANDBOX_UNLISTED:
             return await self._evidence(self._runtime.sandbox_status(suspicion.id))
@@ -254,7 +257,7 @@ class ListCheck:
         return ""
 
     async def _evidence(self, status: Awaitable[object]) -> str | None:
-        """Return the evidence from the status of an object; ``None`` if it does not exist."""
+        """Return the evidence from the status of an object; ``None`` if the object does not exist."""
         async with self._slots:
             try:
                 await status
@@ -271,8 +274,8 @@ class ListCheck:
     ) -> tuple[list[ListContradiction], ListedIds | None]:
         """Return a contradiction if an object of the previous reading vanished from its list and still exists.
 
-        Also return the vanished objects that are not known to be removed: with evidence, or without a status call. In
-        a persistent contradiction only these are remembered, not everything that was ever listed.
+        Also return the vanished objects whose removal is not confirmed: still existing, or without a status call.
+        During a persistent contradiction only these objects are remembered, not all objects that were ever listed.
         """
         if known is None:
             return [], None
@@ -302,7 +305,7 @@ class ListCheck:
         """Return a contradiction if an image of the previous list vanished and its status is still reported.
 
         An image that is pulled again between the list and the status call delays image removal to the next reading.
-        Also return these images, and those of the previous list if images were not listed now.
+        Also return the vanished images with a status; without an image list, all images of the previous list.
         """
         if known is None:
             return [], frozenset()
@@ -318,7 +321,7 @@ class ListCheck:
         return [ListContradiction(detail, images_only=True)], frozenset(found)
 
     async def _image_evidence(self, image_id: str) -> str | None:
-        """Return the evidence from the status of an image; ``None`` if it does not exist."""
+        """Return the evidence from the status of an image; ``None`` if the image does not exist."""
         async with self._slots:
             try:
                 image = await self._runtime.image_status(image_id)
@@ -328,9 +331,9 @@ class ListCheck:
         return ", but its status is reported" if is_reported else None
 
     def _remember(self, missing: ListedIds | None, reading: _Reading, images: frozenset[str]) -> None:
-        """Store the listed ids, and those missing in a contradictory reading, for the next check.
+        """Store the listed ids, and the ids missing in a contradictory reading, for the next check.
 
-        ``images`` are the missing ones, all of the previous list if images were not listed now.
+        ``images`` are the ids of missing images, or of all images in the previous list if this reading has no images.
         """
         with_images = reading.lists.images is not None
         self._known = _union(ListedIds(frozenset(), frozenset(), images), _union(missing, reading.ids))
@@ -344,7 +347,7 @@ class ListCheck:
 
 
 def _sample(ids: frozenset[str], present: Collection[str]) -> list[str]:
-    """Return at most ``MAX_STATUS_CALLS`` of the ids: the present ones first, the others evenly distributed."""
+    """Return at most ``MAX_STATUS_CALLS`` ids: first the ids in ``present``, then an even distribution of the rest."""
     first = sorted(each for each in ids if each in present)[:MAX_STATUS_CALLS]
     others = sorted(ids.difference(first))
     free = MAX_STATUS_CALLS - len(first)
@@ -352,7 +355,7 @@ def _sample(ids: frozenset[str], present: Collection[str]) -> list[str]:
 
 
 def _bounded(missing: frozenset[str], present: Collection[str]) -> frozenset[str]:
-    """Return at most ``MAX_MISSING`` of the ids, those with a reported status first."""
+    """Return at most ``MAX_MISSING`` of the missing ids, ids in ``present`` first."""
     if len(missing) <= MAX_MISSING:
         return missing
     return frozenset(sorted(missing, key=lambda each: (each not in present, each))[:MAX_MISSING])

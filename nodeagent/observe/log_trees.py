@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from nodeagent.model import ContainerLogLink, PodLogDirectory, Sandbox
 
 MAX_TREES_S: Final = 30.0
-"""Time limit for all log trees of one observation; unread trees count as incomplete."""
+"""Time limit in seconds for all log trees of one observation; unread trees count as incomplete."""
 
 
 class PodLogReader:
-    """Lists pod logs, reads the removable directories, and records the time since which each is unchanged."""
+    """Reader of pod logs, which records the time since which each removable directory is unchanged."""
 
     def __init__(self, root: Path, link_root: Path, clock: Clock) -> None:
         """Create a reader of pod log directories in ``root`` and of links to container logs in ``link_root``."""
@@ -48,7 +48,7 @@ class PodLogReader:
     async def read(
         self, directories: Sequence[PodLogDirectory], sandboxes: Iterable[Sandbox]
     ) -> tuple[PodLogDirectory, ...]:
-        """Return the directories with their trees, except those of pods with a ready sandbox."""
+        """Return the directories; directories of pods without a ready sandbox include their trees."""
         ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
         read = [each for each in directories if each.is_directory and each.uid and each.uid not in ready]
         if not read:

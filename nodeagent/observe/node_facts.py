@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from nodeagent.runtime.cri import CriClient
 
 RUNTIME_DOWN: Final = "container runtime is down"
-"""Source: kubelet ``runtimeState.runtimeErrors``."""
+"""Reason of a not ready node while the runtime does not answer. Source: kubelet ``runtimeState.runtimeErrors``."""
 _RUNTIME_WITHIN_S: Final = 10.0
 _READ_WITHIN_S: Final = 2.0
 
 
 class NodeFactsReader:
-    """Reads the facts of a node status; unreadable parts are omitted."""
+    """Reader of the facts for the node status; unreadable parts are omitted."""
 
     def __init__(self, settings: Settings, clock: Clock, *, root: Path = Path("/")) -> None:
         """Create a reader.
@@ -51,12 +51,12 @@ class NodeFactsReader:
         *,
         not_ready: tuple[str, ...] = (),
     ) -> NodeFacts:
-        """Return the facts now.
+        """Return the current facts for the node status.
 
         Args:
-            cri: the runtime; ``None`` while none is available.
-            pressure: active conditions; ``None`` if thresholds are not evaluated.
-            not_ready: causes for which no pod can run, beside those of the runtime.
+            cri: client of the runtime; ``None`` while the runtime is unavailable.
+            pressure: active pressure conditions; ``None`` if thresholds are not evaluated.
+            not_ready: reasons that the node is not ready, in addition to the reasons of the runtime.
         """
         machine = await asyncio.to_thread(read_machine, self._root)
         version, problems, images, error = await _read_runtime(cri)
@@ -74,7 +74,7 @@ class NodeFactsReader:
         )
 
     async def _read_nodefs(self) -> int | None:
-        """Return the size of nodefs; ``None`` while it does not answer, which occupies one thread at most."""
+        """Return the size of nodefs in bytes; ``None`` while nodefs does not answer. Occupies at most one thread."""
         try:
             return await self._nodefs.run(self._nodefs_bytes, within_s=_READ_WITHIN_S)
         except HangingCallError:
@@ -88,7 +88,7 @@ class NodeFactsReader:
 
 
 async def _read_runtime(cri: CriClient | None) -> tuple[str, tuple[str, ...], tuple[Image, ...] | None, str]:
-    """Return version, causes of not being ready, images and error of the runtime; no images if it does not list them.
+    """Return version, reasons of not being ready, images and error of the runtime; images are ``None`` after an error.
 
     Source: kubelet ``ReadyCondition``: a condition of the runtime that is false, with its reason and message.
     """
@@ -103,7 +103,7 @@ async def _read_runtime(cri: CriClient | None) -> tuple[str, tuple[str, ...], tu
 
 
 def _not_ready(problem: str) -> str:
-    """Return the kubelet's message for a problem such as ``NetworkReady: Reason: Message``."""
+    """Return the kubelet's message for a false runtime condition such as ``NetworkReady: Reason: Message``."""
     condition, _, rest = problem.partition(": ")
     reason, _, message = rest.partition(": ")
     part = "runtime network" if condition == "NetworkReady" else "runtime"

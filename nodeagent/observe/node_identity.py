@@ -16,10 +16,10 @@ _FORBIDDEN: Final = 403
 
 
 async def read_foreign(nodes: NodeApi) -> str:
-    """Return the reason that the Node object is not proven to be of this machine; empty if it is.
+    """Return the reason that the Node object is not proven to be of this machine; empty with proof.
 
     Raises:
-        ApiServerError: no answer, or a refusal other than for a missing rule.
+        ApiServerError: the API server does not answer, or refuses the request with a status other than 403.
     """
     machine = await asyncio.to_thread(read_machine)
     try:

@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 
 
 def status_policy(settings: Settings) -> NodeStatusPolicy:
-    """Return the configured part of the node status."""
+    """Return the node status policy: reservation, maximum number of pods, node IPs and eviction thresholds."""
     chosen = settings.kubernetes
     return NodeStatusPolicy(chosen.reservation, chosen.max_pods, chosen.node_ips, settings.eviction.thresholds)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 ROLE_POLL_S: Final = 10.0
-"""Poll interval of a task waiting for a change of the role."""
+"""Poll interval in seconds of a task that waits for a change of the role."""
 
 FRESH_S: Final = 2.0
 _READ_WITHIN_S: Final = 0.25
@@ -28,14 +28,14 @@ _UNDECIDED: Final = RoleDecision(Role.BESIDE_KUBELET, RoleBasis.UNREADABLE, "unk
 
 
 class TraceReader(Protocol):
-    """Reads the traces of a kubelet; blocking."""
+    """Reader of the traces of a kubelet. Blocks."""
 
     def read(self, *, arguments: bool = True) -> KubeletTraces:
-        """Return the traces; without ``arguments`` only files are read that no process can block."""
+        """Return the traces; with ``arguments`` false, only from files whose reading no process can block."""
 
 
 class _LatestTraces:
-    """The latest traces of a kubelet, read again when they are too old."""
+    """Cache of the latest traces of a kubelet."""
 
     def __init__(self, clock: Clock, reader: TraceReader) -> None:
         self._clock = clock
@@ -84,11 +84,11 @@ class _LatestTraces:
 class RoleWatch:
     """Role of the agent, for all tasks of one process.
 
-    Every pass evaluates it. The node is read at most every ``FRESH_S`` seconds, so that a loop with five passes a
-    second under pressure causes one reading in ten passes. It outlives reloads, as does its hysteresis.
+    Every pass evaluates the role. The traces are read at most every ``FRESH_S`` seconds, so that a loop with five
+    passes per second under pressure causes one reading in ten passes. The watch and its hysteresis survive reloads.
 
     Attributes:
-        current: the role evaluated last; beside a kubelet before the first evaluation.
+        current: the last evaluated role; beside a kubelet before the first evaluation.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RoleWatch:
         Args:
             clock: clock of the hysteresis (monotonic time).
             logger: logger of role changes; ``None`` disables logging.
-            reader: reader of the traces; that of this node by default.
+            reader: reader of the traces; ``None`` for the traces on this node.
         """
         self._clock = clock
         self._logger = logger
@@ -110,7 +110,7 @@ class RoleWatch:
         self.current = _UNDECIDED
 
     async def evaluate(self, configured: Role | None, *, max_age_s: float = FRESH_S) -> RoleDecision:
-        """Return the role now.
+        """Return the current role.
 
         Args:
             configured: the role in the configuration; ``None`` for automatic detection.
@@ -126,9 +126,9 @@ class RoleWatch:
             return decision
 
     def detached(self) -> RoleWatch:
-        """Return an independent watch with this reading and hysteresis, and without logging.
+        """Return an independent copy of the watch, with the latest reading and hysteresis, and without logging.
 
-        For a preview under other settings: with this watch, their configured role would become the role of the
+        A preview of other settings uses the copy, since an evaluation on this watch would change the role of the
         running agent.
         """
         made = copy.copy(self)
@@ -150,7 +150,7 @@ class RoleWatch:
 
 
 def read_role(configured: Role | None, root: Path | None = None) -> RoleDecision:
-    """Return the role of one reading, without hysteresis; blocking.
+    """Return the role from one reading of the traces, without hysteresis. Blocks.
 
     Args:
         configured: the role in the configuration; ``None`` for automatic detection.

@@ -1,9 +1,9 @@
 """Observation of the node as one immutable snapshot.
 
 The order of the readings is part of safety: log directories are listed before sandboxes and images before
-containers, so a pod that starts during the observation counts as a user of the listed images and logs. With the
-reverse order its image could be listed as unused. A failed reading fails the observation if decisions depend on it;
-otherwise it becomes a warning in the snapshot.
+containers, so that a pod that starts during the observation counts as a user of the listed images and logs. With the
+reverse order the image of the pod could be listed as unused. A failed reading fails the observation if decisions depend
+on the reading; otherwise the failure becomes a warning in the snapshot.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ObserverSettings(Record):
 
 
 class Observer:  # 11 attributes: one for each source of the snapshot
-    """Reads a node from its runtime, its filesystems and the agent's state database.
+    """Observer of a node through its runtime, its filesystems and the agent's state database.
 
     Attributes:
         images: the image part of the observations.
@@ -148,7 +148,7 @@ class Observer:  # 11 attributes: one for each source of the snapshot
         containers = await self._details.with_details(lists.containers, sandboxes, info, scope)
         containers += unlisted_containers(stored or (), containers, sandboxes)
         writable = await self._dead_layers.read(containers, warnings) if scope is not Scope.IMAGES else {}
-        if scope is not Scope.IMAGES:  # a reading without directories would forget the unchanged trees
+        if scope is not Scope.IMAGES:  # a reading without directories would discard the times of unchanged trees
             directories = await self._logs.read(directories, sandboxes)
         role = await self._read_role()  # read last, since a kubelet may have started during the observation
         snapshot = NodeSnapshot(

@@ -1,4 +1,4 @@
-"""Cgroups of pods and containers: their directories, looked up once, and the usage read from them."""
+"""Cgroups of pods and containers: directories, which are cached, and usage."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _WITHIN_S: Final = 5.0
 _ROUNDING_BYTES: Final = 64 << 10
-"""Largest page size: the kernel rounds limits down to pages."""
+"""Largest page size in bytes; the kernel rounds memory limits down to whole pages."""
 
 
 class PodCgroups:
-    """Usage of pods by their cgroups."""
+    """Reader of the usage of pods from their cgroups."""
 
     def __init__(self, root: Path) -> None:
         """Create a reader without reading cgroups. ``root`` is the parent of ``proc`` and ``sys``."""
@@ -55,7 +55,7 @@ class PodCgroups:
         return self._memory_min
 
     def memory_capacity_bytes(self, warnings: list[str]) -> int | None:
-        """Return the memory of the node; ``None``, with a warning added, if it cannot be read."""
+        """Return the memory of the node in bytes; ``None``, with a warning added, after a failed reading."""
         if self._capacity_bytes is None:
             try:
                 self._capacity_bytes = read_memory_capacity(self._root)
@@ -73,12 +73,12 @@ class PodCgroups:
             del self._directories[removed]
 
     async def find_resized(self, traits: Mapping[str, ContainerTraits]) -> frozenset[str]:
-        """Return the containers whose memory limit differs from that of their traits, and read ``memory.min`` again.
+        """Return the ids of containers with a changed memory limit, and read ``memory.min`` of pod cgroups again.
 
-        A container is resized in place, without a restart. After a timeout no container counts as resized.
+        A resize changes the limit in place, without a restart. After a timeout no container counts as resized.
 
         Args:
-            traits: by container id, as read from the runtime.
+            traits: container traits by container id, as read from the runtime.
 
         Source: Kubernetes in-place pod resize; CRI ``UpdateContainerResources``.
         """
@@ -88,7 +88,7 @@ class PodCgroups:
             return frozenset()
 
     def find_handles(self, pods: Sequence[RuntimePod]) -> dict[str, PodHandle]:
-        """Return sandboxes, containers and existing cgroups of each pod, by UID."""
+        """Return the handle of each pod by UID, with sandboxes, containers and existing cgroups."""
         shared = Counter(expand_parent(pod.cgroup_parent) for pod in pods)
         return {pod.uid: self._handle(pod, shared) for pod in pods}
 
@@ -104,7 +104,7 @@ class PodCgroups:
 
     def _handle(self, pod: RuntimePod, shared: Mapping[str, int]) -> PodHandle:
         pod_cgroup = None
-        # A parent shared by several pods, or outside of pods, would include the usage of others.
+        # A parent shared by several pods, or outside of pods, would include the usage of other processes.
         if shared[expand_parent(pod.cgroup_parent)] == 1 and _is_of_pod(pod):
             pod_cgroup = self._directory(pod.sandbox.id, partial(self._cgroups.find, pod.cgroup_parent))
         containers = []
@@ -118,7 +118,7 @@ class PodCgroups:
         return PodHandle(pod.uid, pod.sandbox_ids, tuple(containers), pod_cgroup, pod.sandbox_files)
 
     def _directory(self, key: str, find: Callable[[], str | None]) -> str | None:
-        """Return the cgroup directory of a sandbox or container, searched again until found."""
+        """Return the cgroup directory of a sandbox or container; ``None`` until found."""
         directory = self._directories.get(key)
         if directory is None:
             directory = find()
@@ -127,7 +127,7 @@ class PodCgroups:
         return directory
 
     def _find_resized(self, traits: Mapping[str, ContainerTraits]) -> frozenset[str]:
-        for sandbox_id in list(self._memory_min):  # a thread of an abandoned reading may add entries
+        for sandbox_id in list(self._memory_min):  # a copy, since the thread of a timed out reading may add entries
             directory = self._directories.get(sandbox_id)
             if directory is not None:
                 self._memory_min[sandbox_id] = read_memory_min(directory) or 0
@@ -165,13 +165,13 @@ class PodCgroups:
 
 
 def _is_of_pod(pod: RuntimePod) -> bool:
-    """Return whether a pod's cgroup parent belongs to that pod alone, by its name."""
+    """Return whether the name of a pod's cgroup parent identifies a cgroup of that pod alone."""
     last = pod.cgroup_parent.rstrip("/").rpartition("/")[2]
     return qos_of_cgroup(pod.cgroup_parent)[0] is not None or pod.uid in last or pod.uid.replace("-", "_") in last
 
 
 def _total_usage(directories: Mapping[str, str], count: int) -> CgroupUsage | None:
-    """Return the sum over ``count`` containers; ``None`` unless each of them could be read."""
+    """Return the total usage of ``count`` containers; ``None`` if the cgroup of a container is unreadable."""
     usages = [usage for each in directories.values() if (usage := read_usage(each)) is not None]
     if not usages or len(usages) < count:
         return None
@@ -183,7 +183,7 @@ def _total_usage(directories: Mapping[str, str], count: int) -> CgroupUsage | No
 
 
 def total(parts: Iterable[int | None]) -> int | None:
-    """Return the sum; ``None`` if a part is ``None``."""
+    """Return the sum of the parts; ``None`` if a part is ``None``."""
     result = 0
     for part in parts:
         if part is None:

@@ -1,7 +1,7 @@
-"""Pod definitions: the pods of the API server and of the kubelet, and the manifests of static pods, as read last.
+"""Latest pod definitions from the API server, the kubelet and static manifests.
 
-The pods of a current watch replace the kubelet's list. Those of an interrupted one complement it, since apart from
-in-place resizes the definition of a pod is immutable.
+The pods of a current watch replace the kubelet's list. The pods of an interrupted watch complement the kubelet's list,
+since apart from in-place resizes the definition of a pod is immutable.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MANIFESTS_S: Final = 5.0
 
 
 class ManifestLister(Protocol):
-    """The static pods' manifests."""
+    """Source of the static pods."""
 
     def read(self) -> Manifests:
-        """Return the defined pods; blocking."""
+        """Return the pods defined by manifests. Blocks."""
 
 
 class PodDefinitions:
-    """Reads the definitions of pods.
+    """Reader of pod definitions.
 
     Attributes:
         has_kubelet: whether a kubelet is configured.
@@ -47,9 +47,9 @@ class PodDefinitions:
 
         Args:
             listing: the kubelet's list.
-            manifests: the static pods' manifests; ``None`` for none.
+            manifests: source of the static pods; ``None`` without static pods.
             node_name: suffix of static pods' names; empty for the host name.
-            watched: the pods of the API server; ``None`` for none.
+            watched: the watched pods of the API server; ``None`` without a watch.
         """
         self._watched = watched
         self.has_kubelet = listing.configured
@@ -58,19 +58,19 @@ class PodDefinitions:
         self._node_name = node_name or socket.gethostname()
 
     async def read_if_due(self, warnings: list[str]) -> None:
-        """Read the manifests, and unless the watch is current the kubelet's list if it exceeds its maximum age."""
+        """Read the manifests; without a current watch, also read a kubelet list that exceeds the maximum age."""
         if self._current is not None:
             await self._static_pods.read(warnings)
         else:
             await asyncio.gather(self._listing.read_if_due(), self._static_pods.read(warnings))
 
     async def read_for(self, uids: set[str]) -> None:
-        """Read the kubelet's list if it lacks one of these pods, unless the watch is current."""
+        """Read the kubelet's list if the list lacks one of these pods and the watch is not current."""
         if self._current is None:
             await self._listing.read_for(uids)
 
     def index(self, warnings: list[str]) -> SpecIndex:
-        """Return the definitions; add the warnings about their lists."""
+        """Return an index of the definitions; add warnings about failed, outdated and malformed lists."""
         watched = self._watched
         if watched is not None:
             watched.warn(warnings)
@@ -95,7 +95,7 @@ class PodDefinitions:
 
     @property
     def _current(self) -> WatchedPods | None:
-        """The watch while its pods are current."""
+        """The watch if its pods are current; ``None`` otherwise."""
         return self._watched if self._watched is not None and self._watched.is_current else None
 
     async def close(self) -> None:
@@ -104,14 +104,14 @@ class PodDefinitions:
 
 
 class _StaticPods:
-    """Static pods as read last."""
+    """Cache of the static pods of the last successful reading."""
 
     def __init__(self, manifests: ManifestLister | None) -> None:
         self._manifests = manifests
         self.specs: tuple[PodSpec, ...] = ()
 
     async def read(self, warnings: list[str]) -> None:
-        """Read the manifests in a thread; keep the previous ones after a timeout."""
+        """Read the manifests in a thread; keep the previous pods after a timeout."""
         if self._manifests is None:
             return
         try:

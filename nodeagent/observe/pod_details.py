@@ -1,8 +1,8 @@
-"""CRI status of sandboxes and containers, read once each.
+"""CRI status of sandboxes and containers, read once for each object.
 
-The cgroup parent and the log directory cannot change while a container runs, and its traits change by a resize only,
-after which :meth:`RuntimeDetails.expire` has them read again. A pass on an idle node requires two list calls of the
-runtime.
+The cgroup parent and the log directory of a sandbox never change. The traits of a container change only by a resize,
+after which :meth:`RuntimeDetails.expire` causes another read. A pass on an idle node therefore requires only two list
+calls of the runtime.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAYBE_RUNNING: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOW
 
 
 class RuntimeDetails:
-    """Status of the active sandboxes and their containers, by id."""
+    """Cache of the status of active sandboxes and their containers, by id."""
 
     def __init__(self, cri: CriClient) -> None:
         self._cri = cri
@@ -44,23 +44,23 @@ class RuntimeDetails:
 
     @property
     def cgroup_parents(self) -> dict[str, str]:
-        """Cgroup of the pod by sandbox id; empty where unknown."""
+        """Cgroup of the pod by sandbox id; an empty string if unknown."""
         return {sandbox_id: _cgroup_parent(details) for sandbox_id, details in self._sandboxes.items()}
 
     @property
     def log_directories(self) -> dict[str, str | None]:
-        """Log directory of the pod by sandbox id; ``None`` where unknown."""
+        """Log directory of the pod by sandbox id; ``None`` if unknown."""
         return {sandbox_id: details.sandbox.log_directory for sandbox_id, details in self._sandboxes.items()}
 
     def expire(self, container_ids: Iterable[str]) -> None:
-        """Read the status of these containers again at the next :meth:`read_missing`."""
+        """Discard the status of these containers, so that the next :meth:`read_missing` reads their status again."""
         for container_id in container_ids:
             self._traits.pop(container_id, None)
 
     async def read_missing(
         self, sandboxes: Sequence[Sandbox], containers: Sequence[Container], warnings: list[str]
     ) -> None:
-        """Read the unknown status of active sandboxes and their containers; drop the status of removed ones.
+        """Read the unknown status of active sandboxes and their containers; drop the status of removed objects.
 
         Args:
             sandboxes: all sandboxes of the node.
@@ -123,9 +123,9 @@ class RuntimeDetails:
         return read
 
     async def _container_details(self, container_id: str) -> ContainerDetails:
-        """Return the verbose status; the plain one if the runtime cannot send it.
+        """Return the verbose status; the plain status if the verbose status exceeds the message limit.
 
-        A pod could otherwise make its status unreadable, and be kept, by an environment of more than a megabyte.
+        Otherwise a pod could prevent its eviction: an environment of several megabytes makes the status unreadable.
         """
         try:
             return await self._cri.container_details(container_id, verbose=True)
@@ -147,7 +147,7 @@ def active_sandboxes(sandboxes: Iterable[Sandbox], containers: Iterable[Containe
 
 
 def _cgroup_parent(details: SandboxDetails) -> str:
-    """Return the pod's cgroup: the configured parent, else the parent of the sandbox's cgroup if a pod cgroup."""
+    """Return the pod's cgroup: the configured parent, else the parent of the sandbox's cgroup; empty if unknown."""
     if details.cgroup_parent:
         return details.cgroup_parent
     path = details.cgroups_path

@@ -1,4 +1,4 @@
-"""Disk usage of pods: logs, volumes and writable layers, and its merge into the readings of pods."""
+"""Disk usage of pods (logs, volumes and writable layers), and its merge into the readings of pods."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import PodReading, RuntimePod
 
 WAIT_S: Final = 10.0
-"""Time for which a reading waits for directory walks."""
+"""Maximum time in seconds for which a reading waits for directory walks."""
 
 FRESH_S: Final = 120.0
-"""Maximum age of the result of a walk longer than ``WAIT_S``."""
+"""Maximum age in seconds of the result of a walk longer than ``WAIT_S``."""
 
 _NAMED: Final = 3
 
@@ -39,7 +39,7 @@ class DiskUsage(Record):
     Attributes:
         pods: logs and volumes by pod UID.
         layers: writable layers of running containers by container id, where known.
-        devices: devices of these layers, of containers without a measured layer as well.
+        devices: device ids of writable layers by container id, including layers that were not measured.
     """
 
     pods: Mapping[str, PodDisk] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class DiskUsage(Record):
     devices: Mapping[str, int] = field(default_factory=dict)
 
     def image_volumes(self, uid: str) -> tuple[LayerUsage, ...]:
-        """Return the usage of the volumes that images of a pod declare; empty without any."""
+        """Return the usage of the volumes declared by the images of a pod; empty without such volumes."""
         disk = self.pods.get(uid)
         return () if disk is None or disk.image_volumes is None else (disk.image_volumes,)
 
@@ -57,7 +57,8 @@ class _PodWalk:
     """The current walk of one pod.
 
     Attributes:
-        is_slow: whether readings do not wait for it, since one waited in vain for this walk or for the previous one.
+        is_slow: whether readings do not wait for the walk, since a wait for this walk or for the previous walk of the
+            pod timed out.
     """
 
     disk: PodDiskWalk
@@ -66,26 +67,26 @@ class _PodWalk:
 
 
 class _SlowResult(Record):
-    """Complete result of a walk that a reading did not wait for."""
+    """Complete result of a walk that took longer than the wait of a reading."""
 
     started_s: float
     disk: PodDisk
 
 
 class PodDiskReader:
-    """Measures the disk usage of pods.
+    """Reader of the disk usage of pods.
 
-    The walks of all pods advance in turn. A walk longer than the wait of a reading continues in the background; its
-    result counts in later readings while its start is at most ``FRESH_S`` ago and no growth was measured since.
-    Otherwise the pod's usage is a lower bound.
+    The walks of all pods advance in turn. A walk longer than the wait of a reading continues in the background. Later
+    readings use the result of that walk for ``FRESH_S`` seconds after the start of the walk, unless a newer walk
+    measures growth. Otherwise the pod's usage is a lower bound.
     """
 
     def __init__(self, pod_log_root: Path, kubelet_root: Path, root: Path, *, wait_s: float = WAIT_S) -> None:
         """Create a reader without walking directories.
 
         Args:
-            pod_log_root: parent of the log directories of pods without a configured one.
-            kubelet_root: the kubelet's root directory, which has the volumes of pods.
+            pod_log_root: parent of the log directories of pods without a configured log directory.
+            kubelet_root: the kubelet's root directory, which contains the volumes of pods.
             root: parent of ``proc``.
             wait_s: time in seconds for which a reading waits for walks.
         """
@@ -105,8 +106,9 @@ class PodDiskReader:
 
         Args:
             pods: the pods to measure.
-            log_directories: by sandbox id; missing for the directory below the pod log root.
-            warnings: receives a sentence for missing and for incomplete measurements.
+            log_directories: log directory by sandbox id; ``None`` or no entry for the default directory in the pod log
+                root.
+            warnings: receives a sentence for failed and for incomplete measurements.
         """
         self._drop_removed({pod.uid for pod in pods})
         new = await asyncio.to_thread(self._prepare, pods, log_directories)
@@ -122,7 +124,7 @@ class PodDiskReader:
         return DiskUsage(disks, {key: tree for disk in disks.values() for key, tree in disk.layers.items()}, devices)
 
     async def _find_devices(self, container_ids: list[str]) -> Mapping[str, int]:
-        """Return the devices of writable layers by container id; none while a filesystem does not answer."""
+        """Return the device ids of writable layers by container id; empty while a filesystem does not answer."""
         if self._devices is not None and not self._devices.done():
             return {}
         self._devices = asyncio.ensure_future(asyncio.to_thread(find_layer_devices, container_ids, self._mountinfo))
@@ -134,7 +136,7 @@ class PodDiskReader:
         self._drop_removed(())
 
     def _drop_removed(self, uids: Collection[str]) -> None:
-        """Remove ended walks, and cancel those of removed pods and of an interrupted reading."""
+        """Remove ended walks, and cancel the walks of removed pods and of interrupted readings."""
         for uid, each in list(self._walks.items()):
             ended_s = each.queued.ended_s
             if ended_s is not None:
@@ -189,7 +191,7 @@ class PodDiskReader:
             each.is_slow = True
 
     def _result(self, uid: str) -> PodDisk:
-        """Return the result of a pod's walk, or the usage known before its end."""
+        """Return the result of a pod's walk; before its end, a recent complete result unless the usage has grown."""
         reading, known = self._walks[uid].disk.reading(), self._slow.get(uid)
         return reading if reading.complete or known is None or _exceeds(reading, known.disk) else known.disk
 
@@ -209,7 +211,7 @@ class PodDiskReader:
 
 def _notifier(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> Callable[[], None]:
     def notify() -> None:
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(changed.set)
 
     return notify
@@ -221,7 +223,7 @@ def _enumerate(names: Sequence[str]) -> str:
 
 
 def _exceeds(reading: PodDisk, known: PodDisk) -> bool:
-    """Return whether an incomplete reading shows growth since a complete one."""
+    """Return whether an incomplete reading shows growth since a complete reading."""
     pairs = [(reading.log_tree, known.log_tree), (reading.volumes, known.volumes)]
     if reading.image_volumes is not None and known.image_volumes is not None:
         pairs.append((reading.image_volumes.used, known.image_volumes.used))
@@ -236,9 +238,10 @@ def _exceeds(reading: PodDisk, known: PodDisk) -> bool:
 def replace_layers(
     stats: Mapping[str, ContainerUsage], layers: Mapping[str, Tree]
 ) -> tuple[dict[str, ContainerUsage], frozenset[str]]:
-    """Return the runtime's statistics with measured writable layers, and the container ids of lower bounds.
+    """Return the runtime's statistics with measured writable layers, and the ids of containers with a lower bound.
 
-    The runtime's figures are up to ten seconds old. An incomplete walk counts only if it exceeds the runtime's figure.
+    The runtime's sizes are up to ten seconds old. The size of an incomplete walk is used only if larger than the
+    runtime's size.
     """
     found, lower_bounds = dict(stats), set[str]()
     for container_id, tree in layers.items():
@@ -257,12 +260,12 @@ def with_stats(
     fill_memory: bool,
     lower_bounds: Collection[str] = (),
 ) -> PodReading:
-    """Return a reading with the writable layers, and with ``fill_memory`` with the runtime's memory usage.
+    """Return a reading with the writable layers of ``stats``; ``fill_memory`` adds the runtime's memory usage.
 
     Where the kernel reports memory, an unreadable cgroup makes a pod's usage unknown even if the runtime reports
-    statistics: otherwise a dry run, which reads them, would select a pod kept by the daemon.
+    memory statistics: otherwise a dry run, which reads statistics, would select a pod that the daemon does not evict.
 
-    An exited container counts if the runtime reports it.
+    The layer of an exited container counts if the runtime reports the layer.
     """
     reported = {each.id: stats[each.id] for each in pod.containers if each.id in stats}
     layers = {key: each.writable_bytes for key, each in reported.items() if each.writable_bytes is not None}

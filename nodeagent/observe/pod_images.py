@@ -1,8 +1,8 @@
-"""Images named by the pods of this node: static manifests, and the kubelet's list of pods bound to it.
+"""Images named by the pods of this node, in static manifests, the kubelet's list and the API server's watch.
 
-The runtime reports no use of an image before a container exists. A pod that was just bound, that waits for its init
-containers, or whose static manifest was just written needs its images next, and with the pull policy ``Never`` a
-removed image is never pulled again.
+The runtime reports no use of an image before a container exists. A pod needs its images soon if the pod was just bound,
+waits for its init containers, or has a new static manifest. With the pull policy ``Never`` a removed image is never
+pulled again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MANIFESTS_S: Final = 5.0
 
 
 async def no_pod_images() -> PodImages:
-    """Return no images, for a node without lists of pods."""
+    """Return the result without images, for a node without pod lists."""
     return NO_POD_IMAGES
 
 
 class PodImageReader:
-    """Reads the images named by pods; concurrent readings share one."""
+    """Reader of the images named by pods; concurrent callers share one reading."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class PodImageReader:
         Args:
             clock: dates the readings.
             bound: the pods bound to this node.
-            manifests: the static pods' manifests; ``None`` for none.
-            watched: pods as watched at the API server; ``None`` for none.
+            manifests: source of the static pods; ``None`` without static pods.
+            watched: the watched pods of the API server; ``None`` without a watch.
         """
         self._clock = clock
         self._watched = watched
@@ -64,10 +64,10 @@ class PodImageReader:
         self._latest = NO_POD_IMAGES
 
     async def read(self) -> PodImages:
-        """Return the images, read within the last second.
+        """Return the images named by pods, from a reading within the last second.
 
-        A failed reading uses the previous list, with a warning. Without a previous list, and while the list lacks pods
-        that were never listed but have a sandbox, the result has an error.
+        After a failed reading the previous list is used, with a warning. The result has an error without a previous
+        list, and while the list lacks pods that have a sandbox and were never listed.
         """
         async with self._lock:
             now_s = self._clock.monotonic_s()
@@ -93,7 +93,7 @@ class PodImageReader:
         return PodImages(sorted_names, "; ".join(errors), tuple(warnings))
 
     async def _list(self, warnings: list[str]) -> str:
-        """Read the kubelet's list; return the error if there is no list, or evidence that it lacks pods."""
+        """Read the kubelet's list; return the error without any list, or the evidence that the list lacks pods."""
         state = await self._bound.read()
         if state is None:
             return ""
@@ -107,7 +107,7 @@ class PodImageReader:
         return ""
 
     async def _list_static(self, warnings: list[str]) -> str:
-        """Read the manifests; return the error if there is no previous reading."""
+        """Read the manifests; return the error of a failure without a previous reading, otherwise an empty string."""
         if self._manifests is None:
             return ""
         try:
@@ -126,12 +126,12 @@ class PodImageReader:
 
 
 def make_bound_pods(settings: KubeletSettings, clock: Clock, list_sandboxes: SandboxLister) -> BoundPods:
-    """Return the reader of the configured kubelet's list; without one it has no pods."""
+    """Return the reader of the kubelet's list; without a configured kubelet the reader has no pods."""
     access = settings.access
     if access is None:
         return BoundPods(clock)
-    from nodeagent.host.port_owners import port_owners  # noqa: PLC0415 - only with a kubelet's address
-    from nodeagent.kube.kubelet_pods import KubeletPods, pods_address  # noqa: PLC0415 - as above
+    from nodeagent.host.port_owners import port_owners  # noqa: PLC0415 - loaded only with a configured kubelet
+    from nodeagent.kube.kubelet_pods import KubeletPods, pods_address  # noqa: PLC0415 - only with a configured kubelet
 
     return BoundPods(
         clock, KubeletPods(access, port_owners), address=pods_address(access), list_sandboxes=list_sandboxes
@@ -141,7 +141,7 @@ def make_bound_pods(settings: KubeletSettings, clock: Clock, list_sandboxes: San
 def make_pod_image_reader(
     settings: KubeletSettings, clock: Clock, bound: BoundPods, watched: WatchedPods | None = None
 ) -> PodImageReader:
-    """Return the reader of the configured sources."""
+    """Return the reader of the images named by pods, with the configured sources."""
     manifests = ManifestReader(settings.manifests) if settings.manifests is not None else None
     return PodImageReader(clock, bound=bound, manifests=manifests, watched=watched)
 

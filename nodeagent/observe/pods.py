@@ -1,7 +1,7 @@
 """The pod reader: facts, usage and handles of the pods on the node.
 
-A pass fails if the runtime's two lists fail. After any other failure facts are unknown, with a warning, and a pod with
-unknown facts is kept.
+A pass fails if one of the runtime's two lists fails. Any other failure causes a warning and unknown facts, and a pod
+with unknown facts is not evicted.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class PodSettings(Record):
     """Sources of pod facts.
 
     Attributes:
-        role: on a node without a kubelet, a pod that is critical by no source is assumed to be an ordinary one;
-            beside a kubelet no fact is assumed.
+        role: role of the agent. On a node without a kubelet, a pod that no source declares critical is assumed not to
+            be critical; beside a kubelet no fact is assumed.
         node_name: suffix of the names of static pods; empty for the host name.
-        pod_log_root: parent of the log directories of pods without a configured one.
-        kubelet_root: the kubelet's root directory, which has the volumes of pods.
+        pod_log_root: parent of the log directories of pods without a configured log directory.
+        kubelet_root: the kubelet's root directory, which contains the volumes of pods.
         kubelet: access to the kubelet's pod list; ``None`` for no access.
-        kubelet_max_age_s: age after which the kubelet's list is read again.
-        manifests: directory of the static pods' manifests; ``None`` for none.
+        kubelet_max_age_s: age in seconds after which the kubelet's list is read again.
+        manifests: directory of the static pods' manifests; ``None`` without static pods.
         annotation_namespaces: namespaces whose pods may carry marks in annotations.
     """
 
@@ -89,9 +89,9 @@ class _RuntimeLists(NamedTuple):
 
 
 class PodReader:
-    """Reads the pods of a node; one pass at a time."""
+    """Reader of the pods of a node, for one pass at a time."""
 
-    def __init__(  # noqa: PLR0913 - a source each
+    def __init__(  # noqa: PLR0913 - one argument per source
         self,
         cri: CriClient,
         *,
@@ -110,13 +110,13 @@ class PodReader:
             cri: the runtime.
             settings: sources of pod facts.
             clock: dates the readings.
-            kubelet: the kubelet's pod list; ``None`` for that of the settings.
-            manifests: manifests of static pods; ``None`` for the directory in the settings.
+            kubelet: source of the kubelet's pod list; ``None`` to use ``settings.kubelet``.
+            manifests: source of the static pods; ``None`` to use the directory in ``settings``.
             root: parent of ``proc`` and ``sys``.
-            role: returns the current role, which changes at run time; ``None`` for that of the settings.
-            measure_layer: returns the usage of a writable layer by snapshotter and container id, if neither the
-                statistics of the runtime nor a mount show it; ``None`` leaves it unknown.
-            watched: pods as watched at the API server; ``None`` for none.
+            role: returns the current role, which changes at run time; ``None`` to use the role in ``settings``.
+            measure_layer: returns the usage of a writable layer by snapshotter and container id, for layers that
+                neither the runtime's statistics nor the mounts include; ``None`` if such usage remains unknown.
+            watched: the watched pods of the API server; ``None`` without a watch.
         """
         self._cri = cri
         self._clock = clock
@@ -137,7 +137,7 @@ class PodReader:
     async def read_usage(self) -> PodInventory | None:
         """Return the pods of the runtime's last lists with their current memory and PIDs, without a runtime call.
 
-        ``None`` before the first lists, and if they are older than a minute.
+        The result is ``None`` before the first lists, and if the last lists are older than a minute.
         """
         if self._last is None or self._clock.monotonic_s() - self._last.at.monotonic_s > _LISTS_KEPT_S:
             return None
@@ -153,7 +153,7 @@ class PodReader:
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
-            RuntimeRequestError: the runtime refused one of its two lists.
+            RuntimeRequestError: one of the runtime's two list calls failed.
         """
         warnings: list[str] = []
         now = Moment(self._clock.now(), self._clock.monotonic_s())
@@ -179,7 +179,7 @@ class PodReader:
         with_usage: bool,
         with_disk: bool = False,
     ) -> PodInventory:
-        """Return the pods of the runtime's lists."""
+        """Return facts and handles of the pods in the runtime's lists."""
         specs = self._definitions.index(warnings)
         pods = group_pods(
             lists.sandboxes,
@@ -213,7 +213,7 @@ class PodReader:
     async def _lists(
         self, warnings: list[str], *, with_stats: bool, quick: bool
     ) -> tuple[tuple[Sandbox, ...], tuple[Container, ...], dict[str, ContainerUsage] | None]:
-        """Make all independent calls concurrently."""
+        """Return sandboxes, containers and statistics from concurrent calls; ``None`` without statistics."""
         stats, sandboxes, containers, _ = await gather_all(
             self._stats(warnings) if with_stats else _none_value(),
             self._cri.list_sandboxes(),
@@ -272,15 +272,15 @@ def make_pod_reader(  # noqa: PLR0913 - the sources of a reader
     *,
     watched: WatchedPods | None = None,
 ) -> PodReader:
-    """Return the pod reader of the configured sources.
+    """Return the pod reader with the configured sources.
 
     Args:
         cri: the runtime.
-        settings: of the agent.
+        settings: settings of the agent.
         clock: dates the readings.
         role: returns the current role of the node.
         measure_layer: returns the usage of a writable layer; see :class:`PodReader`.
-        watched: pods as watched at the API server; ``None`` for none.
+        watched: the watched pods of the API server; ``None`` without a watch.
     """
     kubelet = settings.kubelet
     sources = PodSettings(

@@ -18,7 +18,7 @@ class NodeMemory(Protocol):
 
     @property
     def first_seen(self) -> FirstSeenReader:
-        """Return the first observations of items whose time contradicts the clock."""
+        """Return the reader of the first observations of items with a time that contradicts the clock."""
 
     def read_clock(self, at: ClockReading) -> ClockTrust:
         """Record a reading of the clocks and return the trust in its wall clock."""
@@ -31,7 +31,7 @@ class NodeMemory(Protocol):
         Args:
             listed: image id to time of pull; ``None`` if unknown.
             in_use: ids of the images in use.
-            at: the clocks at the detection.
+            at: reading of the clocks at the detection.
         """
 
     def interrupt(self, cause: GapCause) -> None:
@@ -39,21 +39,21 @@ class NodeMemory(Protocol):
 
 
 class HoldReader(Protocol):
-    """Reads operators' holds; blocking."""
+    """Reader of the image holds of operators. Blocks."""
 
     def __call__(self) -> tuple[Hold, ...]:
-        """Return the holds. Raises StoreError if they cannot be read."""
+        """Return the holds. Raises StoreError if the holds cannot be read."""
 
 
 class PodImageSource(Protocol):
-    """Reads the images named by the pods of this node."""
+    """Source of the images named by the pods of this node."""
 
     async def __call__(self) -> PodImages:
-        """Return the images; a failed reading is part of the result."""
+        """Return the images named by pods; the result includes the errors of failed readings."""
 
 
 class RoleReader(Protocol):
-    """Reads the role of the agent on this node."""
+    """Source of the role of the agent on this node."""
 
     async def __call__(self) -> Role:
         """Return the current role."""

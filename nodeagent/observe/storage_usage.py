@@ -1,6 +1,6 @@
 """Readings for the usage breakdown of the image filesystem.
 
-No decision depends on them, so a failed reading omits its part; walking directories is bounded in time.
+No decision depends on the breakdown, so that a failed reading only omits its part. Directory walks have a time limit.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
     """Return the usage breakdown of a snapshot's image filesystem.
 
     Args:
-        snapshot: of every scope, with storage graph where available.
+        snapshot: snapshot of all scopes, with the storage graph if available.
         observer: the observer of the snapshot.
-        storage: for the size of writable layers.
+        storage: source of the sizes of writable layers.
         pod_log_root: directory of the pod logs.
-        within_s: time limit for walking directories.
-        walk: whether directories are walked; without it logs and volumes count as other data.
+        within_s: time limit in seconds for walking directories.
+        walk: whether directories are walked; without a walk, logs and volumes count as other data.
         cancelled: ends the walk when set, since a thread cannot be cancelled.
 
     Raises:
@@ -75,14 +75,14 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
 
 
 def _image_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> tuple[Path, ...]:
-    """Return the directories of image data: ``runtime.imagefs_path`` may be another one of their filesystem."""
+    """Return the directories with image data; ``runtime.imagefs_path`` may be another path on that filesystem."""
     path = Path(filesystem.path)
     stores = () if snapshot.storage is None else tuple(map(Path, snapshot.storage.store_paths.values()))
     return (path, path.parent / "io.containerd.content.v1.content", *stores)
 
 
 class _Limit(NamedTuple):
-    """End of a walk: a time on the clock of ``time.monotonic``, or before if the measurement is cancelled."""
+    """End of a walk: a deadline on the clock of ``time.monotonic``, and an event for an earlier cancellation."""
 
     deadline_s: float
     cancelled: threading.Event
@@ -91,7 +91,7 @@ class _Limit(NamedTuple):
 def _walk(
     measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path, known: Sequence[Path], limit: _Limit
 ) -> MeasuredUsage:
-    """Return the measurements, completed by the directories on the image filesystem beside those ``known``."""
+    """Return the measurements, completed by the directories on the image filesystem that are not in ``known``."""
     logs = None
     if _is_on(pod_log_root, filesystem):
         logs = _reader(str(pod_log_root), limit).measure(str(pod_log_root))
@@ -113,7 +113,7 @@ def _walk(
 
 
 def _reader(path: str, limit: _Limit) -> TreeReader:
-    """Return a reader of the directories on the device of a path; a Btrfs subvolume has a device of its own."""
+    """Return a reader of the directories on the device of a path; a Btrfs subvolume has a separate device."""
     try:
         device = os.stat(path).st_dev  # noqa: PTH116 - one call, no object
     except OSError:

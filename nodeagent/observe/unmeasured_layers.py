@@ -1,6 +1,6 @@
 """Writable layers without a size in the runtime's statistics and without a visible mount, measured by the runtime.
 
-containerd 2.1 reports no usage of the layers of a snapshotter that only a runtime handler uses.
+containerd 2.1 reports no layer usage for a snapshotter that is configured only for a runtime handler.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ WITHIN_S: Final = 10.0
 async def measure_missing(
     pods: Sequence[RuntimePod], stats: Mapping[str, ContainerUsage], measure: MeasureLayer
 ) -> dict[str, ContainerUsage]:
-    """Return the statistics of running containers without a size, with the size of their layer where it is measured.
+    """Return statistics with a measured layer size for running containers without a layer size in ``stats``.
 
-    Each layer has ten seconds; without a result its size remains unknown.
+    Each measurement has a time limit of ten seconds; a container without a result is omitted.
     """
     missing = {
         each.id: store
@@ -64,5 +64,5 @@ def with_snapshotters(pod: RuntimePod, containers: Iterable[Container]) -> list[
 
 
 def is_measured(container_id: str, stats: Mapping[str, ContainerUsage]) -> bool:
-    """Return whether the statistics have the size of a container's layer."""
+    """Return whether the statistics include the size of a container's writable layer."""
     return container_id in stats and stats[container_id].writable_bytes is not None

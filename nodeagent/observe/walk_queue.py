@@ -1,4 +1,4 @@
-"""Advances directory walks in turn, in worker threads."""
+"""Queue of directory walks, which worker threads advance in turn."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 SLICE_S: Final = 0.02
-"""Time after which the next walk has its turn."""
+"""Time slice of one walk in seconds, before the next walk continues."""
 
 HANGS_S: Final = 1.5
-"""Time after which a walk in one step counts as hanging, since a directory does not answer."""
+"""Seconds without the end of a time slice after which a walk counts as hanging: a directory does not answer."""
 
 MOST_HANGING: Final = 4
 """Maximum number of hanging walks for which another worker thread is started."""
 
 LONGEST_S: Final = 120.0
-"""Time after which a walk is abandoned."""
+"""Seconds after which a walk is abandoned."""
 
 
 class Walk(Protocol):
-    """A measurement in steps."""
+    """A directory walk that advances in steps."""
 
     def advance(self, until_s: float) -> bool:
-        """Continue until a time on the clock of ``time.monotonic``, by at least one step; return whether it ended."""
+        """Continue by at least one step, until ``until_s`` of ``time.monotonic``; return whether the walk ended."""
 
     def close(self) -> None:
         """Release the resources of a walk before its end."""
@@ -39,9 +39,10 @@ class QueuedWalk:
     """A walk and its state.
 
     Attributes:
-        started_s: on the clock of ``time.monotonic``.
-        turn_s: begin of the current turn; ``None`` between turns.
-        ended_s: time of the end, of an error, or of the cancellation; ``None`` before.
+        started_s: creation time of the walk, on the clock of ``time.monotonic``.
+        turn_s: start of the current time slice; ``None`` between time slices.
+        ended_s: time of the end, the error or the cancellation of the walk; ``None`` before its end.
+        cancelled: whether the walk is to end before its next time slice.
         error: the exception that ended the walk.
     """
 
@@ -65,10 +66,11 @@ class QueuedWalk:
 
 
 class WalkQueue:
-    """Advances walks in turn, so that a large one does not delay the others.
+    """Queue that advances walks in turn, so that a large walk does not delay other walks.
 
-    One worker thread serves all walks while there are any. Another one replaces it while a walk hangs, at most
-    ``MOST_HANGING`` at a time: a stat on a dead mount never returns. The threads do not delay the end of the process.
+    One worker thread serves all walks until the queue is empty. While a walk hangs, another worker thread is started,
+    for at most ``MOST_HANGING`` hanging walks: a stat on a dead mount never returns. The threads do not delay the exit
+    of the process.
     """
 
     def __init__(self) -> None:
@@ -79,7 +81,10 @@ class WalkQueue:
         self._on_end: Callable[[], None] = lambda: None
 
     def add(self, walks: Iterable[Walk], on_end: Callable[[], None]) -> list[QueuedWalk]:
-        """Start walks; ``on_end`` is called in a worker thread at the end of each walk, until the next call of this."""
+        """Start walks and return their states; ``on_end`` is called in a worker thread at the end of each walk.
+
+        The callback of the last call applies to all walks.
+        """
         added = [QueuedWalk(each) for each in walks]
         with self._lock:
             self._on_end = on_end
@@ -88,7 +93,7 @@ class WalkQueue:
         return added
 
     def replace_hanging_workers(self) -> None:
-        """Start another worker if all are occupied by hanging walks."""
+        """Start another worker thread if hanging walks occupy all worker threads."""
         with self._lock:
             self._start_worker()
 
@@ -100,7 +105,7 @@ class WalkQueue:
                 threading.Thread(target=self._run, args=(first,), name="disk-walk", daemon=True).start()
 
     def _take(self) -> QueuedWalk | None:
-        """Return the walk whose turn it is, without cancelled ones."""
+        """Return the next walk, after ending cancelled and overdue walks; ``None`` if no walk is waiting."""
         while self._waiting:
             taken = self._waiting.popleft()
             if not (taken.cancelled or time.monotonic() - taken.started_s > LONGEST_S):
@@ -116,7 +121,7 @@ class WalkQueue:
             ended = True
             try:
                 ended = taken.walk.advance(time.monotonic() + SLICE_S)
-            except Exception as error:  # noqa: BLE001 - a failed walk does not end the others
+            except Exception as error:  # noqa: BLE001 - a failed walk must not end the other walks
                 taken.error = error
             with self._lock:
                 taken.turn_s = None

@@ -1,4 +1,4 @@
-"""Pods of this node as watched at the API server, for every reader of one process."""
+"""Pods of this node from the API server's watch, shared by all readers of one process."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ if TYPE_CHECKING:
 
 
 class WatchedPods:
-    """The latest state of the watch; it outlives reloads and outages of the API server.
+    """Latest state of the pod watch, which is kept over reloads and outages of the API server.
 
     Attributes:
-        address: of the list, for display; empty while no watch is configured.
-        state: the latest state; the task of the watch replaces it.
+        address: address of the pod list, for display; empty while no watch is configured.
+        state: the latest state, as stored by the watch task.
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Create pods without a watch."""
+        """Create an empty state without a configured watch."""
         self._clock = clock
         self.address = ""
         self.state = WatchState()
 
     @property
     def configured(self) -> bool:
-        """Whether the pods are watched."""
+        """Whether a watch of the pods is configured."""
         return bool(self.address)
 
     @property
     def is_current(self) -> bool:
-        """Whether the pods are those of the API server now."""
+        """Whether the watch is configured and its pods are up to date."""
         return self.configured and is_current(self.state, self._clock.monotonic_s())
 
     @property
     def is_complete(self) -> bool:
-        """Whether the pods are current, and none is unreadable."""
+        """Whether the pods are current, without an unreadable pod or change since the last list."""
         return self.is_current and not self.state.unnamed
 
     @property
     def pods(self) -> tuple[PodSpec, ...]:
-        """The pods as known last, current or not; none of another node."""
+        """The last received pods, current or outdated; empty without a watch, and for a Node of another machine."""
         if not self.configured or (self.state.listed_s is not None and self.state.foreign):
             return ()
         return tuple(self.state.pods.values())
 
     def pod_list(self) -> PodList | None:
-        """Return the list for the planners; ``None`` without one."""
+        """Return the pod list for the planners; ``None`` without a configured watch."""
         if not self.configured:
             return None
         return pod_list(self.state, self._clock.monotonic_s(), self._clock.now())
 
     def reading(self) -> PodListReading | None:
-        """Return the state of the watch, for display; ``None`` while none is configured."""
+        """Return the state of the watch, for display; ``None`` without a configured watch."""
         return reading(self.state, self.address, self._clock.monotonic_s()) if self.configured else None
 
     def warn(self, warnings: list[str]) -> None:
-        """Add a warning while the pods are not current, and one for malformed pods."""
+        """Add a warning while the pods are not current, and a warning if pods are malformed."""
         if self.configured and not self.is_current:
             warnings.append("pods watched at the API server are outdated; see pod list in nodeagent status")
         malformed = [each.malformed for each in self.pods if each.malformed]
@@ -71,27 +71,27 @@ class WatchedPods:
             warnings.append(f"malformed pod in the API server's list, kept: {malformed[0]}{more}")
 
     def reset(self) -> None:
-        """Forget the pods, as after the watch was disabled."""
+        """Discard the pods and the address, such as after the watch was disabled."""
         self.address, self.state = "", WatchState()
 
 
 def list_address(node: str) -> str:
-    """Return the name of the list of a node, for display."""
+    """Return the address of a node's pod list at the API server, for display."""
     return f"API server, pods of {node}"
 
 
 def restore_pods(watched: WatchedPods, directory: Path, configured_name: str) -> None:
-    """Use the pods of an earlier run of the agent as facts until the first list; blocking.
+    """Restore the watched pods of an earlier run of the agent, for use until the first list. Blocks.
 
     Args:
-        watched: gets the pods.
-        directory: of the agent's state.
+        watched: receives the restored pods.
+        directory: state directory of the agent.
         configured_name: name of the node; empty for the host name.
 
     Raises:
         StoreError: the stored pods cannot be read.
     """
-    from nodeagent.store.watched_pods import read_watched_pods  # noqa: PLC0415 - not without a watch
+    from nodeagent.store.watched_pods import read_watched_pods  # noqa: PLC0415 - loaded only with a watch
 
     name = node_name(configured_name)
     watched.address = list_address(name)

@@ -1,4 +1,4 @@
-"""Ages in plans: the latest time of an age, and the rule for removals while the wall clock is not trusted."""
+"""Wall-clock rules of plans: cutoff times for ages, and no removal by age while the wall clock is untrusted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def clock_untrusted(clock: ClockTrust) -> Reason | None:
-    """Return the reason to keep items that are removed by age otherwise; ``None`` while the clock is trusted."""
+    """Return the reason to suspend removals by age while the wall clock is untrusted; ``None`` if it is trusted."""
     if clock.untrusted_until is None:
         return None
     details: dict[str, Detail] = {
@@ -25,7 +25,7 @@ def clock_untrusted(clock: ClockTrust) -> Reason | None:
 
 
 def earlier(moment: datetime, seconds: float) -> datetime:
-    """Return the time ``seconds`` before another, at least the begin of the calendar."""
+    """Return the time ``seconds`` before ``moment``; the earliest possible ``datetime`` on overflow."""
     try:
         return moment - timedelta(seconds=seconds)
     except OverflowError:

@@ -22,15 +22,15 @@ _REMEDY: Final = "check the time service; nothing is removed too early, since ag
 
 def check_clock(
     skew_s: float | None,
-    synchronised: bool | None,  # noqa: FBT001 - readings
+    synchronised: bool | None,  # noqa: FBT001 - a reading, not a mode switch
     clock: ClockTrust = TRUSTED,
 ) -> Finding:
-    """Check the wall clock, on which ages across boots depend.
+    """Return the ``doctor`` finding on the wall clock, on which ages across boots depend.
 
     Args:
         skew_s: creation time of the newest container relative to now, in seconds; ``None`` without containers.
-        synchronised: whether the kernel counts the clock as synchronised; ``None`` if unknown.
-        clock: trust in the wall clock.
+        synchronised: whether the kernel reports the clock as synchronised (adjtimex); ``None`` if unknown.
+        clock: trust status of the wall clock, with its last jump.
     """
     if clock.problem:
         return Finding("clock", Verdict.WARNING, clock.problem, _REMEDY)
@@ -57,12 +57,12 @@ def check_clock(
 def check_image_use(
     observed_since: datetime | None, now: datetime, maximum_s: float, gaps: Sequence[ObservationGap] = ()
 ) -> Finding:
-    """Check whether image use has been observed for long enough to remove images by age.
+    """Return the ``doctor`` finding on image use: whether it was observed for long enough to remove images by age.
 
     Args:
-        observed_since: start of the observation without a gap; ``None`` with an unavailable state database.
+        observed_since: start of the uninterrupted observation; ``None`` if the state database is unavailable.
         now: the time of the check.
-        maximum_s: the maximum unused age; 0 if it is disabled.
+        maximum_s: maximum unused age of images in seconds; 0 disables removal by age.
         gaps: the latest gaps in the observation, oldest first.
     """
     if observed_since is None:

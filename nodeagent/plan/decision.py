@@ -41,11 +41,11 @@ __all__ = [
 Detail = str | int | float | bool | datetime | tuple[str, ...]
 
 NO_FAILURES: Final[Mapping[str, str]] = MappingProxyType({})
-"""No item failed earlier in this pass."""
+"""Empty map from item id to failure cause: no item failed earlier in this pass."""
 
 
 class ItemKind(StrEnum):
-    """Kind of an item."""
+    """Kind of an item that a plan decides on."""
 
     IMAGE = "image"
     CONTAINER = "container"
@@ -73,7 +73,7 @@ class Verdict(StrEnum):
 
 
 _SHOWN: Final = 3
-"""Members of a list in a sentence; the details have all of them."""
+"""Maximum number of list members in a sentence; the details contain the whole list."""
 
 
 def _shown(key: str, value: Detail) -> str:
@@ -94,9 +94,10 @@ _NO_DETAILS: Final[Mapping[str, Detail]] = MappingProxyType({})
 
 
 class Reason(Record, gc=False):
-    """A code with its details.
+    """Reason of a decision: a code with its details.
 
-    ``details`` keys have a unit suffix: ``_bytes``, ``_s`` (seconds), ``_percent``, ``_at`` (aware UTC time).
+    Keys of ``details`` for quantities and times have a unit suffix: ``_bytes``, ``_s`` (seconds), ``_percent``, ``_at``
+    (aware UTC time).
     """
 
     code: ReasonCode
@@ -106,12 +107,12 @@ class Reason(Record, gc=False):
     def sentence(self) -> str:
         """The reason as a sentence, without a full stop."""
         shown = {key: _shown(key, value) for key, value in self.details.items()}
-        shown["on"] = f" {shown['filesystem']}" if "filesystem" in shown else ""  # of several image filesystems
+        shown["on"] = f" {shown['filesystem']}" if "filesystem" in shown else ""  # on multi-imagefs nodes
         return SENTENCES[self.code].format_map(shown)
 
 
 def decode_detail(key: str, value: object) -> Detail:
-    """Return a detail from its form in JSON."""
+    """Return a detail decoded from JSON: a list as a tuple, the value of an ``_at`` key as a datetime."""
     if isinstance(value, list):
         return tuple(map(str, value))
     if isinstance(value, str) and key.endswith("_at"):
@@ -120,7 +121,7 @@ def decode_detail(key: str, value: object) -> Detail:
 
 
 def sentence_of(code: str, details: Mapping[str, object]) -> str:
-    """Return the sentence of a reason from a document; for an unknown code, the code and the details."""
+    """Return the sentence for a reason from a JSON document; for an unknown code, the code and its details as text."""
     try:
         return Reason(ReasonCode(code), {key: decode_detail(key, value) for key, value in details.items()}).sentence
     except (ValueError, KeyError):
@@ -129,19 +130,19 @@ def sentence_of(code: str, details: Mapping[str, object]) -> str:
 
 
 class Decision(Record, gc=False):
-    """The verdict on one item.
+    """Decision of a plan on one item: verdict and reason.
 
     Attributes:
         kind: kind of the item.
         id: the runtime's id, or the entry's name for logs.
         name: display name.
-        verdict: whether it is removed or kept.
+        verdict: whether the item is removed or kept, or failed earlier in this pass.
         reason: reason of the verdict.
-        frees_bytes: bytes freed by its removal after the earlier removals of the plan; for a kept item after all
-            removals of the plan; ``None`` if unknown.
+        frees_bytes: bytes freed by the removal of the item, after the earlier removals of the plan; for a kept item
+            after all removals of the plan; ``None`` if unknown.
         frees_inodes: inodes freed, under the rules of ``frees_bytes``.
-        frees_on: on a node with several image filesystems, the bytes freed on each by its path; without those on which
-            it frees none. Empty on a node with one.
+        frees_on: on a node with several image filesystems, the bytes freed on each, by path; filesystems with 0 bytes
+            are omitted. Empty on a node with one image filesystem.
     """
 
     kind: ItemKind
@@ -154,7 +155,7 @@ class Decision(Record, gc=False):
     frees_on: tuple[tuple[str, int], ...] = ()
 
     def bytes_on(self, path: str) -> int:
-        """Return the bytes freed on one of several image filesystems."""
+        """Return the bytes freed on the image filesystem with this path; 0 if the path is not in ``frees_on``."""
         return sum(size_bytes for each, size_bytes in self.frees_on if each == path)
 
 
@@ -163,8 +164,8 @@ _ID: Final = attrgetter("id")
 
 
 def sort_by_name(decisions: list[Decision]) -> None:
-    """Sort decisions by name, and those of one name by id."""
-    # In two steps, since most names are unique and a key of both takes several times as long to compare.
+    """Sort decisions in place by name, then by id."""
+    # Sorted in two steps: most names are unique, and comparing keys of name and id takes several times as long.
     decisions.sort(key=_NAME)
     names = list(map(_NAME, decisions))
     end = 0
@@ -183,12 +184,12 @@ class Accounting(StrEnum):
 
 
 class FilesystemTarget(Record):
-    """The target of a plan on one of several image filesystems.
+    """Target of an image plan for one image filesystem, on a node with several.
 
     Attributes:
-        path: of the filesystem.
+        path: path of the image filesystem.
         wanted_bytes: bytes to be freed by the removals.
-        pending_bytes: bytes freed there in addition, by the runtime's own garbage collection.
+        pending_bytes: bytes freed on this filesystem in addition, by the runtime's own garbage collection.
     """
 
     path: str
@@ -200,19 +201,19 @@ class Plan(Record):
     """Decisions of a planner, in order of execution.
 
     Attributes:
-        kind: ``images``, ``containers``, ``sandboxes``, ``logs`` or ``leaks``.
+        kind: ``images``, ``containers``, ``sandboxes``, ``logs``, ``leaks`` or ``pods``.
         made_at: time of the observation.
-        decisions: one for each item of that kind in the snapshot; removals first, in order of execution.
+        decisions: one decision for each item of this kind in the snapshot; removals first, in order of execution.
         accounting: accuracy of the byte figures.
-        wanted_bytes: target of the removals; 0 without target.
-        pending_bytes: bytes freed by the runtime's own garbage collection, in addition to the removals; with
-            ``ends_undo`` including removed images in their undo window.
+        wanted_bytes: bytes that the removals are to free; 0 for a plan without a target.
+        pending_bytes: bytes freed by the runtime's own garbage collection, in addition to the removals; if
+            ``ends_undo``, removed images in their undo window are included.
         warnings: warnings for the operator.
         blocked: reason that no decision is possible; empty normally. A blocked plan has no removals.
-        ends_undo: whether undo windows end before the removals, because space is needed.
-        targets: on a node with several image filesystems, those from which images are removed; ``wanted_bytes`` is the
-            sum. Empty on a node with one.
-        removals: the removals, in order of execution. Computed.
+        ends_undo: whether the undo windows of removed images end before the removals, because space is needed.
+        targets: on a node with several image filesystems, the target of each filesystem from which images are removed;
+            ``wanted_bytes`` is their sum. Empty on a node with one image filesystem.
+        removals: the decisions with the verdict ``remove``, in order of execution; computed.
     """
 
     kind: str
@@ -228,18 +229,18 @@ class Plan(Record):
     removals: tuple[Decision, ...] = ()
 
     def __post_init__(self) -> None:
-        """Compute the removals once, as they are read many times and plans of large nodes keep most items."""
+        """Compute ``removals`` once, since it is read many times and plans of large nodes keep most items."""
         remove = Verdict.REMOVE
         force_setattr(self, "removals", tuple([each for each in self.decisions if each.verdict is remove]))
 
     @property
     def frees_bytes(self) -> int:
-        """Predicted bytes of the removals."""
+        """Bytes that all removals are predicted to free; an unknown amount counts as 0."""
         return sum(decision.frees_bytes or 0 for decision in self.removals)
 
     @property
     def shortfall_bytes(self) -> int:
-        """Bytes of the target that the removals are not predicted to free."""
+        """Target minus the bytes that the removals are predicted to free; at least 0."""
         if self.targets:
             removals = self.removals
             freed = (sum(each.bytes_on(target.path) for each in removals) for target in self.targets)

@@ -1,4 +1,4 @@
-"""Display of gaps in the observation of image use; few imports, since it is for commands that only print."""
+"""Text of gaps in the observation of image use; few imports, for a fast start of commands that only display state."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 
 
 def describe_gap(started_at: datetime | None, ended_at: datetime, cause: str) -> str:
-    """Return a gap in the observation of image use for display."""
+    """Return the text for the last gap in the observation of image use: its length, end and cause."""
     length = "" if started_at is None else f" of {format_duration((ended_at - started_at).total_seconds())}"
     return f"last gap{length} until {format_time(ended_at)} ({cause})"

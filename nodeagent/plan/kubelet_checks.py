@@ -1,4 +1,4 @@
-"""Checks of the kubelet beside the agent: its pod list, and tasks that both perform."""
+"""Checks of ``nodeagent doctor`` on the kubelet of this node: pod list, runtime socket, and overlapping tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _MAX_SHOWN: Final = 80
 
 
 def check_pod_list(reading: PodListReading | None) -> Finding:
-    """Check the kubelet's pod list, which names the images of bound pods; ``None`` if none is configured."""
+    """Return the finding on the kubelet's pod list, which names the images of pods bound to this node.
+
+    ``reading`` is ``None`` if no kubelet URL is configured.
+    """
     if reading is None:
         return Finding(
             "pod-list",
@@ -50,12 +53,12 @@ def check_pod_list(reading: PodListReading | None) -> Finding:
 
 
 def check_kubelet_config(sources: Sequence[str], problems: Sequence[str], found: Mapping[str, object]) -> Finding:
-    """Check the readability of the kubelet's configuration; its evidence has the values that matter beside the agent.
+    """Return the finding on the kubelet configuration: whether it can be read, and its image GC and shutdown settings.
 
     Args:
-        sources: the files, and the command line, with the configuration.
-        problems: files that cannot be read or parsed.
-        found: the fields in force.
+        sources: files with the configuration, and the kubelet's command line.
+        problems: descriptions of files that cannot be read or parsed.
+        found: effective fields of the kubelet configuration.
     """
     name = "kubelet-config"
     if problems:
@@ -73,9 +76,10 @@ def check_kubelet_config(sources: Sequence[str], problems: Sequence[str], found:
 
 
 def check_runtime_endpoint(kubelet: str, agent: str) -> Finding:
-    """Check that the kubelet and the agent use one runtime; both are resolved paths of sockets, empty if unknown.
+    """Return the finding on whether the kubelet and the agent use the same runtime socket.
 
-    On a node with two of them, such as k3s and Docker, the agent would find no pods on the other one.
+    On a node with two runtimes, such as k3s and Docker, the agent could otherwise manage a runtime without pods.
+    Arguments are the resolved socket paths, empty if unknown.
     """
     name = "kubelet-runtime"
     if not kubelet or not agent:
@@ -86,7 +90,7 @@ def check_runtime_endpoint(kubelet: str, agent: str) -> Finding:
     return Finding(
         name,
         Verdict.PROBLEM,
-        f"the kubelet uses {_text(kubelet)}, the agent {_text(agent)}: it has other pods and images",
+        f"the kubelet uses {_text(kubelet)}, the agent {_text(agent)}: their pods and images differ",
         f'set runtime.endpoint = "unix://{_text(kubelet)}"',
     )
 
@@ -94,13 +98,13 @@ def check_runtime_endpoint(kubelet: str, agent: str) -> Finding:
 def check_kubelet(
     found: Mapping[str, object] | None, *, evicts: bool, stops: bool, collects_from: int | None
 ) -> list[Finding]:
-    """Check for tasks performed by both the kubelet of this node and the agent.
+    """Return the findings on tasks that both the kubelet of this node and the agent perform.
 
     Args:
-        found: fields of the kubelet's configuration in force; ``None`` without one.
+        found: effective fields of the kubelet configuration; ``None`` without a configuration.
         evicts: whether the agent evicts pods on this node.
         stops: whether the agent stops pods at a node shutdown.
-        collects_from: usage in percent at which the agent starts to remove images; ``None`` if it does not.
+        collects_from: usage in percent at which the agent starts to remove images; ``None`` if image GC is disabled.
     """
     if found is None:
         return [Finding("kubelet-overlap", Verdict.SKIPPED, "no configuration of a kubelet on this node")]
@@ -132,9 +136,10 @@ def check_kubelet(
 
 
 def _check_image_gc(found: Mapping[str, object], collects_from: int) -> list[Finding]:
-    """Return a warning if the kubelet removes images at a lower usage than the agent; the kubelet is the backstop.
+    """Return a warning if the kubelet removes images at the same or a lower usage than the agent.
 
-    It does so at its image GC threshold, and at its hard eviction threshold for imagefs, there before it evicts pods.
+    The kubelet should be only the backstop. The kubelet removes images at its image GC threshold, and at its hard
+    eviction threshold for imagefs, before it evicts pods.
     """
     high, eviction = _high_percent(found), _eviction_amount(found)
     levels = {}
@@ -162,10 +167,10 @@ def _high_percent(found: Mapping[str, object]) -> str:
 
 
 def _eviction_amount(found: Mapping[str, object]) -> str:
-    """Return the amount of the hard threshold for imagefs; the kubelet's default without one, empty if disabled.
+    """Return the amount of the kubelet's hard threshold ``imagefs.available``; empty if there is no threshold.
 
-    Source: kubelet ``SetDefaults_KubeletConfiguration``: the defaults apply only if no hard threshold is set, or if
-    ``mergeDefaultEvictionSettings`` is.
+    Source: kubelet ``SetDefaults_KubeletConfiguration``: the defaults apply only if no hard threshold is set or
+    ``mergeDefaultEvictionSettings`` is true.
     """
     hard = found.get("evictionHard")
     if not isinstance(hard, dict) or not hard:
@@ -175,7 +180,7 @@ def _eviction_amount(found: Mapping[str, object]) -> str:
 
 
 def _used_percent(available: str) -> int:
-    """Return the used percentage at which a percentage of available space is reached; 0 for an invalid amount."""
+    """Return the usage in percent that corresponds to a percentage of available space; 0 for an invalid amount."""
     try:
         return max(0, math.floor(100 - float(available.removesuffix("%"))))
     except (ValueError, OverflowError):
@@ -183,6 +188,6 @@ def _used_percent(available: str) -> int:
 
 
 def _text(value: object) -> str:
-    """Return a value as printable text of limited length."""
+    """Return a configuration value as printable text of limited length."""
     text = "".join(each if each.isprintable() else "?" for each in str(value))
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -1,4 +1,4 @@
-"""Checks of evictions for memory: thresholds against the kernel's own estimate, and the reclaim of page cache."""
+"""Checks of ``nodeagent doctor`` on memory evictions: thresholds against ``MemAvailable``, and page cache reclaim."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ CACHE_CHECK: Final = "cache-reclaim"
 def check_memory_thresholds(
     thresholds: Iterable[Threshold], reading: Observation, *, kernel_estimate: bool, min_free_bytes: int
 ) -> Finding:
-    """Check that each threshold on ``memory.available`` is met before the kernel is out of memory.
+    """Return the finding on whether each ``memory.available`` threshold is met before the kernel is out of memory.
 
-    The kubelet's formula omits kernel memory and the kernel's watermarks. A threshold that counts the formula and is
-    not above its distance from ``MemAvailable`` is met only after that is 0.
+    The kubelet's formula for available memory ignores kernel memory and the kernel's watermarks. A threshold that uses
+    the formula must exceed the difference between the formula and ``MemAvailable``; otherwise it is met only after
+    ``MemAvailable`` has reached 0.
 
     Args:
-        thresholds: the configured ones.
-        reading: of ``memory.available``, with the kernel's estimate.
-        kernel_estimate: whether hard thresholds count the kernel's estimate.
-        min_free_bytes: ``vm.min_free_kbytes``, from which the kernel derives its watermarks.
+        thresholds: the configured eviction thresholds.
+        reading: reading of ``memory.available``, with the kernel's estimate.
+        kernel_estimate: whether hard thresholds also use the kernel's estimate.
+        min_free_bytes: ``vm.min_free_kbytes`` in bytes, from which the kernel derives its watermarks.
 
     Source: kernel ``si_mem_available``; sysctl vm.rst, ``min_free_kbytes``.
     """
@@ -61,11 +62,11 @@ def check_memory_thresholds(
 
 
 def check_cache_reclaim(off: str, *, writable: bool | None) -> Finding:
-    """Check that page cache of pods can be reclaimed before an eviction for memory.
+    """Return the finding on whether the agent can reclaim page cache of pods before an eviction for memory.
 
     Args:
-        off: why it is disabled; empty if it is enabled.
-        writable: whether the agent's unit may write to the cgroups of pods; ``None`` if unknown.
+        off: reason why cache reclaim is disabled; empty if it is enabled.
+        writable: whether the agent's systemd unit permits writes to the cgroups of pods; ``None`` if unknown.
     """
     if off:
         return Finding(CACHE_CHECK, Verdict.SKIPPED, off)

@@ -1,4 +1,4 @@
-"""Check of the metrics listener: encryption and authentication where other machines reach it."""
+"""Checks of ``nodeagent doctor`` on the metrics listener: TLS and client authentication for remote clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RENEW: Final = "renew the certificate; the agent reads the new files without a 
 
 
 def check_listener(listen: str, *, is_remote: bool, has_tls: bool, has_client_ca: bool) -> Finding:
-    """Check a listen address; empty for none."""
+    """Return the finding on the metrics listen address; ``listen`` is empty if the listener is disabled."""
     if not listen:
         return Finding(CHECK, Verdict.SKIPPED, 'metrics.listen = "off"')
     if is_remote and not has_tls:
@@ -30,13 +30,13 @@ def check_listener(listen: str, *, is_remote: bool, has_tls: bool, has_client_ca
 
 
 def check_certificate(listener: Finding, problem: str, expires_at: datetime | None, now: datetime) -> Finding:
-    """Check the files of a TLS listener.
+    """Return the finding on the certificate files of a metrics listener with TLS.
 
     Args:
-        listener: the finding of :func:`check_listener`, returned where the files are valid.
-        problem: cause for which the files cannot be used; empty if they can.
+        listener: the finding of :func:`check_listener`, returned if the files are valid.
+        problem: cause why the certificate files cannot be used; empty if they are valid.
         expires_at: end of validity of the server certificate; ``None`` if unknown.
-        now: aware UTC.
+        now: time of the check, aware UTC.
     """
     if problem:
         return Finding(CHECK, Verdict.PROBLEM, problem, "correct the file; the agent reads it again")

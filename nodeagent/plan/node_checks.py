@@ -1,4 +1,4 @@
-"""Checks of a node: each turns a reading into a finding with verdict, evidence and fix."""
+"""Checks of ``nodeagent doctor`` on the node; each converts a reading to a finding with verdict, evidence and fix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAZY_SNAPSHOTTERS: Final = frozenset({"stargz", "nydus", "soci", "overlaybd"})
 
 
 class Verdict(StrEnum):
-    """The verdicts of a check; part of the JSON output."""
+    """Verdict of a check. The values are part of the JSON output."""
 
     OK = "ok"
     WARNING = "warning"
@@ -29,12 +29,12 @@ class Verdict(StrEnum):
 
 
 class Finding(Record):
-    """The outcome of one check.
+    """Result of one ``doctor`` check.
 
     Attributes:
-        check: name of the check, stable for scripts.
-        evidence: the reading.
-        fix: the action of the operator; empty if none is needed.
+        check: name of the check; stable, since scripts use it.
+        evidence: the reading on which the verdict is based, as text.
+        fix: recommended action for the operator; empty if no action is required.
     """
 
     check: str
@@ -44,7 +44,7 @@ class Finding(Record):
 
 
 def check_stalls(known: Iterable[str]) -> Finding:
-    """Check the resources with pressure stall information."""
+    """Return the finding on PSI; ``known`` are the resources with pressure stall information."""
     missing = sorted({"memory", "io"} - set(known))
     if not missing:
         return Finding("pressure-stalls", Verdict.OK, "PSI available for memory and io")
@@ -57,7 +57,7 @@ def check_stalls(known: Iterable[str]) -> Finding:
 
 
 def check_cgroups(controllers: Iterable[str] | None) -> Finding:
-    """Check the controllers of cgroup v2; ``None`` with version 1."""
+    """Return the finding on the cgroup v2 controllers; ``controllers`` is ``None`` with cgroup v1."""
     if controllers is None:
         return Finding(
             "cgroups",
@@ -77,7 +77,7 @@ def check_cgroups(controllers: Iterable[str] | None) -> Finding:
 
 
 def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
-    """Compare logind's limit with the configured time of the shutdown phases."""
+    """Return the finding on whether logind's delay limit permits the configured time of the shutdown phases."""
     if off:
         return Finding("logind-delay", Verdict.SKIPPED, f"pods are not stopped in order: {off}")
     limit = "no limit" if budget.limit_ms is None else format_duration(budget.limit_ms / 1000)
@@ -99,7 +99,7 @@ def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
 
 
 def check_lock(held: bool, because: str, *, off: str) -> Finding:  # noqa: FBT001 - a reading
-    """Check the inhibitor lock; ``because`` is the evidence."""
+    """Return the finding on the inhibitor lock; ``because`` is the evidence."""
     if off:
         return Finding("inhibitor", Verdict.SKIPPED, f"graceful shutdown disabled: {off}")
     if held:
@@ -108,7 +108,7 @@ def check_lock(held: bool, because: str, *, off: str) -> Finding:  # noqa: FBT00
 
 
 def check_image_removal(*, transactional: bool, configured: bool) -> Finding:
-    """Check whether an image that a container is being created from can be restored during its removal."""
+    """Return the finding on whether an image removal keeps images of container creations in progress."""
     if transactional:
         return Finding(
             "image-removal", Verdict.OK, "in transactions: images of container creations in progress are kept"
@@ -125,19 +125,19 @@ def check_image_removal(*, transactional: bool, configured: bool) -> Finding:
 
 
 def check_sandbox_image(name: str | None, *, listed: bool, pinned: bool, beside_kubelet: bool) -> Finding:
-    """Check the sandbox image, which every pod needs: present, and pinned against the kubelet's image GC.
+    """Return the finding on the sandbox image: whether it is present, and pinned against the kubelet's image GC.
 
-    A node before its first pod lacks it: the runtime pulls it then, which fails without a registry.
-
-    Without a pin the kubelet removes it as unused once no container refers to it, and every new pod fails.
+    Every pod needs the sandbox image. If the image is missing, the runtime pulls it for the first pod, which fails
+    without access to a registry. The kubelet removes an unpinned sandbox image as unused once no container references
+    it, and every new pod then requires a pull.
 
     Args:
-        name: as the runtime reports it; ``None`` if it does not.
+        name: name of the sandbox image reported by the runtime; ``None`` if not reported.
         listed: whether the image is on the node.
-        pinned: whether the runtime reports a pin.
+        pinned: whether the runtime reports the image as pinned.
         beside_kubelet: whether a kubelet manages this node.
 
-    Source: kubelet ``imagesInEvictionOrder``, which excludes pinned images and those of listed containers only.
+    Source: kubelet ``imagesInEvictionOrder``, which excludes only pinned images and images of listed containers.
     """
     if name is None:
         return Finding("sandbox-image", Verdict.SKIPPED, "not reported by the runtime; images in use are kept anyway")
@@ -162,7 +162,7 @@ def check_sandbox_image(name: str | None, *, listed: bool, pinned: bool, beside_
 
 
 def check_snapshotter(name: str | None) -> Finding:
-    """Check the snapshotter of the runtime; ``None`` if the runtime does not report it."""
+    """Return the finding on the snapshotter; ``name`` is ``None`` if the runtime does not report it."""
     if name is None:
         return Finding("snapshotter", Verdict.SKIPPED, "not reported by the runtime; labels of the images are used")
     if name in _LAZY_SNAPSHOTTERS:
@@ -176,13 +176,17 @@ def check_snapshotter(name: str | None) -> Finding:
 
 
 def check_image_filesystem(path: str | None, used_percent: int = 0, *, hidden_by: str = "") -> Finding:
-    """Check the image filesystem; ``path`` is ``None`` if it cannot be read, ``hidden_by`` the unit that hides it."""
+    """Return the finding on the image filesystem.
+
+    ``path`` is ``None`` if the filesystem cannot be read; ``hidden_by`` is the systemd unit that hides it from the
+    agent.
+    """
     if path is None:
         return Finding(
             "imagefs",
             Verdict.PROBLEM,
             "cannot read the image filesystem; no image is removed by threshold",
-            "set runtime.imagefs_path to a path on it",
+            "set runtime.imagefs_path to a path on the image filesystem",
         )
     usage = f"{path} is {used_percent}% full"
     if hidden_by:
@@ -196,10 +200,10 @@ def check_image_filesystem(path: str | None, used_percent: int = 0, *, hidden_by
 
 
 def check_split(places: Mapping[str, int | None], image_filesystems: int) -> Finding:
-    """Check the node for shared filesystems.
+    """Return the finding on which of imagefs, containerfs and nodefs share a filesystem.
 
     Args:
-        places: device of ``imagefs``, ``containerfs`` and ``nodefs``, in this order; ``None`` where it cannot be read.
+        places: device id of ``imagefs``, ``containerfs`` and ``nodefs``, in this order; ``None`` if it cannot be read.
         image_filesystems: number of image filesystems.
     """
     unread = [name for name, device in places.items() if device is None]
@@ -214,7 +218,7 @@ def check_split(places: Mapping[str, int | None], image_filesystems: int) -> Fin
     for name, device in places.items():
         groups.setdefault(device, []).append(name)
     separate = "; ".join(" and ".join(names) for names in groups.values())
-    layout = f"separate: {separate}" if len(groups) > 1 else "imagefs, containerfs and nodefs are one"
+    layout = f"separate: {separate}" if len(groups) > 1 else "imagefs, containerfs and nodefs share one filesystem"
     if image_filesystems > 1:
         several = f"{image_filesystems} image filesystems: image GC collects each, eviction watches the first"
         return Finding("split-filesystems", Verdict.OK, f"{layout}; {several}")
@@ -222,7 +226,7 @@ def check_split(places: Mapping[str, int | None], image_filesystems: int) -> Fin
 
 
 def check_stores(broken: Mapping[str, str], sound: Iterable[str]) -> Finding:
-    """Check the databases of the agent: path and fault of each broken one, names of the sound ones."""
+    """Return the finding on the agent's databases: ``broken`` maps path to fault, ``sound`` has names."""
     if broken:
         return Finding(
             "stores",
@@ -235,7 +239,7 @@ def check_stores(broken: Mapping[str, str], sound: Iterable[str]) -> Finding:
 
 
 def check_state(directory: str, problem: str, available_bytes: int | None, mode: int = 0o750) -> Finding:
-    """Check the state directory and its mode; ``problem`` is the cause if files cannot be written, else empty."""
+    """Return the finding on the state directory; ``problem`` is the cause of a failed write, empty otherwise."""
     if problem:
         return Finding(
             "state-directory",
@@ -260,11 +264,11 @@ def check_state(directory: str, problem: str, available_bytes: int | None, mode:
 
 
 def check_agent(unavailable: str, not_ready: Iterable[str], pid: int | None) -> Finding:
-    """Check the readiness of the running agent.
+    """Return the finding on the readiness of the running agent.
 
     Args:
-        unavailable: reason that the control API did not answer; empty after an answer.
-        not_ready: the reasons that the agent is not ready; empty if ready.
+        unavailable: reason why the control API did not respond; empty if it responded.
+        not_ready: reasons why the agent is not ready; empty if ready.
         pid: process id of the agent.
     """
     if unavailable:
@@ -276,12 +280,12 @@ def check_agent(unavailable: str, not_ready: Iterable[str], pid: int | None) -> 
 
 
 def denied(check: str, evidence: str) -> Finding:
-    """Return the finding of a check without permission, which is no problem of the node."""
+    """Return the finding of a check for which ``doctor`` lacks permission; a warning, not a problem of the node."""
     return Finding(check, Verdict.WARNING, evidence, "run as root: sudo nodeagent doctor")
 
 
 def check_control_group(name: str, known: bool) -> Finding:  # noqa: FBT001 - a reading
-    """Check the group whose members may use the control API."""
+    """Return the finding on the control group, which permits its members to use the control API."""
     if known:
         return Finding("control-group", Verdict.OK, f"members of group {name} may use the control API")
     return Finding(
@@ -293,13 +297,13 @@ def check_control_group(name: str, known: bool) -> Finding:  # noqa: FBT001 - a 
 
 
 def check_role(role: RoleDecision) -> Finding:
-    """Check the role on this node; warn if it contradicts the configuration or the traces, or is unknown."""
+    """Return the finding on the role; a warning if the role contradicts configuration or traces, or is unknown."""
     evidence = f"{role.role}: {role.warning or role.reason}"
     if role.warning:
         return Finding("role", Verdict.WARNING, evidence, 'stop and remove the kubelet, or set role = "auto"')
     if role.basis is RoleBasis.UNREADABLE:
         return Finding(
-            "role", Verdict.WARNING, evidence, "make it readable or visible for the agent, or configure role"
+            "role", Verdict.WARNING, evidence, "make kubelet traces readable for the agent, or configure role"
         )
     if role.basis is RoleBasis.CONFIGURED and role.role is Role.STANDALONE and role.trace:
         return Finding("role", Verdict.WARNING, evidence, 'remove the files of the kubelet, or set role = "auto"')
@@ -307,7 +311,7 @@ def check_role(role: RoleDecision) -> Finding:
 
 
 def check_refused(section: str, because: str) -> Finding:
-    """Return the warning for a section configured "on" that is refused beside a kubelet."""
+    """Return the warning for a configuration section that is set to "on" but refused beside a kubelet."""
     fix = {
         "eviction": 'set eviction.enabled = "auto", and the thresholds in the kubelet\'s evictionHard and evictionSoft',
         "shutdown": 'set shutdown.enabled = "auto", and the kubelet\'s shutdownGracePeriod',

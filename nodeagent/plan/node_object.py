@@ -1,4 +1,4 @@
-"""The Node object of this node, complete as in a cluster."""
+"""Complete Node object of this node: metadata and status."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def node_object(
     """Return the Node object: name, labels and status.
 
     Args:
-        facts: one observation of the node.
-        policy: configured part of the status.
-        previous: conditions of the last status.
+        facts: facts of one observation of the node.
+        policy: settings of the node status.
+        previous: conditions of the last status, which provide the transition times.
         now: time of the heartbeat, aware UTC.
     """
     labels = {

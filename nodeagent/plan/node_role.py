@@ -1,10 +1,10 @@
-"""Role of the agent: beside a kubelet, or alone with the runtime.
+"""Role of the agent: beside a kubelet, or standalone.
 
-Alone, the agent infers from the runtime that a pod is deleted, evicts pods, and stops them at shutdown. Beside a
-kubelet each of these does damage: Jobs lose their containers and logs, and the kubelet restarts stopped pods. Unclear
-traces therefore always count as a kubelet.
+In the role standalone, the agent infers pod deletions from CRI, evicts pods, and stops pods at node shutdown. Beside a
+kubelet each of these actions does damage: Jobs lose their containers and logs, and the kubelet restarts stopped pods.
+Ambiguous traces therefore always count as a kubelet.
 
-Labels and annotations of pods are not traces, as tenants can set them.
+Labels and annotations of pods are not traces, since tenants can set them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from nodeagent.model.kubelet_traces import KubeletTraces
 
 ABSENT_S: Final = 300.0
-"""Time for which all traces must be absent before the agent manages the node alone; covers a kubelet restart."""
+"""Seconds without any trace before the agent takes the role standalone; longer than a restart of a kubelet."""
 
 _CONFIGURED: Final = "configured"
 _NO_TRACE: Final = "no kubelet process, listener, state or configuration found"
 
 
 def decide_role(traces: KubeletTraces, configured: Role | None) -> RoleDecision:
-    """Return the role by one reading of the traces.
+    """Return the role according to one reading of the kubelet traces.
 
-    A configured ``beside-kubelet`` always holds. A configured ``standalone`` overrides files, which a removed kubelet
-    leaves behind, and traces that cannot be read, but not a running kubelet: a kubelet process or a listener on a
-    kubelet port. Without a configured role any trace means beside a kubelet, and so does a trace that cannot be read.
+    A configured ``beside-kubelet`` is always used. A configured ``standalone`` overrides unreadable traces and kubelet
+    files, which remain after the removal of a kubelet, but not a running kubelet: a kubelet process or a listener on a
+    kubelet port. Without a configured role, any found or unreadable trace results in ``beside-kubelet``.
     """
     live, files = _live(traces), traces.files[0] if traces.files else ""
     trace = live or files
@@ -55,15 +55,16 @@ def apply_hysteresis(
 ) -> tuple[RoleDecision, RoleMemory]:
     """Return the role after hysteresis, and the memory for the next reading.
 
-    Beside a kubelet takes effect at once, standalone only ``ABSENT_S`` seconds after the first complete reading
-    without a trace, so that two readings far apart do not count a restart of the kubelet as its removal. A
-    configured ``standalone`` waits for the traces of a running kubelet alone, as it overrides files.
+    The role ``beside-kubelet`` takes effect immediately. The role ``standalone`` takes effect ``ABSENT_S`` seconds
+    after the first complete reading without a trace, so that a restart of the kubelet between two readings does not
+    count as its removal. A configured ``standalone`` waits only for the absence of a running kubelet, since it
+    overrides kubelet files.
 
     Args:
-        decision: as ``decide_role`` returned for ``traces``.
-        traces: the reading.
-        memory: from the previous reading.
-        now_s: monotonic seconds of the reading.
+        decision: result of ``decide_role`` for ``traces``.
+        traces: the current reading of the traces.
+        memory: memory returned for the previous reading.
+        now_s: time of the reading in monotonic seconds.
     """
     complete = not traces.unreadable
     live = _remember(_live(traces), memory.live, now_s, complete=complete)
@@ -83,7 +84,7 @@ def apply_hysteresis(
 
 
 def _remember(trace: str, before: LastTrace | None, now_s: float, *, complete: bool) -> LastTrace | None:
-    """Return the trace found last; ``None`` where it has been absent for ``ABSENT_S``."""
+    """Return the last trace found, with the start of its absence; ``None`` after an absence of ``ABSENT_S``."""
     if trace:
         return LastTrace(trace)
     if before is None:
@@ -95,7 +96,7 @@ def _remember(trace: str, before: LastTrace | None, now_s: float, *, complete: b
 
 
 def _live(traces: KubeletTraces) -> str:
-    """Return the strongest trace of a running kubelet; empty without one."""
+    """Return the strongest trace of a running kubelet as text; empty if no kubelet is running."""
     if traces.processes:
         first = traces.processes[0]
         return f"kubelet process {first.pid} ({first.name})"

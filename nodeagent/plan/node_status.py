@@ -1,6 +1,6 @@
-"""Status of a Node object, from one observation of the node.
+"""Status of the Node object, computed from one observation of the node.
 
-Names, reasons and messages are those of the kubelet, since controllers, dashboards and alerts compare them.
+Names, reasons and messages are equal to the kubelet's, since controllers, dashboards and alerts match them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 MAX_IMAGES: Final = 50
-"""Source: KubeletConfiguration ``nodeStatusMaxImages``."""
+"""Maximum number of images in the status. Source: KubeletConfiguration ``nodeStatusMaxImages``."""
 MAX_IMAGE_NAMES: Final = 5
-"""Source: kubelet ``MaxNamesPerImageInNodeStatus``."""
+"""Maximum number of names per image in the status. Source: kubelet ``MaxNamesPerImageInNodeStatus``."""
 READY: Final = "Ready"
 SHUTTING_DOWN: Final = "node is shutting down"
-"""Message of a node in a graceful shutdown. Source: kubelet shutdown manager, ``ShutdownStatus``."""
+"""Ready condition message during a graceful shutdown. Source: kubelet shutdown manager, ``ShutdownStatus``."""
 _UNOBSERVED: Final = "NodeAgentNotEvaluated"
 
 _PRESSURE: Final[Mapping[NodeCondition, tuple[tuple[str, str], tuple[str, str]]]] = {
@@ -53,16 +53,16 @@ _PRESSURE: Final[Mapping[NodeCondition, tuple[tuple[str, str], tuple[str, str]]]
         ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
     ),
 }
-"""Reason and message of each condition: active, inactive. Source: kubelet ``nodestatus`` setters."""
+"""Reason and message of each pressure condition: active, inactive. Source: kubelet ``nodestatus`` setters."""
 
 
 class NodeStatusPolicy(Record):
-    """Configured part of a node status.
+    """Settings of the node status.
 
     Attributes:
         max_pods: number of pods that the scheduler may place on the node.
-        addresses: IP addresses of the node; empty for the observed ones.
-        thresholds: eviction thresholds; the hard ones on memory and nodefs reduce the allocatable resources.
+        addresses: IP addresses of the node; empty to use the observed addresses.
+        thresholds: eviction thresholds; hard thresholds on memory and nodefs reduce the allocatable resources.
     """
 
     reservation: Reservation = NO_RESERVATION
@@ -74,12 +74,12 @@ class NodeStatusPolicy(Record):
 def node_status(
     facts: NodeFacts, policy: NodeStatusPolicy, previous: Sequence[StatusCondition], *, now: datetime
 ) -> NodeStatus:
-    """Return the status of the node.
+    """Return the status of the Node object.
 
     Args:
-        facts: one observation; the status omits missing readings, so that a patch keeps their former value.
-        policy: configuration.
-        previous: conditions of the last status; they date the transitions.
+        facts: facts of one observation; missing readings are omitted, so that a patch keeps the previous values.
+        policy: settings of the node status.
+        previous: conditions of the last status, which provide the transition times.
         now: time of the heartbeat, aware UTC.
     """
     at = now.replace(microsecond=0)
@@ -95,7 +95,7 @@ def node_status(
 
 
 def _amount(name: str, value: int) -> str:
-    """Return a resource as a quantity; CPU is in thousandths."""
+    """Return a resource as a Kubernetes quantity; the CPU value is in millicores."""
     if name == "cpu":
         return str(value // 1000) if value % 1000 == 0 else f"{value}m"
     return str(value) if name == "pods" else format_quantity(value)
@@ -122,9 +122,9 @@ def _capacity(facts: NodeFacts, policy: NodeStatusPolicy) -> dict[str, int]:
 
 
 def _allocatable(capacity: Mapping[str, int], policy: NodeStatusPolicy) -> dict[str, int]:
-    """Return the resources for pods: capacity without reservation and hard eviction threshold, at least 0.
+    """Return the allocatable resources: capacity minus reservation and hard eviction threshold, at least 0.
 
-    Reserved huge pages are not part of the memory for pods.
+    Preallocated huge pages are subtracted from the allocatable memory.
 
     Source: kubelet ``MachineInfo`` setter and ``GetNodeAllocatableReservation``.
     """
@@ -141,7 +141,7 @@ def _allocatable(capacity: Mapping[str, int], policy: NodeStatusPolicy) -> dict[
 
 
 def _hard_threshold(thresholds: Sequence[Threshold], signal: Signal, capacity: int | None) -> int:
-    """Return the bytes below which pods are evicted at once; 0 without such a threshold."""
+    """Return the highest hard threshold of a signal in bytes; 0 without a hard threshold."""
     return max(
         (int(each.limit(capacity or 0)) for each in thresholds if each.signal is signal and each.hard), default=0
     )
@@ -164,15 +164,15 @@ def _node_info(facts: NodeFacts) -> NodeSystemInfo:
 
 
 def agent_version(version: str) -> str:
-    """Return the version shown as that of the kubelet: a semantic version, since tools parse it, marked as the agent.
+    """Return the value of ``kubeletVersion``: a semantic version with the suffix ``+nodeagent``; empty if unknown.
 
-    Source: kubectl ``get nodes``, column VERSION; kubeadm parses it as a semantic version.
+    Source: kubectl ``get nodes``, column VERSION; kubeadm parses the value as a semantic version.
     """
     return f"v{version}+nodeagent" if version else ""
 
 
 def _images(images: Sequence[Image]) -> tuple[ContainerImage, ...]:
-    """Return the largest images, ties by id. Source: kubelet ``Images`` setter: digests before tags, five names."""
+    """Return the largest images, ties by id; digests precede tags. Source: kubelet ``Images`` setter."""
     largest = sorted(images, key=lambda each: (-(each.size_bytes or 0), each.id))[:MAX_IMAGES]
     return tuple(
         ContainerImage(
@@ -208,7 +208,7 @@ def _pressure(condition: NodeCondition, active: frozenset[NodeCondition] | None)
 
 
 def _ready(facts: NodeFacts) -> tuple[str, str, str, str]:
-    """Return the Ready condition. Source: kubelet ``ReadyCondition`` setter; several causes in brackets."""
+    """Return type, status, reason and message of the Ready condition. Source: kubelet ``ReadyCondition`` setter."""
     causes = facts.not_ready
     if not causes:
         return READY, "True", "KubeletReady", "kubelet is posting ready status"

@@ -1,4 +1,4 @@
-"""The closed list of reasons, each with its sentence."""
+"""Closed list of reason codes for decisions, each with its sentence template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ReasonCode(StrEnum):
-    """Reason of a decision. The values are part of the JSON output and of logs: new ones are added, none is changed."""
+    """Reason code of a decision. The values are part of the JSON output and of logs; existing values never change."""
 
     # images: removed
     LEAST_RECENTLY_USED = "least-recently-used"
@@ -45,13 +45,13 @@ class ReasonCode(StrEnum):
     FILESYSTEM_UNREADABLE = "filesystem-unreadable"
     FILESYSTEM_UNKNOWN = "filesystem-unknown"
     FREES_NO_SPACE = "frees-no-space"
-    # all items: kept, since ages are uncertain
+    # all items: no removal by age while the wall clock is untrusted
     CLOCK_UNTRUSTED = "clock-untrusted"
-    # images and others: an attempt failed earlier in this pass
+    # all items: removal failed earlier in this pass
     FAILED_EARLIER = "failed-earlier"
-    # images and others: the lists of the runtime contradict each other
+    # all items: kept, since the CRI lists contradict each other
     RUNTIME_INCONSISTENT = "runtime-inconsistent"
-    # images and others: not listed by the applied plan
+    # all items: kept, since the applied plan does not list the item
     NOT_IN_PLAN = "not-in-plan"
     # containers: removed
     POD_DELETED = "pod-deleted"
@@ -94,7 +94,7 @@ class ReasonCode(StrEnum):
     EMPTY_DIR_OVER_LIMIT = "empty-dir-over-limit"
     POD_OVER_STORAGE_LIMIT = "pod-over-storage-limit"
     CONTAINER_OVER_STORAGE_LIMIT = "container-over-storage-limit"
-    # pods: kept, as no pod is evicted now
+    # pods: kept, since no pod is evicted in this pass
     NO_THRESHOLD_MET = "no-threshold-met"
     GRACE_PERIOD_RUNNING = "grace-period-running"
     NO_NEW_READING = "no-new-reading"
@@ -107,10 +107,10 @@ class ReasonCode(StrEnum):
     EVICTION_SLOWED = "eviction-slowed"
     EFFECT_OUTSTANDING = "effect-outstanding"
     EVICTION_INEFFECTIVE = "eviction-ineffective"
-    # pods: kept, as another pod is evicted
+    # pods: kept, since another pod is evicted
     RANKED_LATER = "ranked-later"
     ANOTHER_POD_EVICTED = "another-pod-evicted"
-    # pods: never chosen
+    # pods: not an eviction candidate
     STATIC_POD = "static-pod"
     MIRROR_POD = "mirror-pod"
     CRITICAL_POD = "critical-pod"
@@ -127,7 +127,7 @@ class ReasonCode(StrEnum):
 SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.LEAST_RECENTLY_USED: "least recently used; imagefs{on} is {used_percent}% full, target {low_percent}%",
     ReasonCode.UNUSED_TOO_LONG: (
-        "not seen in use for {unused_s}, more than the maximum of {maximum_s}; observed since {observed_since_at}"
+        "no use observed for {unused_s}, more than the maximum of {maximum_s}; observed since {observed_since_at}"
     ),
     ReasonCode.ALL_UNUSED: "unused; all unused images are removed",
     ReasonCode.IRREPLACEABLE_LAST: "cannot be pulled again: {how}; removed last, as no other image frees enough",
@@ -141,9 +141,11 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.NEWEST_TAGS: "among the newest {keep} image(s) of {repository}",
     ReasonCode.IRREPLACEABLE: "cannot be pulled again: {how}",
     ReasonCode.IRREPLACEABLE_LATER: "cannot be pulled again: {how}; removed for space only, after all other images",
-    ReasonCode.ORIGIN_UNKNOWN: "unknown whether it can be pulled again: its origin is not known",
+    ReasonCode.ORIGIN_UNKNOWN: "origin unknown: the image may not be available for another pull",
     ReasonCode.HELD: "held by {by} until {until_at}: {why} (hold {hold})",
-    ReasonCode.TOO_YOUNG: "first seen {age_s} ago, less than the minimum age {minimum_s}; eligible from {eligible_at}",
+    ReasonCode.TOO_YOUNG: (
+        "first detected {age_s} ago, less than the minimum age {minimum_s}; eligible from {eligible_at}"
+    ),
     ReasonCode.USED_THIS_PASS: "used at {last_used_at}, after this pass started",
     ReasonCode.USE_UNKNOWN: "use unknown: {detail}",
     ReasonCode.GAIN_TOO_SMALL: "would free only {gain_bytes}, less than the minimum gain {minimum_bytes}",
@@ -188,7 +190,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.LINK_TARGET_MISSING: "target {target} does not exist",
     ReasonCode.POD_PRESENT: "pod not known to be deleted{note}",
     ReasonCode.MODIFIED_RECENTLY: "changed {age_s} ago, less than {minimum_s}",
-    ReasonCode.BOOTED_RECENTLY: "node booted {age_s} ago, less than {minimum_s}; it may have changed since",
+    ReasonCode.BOOTED_RECENTLY: "node booted {age_s} ago, less than {minimum_s}; the entry may have changed since",
     ReasonCode.NOT_A_POD_LOG_DIRECTORY: "not a pod log directory: {detail}",
     ReasonCode.LOG_NOT_READ: "not read completely: {detail}",
     ReasonCode.LOG_OPEN: "open in a process for {use}: {path}{note}",
@@ -236,4 +238,4 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.GC_ROOT_LABEL: "kept by its containerd.io/gc.root label",
     ReasonCode.SNAPSHOT_HAS_CHILD: "parent of snapshot {child}, which is kept",
 }
-"""Templates of the sentences; ``{on}`` is the path of one of several image filesystems, empty on nodes with one."""
+"""Sentence template of each reason; ``{on}`` is the path of the image filesystem if a node has several, else empty."""

@@ -1,4 +1,4 @@
-"""The records of a containerd in all its namespaces, for the audit of leaks."""
+"""Records of a containerd daemon in all its namespaces, for the leak audit."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ async def read_all_records(
     """Return the records of all namespaces.
 
     Args:
-        client: containerd, in any namespace.
-        snapshotters: the snapshotters to list; one that is not loaded has no snapshots.
+        client: client of containerd, in any namespace.
+        snapshotters: the snapshotters to list; a snapshotter that is not loaded has no snapshots.
         cri_ids: ids of the containers and sandboxes that CRI lists.
 
     Raises:
-        NodeAgentError: a listing failed; without it existing objects would count as leaks.
+        NodeAgentError: a listing failed; with incomplete lists, existing objects would count as leaks.
     """
     found = await run_bounded(
         lambda name: _read(client.in_namespace(name), snapshotters), await client.list_namespaces(), limit=2
@@ -71,7 +71,7 @@ async def _read(client: ContainerdClient, snapshotters: Collection[str]) -> Runt
 
 
 def _expires_at(text: str | None) -> datetime | None:
-    """Return the expiry time in a label; ``None`` without a valid one."""
+    """Return the expiry time in a label; ``None`` without a valid time."""
     try:
         expiry = datetime.fromisoformat(text) if text else None
     except ValueError:

@@ -1,6 +1,6 @@
 """Concurrent calls: a few of different kinds, or many with a limit on the calls in progress.
 
-No call outlives an error or a cancellation of another one: its connection may be closed next.
+After an error or a cancellation all other calls are cancelled and awaited, since the connection may be closed next.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ async def gather_all(*calls: Awaitable[Any]) -> tuple[Any, ...]:
 async def run_bounded(
     call: Callable[[Item], Awaitable[Result]], items: Sequence[Item], limit: int = MAX_CALLS
 ) -> list[Result]:
-    """Return the result of ``call`` for every item, in order, at most ``limit`` at a time; the first error ends all."""
+    """Return the results of ``call`` in item order, with at most ``limit`` calls at a time.
+
+    The first error is raised after the other calls have been cancelled and ended.
+    """
     results: dict[int, Result] = {}
     pending = iter(enumerate(items))
 
@@ -68,7 +71,7 @@ async def run_bounded(
 
 
 async def _end(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel the tasks in progress and wait for them; without effect after success."""
+    """Cancel the tasks in progress and wait for their end; no effect if all tasks have ended."""
     pending = [each for each in tasks if not each.done()]
     for each in pending:
         each.cancel()

@@ -1,4 +1,4 @@
-"""The connection to the configured runtime: endpoint, deadlines and the observer of calls in one place."""
+"""Connection to the configured runtime, with the configured deadlines."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def configured_connection(
     """Return a connection to the configured endpoint, or to the first well-known socket.
 
     Args:
-        settings: for the endpoint and ``runtime.timeout``, the deadline of reading calls.
-        read_timeout_s: deadline of reading calls instead of the configured one.
-        with_removals: whether removing calls have ``runtime.removal_timeout`` as deadline. Without it the deadline of
+        settings: source of the endpoint and of ``runtime.timeout``, the deadline of reading calls.
+        read_timeout_s: deadline of reading calls in seconds; ``None`` for the configured deadline.
+        with_removals: whether removing calls have ``runtime.removal_timeout`` as deadline. If false, the deadline of
             each method applies: a node shutdown must not wait for the longer deadline of garbage collection.
         observer: called after every call; see ``RuntimeConnection``.
 

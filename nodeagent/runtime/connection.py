@@ -37,16 +37,19 @@ Response = TypeVar("Response", bound=Message)
 READ_DEADLINE_S = 10.0
 K3S_SOCKET = "run/k3s/containerd/containerd.sock"
 KNOWN_SOCKETS = (
-    K3S_SOCKET,  # rke2 too
+    K3S_SOCKET,  # also the socket of rke2
     "run/k0s/containerd.sock",
     "var/snap/microk8s/common/run/containerd.sock",
     "run/containerd/containerd.sock",
     "run/crio/crio.sock",
 )
-"""Sockets of distributions precede containerd's default one, which on their nodes belongs to Docker if it exists."""
+"""Known sockets in search order.
+
+Sockets of distributions precede containerd's default socket, which on nodes of these distributions is Docker's socket.
+"""
 
 MAX_ANSWER_BYTES = 256 << 20
-"""Largest message of the runtime; the list of 20,000 containers with 4 KiB of labels each has 90 MiB."""
+"""Maximum size of a message from the runtime; a list of 20,000 containers with 4 KiB of labels each has 90 MiB."""
 
 # By default grpc sends the percent-encoded path as authority, which some servers reject.
 _OPTIONS = (
@@ -56,7 +59,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a reopened channel must not continue the back-off of the closed one
+    ("grpc.use_local_subchannel_pool", 1),  # a reopened channel must not continue the back-off of the closed channel
 )
 _NEVER_SENT = ("failed to connect", "no such file", "connection refused", "permission denied")
 
@@ -69,8 +72,8 @@ class Method(Record, Generic[Request, Response], eq=False):
         request: request message.
         response: response message, single or streamed.
         name: name in errors, deadlines and metrics.
-        deadline_s: default deadline of the whole call; ``None`` for none.
-        changes: whether it changes state, so that the effect is unknown if the response is lost.
+        deadline_s: default deadline of the whole call in seconds; ``None`` for no deadline.
+        changes: whether the method changes state, so that the effect is unknown if the response is lost.
     """
 
     path: str
@@ -84,7 +87,8 @@ class Method(Record, Generic[Request, Response], eq=False):
 class RuntimeConnection:
     """A channel to one unix socket, opened by the first call and reopened automatically after a runtime restart.
 
-    It is bound to the event loop of its first call. Use it as an async context manager or call :meth:`close`.
+    The connection is bound to the event loop of its first call. Use the connection as an async context manager, or call
+    :meth:`close`.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class RuntimeConnection:
 
         Args:
             endpoint: ``unix:///path`` or an absolute path.
-            deadlines: seconds by method name, such as ``RemoveImage``, instead of the method's own.
+            deadlines: deadlines in seconds by method name, such as ``RemoveImage``, which replace the default deadline.
             observer: called after every call with method name, seconds and gRPC status name.
 
         Raises:
@@ -122,7 +126,7 @@ class RuntimeConnection:
         await self.close()
 
     async def close(self) -> None:
-        """Close the channel; calls in progress fail. A later call opens it again."""
+        """Close the channel; calls in progress fail. A later call opens a new channel."""
         channel, self._channel = self._channel, None
         self._unary.clear()
         self._stream.clear()
@@ -144,7 +148,7 @@ class RuntimeConnection:
             method: path and message types of the call.
             request: the request message.
             target: id or reference of the affected object, for the error text.
-            deadline_s: overrides the configured and the default deadline.
+            deadline_s: deadline in seconds, which overrides the configured and the default deadline.
             metadata: request headers.
 
         Raises:
@@ -174,7 +178,7 @@ class RuntimeConnection:
         deadline_s: float | None = None,
         metadata: Metadata | None = None,
     ) -> AsyncGenerator[Response, None]:
-        """Yield the responses of a streaming method; the deadline is for all of them. Raises as :meth:`unary`.
+        """Yield the responses of a streaming method; the deadline is for the whole stream. Raises as :meth:`unary`.
 
         Close the iterator (``contextlib.aclosing``) if not exhausted, to cancel the call.
         """
@@ -192,9 +196,9 @@ class RuntimeConnection:
                 call.cancel()
 
     def answer_bytes(self, method: Method[Request, Response]) -> int:
-        """Return the size of the last answer of a method with a single response; 0 before the first.
+        """Return the size in bytes of the last answer of a method with a single response; 0 before the first answer.
 
-        ``Message.ByteSize`` takes as long as the decoding of a large answer.
+        Rejected: ``Message.ByteSize``, which takes as long as the decoding of a large answer.
         """
         return self._answer_bytes.get(method.path, 0)
 
@@ -253,7 +257,7 @@ class RuntimeConnection:
 
 
 _DEADLINE: Final = "Deadline Exceeded"
-"""Text of grpc for a deadline of the client."""
+"""Error text of grpc after a deadline that the client has set."""
 _ERRORS: dict[grpc.StatusCode, type[RuntimeRequestError]] = {
     grpc.StatusCode.NOT_FOUND: RuntimeNotFoundError,
     grpc.StatusCode.DEADLINE_EXCEEDED: RuntimeTimeoutError,
@@ -262,10 +266,10 @@ _ERRORS: dict[grpc.StatusCode, type[RuntimeRequestError]] = {
 
 
 def discover_endpoint(configured: str | None, root: Path = Path("/")) -> str:
-    """Return the endpoint of the runtime: the configured one, else the first well-known socket that is served.
+    """Return the endpoint of the runtime: the configured endpoint, else the first well-known socket with a listener.
 
-    If none is, the first that exists: a runtime may be restarting. A socket without permission counts as served, so
-    that the first call reports the missing permission.
+    Without a listener on any socket, the first existing socket is returned, since its runtime may be restarting. A
+    socket without permission counts as a socket with a listener, so that the first call reports the missing permission.
 
     Raises:
         ConfigError: the configured endpoint is not a unix socket.
@@ -286,7 +290,7 @@ def discover_endpoint(configured: str | None, root: Path = Path("/")) -> str:
 def check_permission(configured: str | None, root: Path = Path("/")) -> None:
     """Check that this user may connect to the runtime. A runtime that does not listen yet is no error.
 
-    Root is never refused here: its permission can be restored while it waits, as that of a confined process.
+    Root always passes: a security module may deny access to a confined process, and permit the access later.
 
     Raises:
         RuntimeUnavailableError: permission denied.
@@ -318,12 +322,12 @@ def _exists(path: Path) -> bool:
 
 
 def _is_served(path: Path) -> bool:
-    """Return whether a process listens on a socket; a socket file remains after a crash of its server."""
+    """Return whether a process listens on a socket; a socket file alone may remain from a crashed server."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.setblocking(False)
         try:
             connection.connect(str(path))
-        except (PermissionError, BlockingIOError):  # the latter with a full backlog
+        except (PermissionError, BlockingIOError):  # BlockingIOError: full backlog
             return True
         except OSError:
             return False

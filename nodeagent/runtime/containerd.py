@@ -1,4 +1,4 @@
-"""Client of containerd's own services: image names, blobs, snapshots, leases; same socket as CRI.
+"""Client of containerd's own services for image names, blobs, snapshots and leases, on the socket of CRI.
 
 CRI's objects are in the namespace ``k8s.io``. Records are read with their garbage collection labels, which determine
 the bytes freed by a deletion.
@@ -59,18 +59,18 @@ def _image_names(answer: images_pb2.ListImagesResponse) -> Iterable[images_pb2.I
 
 
 class ContainerdClient:
-    """Calls to containerd in one namespace. Every method raises the errors of :meth:`RuntimeConnection.unary`.
+    """Client of containerd in one namespace. Every method raises the errors of :meth:`RuntimeConnection.unary`.
 
     Deleting an absent object succeeds.
     """
 
     def __init__(self, connection: RuntimeConnection, namespace: str = NAMESPACE, *, reuses_lists: bool = True) -> None:
-        """Create a client; ``reuses_lists`` as ``reuses`` of :class:`DecodeCache`."""
+        """Create a client; ``reuses_lists`` is whether decoded lists are cached, see :class:`DecodeCache`."""
         self._connection = connection
         self._reuses_lists = reuses_lists
         self.namespace = namespace
         self._containers = LongList(connection, methods.CONTAINERS, methods.CONTAINERS_STREAMED)
-        # names are three per image and small, so that those of small nodes are kept too
+        # an image has three small name records, so that the names of small nodes are cached too
         self._images = DecodeCache(
             _image_names, decode_stored_image, key=attrgetter("name"), from_items=0, reuses=reuses_lists
         )
@@ -89,8 +89,8 @@ class ContainerdClient:
     async def read_store_paths(self) -> dict[str, str]:
         """Return the directory of each snapshotter, and of the content store under the empty name.
 
-        A snapshotter of containerd that does not report one has its default beside the content store, as assumed by
-        containerd itself. Remote ones without configured exports are omitted.
+        A local snapshotter without a reported directory has its default directory beside the content store, as assumed
+        by containerd itself. Remote snapshotters without a reported directory are omitted.
 
         Source: containerd ``introspection.v1.Plugin.exports``, keys ``root`` and ``address``; ``imageFSPath``.
         """
@@ -107,7 +107,7 @@ class ContainerdClient:
         return default | reported
 
     async def read_database_path(self) -> str:
-        """Return the path of the metadata database; empty if it is not reported.
+        """Return the path of the metadata database; empty if containerd does not report the path.
 
         Source: containerd ``introspection.v1.Plugin.exports``, key ``path`` of the plugin ``bolt``.
         """
@@ -116,7 +116,7 @@ class ContainerdClient:
         return next((each.exports["path"] for each in got.plugins if each.exports.get("path")), "")
 
     async def list_images(self, namespace: str | None = None) -> tuple[StoredImage, ...]:
-        """Return every image name; of the client's namespace unless given."""
+        """Return every image name in ``namespace``, by default the client's namespace."""
         got = await self._connection.unary(
             methods.IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata(namespace)
         )
@@ -132,9 +132,9 @@ class ContainerdClient:
         return tuple((decode_stored_image(each), each.SerializeToString()) for each in got.images)
 
     async def create_image(self, encoded: bytes) -> bool:
-        """Create an image name from its encoded record; return false if the name exists, with any target.
+        """Create an image name from its encoded record; return false if the name exists already, with any target.
 
-        The new record has the target and the labels of ``encoded`` and a creation time of its own.
+        The new record has the target and the labels of ``encoded``, and a new creation time.
         """
         image = images_pb2.Image.FromString(encoded)
         try:
@@ -151,7 +151,7 @@ class ContainerdClient:
         return True
 
     async def get_image(self, name: str) -> StoredImage | None:
-        """Return one image name; ``None`` if absent."""
+        """Return the record of an image name; ``None`` if the name does not exist."""
         try:
             got = await self._connection.unary(
                 methods.GET_IMAGE, images_pb2.GetImageRequest(name=name), target=name, metadata=self._metadata()
@@ -161,7 +161,7 @@ class ContainerdClient:
         return decode_stored_image(got.image)
 
     async def label_image(self, name: str, key: str, value: str) -> bool:
-        """Set one label of an image name; return whether it exists."""
+        """Set one label of an image name; return whether the name exists."""
         request = images_pb2.UpdateImageRequest(image=images_pb2.Image(name=name, labels={key: value}))
         request.update_mask.paths.append(f"labels.{key}")
         try:
@@ -171,12 +171,12 @@ class ContainerdClient:
         return True
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Delete one image name; return whether it existed.
+        """Delete one image name; return whether the name existed.
 
         Args:
             name: the image name.
             sync: return only after a garbage collection, which also covers all earlier deletions.
-            target: delete only if the name has this target digest. containerd before 2.0 ignores it.
+            target: delete only if the name has this target digest. containerd before 2.0 ignores this condition.
         """
         request = images_pb2.DeleteImageRequest(name=name, sync=sync)
         if target:
@@ -190,9 +190,9 @@ class ContainerdClient:
     async def list_content(self, known: Mapping[str, Blob] | None = None) -> dict[str, Blob]:
         """Return every blob by digest.
 
-        Entries of ``known`` are reused if the length of their record is unchanged: a blob's labels follow from its
-        content, so labels are added and removed, never changed. (The record's update time cannot be compared:
-        containerd 1.6 lists the year 1 for every blob.)
+        An entry of ``known`` is reused if the length of its record is unchanged: the labels of a blob depend on the
+        content of the blob, so that labels are added and removed, but never changed. The update time of the record is
+        not compared, since containerd 1.6 lists the year 1 for every blob.
         """
         known = known or {}
         texts: dict[str, str] = {}
@@ -221,7 +221,7 @@ class ContainerdClient:
         return frozenset(digests)
 
     async def get_blob(self, digest: str) -> Blob | None:
-        """Return one blob's record; ``None`` if absent."""
+        """Return the record of a blob; ``None`` if the blob does not exist."""
         try:
             got = await self._connection.unary(
                 methods.CONTENT_INFO, content_pb2.InfoRequest(digest=digest), target=digest, metadata=self._metadata()
@@ -231,7 +231,7 @@ class ContainerdClient:
         return decode_blob(got.info)
 
     async def delete_content(self, digest: str) -> bool:
-        """Delete one blob's record; return whether it existed. The next garbage collection frees the bytes."""
+        """Delete one blob's record; return whether the record existed. The next garbage collection frees the bytes."""
         request = content_pb2.DeleteContentRequest(digest=digest)
         try:
             await self._connection.unary(methods.DELETE_CONTENT, request, target=digest, metadata=self._metadata())
@@ -240,11 +240,11 @@ class ContainerdClient:
         return True
 
     async def write_leased_blob(self, lease_id: str, data: bytes, labels: Mapping[str, str]) -> LeasedResource:
-        """Write a small blob with labels as a resource of a lease, and return it.
+        """Write a small blob with labels as a resource of a lease; return the resource.
 
         containerd records blob, labels and lease in one transaction. Source: containerd header ``containerd-lease``.
         """
-        import hashlib  # noqa: PLC0415 - loads OpenSSL, not for commands that read
+        import hashlib  # noqa: PLC0415 - loads OpenSSL, which reading commands do not need
 
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         request = content_pb2.WriteContentRequest(
@@ -252,7 +252,7 @@ class ContainerdClient:
         )
         metadata = (*self._metadata(), (_LEASE_HEADER, lease_id))
         async for _ in self._connection.stream(methods.WRITE, request, target=digest, metadata=metadata):
-            pass  # the commit is answered twice
+            pass  # containerd answers the commit twice
         return LeasedResource(digest, "content")
 
     async def list_ingests(self) -> tuple[Ingest, ...]:
@@ -265,7 +265,7 @@ class ContainerdClient:
     async def list_snapshots(
         self, snapshotter: str, known: Mapping[str, Snapshot] | None = None
     ) -> dict[str, Snapshot]:
-        """Return every snapshot by key; entries of ``known`` with the same length and creation time are reused."""
+        """Return every snapshot by key; entries of ``known`` with equal record length and creation time are reused."""
         known = known or {}
         texts: dict[str, str] = {}
 
@@ -288,11 +288,11 @@ class ContainerdClient:
         stream = self._connection.stream(methods.SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
         async for batch in stream:
             listing.add(batch, decode)
-        self._snapshots[snapshotter] = cache  # not for an unknown one, since labels of images can name any
+        self._snapshots[snapshotter] = cache  # only after success: image labels can name any snapshotter
         return listing.finish()
 
     async def list_writable_snapshots(self, snapshotter: str) -> tuple[Snapshot, ...]:
-        """Return the snapshots that are not committed: those of containers, and of layers being unpacked."""
+        """Return the uncommitted snapshots: snapshots of containers, and of layers being unpacked."""
         request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter, filters=["kind==active", "kind==view"])
         stream = self._connection.stream(methods.SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
         return tuple([decode_snapshot(info) async for batch in stream for info in batch.info])
@@ -310,7 +310,7 @@ class ContainerdClient:
         return SnapshotUsage(got.size, got.inodes)
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
-        """Remove one snapshot without children; return whether it existed."""
+        """Remove one snapshot without children; return whether the snapshot existed."""
         request = snapshots_pb2.RemoveSnapshotRequest(snapshotter=snapshotter, key=key)
         try:
             await self._connection.unary(methods.REMOVE_SNAPSHOT, request, target=key, metadata=self._metadata())
@@ -319,10 +319,10 @@ class ContainerdClient:
         return True
 
     async def remove_orphaned_directories(self, snapshotter: str, clock: Clock) -> None:
-        """Make a snapshotter remove the directories of snapshots whose removal failed earlier.
+        """Remove the directories that failed snapshot removals have left in a snapshotter.
 
-        containerd retries such a removal only in the garbage collection after the removal of another snapshot. Where
-        ``Cleanup`` is unimplemented (containerd 1.6), an empty snapshot is created and removed.
+        containerd retries a failed removal only in the garbage collection after the removal of another snapshot. If
+        ``Cleanup`` is unimplemented (containerd 1.6), an empty snapshot is created and removed to cause the retry.
         """
         request = snapshots_pb2.CleanupRequest(snapshotter=snapshotter)
         try:
@@ -350,7 +350,7 @@ class ContainerdClient:
         return tuple(map(decode_lease_record, got.leases))
 
     async def list_lease_resources(self, lease_id: str) -> tuple[LeasedResource, ...]:
-        """Return the resources of a lease; none if the lease is absent."""
+        """Return the resources of a lease; empty if the lease is absent."""
         request = leases_pb2.ListResourcesRequest(id=lease_id)
         try:
             got = await self._connection.unary(
@@ -361,7 +361,7 @@ class ContainerdClient:
         return tuple(LeasedResource(each.id, each.type) for each in got.resources)
 
     async def create_lease(self, lease_id: str, labels: Mapping[str, str]) -> None:
-        """Create a lease. Without the label ``containerd.io/gc.expire`` (RFC 3339 time) it never expires."""
+        """Create a lease. A lease without the label ``containerd.io/gc.expire`` (RFC 3339 time) never expires."""
         request = leases_pb2.CreateRequest(id=lease_id, labels=labels)
         await self._connection.unary(methods.CREATE_LEASE, request, target=lease_id, metadata=self._metadata())
 
@@ -372,7 +372,7 @@ class ContainerdClient:
         await self._connection.unary(methods.ADD_RESOURCE, request, target=lease_id, metadata=self._metadata())
 
     async def delete_lease(self, lease_id: str, *, sync: bool) -> bool:
-        """Delete a lease; return whether it existed. With ``sync``, return after a garbage collection."""
+        """Delete a lease; return whether the lease existed. With ``sync``, return after a garbage collection."""
         request = leases_pb2.DeleteRequest(id=lease_id, sync=sync)
         try:
             await self._connection.unary(methods.DELETE_LEASE, request, target=lease_id, metadata=self._metadata())
@@ -383,7 +383,7 @@ class ContainerdClient:
     async def collect_garbage(self, clock: Clock) -> None:
         """Run containerd's garbage collection by creating and deleting an empty lease.
 
-        containerd has no call for a collection; a synchronous deletion returns after one.
+        containerd has no call for a garbage collection; a synchronous deletion returns after a garbage collection.
         """
         lease = f"nodeagent-{os.urandom(6).hex()}"
         expires = (clock.now() + _LEASE_LIFETIME).isoformat(timespec="seconds").replace("+00:00", "Z")

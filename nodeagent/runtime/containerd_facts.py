@@ -1,7 +1,7 @@
 """Facts recorded by containerd and not reported by its CRI service.
 
-Containers created by other clients in the same namespace use images too, and containerd 1.6 does not report pinned
-images through CRI. Both are read from containerd's own services.
+Containers created by other clients in the same namespace also use images, and containerd 1.6 does not report pinned
+images through CRI. These containers and pins are read from containerd's own services.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def with_pins(images: Sequence[Image], storage: StorageGraph) -> tuple[Image, ..
 
 
 def pull_times(images: Iterable[Image], storage: StorageGraph | None) -> dict[str, datetime | None]:
-    """Return the time of the last pull by image id; ``None`` if the runtime does not report it."""
+    """Return the time of the last pull by image id; ``None`` if the runtime does not report the time."""
     if storage is None:
         return dict.fromkeys([image.id for image in images])
     records = [(image.id, storage.records.get(image.id)) for image in images]

@@ -1,4 +1,4 @@
-"""Methods of containerd's services, with their deadlines and whether they change anything."""
+"""Methods of containerd's services, with deadlines, and marks for methods that change state."""
 
 from __future__ import annotations
 

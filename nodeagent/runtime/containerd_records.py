@@ -29,7 +29,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SnapshotKind(StrEnum):
-    """Whether a snapshot is an unpacked layer, a writable layer or a read-only mount. Source: ``snapshots.v1.Kind``."""
+    """Kind of a snapshot: unpacked layer, writable layer or read-only mount. Source: ``snapshots.v1.Kind``."""
 
     UNKNOWN = "unknown"
     VIEW = "view"
@@ -52,7 +52,7 @@ class Stamp(NamedTuple):
 
     @property
     def at(self) -> datetime | None:
-        """The time; ``None`` for Go's zero time and for a missing one."""
+        """The timestamp as aware UTC; ``None`` for Go's zero time and for a missing timestamp."""
         return _EPOCH + timedelta(seconds=self.seconds, microseconds=self.nanos // 1000) if self.seconds > 0 else None
 
 
@@ -73,9 +73,9 @@ class Blob(NamedTuple):
     """One blob of the content store. Source: ``content.v1.Info``.
 
     Attributes:
-        labels: garbage collection labels only; a node has too many blobs to cache the others.
+        labels: garbage collection labels only; a node has too many blobs to cache all labels.
         record_bytes: length of the encoded record.
-        sources: repositories that it was pulled from, such as ``docker.io/library/nginx``.
+        sources: repositories from which the blob was pulled, such as ``docker.io/library/nginx``.
     """
 
     digest: str
@@ -120,7 +120,7 @@ class StoredContainer(Record):
 
 
 class Lease(Record):
-    """A lease. Source: ``leases.v1.Lease``."""
+    """A containerd lease, which protects its resources from garbage collection. Source: ``leases.v1.Lease``."""
 
     id: str
     labels: Mapping[str, str]
@@ -140,14 +140,19 @@ class LeasedResource(Record):
 
 
 class Ingest(Record):
-    """A blob being written; ``expected`` is its digest where the writer declared it. Source: ``content.v1.Status``."""
+    """A blob being written. Source: ``content.v1.Status``.
+
+    Attributes:
+        reference: key of the write.
+        expected: digest declared by the writer; empty if not declared.
+    """
 
     reference: str
     expected: str
 
 
 def decode_stored_image(message: images_pb2.Image) -> StoredImage:
-    """Return one image name."""
+    """Return the image name in a message."""
     return StoredImage(
         message.name,
         message.target.digest,
@@ -158,16 +163,16 @@ def decode_stored_image(message: images_pb2.Image) -> StoredImage:
 
 
 def decode_encoded_image(encoded: bytes) -> StoredImage:
-    """Return one image name from its message.
+    """Return the image name in an encoded record.
 
     Raises:
-        DecodeError: not a message of an image name.
+        DecodeError: ``encoded`` is not a record of an image name.
     """
     return decode_stored_image(images_pb2.Image.FromString(encoded))
 
 
 def decode_lease_record(message: leases_pb2.Lease) -> Lease:
-    """Return one lease."""
+    """Return the lease in a message."""
     return Lease(message.id, dict(message.labels), _stamp(message.created_at))
 
 
@@ -176,8 +181,8 @@ def decode_blob(message: content_pb2.Info, texts: dict[str, str] | None = None) 
 
     Args:
         message: the record.
-        texts: the keys and references of the records before it in the list, extended by this one's: equal ones are one
-            object.
+        texts: keys and references of the earlier records in the list, to which this record's are added, so that equal
+            texts share one object.
     """
     texts = {} if texts is None else texts
     digest = message.digest
@@ -217,7 +222,7 @@ def _stamp(message: Timestamp) -> Stamp:
 
 @lru_cache(maxsize=256)
 def _shared_number(number: int) -> int:
-    """Return one object for equal numbers: the records of one image were created within seconds."""
+    """Return a shared object for equal numbers, to save memory: the records of an image are created within seconds."""
     return number
 
 
@@ -230,7 +235,7 @@ def _gc_labels(labels: Iterable[tuple[str, str]], texts: dict[str, str]) -> Mapp
 
 
 def _sources(labels: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """Return the repositories in the distribution source labels, one object for equal sets.
+    """Return the repositories in the distribution source labels; equal sets share one object.
 
     Source: containerd ``AppendDistributionSourceLabel``: a label for each registry, with its repositories.
     """

@@ -1,8 +1,9 @@
 """Container creations in progress, which appear in no list of containers.
 
-CreateContainer reads the image record, creates a lease with a random id and an expiry of 24 hours, prepares a writable
-snapshot on the top layer of the image in that lease, writes the container record, and deletes the lease. Each of these
-is visible in containerd's own services before the container is.
+CreateContainer reads the image record, and creates a lease with a random id and an expiry of 24 hours. In that lease,
+CreateContainer prepares a writable snapshot on the top layer of the image and writes the container record. Finally the
+lease is deleted. The lease, the snapshot and the record are visible in containerd's own services before CRI lists the
+container.
 
 Source: containerd ``container_create.go`` (CRI), ``client.NewContainer``, ``lease.go`` (``WithLease``).
 """
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd_records import Stamp
 
 LONGEST_CREATION: Final = timedelta(minutes=2)
-"""Age beyond which a lease or a snapshot is a leftover of a failed creation: the kubelet's default request timeout."""
+"""Age beyond which a lease or a snapshot counts as left by a failed creation: the kubelet's default request timeout."""
 
-_SANDBOX_LEASE: Final = re.compile(r"[0-9a-f]{64}")  # containerd 2 creates an empty lease per sandbox, under its id
+_SANDBOX_LEASE: Final = re.compile(r"[0-9a-f]{64}")  # containerd 2 creates an empty lease with the id of each sandbox
 _UNPACKING: Final = "extract-"
 _NOT_LOADED: Final = "INVALID_ARGUMENT"
 
@@ -37,8 +38,8 @@ class CreationLeases(NamedTuple):
     """Recent leases of other clients: creations, pulls and imports in progress.
 
     Attributes:
-        recent: their ids.
-        empty: ids of leases without any resource yet: of creations whose snapshot is not prepared, and of pulls and
+        recent: ids of the leases.
+        empty: ids of the leases without a resource: creations before the preparation of the snapshot, and pulls and
             imports that have just begun.
     """
 
@@ -47,10 +48,10 @@ class CreationLeases(NamedTuple):
 
 
 class Creations:
-    """Reads the creations in progress. Every method raises the errors of ``RuntimeConnection.unary``."""
+    """Reader of container creations in progress. Every method raises the errors of ``RuntimeConnection.unary``."""
 
     def __init__(self, client: ContainerdClient, clock: Clock) -> None:
-        """Use containerd in the namespace of the client; the clock is for the age of leases and snapshots."""
+        """Create a reader for the client's namespace; ``clock`` determines the age of leases and snapshots."""
         self._client = client
         self._clock = clock
 
@@ -71,14 +72,14 @@ class Creations:
         return CreationLeases(frozenset(each.id for each in recent), frozenset(empty))
 
     async def prepared(self, snapshotters: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
-        """Return the parents of recent writable snapshots without a container record, each with that snapshot's key.
+        """Return the keys of recent writable snapshots without a container record, by the key of the parent snapshot.
 
         Parents are keys of committed snapshots (chain IDs), which are equal in all snapshotters: a container of another
         runtime class can use a snapshotter that does not have the image yet.
 
         Args:
             snapshotters: snapshotters to read.
-            others: further ones; those that are not loaded are skipped.
+            others: further snapshotters to read; snapshotters that are not loaded are skipped.
         """
         required = frozenset(snapshotters)
         found: dict[str, str] = {}
@@ -94,7 +95,7 @@ class Creations:
                 for each in listed
                 if each.parent and not each.key.startswith(_UNPACKING) and self._is_recent(each.created)
             ]
-            # Read after the snapshots: a creation is then visible as one or the other.
+            # Containers are read after snapshots, so that a finished creation is recognized by its container record.
             recorded = {each.snapshot_key for each in await self._client.list_containers()} if snapshots else set()
             found |= {each.parent: each.key for each in snapshots if each.key not in recorded}
         return found

@@ -116,13 +116,13 @@ _REMOVE_IMAGE = Method(
 
 
 class CriClient:
-    """Calls to one runtime. Every method raises the errors of :meth:`RuntimeConnection.unary`.
+    """CRI client of one runtime. Every method raises the errors of :meth:`RuntimeConnection.unary`.
 
     Removing or stopping an absent object succeeds.
     """
 
     def __init__(self, connection: RuntimeConnection, *, reuses_lists: bool = True) -> None:
-        """Create a client; ``reuses_lists`` as ``reuses`` of :class:`DecodeCache`."""
+        """Create a client; ``reuses_lists`` is whether decoded lists are cached, see :class:`DecodeCache`."""
         self._connection = connection
         self._images = LongList(connection, _LIST_IMAGES, _STREAM_IMAGES)
         self._sandboxes = LongList(connection, _LIST_SANDBOXES, _STREAM_SANDBOXES)
@@ -161,7 +161,7 @@ class CriClient:
         return decode_image(got.image) if got.HasField("image") else None
 
     async def stop_signal(self, reference: str) -> str:
-        """Return the stop signal in an image's configuration; empty if it has none or the runtime does not report it.
+        """Return the stop signal in an image's configuration; empty if not configured or not reported by the runtime.
 
         Source: OCI image configuration, ``StopSignal``; containerd and CRI-O report the configuration in the verbose
         ``ImageStatus``.
@@ -188,7 +188,8 @@ class CriClient:
     async def list_sandboxes(self) -> tuple[Sandbox, ...]:
         """Return all sandboxes, without their own images.
 
-        They are in the runtime's order; of a large node the previous tuple if only the order changed.
+        The sandboxes are in the runtime's order. On a large node, the previous tuple is returned if only the order has
+        changed.
         """
         listing = self._decoded_sandboxes.start()
         async for part in self._sandboxes.read(api.ListPodSandboxRequest()):
@@ -196,7 +197,7 @@ class CriClient:
         return listing.finish()
 
     async def sandbox_status(self, sandbox_id: str) -> Sandbox:
-        """Return one sandbox with its own image and log directory where reported."""
+        """Return one sandbox with its own image and log directory, if reported."""
         return (await self.sandbox_details(sandbox_id)).sandbox
 
     async def sandbox_details(self, sandbox_id: str) -> SandboxDetails:
@@ -223,7 +224,8 @@ class CriClient:
     async def list_containers(self) -> tuple[Container, ...]:
         """Return all containers in any state, without the fields of their status.
 
-        They are in the runtime's order; of a large node the previous tuple if only the order changed.
+        The containers are in the runtime's order. On a large node, the previous tuple is returned if only the order has
+        changed.
         """
         listing = self._decoded_containers.start()
         async for part in self._containers.read(api.ListContainersRequest()):
@@ -234,7 +236,7 @@ class CriClient:
         """Return one container with its finish time, log path and mounted images.
 
         A status does not include the sandbox, so ``sandbox_id`` is empty. containerd sets ``image_ref`` to a repository
-        digest, where the list sets it to the image id.
+        digest, whereas the list has the image id.
         """
         return (await self.container_details(container_id)).container
 
@@ -264,7 +266,7 @@ class CriClient:
         return decode_container_details(await self._connection.unary(_CONTAINER_STATUS, request, target=container_id))
 
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
-        """Stop a container: TERM, then KILL after ``timeout_s``; the call's deadline is that plus a margin."""
+        """Stop a container: SIGTERM, then SIGKILL after ``timeout_s``. The call ends 30 seconds later at the latest."""
         request = api.StopContainerRequest(container_id=container_id, timeout=timeout_s)
         try:
             await self._connection.unary(
@@ -274,7 +276,7 @@ class CriClient:
             return
 
     async def remove_container(self, container_id: str) -> None:
-        """Remove a container. containerd kills a running one, so check its state first."""
+        """Remove a container. containerd kills a running container, so that callers check the state first."""
         request = api.RemoveContainerRequest(container_id=container_id)
         try:
             await self._connection.unary(_REMOVE_CONTAINER, request, target=container_id)

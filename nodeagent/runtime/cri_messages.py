@@ -1,7 +1,7 @@
 """Values decoded from CRI messages, and the decoders.
 
-Protobuf messages become values of :mod:`nodeagent.model`, or of this module where only one reader uses them. Texts that
-many objects of a list share are one object, which takes less memory and is compared by identity.
+Protobuf messages become values of :mod:`nodeagent.model`, or of this module if only one reader uses the values. Equal
+texts in many objects of a list share one object, which saves memory and is compared by identity.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class RuntimeStatus(Record):
         problems: every condition that is false, as ``Type: Reason: Message``.
         sandbox_image: the configured sandbox (pause) image; ``None`` where not reported (containerd 2.x).
         snapshotter: the configured snapshotter; ``None`` where not reported (containerd 2.x, other runtimes).
-        snapshotters: the configured snapshotter and those of the runtime handlers, where reported.
-        directories: directories of containerd's CRI plugin, persistent and volatile; none where not reported.
+        snapshotters: the configured snapshotter and the snapshotters of the runtime handlers, where reported.
+        directories: directories of containerd's CRI plugin, persistent and volatile; empty where not reported.
 
     Source: CRI ``StatusResponse``; the last four from the JSON under ``info["config"]``.
     """
@@ -67,7 +67,7 @@ class ImageFsInfo(Record):
 
     Attributes:
         images: the image filesystems.
-        containers: the filesystems of writable layers; empty on runtimes that do not separate them.
+        containers: the filesystems of writable layers; empty if the runtime reports no separate filesystems.
 
     Source: CRI ``ImageFsInfoResponse``.
     """
@@ -82,7 +82,7 @@ class ImageFsInfo(Record):
 
     @property
     def container_mountpoints(self) -> tuple[str, ...]:
-        """Distinct mount points of the container filesystems; of the image filesystems where none is reported."""
+        """Distinct mount points of the container filesystems; of the image filesystems if not reported separately."""
         separate = tuple(dict.fromkeys(each.mountpoint for each in self.containers))
         return separate or self.image_mountpoints
 
@@ -91,9 +91,9 @@ class SandboxDetails(Record):
     """A sandbox with the fields of its verbose status.
 
     Attributes:
-        sandbox: with its own image and log directory where reported.
-        cgroup_parent: as set by the kubelet; empty where not reported.
-        cgroups_path: of the sandbox's own process; empty where not reported.
+        sandbox: the sandbox, with its own image and log directory where reported.
+        cgroup_parent: cgroup parent as set by the kubelet; empty where not reported.
+        cgroups_path: cgroup path of the sandbox's own process; empty where not reported.
     """
 
     sandbox: Sandbox
@@ -105,8 +105,8 @@ class ContainerDetails(Record):
     """A container with the fields of its status.
 
     Attributes:
-        container: with every field of the model that the status reports.
-        traits: read from a verbose status, on old runtimes too; all unknown in a plain status.
+        container: the container, with every field that the status reports.
+        traits: traits in a verbose status, also of old runtimes; all unknown for a plain status.
     """
 
     container: Container
@@ -201,7 +201,7 @@ def decode_sandbox(message: api.PodSandbox | api.PodSandboxStatus) -> Sandbox:
 
 
 def decode_listed_sandbox(message: api.PodSandbox) -> Sandbox:
-    """Return a sandbox of the list."""
+    """Return a sandbox from an entry of the runtime's list."""
     return decode_sandbox(message)
 
 
@@ -223,7 +223,7 @@ def decode_sandbox_details(message: api.PodSandboxStatusResponse) -> SandboxDeta
 
 
 def decode_stop_signal(message: api.ImageStatusResponse) -> str:
-    """Return the stop signal in the verbose status of an image; empty without one."""
+    """Return the stop signal in the verbose status of an image; empty without a stop signal."""
     return _text(_parse_json(message.info.get("info", "")), "imageSpec", "config", "StopSignal")
 
 
@@ -246,7 +246,7 @@ def decode_container(message: api.Container) -> Container:
 
 
 def _texts(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return labels or annotations with one text object per key, and per UID of a pod."""
+    """Return labels or annotations; equal keys share one text object, as do equal pod UIDs."""
     return {shared_text(key): shared_text(value) if key == LABEL_POD_UID else value for key, value in entries.items()}
 
 
@@ -278,9 +278,9 @@ def decode_container_details(message: api.ContainerStatusResponse) -> ContainerD
 def _traits(info: object, resources: api.LinuxContainerResources, container_id: str) -> ContainerTraits:
     """Return the traits in a verbose status.
 
-    The OOM score is taken from the configuration the container was created with, where reported, since a runtime
-    that may not lower the score writes a different one into the runtime specification. In that configuration a field
-    of 0 is omitted. Resources without any field set are not reported (runtimes before CRI had them).
+    The OOM score is read from the container's CRI configuration, where reported: a runtime without permission to lower
+    the score writes a different score into the runtime specification. The CRI configuration omits fields with the
+    value 0. A resources message without fields counts as not reported, as by runtimes older than this CRI field.
     """
     if not isinstance(info, dict):
         return _NO_TRAITS
@@ -305,14 +305,14 @@ def _traits(info: object, resources: api.LinuxContainerResources, container_id: 
 
 
 def _mount_sources(info: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the sources of all mounts, each once."""
+    """Return the sources of all mounts, without duplicates."""
     mounts = _at_path(info, "runtimeSpec", "mounts")
     found = (_text(each, "source") for each in (mounts if isinstance(mounts, list) else ()) if isinstance(each, dict))
     return tuple(dict.fromkeys(found))
 
 
 def _sandbox_files(info: Mapping[str, object], sources: Iterable[str]) -> tuple[str, ...]:
-    """Return the sources of mounts in a directory named as the sandbox.
+    """Return the mount sources that are in a directory with the sandbox id as its name.
 
     Source: containerd, ``hostname``, ``hosts`` and ``resolv.conf`` in ``sandboxes/ID`` of the CRI plugin's directory.
     """
@@ -321,7 +321,7 @@ def _sandbox_files(info: Mapping[str, object], sources: Iterable[str]) -> tuple[
 
 
 def _image_volumes(container_id: str, sources: Iterable[str]) -> tuple[str, ...]:
-    """Return the sources of mounts in the directory of a container's volumes.
+    """Return the mount sources that are in the volume directory of a container.
 
     Source: containerd, ``containers/ID/volumes`` of the CRI plugin's directory.
     """
@@ -347,8 +347,8 @@ def decode_filesystem(message: api.FilesystemUsage) -> FilesystemUsage:
 def decode_container_usage(message: api.ContainerStats) -> ContainerUsage:
     """Return the usage of a container.
 
-    containerd measures layers every ten seconds and reports 0 at time 0 until then: such a layer is unmeasured, not
-    empty.
+    containerd measures layers every ten seconds. Before the first measurement, containerd reports 0 bytes at time 0:
+    the layer is unmeasured, not empty.
     """
     layer, memory = decode_filesystem(message.writable_layer), message.memory
     if not layer.used_bytes and layer.observed_at is None:
@@ -362,12 +362,12 @@ def decode_container_usage(message: api.ContainerStats) -> ContainerUsage:
 
 
 def _instant(nanoseconds: int) -> datetime | None:
-    """Return the time; ``None`` for 0 and for the year 1, the encoding of Go's zero time."""
+    """Return the time as aware UTC; ``None`` for 0 and for the year 1, the encoding of Go's zero time."""
     return _EPOCH + timedelta(microseconds=nanoseconds // 1000) if nanoseconds > 0 else None
 
 
 def _parse_json(text: str) -> object:
-    """Return the JSON of a verbose status; ``None`` if invalid, as CRI does not specify its form."""
+    """Return the decoded JSON of a verbose status; ``None`` if invalid, since CRI does not specify the format."""
     try:
         return parse_json(text)
     except ValueError:

@@ -25,7 +25,7 @@ class CriOnlyStorage:
     enabled = False
 
     async def list_records(self) -> StorageLists | None:
-        """Return ``None``."""
+        """Return ``None``, since CRI has no storage records."""
         return None
 
     async def build_graph(
@@ -50,35 +50,35 @@ class CriOnlyStorage:
         raise ObservationError(_NO_RECORDS)
 
     async def read_store_paths(self) -> Mapping[str, str]:
-        """Return an empty mapping."""
+        """Return an empty mapping, since CRI does not report the directories of stores."""
         return {}
 
     async def read_all_records(self, snapshotters: Collection[str], cri_ids: frozenset[str]) -> RuntimeRecords:
-        """Raise ObservationError, since CRI has no such records."""
+        """Raise ObservationError, since CRI has no records of references."""
         raise ObservationError(_NO_RECORDS)
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
-        """Return an empty tuple."""
+        """Return an empty tuple, since CRI has no records of image names."""
         return ()
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
-        """Return an empty tuple."""
+        """Return an empty tuple, since CRI has no records of containers of other clients."""
         return ()
 
     async def read_writable_bytes(self) -> dict[str, int]:
-        """Return an empty mapping."""
+        """Return an empty mapping, since CRI has no access to snapshots."""
         return {}
 
     async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
-        """Return ``None``."""
+        """Return ``None``, since CRI has no access to snapshots."""
         return None
 
     async def has_writable_layer(self, container_id: str) -> bool:
-        """Return false."""
+        """Return false, since CRI has no access to snapshots."""
         return False
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Raise NodeAgentError, since CRI removes images, not names."""
+        """Raise NodeAgentError, since CRI removes whole images, not single names."""
         raise NodeAgentError(_DISABLED)
 
     async def pin_image(self, name: str) -> bool:
@@ -102,4 +102,4 @@ class CriOnlyStorage:
 
     @property
     def removals(self) -> None:
-        """Return ``None``: RemoveImage cannot be undone."""
+        """Return ``None``, since a CRI RemoveImage call cannot be undone."""

@@ -1,17 +1,17 @@
-"""Decoded values of the previous listing, since most objects are unchanged between two listings.
+"""Cache of the decoded values of the previous listing, since most objects are unchanged between two listings.
 
-What is kept for the comparison with the next listing depends on the size of the listing. The order of map entries,
-which differs between two answers of a runtime written in Go, does not matter. First the whole answer is compared, then
-each item, as containerd lists its objects in the random order of a hash table.
+The comparison with the previous listing ignores the order of map entries, which differs between two answers of a
+runtime written in Go. First the whole answer is compared, then each item, since containerd lists its objects in the
+random order of a hash table. The size of a listing determines the data that is kept for the comparison:
 
 - Small listing: digests of the answers and items. The messages, with the objects of their items, would take several
   times the memory of the values.
-- Medium listing: its messages. Their comparison takes a third of the time of the computation of digests.
-- Large listing: digests of the items, since its messages would take too much memory.
+- Medium listing: the messages, since a comparison of messages takes a third of the time of computing digests.
+- Large listing: digests of the items, since the messages would take too much memory.
 
-The values of a listing without any change are the same tuple as before, so that results computed from it are reused
-(``nodeagent.last_result``). Rejected: the encoded bytes of an item as its key, as they depend on the order of map
-entries.
+A listing without any change returns the previous tuple of values, so that results computed from the tuple are reused
+(``nodeagent.last_result``). Rejected: the encoded bytes of an item as its key, since the encoding depends on the order
+of map entries.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ Item = TypeVar("Item", bound=Message)
 Value = TypeVar("Value")
 
 CACHED_FROM_ITEMS: Final = 10
-"""Number of items from which the decoded values are kept for the next listing."""
+"""Minimum number of items in a listing whose decoded values are kept for the next listing."""
 
 MESSAGES_FROM_BYTES: Final = 1 << 20
-"""Encoded size of a listing from which its messages are kept."""
+"""Minimum encoded size of a listing whose messages are kept."""
 
 MESSAGES_UP_TO_BYTES: Final = 32 << 20
-"""Encoded size of a listing up to which its messages are kept; the same listing takes about 1.5 times as much memory.
+"""Maximum encoded size of a listing whose messages are kept; the messages take about 1.5 times that size in memory.
 
-After a listing by digests both limits are narrower by a factor of two, so that a listing of about this size is not
-decoded again and again.
+After a listing compared by digests, the minimum is doubled and the maximum halved. Otherwise a listing with a size near
+a limit would switch between digests and messages, and each switch decodes all items again.
 """
 
 _ID: Final[Callable[[Any], str]] = attrgetter("id")
 
 
 class _Known(Generic[Answer, Item, Value]):
-    """The values of a listing, with the messages or the digests to compare the next one with.
+    """Values of a listing, with the messages or the digests for the comparison with the next listing.
 
     Attributes:
         by_digest: whether the listing was compared by digests.
         size_bytes: encoded size of the listing.
         values: the decoded values, in the order of the listing.
-        parts: the parts of the listing, each with the position of its first item; by digest their digests, empty after
-            a listing that is not small.
-        ids: the ids of the items, by digest their digests.
-        items: the items; empty by digest.
-        sizes: their encoded sizes.
+        parts: the message of each part with the position of its first item; with ``by_digest`` the digest of the part
+            instead of the message, empty if the previous listing was not small.
+        ids: ids of the items; with ``by_digest`` digests of the items.
+        items: the items; empty with ``by_digest``.
+        sizes: encoded sizes of the items.
     """
 
     def __init__(self, *, by_digest: bool) -> None:
@@ -74,24 +74,24 @@ class _Known(Generic[Answer, Item, Value]):
 
     @property
     def is_small(self) -> bool:
-        """Whether messages of this listing take more memory than they are worth."""
+        """Whether the listing is too small for a comparison by messages."""
         return self.size_bytes < (2 * MESSAGES_FROM_BYTES if self.by_digest else MESSAGES_FROM_BYTES)
 
     @property
     def is_large(self) -> bool:
-        """Whether messages of this listing take too much memory."""
+        """Whether the listing is too large for a comparison by messages, which would take too much memory."""
         return self.size_bytes > (MESSAGES_UP_TO_BYTES // 2 if self.by_digest else MESSAGES_UP_TO_BYTES)
 
     @property
     def positions(self) -> dict[str, int]:
-        """Return the position of each id, of several the last."""
+        """Position by id; the last position of a repeated id."""
         if self._positions is None:
             self._positions = dict(zip(self.ids, range(len(self.ids)), strict=True))
         return self._positions
 
     @property
     def result(self) -> tuple[Value, ...]:
-        """Return the values, always the same tuple."""
+        """The values as a tuple, the same object at each access."""
         if self._result is None:
             self._result = tuple(self.values)
         return self._result
@@ -107,7 +107,7 @@ class _Known(Generic[Answer, Item, Value]):
 
 
 class DecodeCache(Generic[Answer, Item, Value]):
-    """Decoded values of the previous listing, by the content of the message. Values are immutable."""
+    """Cache of the decoded values of the previous listing, by message content. Values are immutable."""
 
     def __init__(
         self,
@@ -123,9 +123,9 @@ class DecodeCache(Generic[Answer, Item, Value]):
         Args:
             items_of: returns the items of an answer.
             decode: decoder of one item.
-            key: the unique text of an item.
-            from_items: number of items from which values are kept; ``None`` for :data:`CACHED_FROM_ITEMS`.
-            reuses: whether values are kept at all; not for a process that lists once.
+            key: returns the unique id of an item.
+            from_items: minimum number of items for which values are kept; ``None`` for :data:`CACHED_FROM_ITEMS`.
+            reuses: whether values are kept for the next listing; false for a process that lists once.
         """
         self.items_of = items_of
         self.decode = decode
@@ -140,10 +140,10 @@ class DecodeCache(Generic[Answer, Item, Value]):
 
 
 class Listing(Generic[Answer, Item, Value]):
-    """One listing, decoded part by part; a listing that is not finished leaves the cache unchanged."""
+    """One listing, decoded part by part; an unfinished listing does not change the cache."""
 
     def __init__(self, cache: DecodeCache[Answer, Item, Value]) -> None:
-        """Begin without parts."""
+        """Start a listing without parts."""
         self._cache = cache
         by_digest = cache.known.is_small or cache.known.is_large
         is_comparable = cache.known.by_digest is by_digest
@@ -166,7 +166,7 @@ class Listing(Generic[Answer, Item, Value]):
             self._listed.drop_messages()
 
     def finish(self) -> tuple[Value, ...]:
-        """Return the values of all parts; those of an unchanged listing are the previous tuple, in its order."""
+        """Return the values of all parts; for an unchanged listing the previous tuple, in the previous order."""
         previous, listed = self._previous, self._listed
         if not self._cache.reuses:
             return listed.result
@@ -181,16 +181,19 @@ class Listing(Generic[Answer, Item, Value]):
         return listed.result
 
     def _has_same_items(self) -> bool:
-        """Return whether the items are the previous ones, of which each item equals one and the number is the same."""
+        """Return whether the listing has exactly the previous items.
+
+        The caller has checked that every item equals a previous item, and that the number of items is equal.
+        """
         listed, previous = self._listed, self._previous
         if self._same_order and (not listed.by_digest or listed.ids == previous.ids):
             return True
         return len(set(listed.ids)) == len(previous.positions) == len(listed.values)
 
     def _add_same_part(self, part: Answer | str) -> bool:
-        """Add the items of the previous part at this place if it equals this one; return whether it does.
+        """Reuse the items of the previous part at this position if the parts are equal; return whether they are equal.
 
-        Of two equal messages the previous one is kept, so that only one of them takes memory.
+        The previous message replaces the equal new message, so that only one message takes memory.
         """
         previous, start, number = self._previous, len(self._listed.values), len(self._listed.parts)
         if number >= len(previous.parts):
@@ -209,17 +212,17 @@ class Listing(Generic[Answer, Item, Value]):
         return True
 
     def _add_items(self, answer: Answer) -> None:
-        """Add a part; decode the items that differ from the previous ones of their ids."""
+        """Add a part; decode each item that differs from the previous item with its id."""
         previous, start = self._previous, len(self._listed.values)
         items = list(self._cache.items_of(answer))
-        # in the interpreter's own loops, which take a third of the time of a loop over the items
+        # map takes a third of the time of a loop over the items
         ids: list[str] = list(map(self._cache.key, items))
         if ids == previous.ids[start : start + len(ids)]:
             positions = list(range(start, start + len(ids)))
         else:
             positions = list(map(previous.positions.get, ids, repeat(-1)))
             self._same_order = False
-        earlier: list[Item | None] = [*previous.items, None]  # the last one is that of an unlisted id
+        earlier: list[Item | None] = [*previous.items, None]  # index -1 is for a new id
         unchanged = list(map(eq, items, map(earlier.__getitem__, positions)))
         if all(unchanged):
             values = list(map(previous.values.__getitem__, positions))
@@ -229,7 +232,7 @@ class Listing(Generic[Answer, Item, Value]):
             decode, rows = self._cache.decode, list(zip(items, positions, unchanged, strict=True))
             values = [previous.values[at] if is_kept else decode(item) for item, at, is_kept in rows]
             sizes = [previous.sizes[at] if is_kept else item.ByteSize() for item, at, is_kept in rows]
-        # of equal messages the new one is kept: a message keeps the memory of its whole answer
+        # new items replace equal previous items, since an item prevents the release of its whole answer from memory
         self._extend(answer, ids, items, values, sizes)
 
     def _extend(
@@ -244,7 +247,7 @@ class Listing(Generic[Answer, Item, Value]):
         listed.size_bytes += sum(sizes)
 
     def _add_by_digest(self, answer: Answer) -> None:
-        """Add a part; decode the items whose digest the previous listing lacks."""
+        """Add a part; decode each item with a digest that is not in the previous listing."""
         previous = self._previous
         part = message_digest(answer) if previous.is_small else ""
         if part and self._add_same_part(part):

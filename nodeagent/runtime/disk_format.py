@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd_records import SnapshotUsage
     from nodeagent.runtime.metadata_graph import Inventory, Node
 
-# Directories of a snapshot that its usage does not include: its own, and overlay's work directory.
+# The usage of an overlay snapshot does not include two directories: the snapshot's directory and the work directory.
 _UNCOUNTED_DIRECTORIES = dict.fromkeys(("overlayfs", "fuse-overlayfs", "stargz", "soci", "nydus"), 2)
 _INODES_PER_CHUNK = 64
 
@@ -27,7 +27,7 @@ class DiskFormat(Record):
     Attributes:
         block_bytes: allocation unit of files.
         directory_bytes: size of a nearly empty directory: a block on ext4, 0 on xfs and btrfs.
-        inode_chunk_bytes: free space used by 64 inodes; 0 where all inodes are allocated by mkfs.
+        inode_chunk_bytes: free space used by a chunk of 64 inodes; 0 if inodes use no free space of the filesystem.
     """
 
     block_bytes: int = 4096
@@ -39,7 +39,7 @@ def disk_format(filesystem_type: str) -> DiskFormat:
     """Return the allocation sizes of a filesystem type.
 
     XFS and Btrfs store small directories in their inodes. XFS allocates inodes on demand in chunks of 64, and frees a
-    chunk once none of its inodes is in use. Source: mkfs.xfs(8), ``-i size``: 512 bytes unless chosen.
+    chunk once none of its inodes is in use. Source: mkfs.xfs(8), ``-i size``: 512 bytes by default.
     """
     match filesystem_type:
         case "xfs":
@@ -51,11 +51,11 @@ def disk_format(filesystem_type: str) -> DiskFormat:
 
 
 class Stores(Record):
-    """The snapshotters, and the content store under the empty name.
+    """Directories of the snapshotters, and of the content store under the empty name.
 
     Attributes:
-        paths: the directory of each; without unknown ones.
-        formats: allocation sizes of the filesystem of each.
+        paths: directory by store; unknown directories are omitted.
+        formats: allocation sizes of the filesystem by store.
     """
 
     paths: Mapping[str, str]
@@ -63,22 +63,26 @@ class Stores(Record):
 
 
 NO_STORES: Final = Stores(MappingProxyType({}), MappingProxyType({}))
-"""No directory of a store is known."""
+"""Value for unknown directories."""
 
 
 class DiskFormats(Record):
-    """The format of each store's filesystem.
+    """Allocation sizes of each store's filesystem.
 
     Attributes:
-        default: of the image filesystem.
-        by_store: by snapshotter, with the empty name for the content store; a missing store has the default.
+        default: allocation sizes of the image filesystem.
+        by_store: allocation sizes by snapshotter, with the empty name for the content store; a store without an entry
+            has the default.
     """
 
     default: DiskFormat
     by_store: Mapping[str, DiskFormat]
 
     def stored_piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
-        """Return the piece without references; the key of a snapshot in another snapshotter starts with its name."""
+        """Return the stored piece of a node, without references.
+
+        The key of a snapshot in a snapshotter other than the inventory's starts with the name of that snapshotter.
+        """
         snapshotter = "" if node.kind == CONTENT else _snapshotter(node.kind)
         disk = self.by_store.get(snapshotter, self.default)
         if not snapshotter:
@@ -100,5 +104,5 @@ class DiskFormats(Record):
 
 @lru_cache(maxsize=64)
 def _snapshotter(kind: str) -> str:
-    """Return the snapshotter of a kind of node, one object for all pieces."""
+    """Return the snapshotter in a node kind; all pieces share one text object."""
     return kind.removeprefix(SNAPSHOTS)

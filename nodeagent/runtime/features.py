@@ -1,4 +1,4 @@
-"""Features of a runtime, by name and version."""
+"""Features of a runtime, derived from its name and version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 def mounts_images(info: RuntimeInfo) -> bool:
     """Return whether this runtime may mount images as volumes, so that the mounts of containers must be read.
 
-    containerd 2.1 and CRI-O 1.31 or newer do; an unknown runtime is assumed to.
+    containerd 2.1 and CRI-O 1.31 or newer mount images; an unknown runtime is assumed to mount images.
     """
     match = _VERSION.match(info.version)
     if match is None:

@@ -1,13 +1,13 @@
 """Leases that keep the content of images while their names are deleted, so that the deletion can be undone.
 
 The lease has one resource, a small blob that references the target of every image by a ``containerd.io/gc.ref`` label.
-The collector reaches the manifests, configs, layers and unpacked snapshots from there. The labels of the lease record
-every name with its target and labels, so the lease is the log of the removal as well: it exists before the first name
-is deleted, and its deletion is the decision to remove. After any interruption, a lease that exists means that the
-removal was not decided, and its names are restored from it.
+From this blob, the garbage collector reaches the manifests, configs, layers and unpacked snapshots. The labels of the
+lease record every name with its target and labels, so that the lease is also the log of the removal: the lease exists
+before the first name is deleted, and the deletion of the lease is the decision to remove. After any interruption, an
+existing lease means that the removal was not decided, and the names are restored from the lease.
 
-Rejected: a log in the agent's state directory. It cannot be written together with the lease, it is lost with the
-directory, and it cannot be written when the disk is full, which is when images are removed. Rejected: a lease on each
+Rejected: a log in the agent's state directory. Such a log cannot be written together with the lease, is lost with the
+directory, and cannot be written while the disk is full, which is a reason for image removal. Rejected: a lease on each
 target, blob or snapshot, since every added resource is a transaction with a write to the disk.
 
 Source: containerd ``docs/garbage-collection.md`` (leases, ``gc.expire``); ``metadata/images.go`` (``Create``).
@@ -49,7 +49,7 @@ _NAME_LABEL: Final = "nodeagent/name."
 _OWNER_LABEL: Final = "nodeagent/owner"
 _TARGET_LABEL: Final = "containerd.io/gc.ref.content."
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
-_CHUNK: Final = 3500  # containerd accepts 4096 bytes of key and value
+_CHUNK: Final = 3500  # containerd accepts 4096 bytes for key and value of a label together
 _PENDING: Final = "pending"
 _DISK_FULL: Final = ("no space left on device", "disk quota exceeded")
 
@@ -69,18 +69,18 @@ class ImageName(NamedTuple):
 
     @property
     def is_id(self) -> bool:
-        """Whether this is the id under which CRI stores the image."""
+        """Whether the name is the image id, under which CRI stores the image."""
         return self.stored.name == self.image_id
 
 
 class OpenRemoval(Record):
-    """A removal without decision: its lease exists.
+    """An undecided image removal, whose lease exists.
 
     Attributes:
         names: the recorded names.
         opened_at: creation of the lease; ``None`` if unknown.
         expires_at: time after which containerd deletes the lease; ``None`` if the label is missing or malformed.
-        owner: identity of the pass lock of the process that created it; empty if unknown.
+        owner: identity of the pass lock of the process that created the lease; empty if unknown.
         damaged: whether some labels could not be decoded.
     """
 
@@ -96,8 +96,8 @@ class Restored(Record):
     """Result of restoring the names of one image.
 
     Attributes:
-        created: names that were absent and exist again.
-        taken: names that exist with another target, because of a pull or a tag; they are kept as they are.
+        created: restored names, which were absent.
+        taken: names that exist with another target, because of a pull or a tag, and are not changed.
         lost: names whose target no longer exists.
     """
 
@@ -107,12 +107,16 @@ class Restored(Record):
 
 
 class ImageLeases:
-    """Opens, restores and releases image removals. Every method raises the errors of ``RuntimeConnection.unary``."""
+    """Operations on the leases of image removals: open, list, restore and release.
+
+    Every method raises the errors of ``RuntimeConnection.unary``.
+    """
 
     def __init__(self, client: ContainerdClient, clock: Clock, read_owner: Callable[[], str] = str) -> None:
-        """Use containerd in the namespace of the client.
+        """Create the operations for the client's namespace.
 
-        The clock is for the expiry of leases; ``read_owner`` returns the identity of the pass lock, empty if unknown.
+        ``clock`` determines the expiry of leases; ``read_owner`` returns the identity of the pass lock, empty if
+        unknown.
         """
         self._client = client
         self._clock = clock
@@ -135,14 +139,14 @@ class ImageLeases:
 
         Args:
             names: the names that will be deleted.
-            further: pieces of the images that no label references from a target.
-            window: time after which containerd deletes the lease by itself.
-            labels: further labels of the lease; with ``KIND_LABEL`` for another kind than a removal without decision.
-            holder: an existing blob that references the targets of the names; written by default.
+            further: pieces of the images that are not reachable by labels from a target.
+            window: time until the expiry of the lease, when containerd deletes the lease.
+            labels: further labels of the lease; ``KIND_LABEL`` overrides the default kind, an undecided removal.
+            holder: an existing blob that references the targets of the names; ``None`` to write a new blob.
 
         Raises:
-            ObservationError: the lease could not be completed, nor deleted. Its names must not be deleted: the next
-                pass restores them.
+            ObservationError: the lease could neither be completed nor deleted. The names must not be deleted, since the
+                next pass restores the names of this lease.
         """
         lease_id = f"nodeagent-removal-{os.urandom(8).hex()}"
         expires = (self._clock.now() + window).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -157,14 +161,16 @@ class ImageLeases:
             try:
                 await asyncio.shield(self._client.delete_lease(lease_id, sync=False))
             except RuntimeRequestError as failure:
-                raise ObservationError(f"cannot lease the images ({error}), nor delete the lease: {failure}") from error
+                raise ObservationError(
+                    f"cannot lease the images ({error}); cannot delete the lease: {failure}"
+                ) from error
             raise
         return lease_id
 
     async def _hold(self, lease_id: str, targets: Mapping[str, None], holder: LeasedResource | None) -> None:
-        """Make the blob that references the targets a resource of the lease, and verify both.
+        """Add the blob that references the targets to the lease, and verify the lease and the blob.
 
-        On a full disk no blob can be written: the targets themselves are made resources, by a write to the disk each.
+        On a full disk no blob can be written: the targets themselves are then added, with one disk write each.
         """
         if holder is None:
             labels = {f"{_TARGET_LABEL}{number:05}": target for number, target in enumerate(targets)}
@@ -191,27 +197,29 @@ class ImageLeases:
             )
 
     async def wait_for_writes(self, lease_id: str) -> None:
-        """Return after the changes of metadata that other clients requested before.
+        """Wait for the metadata changes that other clients requested before this call.
 
-        containerd makes one change after the other, and none during the mark phase of a collection. This one, of a
-        lease of :meth:`open`, has no effect. Source: containerd ``metadata/db.go`` (``Update``, ``GarbageCollect``).
+        containerd makes one change after the other, and none during the mark phase of a garbage collection. The change
+        by this method, to a lease of :meth:`open`, has no effect.
+
+        Source: containerd ``metadata/db.go`` (``Update``, ``GarbageCollect``).
         """
         try:
             await self._client.add_lease_resource(lease_id, holder_of(lease_id))
         except RuntimeRequestError as error:
-            if not is_disk_full(error):  # it had its turn
+            if not is_disk_full(error):  # on a full disk, too, the earlier changes are made
                 raise
 
     async def list_open(self) -> tuple[OpenRemoval, ...]:
-        """Return the removals without decision, of this process and of others."""
+        """Return the undecided removals of this process and of other processes."""
         leases = await self._client.list_leases()
         return tuple(decode_lease(each) for each in leases if each.labels.get(KIND_LABEL, REMOVED) != REMOVED)
 
     async def restore(self, names: Iterable[ImageName]) -> dict[str, Restored]:
-        """Create the absent ones of these names, with the recorded target and labels; return the result by image id.
+        """Create the absent names with the recorded targets and labels; return the result by image id.
 
-        The id is created first: CRI creates a missing id by itself at the event of another name, with labels of its
-        own. A name that exists is never changed: a pull or a tag in the meantime wins.
+        The image id is created first: after the creation of another name, CRI would create a missing id with different
+        labels. An existing name is never changed, since a pull or a tag may have created the name in the meantime.
 
         Raises:
             RuntimeUnavailableError: the runtime is unavailable.
@@ -252,7 +260,7 @@ class ImageLeases:
         return Restored(tuple(created), tuple(taken), tuple(lost))
 
     async def release(self, lease_id: str, *, sync: bool) -> None:
-        """Delete a lease; success if absent. With ``sync``, return after the garbage collection that it causes."""
+        """Delete a lease; an absent lease is no error. With ``sync``, return after the resulting garbage collection."""
         await self._client.delete_lease(lease_id, sync=sync)
 
 
@@ -272,12 +280,12 @@ def referenced_blobs(blob: Blob) -> frozenset[str]:
 
 
 def _holder_data(lease_id: str) -> bytes:
-    """Return the content of the blob of a lease; only its labels have a meaning."""
+    """Return the content of the blob of a lease; the agent uses only the labels of the blob."""
     return f"{lease_id}\n".encode()
 
 
 def encode_names(names: Iterable[ImageName]) -> dict[str, str]:
-    """Return the labels that record names; each is short enough for containerd."""
+    """Return the labels that record names, split into parts within containerd's size limit."""
     labels = {KIND_LABEL: _PENDING}
     for number, each in enumerate(names):
         text = f"{each.image_id} {base64.b64encode(each.encoded).decode()}"
@@ -301,7 +309,7 @@ def decode_lease(lease: Lease) -> OpenRemoval:
 
 
 def _joined(labels: Mapping[str, str]) -> Iterator[str]:
-    """Return the text of each recorded name."""
+    """Yield the text of each recorded name, joined from its labels."""
     chunks = sorted(each for each in labels if each.startswith(_NAME_LABEL))
     for _, parts in groupby(chunks, key=lambda label: label.rpartition(".")[0]):
         yield "".join(labels[part] for part in parts)

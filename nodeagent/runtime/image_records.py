@@ -22,10 +22,10 @@ class ResolvedImage(Record):
 
     Attributes:
         names: every name of the image.
-        nodes: the existing blobs and snapshots that it references.
+        nodes: the existing blobs and snapshots that the image references.
         complete: whether every referenced blob and snapshot exists.
-        pinned: whether a label of one of its names pins it.
-        sources: repositories that the targets of its names were pulled from; ``None`` if unknown.
+        pinned: whether a label of one of its names pins the image.
+        sources: repositories from which the targets of the names were pulled; ``None`` if unknown.
     """
 
     names: tuple[str, ...]
@@ -36,11 +36,11 @@ class ResolvedImage(Record):
 
 
 class ImageExtent(Record):
-    """Pieces of an image that matter for its removal.
+    """Snapshots and other pieces of an image that its removal must take into account.
 
     Attributes:
-        tops: the topmost snapshots, on which the writable snapshots of its containers are prepared.
-        further: pieces referenced by its names but not, over any labels, by the target of one.
+        tops: the topmost snapshots, on which the writable snapshots of containers are prepared.
+        further: pieces that the names reference, but that are not reachable from the targets of the names.
     """
 
     tops: frozenset[Node]
@@ -63,7 +63,7 @@ def image_extent(inventory: Inventory, names: Sequence[StoredImage]) -> ImageExt
 def resolve_images(images: Iterable[Image], inventory: Inventory) -> dict[str, ResolvedImage]:
     """Return each CRI image's names and pieces; images without a stored name are omitted.
 
-    CRI stores an image under its id, its tags and its digests; names that it cannot parse have the same target.
+    CRI stores an image under its id, its tags and its digests. Names that CRI does not list are found by their target.
     """
     by_name = {image.name: image for image in inventory.images}
     by_target: dict[str, list[StoredImage]] = {}
@@ -85,9 +85,9 @@ def resolve_images(images: Iterable[Image], inventory: Inventory) -> dict[str, R
 
 
 def _image_sources(names: Iterable[StoredImage], blobs: Mapping[str, Blob]) -> frozenset[str] | None:
-    """Return the repositories that the targets of these names were pulled from.
+    """Return the repositories from which the targets of these names were pulled; ``None`` if a target is missing.
 
-    None if one of them was imported, since its name is then not pulled; ``None`` if a target is missing.
+    The result is empty if a target was imported, since a name of the image then has no repository.
     """
     targets = {each.target for each in names}
     found = [blobs[target].sources for target in targets if target in blobs]
@@ -97,7 +97,7 @@ def _image_sources(names: Iterable[StoredImage], blobs: Mapping[str, Blob]) -> f
 
 
 def _is_complete(referenced: Iterable[Node], stored: Stored) -> bool:
-    """Return whether every referenced blob and snapshot exists, and a snapshot if there are layers."""
+    """Return whether every referenced blob and snapshot exists, with at least one snapshot for an image with layers."""
     unpacked = layered = False
     for node in referenced:
         if node in stored.existing:

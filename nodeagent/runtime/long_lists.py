@@ -1,8 +1,8 @@
-"""Lists of large nodes: streamed where an answer is too large for one message.
+"""Lists of large nodes, which are streamed if an answer is too large for one message.
 
-A runtime limits the size of a message (containerd and CRI-O to 16 MiB unless configured), and newer ones stream their
-lists in parts. A part has the fields of the answer in one message, so both use the same message types. The answer in
-one message is preferred while it is small: some runtimes stream one item per message, which takes longer.
+A runtime limits the size of a message (containerd and CRI-O to 16 MiB unless configured), and newer runtimes stream
+their lists in parts. A part and a single answer have the same message type. A single answer is preferred for small
+lists, since some runtimes stream one item per message, which takes longer.
 
 Source: CRI ``StreamContainers``, ``StreamPodSandboxes``, ``StreamImages`` (KEP-5825); containerd
 ``Containers.ListStream``.
@@ -26,7 +26,7 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 STREAM_FROM_BYTES: Final = 8 << 20
-"""Size of an answer from which the next listing is streamed where the runtime offers that."""
+"""Minimum size of an answer after which the next listing is streamed, if the runtime supports streaming."""
 
 _TOO_LARGE: Final = "RESOURCE_EXHAUSTED"
 
@@ -37,7 +37,7 @@ class LongList(Generic[Request, Response]):
     def __init__(
         self, connection: RuntimeConnection, single: Method[Request, Response], streamed: Method[Request, Response]
     ) -> None:
-        """Take the method that answers in one message, and the one that streams the same answer."""
+        """Create a list from the method with a single answer, and the method that streams the answer."""
         self._connection = connection
         self._single = single
         self._streamed = streamed
@@ -45,12 +45,12 @@ class LongList(Generic[Request, Response]):
         self._offers_stream = True
 
     async def read(self, request: Request, *, metadata: Metadata | None = None) -> AsyncGenerator[Response, None]:
-        """Yield the parts of the answer; after an error the parts so far are no list.
+        """Yield the parts of the answer; after an error the yielded parts are incomplete and must not be used.
 
         Raises:
             RuntimeUnavailableError: no connection to the runtime.
-            RuntimeRequestError: the call failed; RESOURCE_EXHAUSTED if the answer exceeds the limit of a message, and
-                the runtime does not stream it.
+            RuntimeRequestError: the call failed; status RESOURCE_EXHAUSTED if the answer exceeds the message limit and
+                the runtime does not support streaming.
         """
         if self._is_large and self._offers_stream:
             try:
@@ -94,7 +94,7 @@ class LongList(Generic[Request, Response]):
 
 
 def is_too_large(error: RuntimeRequestError) -> bool:
-    """Return whether an answer exceeds the limit of a message; the status alone also means an overloaded runtime."""
+    """Return whether an answer exceeds the message limit, by status and text: overload also is RESOURCE_EXHAUSTED."""
     return error.status == _TOO_LARGE and "message larger than max" in error.detail
 
 

@@ -1,4 +1,4 @@
-"""Digests of messages, to compare them later without keeping them."""
+"""Digests of protobuf messages, for later comparisons without keeping the messages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _DIGEST_BYTES = 16
 
 
 def message_digest(message: Message) -> str:
-    """Return the same digest for equal messages, in whichever order their map entries were received."""
-    import hashlib  # noqa: PLC0415 - loads OpenSSL, not for commands that list once
+    """Return the digest of a message, which does not depend on the order of map entries."""
+    import hashlib  # noqa: PLC0415 - loads OpenSSL, which one-shot commands do not need
 
     encoded = message.SerializeToString(deterministic=True)
     return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).hexdigest()

@@ -2,9 +2,9 @@
 
 The edges are defined by containerd's garbage collector: an image name references its target blob; a blob references the
 objects in its labels (a manifest its config and layers, a config the snapshot unpacked from it); a snapshot its parent;
-a container its snapshot; a lease its resources. For an intact image they equal the edges computed from manifests and
-chain ids. For others (a missing label, a removed blob, another snapshotter, an OCI artifact) the collector follows the
-labels, so the graph does as well. This also avoids reading blobs.
+a container its snapshot; a lease its resources. For an intact image the edges equal those computed from manifests and
+chain ids. For other images (a missing label, a removed blob, another snapshotter, an OCI artifact) the collector
+follows the labels, and the graph uses the same rules. The labels also avoid reading blobs.
 
 Source: containerd ``docs/garbage-collection.md``, labels ``containerd.io/gc.*``.
 """
@@ -47,7 +47,7 @@ _PLATFORM_REF = "containerd.io/gc.ref.content.m."
 
 
 class Node(NamedTuple):
-    """One object in the metadata; ``kind`` is a lease's resource type (``snapshots/NAME`` with the snapshotter)."""
+    """One object in the metadata; ``kind`` is a resource type as in leases, such as ``snapshots/SNAPSHOTTER``."""
 
     kind: str
     id: str
@@ -60,11 +60,11 @@ class References(Record):
         to: the referenced objects.
         back: the referencing objects.
         optional: the objects in ``to`` that may be missing.
-        root: whether it has a ``containerd.io/gc.root`` label.
-        unknown: whether it has another ``containerd.io/gc.`` label of unknown meaning, which counts as a reference to
-            it, since a newer collector or a snapshotter may keep it for that.
+        root: whether the object has a ``containerd.io/gc.root`` label.
+        unknown: whether the object has another ``containerd.io/gc.`` label of unknown meaning. The label counts as a
+            reference to the object, since a newer collector or a snapshotter may keep the object because of the label.
         named: ids in unknown ``gc.ref`` labels; every blob and snapshot with this id counts as referenced.
-        has_layers: whether it references layers.
+        has_layers: whether the object references layers.
     """
 
     to: tuple[Node, ...] = ()
@@ -83,11 +83,11 @@ class Stored:
     """Every blob and snapshot with its references; immutable.
 
     Attributes:
-        blobs: by digest.
-        snapshots: by snapshotter and key.
-        edges: node to its referenced nodes.
+        blobs: blobs by digest.
+        snapshots: snapshots by snapshotter and key.
+        edges: referenced nodes by node.
         existing: every blob and snapshot.
-        optional: manifests referenced by an index; a missing one belongs to a platform that was not pulled.
+        optional: manifests referenced by an index; a missing manifest is of a platform that was not pulled.
         with_layers: manifests that reference layer blobs.
         rooted: nodes with a ``containerd.io/gc.root`` label.
         held: nodes with a garbage collection label of unknown meaning, and the nodes that such labels may name.
@@ -103,8 +103,8 @@ class Stored:
         self.rooted: set[Node] = set()
         self.held: set[Node] = set()
         self.snapshotters: Counter[str] = Counter()
-        # Equal nodes are one object, to save memory: there are tens of thousands, each in several edges. Those of the
-        # objects themselves come first, with the texts of their records.
+        # Equal nodes share one object to save memory: a graph has tens of thousands of nodes, each in several edges.
+        # The nodes of existing objects are added first, since they share the texts of the records.
         interned = {node: node for node in self._nodes()}
         self.existing: set[Node] = set(interned)
         for node in tuple(interned):
@@ -172,7 +172,7 @@ class Inventory(Record):
     snapshotter: str = DEFAULT_SNAPSHOTTER
 
     def closure(self, starts: Iterable[Node]) -> dict[Node, None]:
-        """Return ``starts`` and all nodes reachable from them, existing or not, in a fixed order."""
+        """Return ``starts`` and all nodes reachable from these nodes, existing or missing, in a fixed order."""
         edges, reached = self.stored.edges, dict.fromkeys(starts)
         stack = list(reversed(reached))
         while stack:
@@ -190,7 +190,7 @@ class Inventory(Record):
         return self.closure(starts)
 
     def referenced_by_containers(self) -> dict[Node, None]:
-        """Return all nodes reachable from containers: their writable snapshots and the parents of these."""
+        """Return all nodes reachable from containers: their writable snapshots and all parent snapshots."""
         starts: list[Node] = []
         for container in self.containers:
             starts += (Node(CONTAINERS, container.id), *self._named_by(container.labels))
@@ -246,7 +246,8 @@ def snapshotters_in(kinds: Iterable[str]) -> list[str]:
 def is_expired(lease: Lease, now: datetime) -> bool:
     """Return whether a lease expired.
 
-    One with an invalid expiry time has not, as in containerd, and neither has one with a label of unknown meaning.
+    A lease with an invalid expiry time is not expired, as in containerd. A lease with a label of unknown meaning also
+    counts as not expired.
     """
     text = lease.labels.get(EXPIRE)
     if text is None or references(_others(lease.labels)).unknown:
@@ -259,7 +260,7 @@ def is_expired(lease: Lease, now: datetime) -> bool:
 
 
 def _others(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels of a lease without those of known meaning for leases."""
+    """Return the labels of a lease, except the labels with a known meaning for leases."""
     return {name: labels[name] for name in labels if name != EXPIRE and not name.startswith(_FLAT)}
 
 
@@ -267,7 +268,7 @@ def references(labels: Mapping[str, str]) -> References:
     """Return the references in an object's garbage collection labels.
 
     Labels of unknown meaning count as references: unknown kinds of ``gc.ref.`` and ``gc.bref.``, ``gc.expire``,
-    ``gc.cond.`` and any other.
+    ``gc.cond.`` and all other ``gc.`` labels.
 
     Source: containerd ``containerd.io/gc.ref.content[./]*``, ``.image``, ``.snapshot.NAME[/*]``, ``gc.bref.*`` (only
     newer servers) and ``gc.root``.

@@ -1,4 +1,4 @@
-"""The lists of a namespace of containerd, read again only after a transaction of its metadata database."""
+"""Cache of the lists of a containerd namespace, read again only after a transaction in the metadata database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Listed(Record):
-    """Lists with the revision of the database before them, and their time."""
+    """Lists, with the database revision read before the lists, and the time of the lists."""
 
     revision: Hashable
     at: datetime
@@ -27,7 +27,7 @@ class _Listed(Record):
 
 
 class NamespaceCache:
-    """The last lists of a namespace."""
+    """Cache of the last lists of a namespace."""
 
     def __init__(self, clock: Clock) -> None:
         """Create an empty cache; ``clock`` decides on the expiry of leases."""
@@ -35,12 +35,12 @@ class NamespaceCache:
         self._listed: _Listed | None = None
 
     async def list(self, client: ContainerdClient, *, revision: Hashable, known: Stored | None) -> NamespaceLists:
-        """Return the lists of the namespace; those of an equal revision again.
+        """Return the lists of the namespace; the cached lists if the database revision is unchanged.
 
         Args:
-            client: containerd, in the namespace to list.
-            revision: of the database, read before this call; ``None`` if unknown.
-            known: the reading of the last graph, whose unchanged entries are part of the lists.
+            client: client of containerd, in the namespace to list.
+            revision: revision of the database, read before this call; ``None`` if unknown.
+            known: the reading of the last graph, whose unchanged entries are reused.
 
         Raises:
             RuntimeUnavailableError: no connection.
@@ -57,7 +57,7 @@ class NamespaceCache:
 async def _updated(
     client: ContainerdClient, lists: NamespaceLists, *, now: datetime, known: Stored | None
 ) -> NamespaceLists:
-    """Return lists whose records did not change: with the current ingests, without leases that expired since."""
+    """Return lists with unchanged records, with the current ingests, and without leases that have expired."""
     ingests = await client.list_ingests()
     return replace(
         lists,

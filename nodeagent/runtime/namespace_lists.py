@@ -1,7 +1,7 @@
-"""The lists of one namespace of containerd, and the inventory made of them.
+"""Lists of one containerd namespace, and the inventory built from the lists.
 
-They take as long as the lists of CRI, and are read at the same time. Objects that are created meanwhile may be in the
-lists of CRI only; the graph then lists the namespace again, see :meth:`NamespaceLists.missing`.
+The lists take as long as the lists of CRI, and both are read concurrently. An object created in the meantime may
+be in the lists of CRI only; the graph then lists the namespace again, see :meth:`NamespaceLists.missing`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NamespaceLists(Record):
         leases: unexpired leases with their resources.
         expected: digests of the blobs being written.
         foreign: digests of blobs that also exist in other namespaces.
-        snapshots: by snapshotter and key, of the snapshotters of the earlier reading; the error of a failed list.
+        snapshots: snapshots by snapshotter and key, or the error of a failed list, for the snapshotters in ``known``.
         known: the earlier reading, whose unchanged entries are part of these lists.
     """
 
@@ -55,10 +55,10 @@ class NamespaceLists(Record):
     known: Stored | None = None
 
     def missing(self, images: Iterable[Image], containers: Iterable[StoredContainer]) -> frozenset[tuple[str, str]]:
-        """Return the objects of other lists that these lack.
+        """Return the missing image names and snapshots, as pairs of snapshotter (empty for an image name) and name.
 
         Args:
-            images: as listed by CRI; their names without a record are missing.
+            images: images as listed by CRI; their names without a record are missing.
             containers: the container records; their snapshots without a record are missing.
         """
         names = {each.name for each in self.images}
@@ -87,16 +87,16 @@ class StorageLists(Record):
 
 
 async def list_namespace(client: ContainerdClient, *, now: datetime, known: Stored | None = None) -> NamespaceLists:
-    """List the records of a namespace.
+    """Return the lists of a namespace, read from containerd.
 
     Args:
-        client: containerd, in the namespace to list.
-        now: leases that expired before are omitted.
-        known: an earlier reading.
+        client: client of containerd, in the namespace to list.
+        now: current time; leases that expired earlier are omitted.
+        known: an earlier reading, whose unchanged entries are reused; ``None`` without an earlier reading.
 
     Raises:
         RuntimeUnavailableError: no connection.
-        RuntimeRequestError: a list failed, other than that of a snapshotter.
+        RuntimeRequestError: a list failed, other than the snapshot list of a snapshotter.
     """
     before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
     (blobs, images, leases, ingests, namespaces), snapshots = await gather_all(
@@ -134,12 +134,12 @@ async def make_inventory(
     snapshotter: str | None,
     containers: tuple[StoredContainer, ...],
 ) -> Inventory:
-    """Return the inventory of a namespace; its ``stored`` is that of the earlier reading if unchanged.
+    """Return the inventory of a namespace; ``stored`` is the object of the earlier reading if unchanged.
 
     Args:
-        client: containerd, for the snapshots of snapshotters that have not been listed.
+        client: client of containerd, for listing the remaining snapshotters.
         lists: the lists of the namespace.
-        snapshotter: the configured one; ``None`` selects the one used by most images.
+        snapshotter: the configured snapshotter; ``None`` selects the snapshotter used by most images.
         containers: the container records.
 
     Raises:
@@ -180,7 +180,7 @@ async def _list_snapshots(
 async def _read_stored(
     client: ContainerdClient, lists: NamespaceLists, names: set[str], required: str | None
 ) -> Stored:
-    """Return the blobs with the snapshots of every named snapshotter, and of those in the labels of blobs."""
+    """Return the blobs, with the snapshots of the snapshotters in ``names`` and in the labels of blobs."""
     blobs, known = lists.blobs, lists.known
     same_blobs = known is not None and _same(blobs, known.blobs)
     named = known if known is not None and same_blobs else await asyncio.to_thread(Stored, blobs, {})

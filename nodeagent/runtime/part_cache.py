@@ -1,8 +1,9 @@
-"""Decoded entries of the previous streamed list, by its parts.
+"""Cache of the decoded entries of the previous streamed list, by part.
 
 containerd streams the records of a store in the order of their keys, a hundred in each message, and most messages equal
-those of the previous list. The digest of a message takes a tenth of the time of decoding its items. The message itself
-is not kept: with the objects of its visited items it takes several times the memory of its entries.
+those of the previous list. Computing the digest of a message takes a tenth of the time of decoding its items. The
+message itself is not kept: with the objects of its visited items, a message takes several times the memory of its
+entries.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ class _DecodedPart(NamedTuple, Generic[Entry]):
 
 
 class PartCache(Generic[Part, Entry]):
-    """The digests of one list's messages, with decoded entries. Entries are immutable, as are the returned mappings."""
+    """Cache of the message digests and decoded entries of one list. Entries and returned mappings are immutable."""
 
     def __init__(self, *, reuses: bool = True) -> None:
-        """Create an empty cache; without ``reuses`` it remains empty, for a process that lists once."""
+        """Create an empty cache; with ``reuses`` false, for a process that lists once, the cache remains empty."""
         self._reuses = reuses
         self._parts: list[_DecodedPart[Entry]] = []
         self._entries: dict[str, Entry] = {}
 
     def start(self) -> PartListing[Part, Entry]:
-        """Return a new list without parts, compared with the last finished one."""
+        """Return a new list without parts, for comparison with the last finished list."""
         return PartListing(self._parts, self._entries, self._keep if self._reuses else None)
 
     def _keep(self, parts: list[_DecodedPart[Entry]], entries: dict[str, Entry]) -> None:
@@ -43,7 +44,7 @@ class PartCache(Generic[Part, Entry]):
 
 
 class PartListing(Generic[Part, Entry]):
-    """One list, decoded part by part; one that is not finished leaves the cache unchanged."""
+    """One list, decoded part by part; an unfinished list does not change the cache."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class PartListing(Generic[Part, Entry]):
         entries: dict[str, Entry],
         keep: Callable[[list[_DecodedPart[Entry]], dict[str, Entry]], None] | None,
     ) -> None:
-        """Begin without parts; ``keep`` receives the finished list, ``None`` if it is not compared with a later one."""
+        """Start without parts; ``keep`` receives the finished list; ``None`` to discard the list."""
         self._previous = previous
         self._previous_entries = entries
         self._keep = keep
@@ -59,7 +60,7 @@ class PartListing(Generic[Part, Entry]):
         self._is_same = True
 
     def add(self, part: Part, decode: Callable[[Part], dict[str, Entry]]) -> None:
-        """Add a part; ``decode`` returns its entries by key, called unless it equals the previous one at its place."""
+        """Add a part; ``decode`` returns entries by key, and is called unless the previous part here is equal."""
         number = len(self._parts)
         digest = "" if self._keep is None else message_digest(part)
         if number < len(self._previous) and self._previous[number].digest == digest:

@@ -1,4 +1,4 @@
-"""The label of leases that belong to removals of images; see :mod:`nodeagent.runtime.image_leases`."""
+"""Label of the leases of image removals; see :mod:`nodeagent.runtime.image_leases`."""
 
 from __future__ import annotations
 

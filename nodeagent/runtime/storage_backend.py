@@ -1,6 +1,6 @@
 """Storage below CRI: image names, layers and unreferenced content.
 
-CRI lists images with compressed sizes and removes them one by one. A storage backend adds a runtime's own records:
+CRI lists images with compressed sizes and removes single images. A storage backend adds a runtime's own records:
 the storage graph, the names and users of images that CRI does not list, deletion by name, garbage collection.
 :class:`ContainerdStorage` is the backend for containerd; ``CriOnlyStorage`` is the null backend for every other
 runtime, and for ``runtime.containerd_api = "off"``: sizes are upper bounds and every removal is a CRI call.
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 
 class RemovalRecords(Record):
-    """Records for image removals that can be undone until they are decided.
+    """Records for image removals that can be undone.
 
     Attributes:
         leases: opens, restores and releases removals.
         undo: keeps the content of removed images for an undo.
-        creations: reads the container creations in progress.
-        extents: returns the extent of images, by id and from their names, as of the last storage graph.
-        snapshotters: returns the snapshotters in that graph, or the default one.
+        creations: reader of the container creations in progress.
+        extents: returns the extent of images by id, from the names by image id and the last storage graph.
+        snapshotters: returns the snapshotters in that graph, or the default snapshotter before the first graph.
     """
 
     leases: ImageLeases
@@ -70,7 +70,7 @@ class StorageBackend(Protocol):
         """Whether the runtime's own services are used; false for CRI alone."""
 
     async def list_records(self) -> StorageLists | None:
-        """Return the lists for a storage graph, to be read at the time of CRI's lists; ``None`` for CRI alone."""
+        """Return the lists for a storage graph, for a call concurrent with CRI's lists; ``None`` for CRI alone."""
 
     async def build_graph(
         self,
@@ -84,11 +84,11 @@ class StorageBackend(Protocol):
         """Return the storage graph of ``images``; ``None`` if the backend has no records.
 
         Args:
-            images: as listed by CRI, read before this call.
-            snapshotter: the configured one; ``None`` selects the one used by most images.
+            images: images as listed by CRI before this call.
+            snapshotter: the configured snapshotter; ``None`` selects the snapshotter used by most images.
             path: a path on the image filesystem, whose type determines allocation sizes.
-            containers: the container records, if just listed.
-            lists: those of :meth:`list_records`, if just read.
+            containers: the container records; ``None`` to list the records in this call.
+            lists: the result of :meth:`list_records`; ``None`` to read the lists in this call.
         """
 
     async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
@@ -102,20 +102,20 @@ class StorageBackend(Protocol):
         """Return the directory of each snapshotter, and of the content store under the empty name; empty if unknown."""
 
     async def read_all_records(self, snapshotters: Collection[str], cri_ids: frozenset[str]) -> RuntimeRecords:
-        """Return the records of all namespaces; see ``read_all_records``.
+        """Return the records of all namespaces; see :func:`nodeagent.runtime.all_records.read_all_records`.
 
         Raises:
             ObservationError: the backend has no records.
         """
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
-        """Return the existing ones of these image names; none for CRI alone."""
+        """Return the records of the names in ``names`` that exist; empty for CRI alone."""
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
-        """Return every container record, including sandboxes and other clients; none for CRI alone."""
+        """Return every container record, including records of sandboxes and other clients; empty for CRI alone."""
 
     async def read_writable_bytes(self) -> dict[str, int]:
-        """Return container id to the size of its writable layer, sandboxes included; empty for CRI alone."""
+        """Return the size of the writable layer by container id, sandboxes included; empty for CRI alone."""
 
     async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
         """Return the current usage of a writable layer; ``None`` if the snapshotter fails, and for CRI alone."""
@@ -124,26 +124,26 @@ class StorageBackend(Protocol):
         """Return whether the writable layer of a container or sandbox exists; false for CRI alone."""
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Delete an image name with that target digest; return whether it existed."""
+        """Delete an image name, only with this target digest if ``target`` is set; return whether the name existed."""
 
     async def pin_image(self, name: str) -> bool:
         """Set the label of an image name that pins its image; return whether the name exists."""
 
     async def delete_content(self, digest: str) -> bool:
-        """Delete a blob's record; return whether it existed."""
+        """Delete a blob's record; return whether the record existed."""
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
-        """Remove a snapshot without children; return whether it existed."""
+        """Remove a snapshot without children; return whether the snapshot existed."""
 
     async def collect_garbage(self) -> None:
-        """Run the runtime's garbage collection and wait for it.
+        """Run the runtime's garbage collection and wait for its end.
 
         Raises:
             NodeAgentError: the backend is disabled.
         """
 
     async def remove_orphaned_directories(self, snapshotter: str) -> None:
-        """Remove the directories of snapshots whose removal failed earlier; without effect for CRI alone."""
+        """Remove the directories left by failed snapshot removals; no effect for CRI alone."""
 
     @property
     def removals(self) -> RemovalRecords | None:
@@ -165,17 +165,17 @@ class ContainerdStorage:
         *,
         read_revision: Callable[[str], Hashable] | None = None,
     ) -> None:
-        """Compose the backend.
+        """Create the backend.
 
         Args:
-            client: containerd, in CRI's namespace.
-            clock: dates leases.
+            client: client of containerd, in CRI's namespace.
+            clock: clock for the expiry of leases.
             make_cache: returns the cache for images on the filesystem of a path.
-            read_format: returns the allocation sizes of the filesystem of a path; blocking. Without it all stores have
-                those of the cache.
+            read_format: returns the allocation sizes of the filesystem of a path; blocking. ``None`` to use the
+                allocation sizes of the cache for all stores.
             read_owner: returns the identity of the pass lock, for leases; empty if unknown.
             read_revision: returns the revision of containerd's database at a path, ``None`` if unknown; blocking.
-                Records of an equal revision are not listed again; without it they always are.
+                Records are not listed again while the revision is unchanged; ``None`` to list the records every time.
         """
         self._client = client
         self._clock = clock
@@ -242,7 +242,7 @@ class ContainerdStorage:
         Raises:
             ObservationError: the runtime is not containerd.
         """
-        from nodeagent.runtime.all_records import read_all_records  # noqa: PLC0415 - for leaks only
+        from nodeagent.runtime.all_records import read_all_records  # noqa: PLC0415 - loaded only for the leak audit
 
         try:
             return await read_all_records(self._client, snapshotters, cri_ids)
@@ -275,7 +275,7 @@ class ContainerdStorage:
         return self._cache
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
-        """Return the existing ones of these image names."""
+        """Return the records of the names in ``names`` that exist."""
         found = await asyncio.gather(*(self._client.get_image(name) for name in names))
         return tuple(each for each in found if each is not None)
 
@@ -284,7 +284,7 @@ class ContainerdStorage:
         return await self._client.list_containers()
 
     async def read_writable_bytes(self) -> dict[str, int]:
-        """Return container id to the size of its writable layer; 0 where the snapshotter fails."""
+        """Return the size of the writable layer in bytes by container id; 0 if the snapshotter fails."""
         stored = [each for each in await self._client.list_containers() if each.snapshotter and each.snapshot_key]
 
         async def usage(each: StoredContainer) -> int:
@@ -310,7 +310,7 @@ class ContainerdStorage:
         return self._cache.snapshotters if self._cache is not None else (DEFAULT_SNAPSHOTTER,)
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Delete an image name with that target digest; return whether it existed."""
+        """Delete an image name, only with this target digest if ``target`` is set; return whether the name existed."""
         return await self._client.delete_image(name, sync=sync, target=target)
 
     async def pin_image(self, name: str) -> bool:
@@ -318,27 +318,27 @@ class ContainerdStorage:
         return await self._client.label_image(name, PINNED_LABEL, "pinned")
 
     async def delete_content(self, digest: str) -> bool:
-        """Delete a blob's record; return whether it existed."""
+        """Delete a blob's record; return whether the record existed."""
         return await self._client.delete_content(digest)
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
-        """Remove a snapshot without children; return whether it existed."""
+        """Remove a snapshot without children; return whether the snapshot existed."""
         return await self._client.remove_snapshot(snapshotter, key)
 
     async def collect_garbage(self) -> None:
-        """Run containerd's garbage collection and wait for it."""
+        """Run containerd's garbage collection and wait for its end."""
         await self._client.collect_garbage(self._clock)
 
     async def remove_orphaned_directories(self, snapshotter: str) -> None:
-        """Remove the directories of snapshots whose removal failed earlier."""
+        """Remove the directories left by failed snapshot removals."""
         await self._client.remove_orphaned_directories(snapshotter, self._clock)
 
     @cached_property
     def removals(self) -> RemovalRecords:
-        """Return the records for image removals."""
-        from nodeagent.runtime.creations import Creations  # noqa: PLC0415 - not for a preview
-        from nodeagent.runtime.image_leases import ImageLeases  # noqa: PLC0415 - as above
-        from nodeagent.runtime.undo_leases import UndoLeases  # noqa: PLC0415 - as above
+        """Records for image removals that can be undone."""
+        from nodeagent.runtime.creations import Creations  # noqa: PLC0415 - not needed by a preview
+        from nodeagent.runtime.image_leases import ImageLeases  # noqa: PLC0415 - not needed by a preview
+        from nodeagent.runtime.undo_leases import UndoLeases  # noqa: PLC0415 - not needed by a preview
 
         leases = ImageLeases(self._client, self._clock, self._read_owner)
         undo = UndoLeases(self._client, leases)

@@ -1,9 +1,9 @@
 """Disk usage of images and the references to each blob and snapshot: builds the model's :class:`StorageGraph`.
 
-A deletion frees the blobs and snapshots that become unreferenced, so the graph is containerd's own
-(:mod:`nodeagent.runtime.metadata_graph`), reduced to the pieces referenced by images that CRI lists. Sizes are the
-bytes freed on the filesystem: a blob's bytes in whole blocks; for a snapshot the usage recorded by its snapshotter, the
-directories not included in it, and its inodes where they take space from the same filesystem.
+A deletion frees the blobs and snapshots that become unreferenced. The graph is therefore containerd's own reference
+graph (:mod:`nodeagent.runtime.metadata_graph`), reduced to the pieces referenced by images that CRI lists. Sizes are
+the bytes freed on the filesystem: a blob's bytes in whole blocks; for a snapshot the usage recorded by its snapshotter,
+the directories not included in that usage, and the inodes if they take space from the same filesystem.
 
 Names, blobs and snapshots are listed again for a build unless the revision of containerd's database is unchanged; only
 usage requires one call per snapshot.
@@ -49,10 +49,10 @@ _FOREIGN = ReferenceKind.OTHER_NAMESPACE
 
 
 class _Layout(Record):
-    """A graph without the references of non-images, and its inputs; valid while these are unchanged.
+    """A graph with the references of images only, and its inputs; valid while the inputs are unchanged.
 
     Attributes:
-        index: node to the position of its piece.
+        index: position of the piece by node.
         names: every name of the images in the graph.
         whole: whether the usage of every snapshot was read.
     """
@@ -68,7 +68,7 @@ class _Layout(Record):
 
 
 class SnapshotUsageStore(Protocol):
-    """Persists the usage of committed snapshots. Its methods block and never raise."""
+    """Persistent store of the usage of committed snapshots. Its methods block and never raise."""
 
     def read(self) -> Mapping[Node, tuple[Stamp, SnapshotUsage]]:
         """Return the usage of each recorded snapshot, with the creation time of the snapshot."""
@@ -78,9 +78,9 @@ class SnapshotUsageStore(Protocol):
 
 
 class LayerCache:
-    """Builds storage graphs and caches the parts that are unchanged since the last build.
+    """Builder of storage graphs, which caches the parts that are unchanged since the last build.
 
-    The usage of a committed snapshot never changes, so it is read once.
+    The usage of a committed snapshot never changes, and is read only once.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LayerCache:
         clock: Clock | None = None,
         usage_store: SnapshotUsageStore | None = None,
     ) -> None:
-        """Start with the usage in ``usage_store``; ``disk`` defaults to ext4 with 4 KiB blocks."""
+        """Create a cache; the first build loads ``usage_store``. ``disk`` defaults to ext4 with 4 KiB blocks."""
         self._disk = disk or DiskFormat()
         self._stores = NO_STORES
         self._clock = clock or SystemClock()
@@ -113,19 +113,19 @@ class LayerCache:
         """Return the storage graph of ``images``.
 
         An image without stored names, or with a snapshot whose usage cannot be read, has no entry in ``by_image``;
-        pieces that it shares with others then count as referenced by an unlisted image.
+        pieces that such an image shares with other images count as referenced by an unlisted image.
 
         Args:
-            client: containerd, in CRI's namespace.
-            images: as listed by CRI, read before this call.
-            snapshotter: the configured one; ``None`` selects the one used by most images.
-            containers: the container records, if just listed; with many containers their list is the longest call.
-            lists: the lists of the namespace, if read at the time of CRI's; read again if they lack an image or a
-                snapshot of a container that the earlier ones did not lack.
+            client: client of containerd, in CRI's namespace.
+            images: images as listed by CRI before this call.
+            snapshotter: the configured snapshotter; ``None`` selects the snapshotter used by most images.
+            containers: the container records; ``None`` to list the records, the longest call with many containers.
+            lists: the lists of the namespace, if read together with CRI's lists; read again if they lack an image name
+                or a container's snapshot that the lists of the last build did not lack.
 
         Raises:
             RuntimeUnavailableError: no connection.
-            RuntimeRequestError: a listing failed; without it the graph would be wrong.
+            RuntimeRequestError: a listing failed; an incomplete listing would make the graph wrong.
         """
         await self._load_usage()
         if containers is None:
@@ -164,8 +164,8 @@ class LayerCache:
     ) -> tuple[UnreferencedPiece, ...]:
         """Return the blobs and snapshots without reference from an image, container, lease, ingest or other piece.
 
-        Pieces with a ``containerd.io/gc.root`` label are included and marked. Blobs that also exist in another
-        namespace are included with that reference: deleting them removes the record and frees no bytes.
+        Pieces with a ``containerd.io/gc.root`` label are included and marked. A blob that also exists in another
+        namespace is included with that reference: its deletion removes the record and frees no bytes.
         """
         lists, containers = await asyncio.gather(self.list_namespace(client), client.list_containers())
         inventory = await make_inventory(client, lists, snapshotter, containers)
@@ -186,7 +186,7 @@ class LayerCache:
             piece = self._piece(node, inventory, usage)
             if node.kind == CONTENT:
                 created = inventory.stored.blobs[node.id].created
-                if created.at is None:  # omitted in the listings of containerd 1.6
+                if created.at is None:  # containerd 1.6 omits creation times in lists
                     with suppress(RuntimeRequestError):
                         blob = await client.get_blob(node.id)
                         created = blob.created if blob is not None else created
@@ -204,11 +204,11 @@ class LayerCache:
 
     @property
     def snapshotters(self) -> tuple[str, ...]:
-        """Return the snapshotters of the last graph, or the default one."""
+        """Snapshotters of the last graph; the default snapshotter before the first graph."""
         return tuple(self._layout.stored.snapshots) if self._layout is not None else (DEFAULT_SNAPSHOTTER,)
 
     def extents(self, names: Mapping[str, Sequence[StoredImage]]) -> dict[str, ImageExtent]:
-        """Return the extent of images by id, from the last graph; an image that it lacks has no entry.
+        """Return the extent of images by id, from the last graph; an image with new or changed names has no entry.
 
         Args:
             names: the current names of each image.
@@ -225,7 +225,7 @@ class LayerCache:
         }
 
     async def list_namespace(self, client: ContainerdClient, revision: Hashable = None) -> NamespaceLists:
-        """Return the lists of the namespace; unchanged entries are those of the last graph. As ``NamespaceCache``."""
+        """Return the lists of the namespace; entries unchanged since the last graph are shared with it."""
         known = self._layout.stored if self._layout else None
         return await self._namespace.list(client, revision=revision, known=known)
 
@@ -236,7 +236,7 @@ class LayerCache:
         containers: Sequence[StoredContainer],
         lists: StorageLists | None,
     ) -> NamespaceLists:
-        """Return the lists of the namespace, read again if they lack an object that the earlier ones had."""
+        """Return the lists of the namespace, read again if they lack an object that the last build did not lack."""
         namespace = lists.namespace if lists is not None else await self.list_namespace(client)
         missing = namespace.missing(images, containers)
         if lists is not None and missing - self._missing:
@@ -260,7 +260,7 @@ class LayerCache:
         self._stored = frozenset(self._usage)
 
     async def _lay_out(self, client: ContainerdClient, inventory: Inventory, images: tuple[Image, ...]) -> _Layout:
-        resolved = await asyncio.to_thread(resolve_images, images, inventory)  # seconds for thousands of images
+        resolved = await asyncio.to_thread(resolve_images, images, inventory)  # takes seconds for thousands of images
         referenced = dict.fromkeys(node for each in resolved.values() for node in each.nodes)
         before = dict(self._usage)
         usage = await self._read_usage(client, inventory, referenced)
@@ -296,9 +296,10 @@ class LayerCache:
         )
 
     def _pull_times(self, names: Iterable[StoredImage]) -> dict[str, Stamp]:
-        """Return the latest pull by name: its creation, or the update that changed its target since an earlier build.
+        """Return the time of the latest pull by name: its creation, or its update if the target has changed.
 
-        An update alone is no pull: the edit of a label updates a name, too.
+        The target is compared with the last build. An update without a changed target is no pull, since a label change
+        also updates the name.
         """
         times: dict[str, tuple[str, Stamp]] = {}
         for each in names:
@@ -310,7 +311,7 @@ class LayerCache:
     async def _read_usage(
         self, client: ContainerdClient, inventory: Inventory, nodes: Iterable[Node]
     ) -> dict[Node, SnapshotUsage]:
-        """Return the usage of the snapshots among ``nodes``, except snapshots whose snapshotter fails."""
+        """Return the usage of the snapshots in ``nodes``; snapshots of a failing snapshotter are omitted."""
         snapshots = [node for node in nodes if node.kind != CONTENT]
         missing = [node for node in snapshots if not self._is_cached(node, inventory)]
         read = await run_bounded(lambda node: _snapshot_usage(client, node), missing)
@@ -322,12 +323,12 @@ class LayerCache:
         return fresh | {node: self._usage[node][1] for node in snapshots if self._is_cached(node, inventory)}
 
     def _is_cached(self, node: Node, inventory: Inventory) -> bool:
-        """Return whether the usage of this snapshot is cached; that of an earlier one with this key does not count."""
+        """Return whether the usage of a snapshot is cached; an entry of an earlier snapshot with its key is ignored."""
         cached = self._usage.get(node)
         return cached is not None and cached[0] == _snapshot(inventory, node).created
 
     def _discard_removed(self, inventory: Inventory) -> None:
-        """Discard the usage of removed snapshots; the others share the node objects of the inventory."""
+        """Discard the usage of removed snapshots; the remaining entries share the node objects of the inventory."""
         usage = self._usage
         self._usage = {node: usage[node] for node in inventory.stored.existing if node in usage}
 
@@ -336,7 +337,7 @@ class LayerCache:
 
 
 async def _snapshot_usage(client: ContainerdClient, node: Node) -> SnapshotUsage | None:
-    """Return a snapshot's usage: 0 if it was removed since the listing, ``None`` if the snapshotter fails."""
+    """Return a snapshot's usage: 0 for a snapshot removed since the listing, ``None`` if the snapshotter fails."""
     try:
         return await client.snapshot_usage(node.kind.removeprefix(SNAPSHOTS), node.id)
     except RuntimeNotFoundError:
@@ -366,7 +367,7 @@ def _snapshot(inventory: Inventory, node: Node) -> Snapshot:
 
 
 def _with_references(layout: _Layout, others: Iterable[tuple[ReferenceKind, Iterable[Node]]]) -> StorageGraph:
-    """Return the layout's graph with the current references of non-images."""
+    """Return the layout's graph with the current references of containers, leases and other objects."""
     pieces = list(layout.graph.pieces)
     for kind, nodes in others:
         for node in nodes:
@@ -377,7 +378,7 @@ def _with_references(layout: _Layout, others: Iterable[tuple[ReferenceKind, Iter
 
 
 def _lasts(lease: Lease) -> bool:
-    """Return whether a lease counts as a reference; those of undo windows are released before space is needed."""
+    """Return whether a lease counts as a reference; leases of undo windows do not, since GC releases them for space."""
     return not is_undo(lease)
 
 

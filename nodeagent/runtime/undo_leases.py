@@ -1,9 +1,9 @@
 """Leases that keep the content of removed images until their undo window ends.
 
-The lease of a removal cannot be kept for this: its deletion is the decision to remove, and containerd has no call that
-changes a label of a lease. So before that deletion, a second lease is created on the same content. It records the
-names, and is found by its label. After a crash between the two calls both exist: the removal was not decided, and the
-second lease is deleted with the first (see :mod:`nodeagent.act.gc.removal_recovery`).
+The lease of a removal cannot be used for the undo window: its deletion is the decision to remove, and containerd has no
+call that changes a label of a lease. Before that deletion, a second lease is therefore created on the same content. The
+second lease records the names, and is identified by its label. After a crash between the two calls both leases exist:
+the removal was not decided, and both leases are deleted (see :mod:`nodeagent.act.gc.removal_recovery`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _COUNT_LABEL: Final = "nodeagent/resources"
 
 
 class UndoableRemoval(Record):
-    """Images removed by one transaction of a pass, whose content is kept.
+    """Images that one transaction of a pass has removed, and whose content is kept during the undo window.
 
     Attributes:
-        pass_id: the pass; empty if its label is missing.
+        pass_id: id of the pass; empty if the label is missing.
         names: the deleted names.
         removed_at: time of the removal; ``None`` if unknown.
         expires_at: end of the undo window; ``None`` if the label is missing or malformed.
-        size_bytes: bytes that the end of the window frees, as predicted by the plan; ``None`` if unknown.
-        resources: number of resources of a complete lease.
+        size_bytes: bytes freed at the end of the undo window, as predicted by the plan; ``None`` if unknown.
+        resources: number of resources at the creation of the lease; 0 if unknown.
     """
 
     lease_id: str
@@ -53,14 +53,14 @@ class UndoableRemoval(Record):
 
     @property
     def image_ids(self) -> tuple[str, ...]:
-        """The ids of the removed images, each once."""
+        """Ids of the removed images, without duplicates."""
         return tuple(dict.fromkeys(each.image_id for each in self.names))
 
     def is_over(self, now: datetime) -> bool:
         """Return whether the undo window has ended; containerd can delete the content from then on.
 
-        After the wall clock was set back by more than the window, the removal is that much in the future: its window
-        has ended too, or the content would be kept until then.
+        If the time of the removal is in the future by more than the window, the wall clock was set back. The window
+        then counts as ended, since the content would otherwise be kept too long.
         """
         if self.expires_at is None or self.expires_at <= now:
             return True
@@ -68,10 +68,13 @@ class UndoableRemoval(Record):
 
 
 class UndoLeases:
-    """Creates, lists and releases leases of undoable removals. Every method raises the errors of ``unary``."""
+    """Operations on the leases of undoable removals: create, list, reopen and release.
+
+    Every method raises the errors of ``RuntimeConnection.unary``.
+    """
 
     def __init__(self, client: ContainerdClient, leases: ImageLeases) -> None:
-        """Use containerd in the namespace of the client; ``leases`` creates and deletes leases."""
+        """Create the operations for the client's namespace; ``leases`` creates and deletes leases."""
         self._client = client
         self._leases = leases
 
@@ -87,13 +90,13 @@ class UndoLeases:
     ) -> str:
         """Create the lease of an undoable removal before the removal is decided; return its id.
 
-        ``holder`` is an existing blob that references the targets of these names and no others.
+        ``holder`` is an existing blob that references exactly the targets of these names.
 
         Raises:
             NodeAgentError: the lease could not be created.
         """
         others = tuple(further)
-        count = 1 + len(others)  # the blob that references the targets
+        count = 1 + len(others)  # 1 is the blob that references the targets
         labels = {
             KIND_LABEL: REMOVED,
             _PASS_LABEL: pass_id,
@@ -103,7 +106,7 @@ class UndoLeases:
         return await self._leases.open(names, others, window=window, labels=labels, holder=holder)
 
     async def list_all(self) -> tuple[UndoableRemoval, ...]:
-        """Return the undoable removals, newest first; also those whose window has ended."""
+        """Return the undoable removals, newest first, including removals with an ended undo window."""
         leases = await self._client.list_leases()
         found = [_decode(each) for each in leases if is_undo(each)]
         dated = [each for each in found if each.removed_at is not None]
@@ -111,12 +114,12 @@ class UndoLeases:
         return (*sorted(dated, key=lambda each: (each.removed_at, each.lease_id), reverse=True), *undated)
 
     async def reopen(self, removal: UndoableRemoval, *, window: timedelta) -> str:
-        """Create the lease of a removal without decision, with the names and the content of an undoable one.
+        """Create the lease of an undecided removal, with the names and the content of ``removal``; return its id.
 
-        From then on, its names are restored after any interruption. Returns its id.
+        After this call, any interruption of the undo causes the names to be restored.
 
         Raises:
-            ObservationError: the lease does not keep all of the content, or is deleted by now.
+            ObservationError: the lease of ``removal`` was deleted, or does not keep all of the content.
         """
         held = await self._client.list_lease_resources(removal.lease_id)
         blobs = await run_bounded(self._client.get_blob, [each.id for each in held if each.type == CONTENT])

@@ -1,6 +1,7 @@
 """Serve a simulated node from a separate process: ``python -m nodeagent.sim --socket /tmp/sim.sock``.
 
-For benchmarks, where client and server must not share an interpreter. It runs until SIGTERM or SIGINT.
+Benchmarks use this program, since client and server must not share an interpreter there. It runs until SIGTERM or
+SIGINT.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nodeagent.sim.server import SimServer
 
 
 def main() -> None:
-    """Parse the arguments, build the node and serve it until a signal."""
+    """Parse the arguments, create the simulated node and serve it until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="python -m nodeagent.sim", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the socket")
     parser.add_argument("--images", type=int, default=0, help="number of images; 0 for the default node")

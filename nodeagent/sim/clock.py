@@ -1,4 +1,4 @@
-"""Manual clock."""
+"""Manual clock of a simulated node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SimClock:
     """Wall clock and monotonic clock that change only by ``advance`` and ``set_wall_time``."""
 
     def __init__(self, start: datetime = START, *, monotonic_s: float = 30 * 86_400.0) -> None:
-        """Start at an aware time; ``monotonic_s`` is the uptime of the machine at that time, in seconds."""
+        """Start the clock at an aware wall time and an uptime of ``monotonic_s`` seconds."""
         self._now = start
         self._monotonic_s = monotonic_s
 
@@ -21,14 +21,14 @@ class SimClock:
         return self._now
 
     def monotonic_s(self) -> float:
-        """Return seconds since the simulated boot."""
+        """Return the seconds since the simulated boot."""
         return self._monotonic_s
 
     def advance(self, seconds: float) -> None:
-        """Advance both clocks."""
+        """Advance the wall clock and the monotonic clock by the same duration."""
         self._now += timedelta(seconds=seconds)
         self._monotonic_s += seconds
 
     def set_wall_time(self, now: datetime) -> None:
-        """Set the wall clock only, as a time service or an administrator does; it may jump backwards."""
+        """Set only the wall clock, as a time service or an administrator does; the new time may be earlier."""
         self._now = now

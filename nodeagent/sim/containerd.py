@@ -1,4 +1,4 @@
-"""containerd's own services on the metadata of a simulated node, for the namespace of Kubernetes."""
+"""gRPC services of containerd's own API, on the metadata of a simulated node, for the namespace ``k8s.io``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 _BATCH: Final = 100
 _CONTENT_REFERENCE: Final = "containerd.io/gc.ref.content."
-_GO_ZERO_S: Final = -62135596800  # Go's zero time, the year 1
+_GO_ZERO_S: Final = -62135596800  # Go's zero time, in the year 1: containerd reports it for an unset time
 _KINDS: Final = {
     SnapshotKind.ACTIVE: snapshots_pb2.ACTIVE,
     SnapshotKind.COMMITTED: snapshots_pb2.COMMITTED,
@@ -51,7 +51,10 @@ _KINDS: Final = {
 
 
 class ContainerdServices:
-    """containerd's services; a method takes the request and the namespace, and raises RefusedError for a gRPC error."""
+    """Services of containerd's own API.
+
+    A method has the arguments request and namespace, and raises RefusedError for a gRPC error.
+    """
 
     def __init__(self, node: SimNode, profile: Profile) -> None:
         self._node = node
@@ -59,7 +62,7 @@ class ContainerdServices:
         self._store = node.store
 
     def methods(self) -> dict[str, dict[str, Callable[..., object]]]:
-        """Return the methods by full service name and method name."""
+        """Return the RPC methods by full service name and RPC name."""
         return {
             "containerd.services.namespaces.v1.Namespaces": {"List": self.list_namespaces},
             "containerd.services.images.v1.Images": {
@@ -99,12 +102,12 @@ class ContainerdServices:
     def list_namespaces(
         self, _request: namespaces_pb2.ListNamespacesRequest, _namespace: str
     ) -> namespaces_pb2.ListNamespacesResponse:
-        """List namespaces."""
+        """List the containerd namespaces."""
         names = sorted({NAMESPACE, *self._store.elsewhere})
         return namespaces_pb2.ListNamespacesResponse(namespaces=[namespaces_pb2.Namespace(name=name) for name in names])
 
     def get_image(self, request: images_pb2.GetImageRequest, namespace: str) -> images_pb2.GetImageResponse:
-        """Return one image name."""
+        """Return the record of one image name."""
         name = self._store.names.get(request.name) if namespace == NAMESPACE else None
         if name is None:
             raise RefusedError("NOT_FOUND", f'image "{request.name}": not found')
@@ -120,7 +123,7 @@ class ContainerdServices:
         return images_pb2.ListImagesResponse(images=map(_image, matching))
 
     def create_image(self, request: images_pb2.CreateImageRequest, namespace: str) -> images_pb2.CreateImageResponse:
-        """Create an image name; its creation time is now."""
+        """Create an image name with the current time as creation time."""
         asked = request.image
         if namespace != NAMESPACE or asked.name in self._store.names:
             raise RefusedError("ALREADY_EXISTS", f'image "{asked.name}": already exists')
@@ -130,7 +133,10 @@ class ContainerdServices:
         return images_pb2.CreateImageResponse(image=_image(name))
 
     def update_image(self, request: images_pb2.UpdateImageRequest, namespace: str) -> images_pb2.UpdateImageResponse:
-        """Set the labels in the update mask; CRI reports a pin by a label if the profile does."""
+        """Set the labels in the update mask.
+
+        If the profile reports pins, CRI then reports an image with the pin label as pinned.
+        """
         known = self._store.names.get(request.image.name) if namespace == NAMESPACE else None
         if known is None:
             raise RefusedError("NOT_FOUND", f'image "{request.image.name}": not found')
@@ -141,7 +147,7 @@ class ContainerdServices:
         return images_pb2.UpdateImageResponse(image=_image(known))
 
     def delete_image(self, request: images_pb2.DeleteImageRequest, namespace: str) -> Empty:
-        """Delete one image name; with ``sync``, return after a garbage collection."""
+        """Delete one image name; with ``sync``, run the garbage collection before the response."""
         known = self._store.names.get(request.name)
         if namespace != NAMESPACE or known is None:
             raise RefusedError("NOT_FOUND", f'image "{request.name}": not found')
@@ -152,13 +158,13 @@ class ContainerdServices:
         return Empty()
 
     def blob_info(self, request: content_pb2.InfoRequest, namespace: str) -> content_pb2.InfoResponse:
-        """Return one blob."""
+        """Return the metadata of one blob."""
         return content_pb2.InfoResponse(info=_blob(self._blob(request.digest, namespace)))
 
     def list_blobs(
         self, request: content_pb2.ListContentRequest, namespace: str
     ) -> Iterator[content_pb2.ListContentResponse]:
-        """List blobs ordered by digest."""
+        """List the blobs, ordered by digest."""
         matches = parse_filters(request.filters)
         blobs = sorted(self._blobs(namespace).values(), key=lambda blob: blob.digest)
         matching = [
@@ -170,7 +176,7 @@ class ContainerdServices:
     def write_blob(
         self, request: content_pb2.WriteContentRequest, _namespace: str, lease: str
     ) -> Iterator[content_pb2.WriteContentResponse]:
-        """Write a blob in one request, as a resource of the call's lease; the commit is answered twice."""
+        """Write a blob in one request, as a resource of the call's lease, and yield two responses to the commit."""
         if request.action != content_pb2.COMMIT or digest(request.data) != request.expected:
             raise RefusedError("FAILED_PRECONDITION", f"unexpected commit of {request.ref}: failed precondition")
         labels = dict(request.labels)
@@ -184,7 +190,7 @@ class ContainerdServices:
             yield content_pb2.WriteContentResponse(action=request.action, offset=request.total, digest=request.expected)
 
     def delete_blob(self, request: content_pb2.DeleteContentRequest, namespace: str) -> Empty:
-        """Delete one blob, even a referenced one."""
+        """Delete one blob, even if it is referenced."""
         self._blob(request.digest, namespace)
         if namespace == NAMESPACE:
             self._store.remove_blob(request.digest)
@@ -195,7 +201,7 @@ class ContainerdServices:
     def list_ingests(
         self, _request: content_pb2.ListStatusesRequest, namespace: str
     ) -> content_pb2.ListStatusesResponse:
-        """List unfinished writes."""
+        """List the unfinished writes to the content store."""
         ingests = self._store.ingests.values() if namespace == NAMESPACE else ()
         return content_pb2.ListStatusesResponse(
             statuses=[
@@ -214,7 +220,7 @@ class ContainerdServices:
     def list_snapshots(
         self, request: snapshots_pb2.ListSnapshotsRequest, namespace: str
     ) -> Iterator[snapshots_pb2.ListSnapshotsResponse]:
-        """List snapshots ordered by key."""
+        """List the snapshots, ordered by key."""
         matches = parse_filters(request.filters)
         listed = self._store.snapshots_in(request.snapshotter)
         known = listed.values() if namespace == NAMESPACE else ()
@@ -227,19 +233,19 @@ class ContainerdServices:
             yield snapshots_pb2.ListSnapshotsResponse(info=map(_snapshot, batch))
 
     def snapshot_usage(self, request: snapshots_pb2.UsageRequest, namespace: str) -> snapshots_pb2.UsageResponse:
-        """Return the usage of one snapshot without its parents."""
+        """Return the disk usage of one snapshot without its parents."""
         known = self._snapshot(request, namespace)
         return snapshots_pb2.UsageResponse(size=known.size_bytes, inodes=known.inodes)
 
     def remove_snapshot(self, request: snapshots_pb2.RemoveSnapshotRequest, namespace: str) -> Empty:
-        """Remove a snapshot without children."""
+        """Remove a snapshot that has no children."""
         self._store.remove_snapshot(self._snapshot(request, namespace).key)
         return Empty()
 
     def prepare_snapshot(
         self, request: snapshots_pb2.PrepareSnapshotRequest, _namespace: str
     ) -> snapshots_pb2.PrepareSnapshotResponse:
-        """Create an empty writable snapshot without parent."""
+        """Create an empty writable snapshot without a parent."""
         _check_snapshotter(request.snapshotter)
         if request.key in self._store.snapshots:
             raise RefusedError("ALREADY_EXISTS", f"snapshot {request.key}: already exists")
@@ -247,7 +253,7 @@ class ContainerdServices:
         return snapshots_pb2.PrepareSnapshotResponse()
 
     def clean_up(self, request: snapshots_pb2.CleanupRequest, _namespace: str) -> Empty:
-        """Fail as containerd 1.6 does."""
+        """Fail with UNIMPLEMENTED, as ``Cleanup`` of containerd 1.6 does."""
         _check_snapshotter(request.snapshotter)
         raise RefusedError("UNIMPLEMENTED", "snapshotter does not implement Cleanup method: not implemented")
 
@@ -258,14 +264,14 @@ class ContainerdServices:
         return leases_pb2.CreateResponse(lease=_lease(lease))
 
     def delete_lease(self, request: leases_pb2.DeleteRequest, _namespace: str) -> Empty:
-        """Delete a lease; with ``sync``, return after a garbage collection."""
+        """Delete a lease; with ``sync``, run the garbage collection before the response."""
         self._store.delete_lease(request.id)
         if request.sync:
             self._node.collect_garbage()
         return Empty()
 
     def list_leases(self, request: leases_pb2.ListRequest, namespace: str) -> leases_pb2.ListResponse:
-        """List leases; on containerd 2 including the empty lease of each sandbox."""
+        """List the leases; on containerd 2 including the empty lease of each sandbox."""
         leases = list(self._store.leases.values())
         if self._profile.sandbox_leases:
             leases += [Lease(sandbox.id, sandbox.created_at) for sandbox in self._node.sandboxes.values()]
@@ -274,7 +280,7 @@ class ContainerdServices:
         return leases_pb2.ListResponse(leases=map(_lease, matching))
 
     def add_resource(self, request: leases_pb2.AddResourceRequest, _namespace: str) -> Empty:
-        """Add a resource to a lease."""
+        """Add a resource, such as a blob or a snapshot, to a lease."""
         self._store.add_resource(request.id, request.resource.id, request.resource.type)
         return Empty()
 

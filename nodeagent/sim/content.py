@@ -1,4 +1,4 @@
-"""Content of images: layers, and manifests, configs and indexes with the exact bytes of a registry."""
+"""Image content: layers, and manifests, configs and indexes with the exact bytes of a registry."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Document = dict[str, object]
 
 
 def digest(data: bytes) -> str:
-    """Return the digest of some bytes, such as ``sha256:...``."""
+    """Return the SHA-256 digest of the data, in the form ``sha256:...``."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, identified by name and size.
+    """Image layer, identified by name and size.
 
     Attributes:
         name: any text.
         size_bytes: unpacked size.
-        compressed_bytes: size of the blob; 0 for two fifths of ``size_bytes``.
-        inodes: files and directories; 0 for the average of distribution packages.
+        compressed_bytes: size of the compressed blob; 0 selects two fifths of ``size_bytes``.
+        inodes: number of files and directories; 0 selects the average of distribution packages.
     """
 
     name: str
@@ -50,22 +50,22 @@ class Layer:
 
     @cached_property
     def diff_id(self) -> str:
-        """Digest of the uncompressed archive."""
+        """Digest of the uncompressed layer archive."""
         return digest(f"diff {self.name} {self.size_bytes}".encode())
 
     @cached_property
     def blob_digest(self) -> str:
-        """Digest of the compressed archive."""
+        """Digest of the compressed layer archive."""
         return digest(f"blob {self.name} {self.size_bytes}".encode())
 
     @property
     def blob_bytes(self) -> int:
-        """Size of the compressed archive."""
+        """Size of the compressed layer archive."""
         return self.compressed_bytes or max(1, self.size_bytes * 2 // 5)
 
     @property
     def inode_count(self) -> int:
-        """Number of inodes of the unpacked layer."""
+        """Number of inodes that the unpacked layer uses."""
         return self.inodes or 1 + self.size_bytes // _BYTES_PER_FILE
 
 
@@ -78,7 +78,7 @@ class Descriptor(Record):
 
 
 class JsonBlob(Record):
-    """A document and the descriptors in it."""
+    """JSON document of an image, and the descriptors in it."""
 
     descriptor: Descriptor
     data: bytes
@@ -102,12 +102,15 @@ class BuiltImage(Record):
 
     @property
     def documents(self) -> tuple[JsonBlob, ...]:
-        """All documents, without duplicates."""
+        """Indexes, manifests and configs of the image, without duplicates."""
         return tuple({blob.descriptor.digest: blob for blob in (self.target, self.manifest, self.config)}.values())
 
 
 def chain_ids(diff_ids: Iterable[str]) -> tuple[str, ...]:
-    """Return the chain id of each layer, bottom first. Source: OCI image specification, "Layer ChainID"."""
+    """Return the chain id of each layer, bottom first.
+
+    Source: OCI image specification, "Layer ChainID".
+    """
     chain: list[str] = []
     for diff_id in diff_ids:
         chain.append(digest(f"{chain[-1]} {diff_id}".encode()) if chain else diff_id)
@@ -119,7 +122,7 @@ def build_image(layers: Sequence[Layer], *, variant: str = "", index: bool = Fal
 
     Args:
         layers: layers of the image, bottom first.
-        variant: distinguishes images of equal layers.
+        variant: text that distinguishes images of equal layers.
         index: whether the target is an index with a second platform, whose manifest is absent, as on a real node.
         docker: whether to use Docker's media types.
     """

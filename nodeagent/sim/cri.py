@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nodeagent.sim.workload import SimContainer, SimImage, SimSandbox
 
 PART_ITEMS: Final = 5000
-"""Items in a part of a streamed list. Source: containerd ``defaultStreamBatchSize``."""
+"""Number of items in one response message of a streamed list. Source: containerd ``defaultStreamBatchSize``."""
 
 _RUNTIME_TYPE: Final = "io.containerd.runc.v2"
 
@@ -38,7 +38,7 @@ class RuntimeService:
         self._stats_response: tuple[int, datetime, api.ListContainerStatsResponse] | None = None
 
     def version(self, _request: api.VersionRequest) -> api.VersionResponse:
-        """Return name and version of the runtime."""
+        """Return the name and version of the runtime."""
         return api.VersionResponse(
             version="0.1.0",
             runtime_name=self._profile.runtime_name,
@@ -47,7 +47,7 @@ class RuntimeService:
         )
 
     def status(self, request: api.StatusRequest) -> api.StatusResponse:
-        """Return a ready status; in verbose form with the configuration."""
+        """Return the runtime status, always ready; in verbose form with the runtime configuration."""
         conditions = [api.RuntimeCondition(type=name, status=True) for name in ("RuntimeReady", "NetworkReady")]
         response = api.StatusResponse(status=api.RuntimeStatus(conditions=conditions))
         if self._profile.reports_handlers:
@@ -58,7 +58,7 @@ class RuntimeService:
         return response
 
     def list_sandboxes(self, request: api.ListPodSandboxRequest) -> api.ListPodSandboxResponse:
-        """List sandboxes."""
+        """List the sandboxes that match the filter of the request."""
         criteria = request.filter
         matching = {
             key: sandbox
@@ -94,7 +94,7 @@ class RuntimeService:
         return api.RemovePodSandboxResponse()
 
     def list_containers(self, request: api.ListContainersRequest) -> api.ListContainersResponse:
-        """List containers in any state."""
+        """List the containers that match the filter of the request, by default in any state."""
         if request.filter.ByteSize():
             items = filter(_container_filter(request.filter), map(self._messages.container, self._candidates(request)))
             return api.ListContainersResponse(containers=items)
@@ -115,18 +115,18 @@ class RuntimeService:
         return response
 
     def stop_container(self, request: api.StopContainerRequest) -> api.StopContainerResponse:
-        """Stop a container; it exits on SIGTERM immediately."""
+        """Stop a container, which exits immediately on SIGTERM."""
         if not self._node.stop_container(request.container_id) and not self._profile.stops_missing:
             raise _no_container(request.container_id)
         return api.StopContainerResponse()
 
     def remove_container(self, request: api.RemoveContainerRequest) -> api.RemoveContainerResponse:
-        """Remove a container, even a running one."""
+        """Remove a container, even if it is running."""
         self._node.remove_container(request.container_id)
         return api.RemoveContainerResponse()
 
     def list_container_stats(self, request: api.ListContainerStatsRequest) -> api.ListContainerStatsResponse:
-        """Return the usage of containers."""
+        """Return the CPU, memory and writable layer usage of the containers."""
         criteria = request.filter
         known, moment = self._stats_response, (self._node.revision, self._node.now)
         if known is not None and known[:2] == moment and not criteria.ByteSize():
@@ -149,7 +149,7 @@ class RuntimeService:
         return [known] if known is not None else list(self._node.containers.values())
 
     def _config(self) -> dict[str, object]:
-        """Return the configuration of the verbose status, in a runtime-specific form."""
+        """Return the runtime configuration in the verbose status, in the form of the simulated runtime."""
         config: dict[str, object] = {}
         if self._profile.reports_sandbox_image:
             config["sandboxImage"] = self._node.sandbox_image
@@ -237,16 +237,16 @@ class ImageService:
         self._image_items = Memo(messages.image)
 
     def list_images(self, request: api.ListImagesRequest) -> api.ListImagesResponse:
-        """List images; CRI does not list artifacts."""
+        """List the images that match the filter of the request; CRI does not list artifacts."""
         if request.filter.image.image:
             found = self._node.resolve_image(request.filter.image.image)
             return api.ListImagesResponse(images=[self._messages.image(self._node.images[found])] if found else [])
         return api.ListImagesResponse(images=self._image_items.all(self._node.images))
 
     def image_status(self, request: api.ImageStatusRequest) -> api.ImageStatusResponse:
-        """Return an image; an empty response for an unknown one."""
+        """Return an image; an empty response for an unknown image."""
         image = self._node.images.get(self._node.resolve_image(request.image.image) or "")
-        if image is None:  # also one that a test hides from CRI
+        if image is None:  # unknown, or removed from ``images`` by a test although its names exist
             return api.ImageStatusResponse()
         response = api.ImageStatusResponse(image=self._messages.image(image))
         if request.verbose:
@@ -254,7 +254,7 @@ class ImageService:
         return response
 
     def fs_info(self, _request: api.ImageFsInfoRequest) -> api.ImageFsInfoResponse:
-        """Return the mount point of images and the usage of snapshots; blobs are not counted."""
+        """Return the mount point of the image filesystem and the disk usage of snapshots; blobs are not counted."""
         store = self._node.store
         used = self._messages.usage(
             self._node.imagefs_path,
@@ -324,7 +324,7 @@ def image_methods(service: ImageService, *, streams: bool) -> dict[str, Callable
 def in_parts(
     listed: Callable[..., Message], part: Callable[..., Message], field: str
 ) -> Callable[..., Iterator[Message]]:
-    """Return a method that streams the items of a list method, ``PART_ITEMS`` in each part."""
+    """Return a method that streams the items of a list method, ``PART_ITEMS`` in each response message."""
 
     def stream(*arguments: object) -> Iterator[Message]:
         items = getattr(listed(*arguments), field)
@@ -355,7 +355,10 @@ def _container_filter(criteria: api.ContainerFilter) -> Callable[[api.Container]
 
 
 def _cgroups_path(cgroup_parent: str, name: str) -> str:
-    """Source: containerd's CRI plugin, ``getCgroupsPath``."""
+    """Return the cgroup path of a container in the OCI runtime spec.
+
+    Source: containerd's CRI plugin, ``getCgroupsPath``.
+    """
     last = cgroup_parent.rpartition("/")[2]
     return f"{last}:cri-containerd:{name}" if last.endswith(".slice") else f"{cgroup_parent or '/k8s.io'}/{name}"
 

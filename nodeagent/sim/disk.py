@@ -1,4 +1,4 @@
-"""Image filesystem of a simulated node, with the metadata of containerd in it."""
+"""Image filesystem of a simulated node, with the containerd metadata stored on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE_BYTES: Final = 16384
 
 
 class DiskProperties(TypedDict, total=False):
-    """Arguments of ``SimDisk``."""
+    """Optional arguments of ``SimDisk``."""
 
     clock: SimClock | None
     capacity_bytes: int
@@ -27,7 +27,7 @@ class DiskProperties(TypedDict, total=False):
 
 
 class SimDisk:
-    """Image filesystem at a time of a manual clock.
+    """Simulated image filesystem with a manual clock.
 
     Attributes:
         clock: manual clock; ``now`` is its wall time.
@@ -35,7 +35,7 @@ class SimDisk:
         capacity_bytes: size of the image filesystem.
         other_bytes: usage of the image filesystem by other data.
         root_path: containerd's root directory, the mount point of the image filesystem.
-        revision: number of changes.
+        revision: number of changes of the node since its creation; caches compare it.
     """
 
     def __init__(  # noqa: PLR0913 - the properties of a filesystem
@@ -48,7 +48,7 @@ class SimDisk:
         other_inodes: int = 0,
         root_path: str = "/var/lib/containerd",
     ) -> None:
-        """Create an empty filesystem; ``inodes`` 0 allocates one per 16 KiB, as ext4 does."""
+        """Create an empty filesystem; with ``inodes`` 0 it has one inode per 16 KiB, as ext4 does."""
         self.clock = clock or SimClock()
         self.store = MetadataStore()
         self.capacity_bytes = capacity_bytes
@@ -64,7 +64,7 @@ class SimDisk:
         return self.clock.now()
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock."""
+        """Advance the manual clock."""
         self.clock.advance(seconds)
 
     @property
@@ -91,7 +91,7 @@ class SimDisk:
         """Resize other data so that ``used_percent`` of the filesystem is used.
 
         Raises:
-            ValueError: container data alone exceeds it.
+            ValueError: container data alone exceeds that usage.
         """
         other = int(self.capacity_bytes * used_percent / 100) - self.store.used_bytes
         if other < 0:

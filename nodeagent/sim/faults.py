@@ -1,4 +1,4 @@
-"""Fault injection: calls that fail, hang, or race with a change of the node; and a log of all calls."""
+"""Fault injection: calls that fail, hang, or race with a change of the node; and a log of the received calls."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """A received call.
+    """gRPC call received by the simulated runtime.
 
-    The name of a CRI method is the method alone, that of a containerd method is ``Service.Method``
-    (``Images.Delete``).
+    The method name of a CRI call is the RPC name alone (``RemoveImage``); for containerd's own API it is
+    ``Service.Method`` (``Images.Delete``).
     """
 
     method: str
@@ -41,7 +41,7 @@ class _Rule:
     act: Callable[[], object]
 
     def applies(self, call: Call, moment: _Moment) -> bool:
-        """Return whether the rule applies to a call; count the call if so."""
+        """Return whether the rule applies to a call; a call to which it applies is counted."""
         if self.moment is not moment or self.method != call.method or self.times == 0:
             return False
         if self.target is not None and self.target != call.target:
@@ -100,9 +100,10 @@ class Faults:
         times: int | None = 1,
         effect_first: bool = False,
     ) -> None:
-        """Block calls until the event is set, or until the client cancels.
+        """Block calls until the event is set or the client cancels the call.
 
-        With ``effect_first`` only the response is delayed: the node has changed without a confirmation to the client.
+        With ``effect_first`` only the response is delayed: the call changes the node without a confirmation to the
+        client.
         """
         release = event or asyncio.Event()
         self._add(method, target, times, _Moment.AFTER if effect_first else _Moment.BEFORE, release.wait)
@@ -120,7 +121,7 @@ class Faults:
         self._add(method, target, times, _Moment.AFTER, callback)
 
     def alter(self, method: str, change: Callable[[Message], Message]) -> None:
-        """Replace the responses of a method, such as by incomplete ones; the node is unchanged.
+        """Replace the responses of a method, for example by incomplete responses; the node is unchanged.
 
         ``change`` must not modify its argument, which may be a cached response.
         """
@@ -128,7 +129,7 @@ class Faults:
         self._alterations[method] = change
 
     def altered(self, call: Call, response: object) -> object:
-        """Return the response of a call, replaced according to the rules."""
+        """Return the response of a call, replaced if :meth:`alter` was called for its method."""
         change = self._alterations.get(call.method)
         return response if change is None or not isinstance(response, Message) else change(response)
 
@@ -159,7 +160,7 @@ class Faults:
         """Log a call and apply the rules before its effect.
 
         Raises:
-            RefusedError: injected failure.
+            RefusedError: a rule of :meth:`fail` applies to the call.
         """
         self.calls.append(call)
         for waiter in self._waiters:

@@ -18,7 +18,7 @@ __all__ = ["DEVICE_ID", "SimClock", "SimFilesystem"]
 
 
 class SimFilesystem:
-    """Reader of the node's image filesystem; any other path fails like a missing file.
+    """Reader of the node's image filesystem; a reading of any other path fails as for a missing file.
 
     Attributes:
         failing: error text of all readings; empty for successful readings.
@@ -50,5 +50,5 @@ class SimFilesystem:
         )
 
     def read(self, path: str) -> FsObservation:
-        """Return the current usage, with the time of the node's clock."""
+        """Return the current filesystem usage, with the time of the node's clock."""
         return self.read_filesystem(path, self._node.clock)

@@ -1,4 +1,4 @@
-"""Filters of containerd's list calls."""
+"""Filters of the list calls of containerd's own API."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _CONDITION: Final = re.compile(r'(?P<field>[a-z_]+(?:\."[^"]+"|\.[^=!~]+)?)(?:(?
 
 
 def parse_filters(filters: Sequence[str]) -> Callable[[Mapping[str, str], Mapping[str, str]], bool]:
-    """Return a predicate of fields and labels: any filter must match, with all of its comma-separated conditions.
+    """Return a predicate on fields and labels that is true if at least one filter matches.
 
-    Source: containerd's ``pkg/filters``, reduced to the syntax in use.
+    A filter matches if all of its comma-separated conditions are met.
+
+    Source: containerd's ``pkg/filters``, reduced to the syntax that the agent uses.
     """
     parsed = [[_condition(part) for part in text.split(",")] for text in filters]
 

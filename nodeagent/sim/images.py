@@ -24,14 +24,14 @@ _SOURCE_LABEL: Final = "containerd.io/distribution.source."
 
 
 class SimImages(SimDisk):
-    """Images of containerd on their filesystem; returned records are frozen.
+    """Images of a simulated containerd on the image filesystem; returned records are frozen.
 
     Attributes:
-        images: CRI's records by id.
+        images: CRI image records by image id.
     """
 
     def __init__(self, **disk: Unpack[DiskProperties]) -> None:
-        """Create an empty filesystem without images."""
+        """Create an empty image filesystem without images."""
         super().__init__(**disk)
         self.images: dict[str, SimImage] = {}
         self._image_of_target: dict[str, SimImage] = {}
@@ -53,20 +53,20 @@ class SimImages(SimDisk):
         imported: bool = False,
         stop_signal: str = "",
     ) -> SimImage:
-        """Pull an image and return it; a tag of another image moves to this one.
+        """Pull an image and return it; a tag of another image is moved to the pulled image.
 
         Args:
             tags: references in one or several repositories; at least one.
             layers: layers, bottom first; existing layers are shared.
             age_s: seconds since the pull.
             pinned: whether the runtime marks the image as pinned.
-            variant: distinguishes images of the same layers; the first tag by default.
+            variant: text that distinguishes images of the same layers; the first tag by default.
             digest_only: whether to omit the tags, as after a pull by digest or after the tag moved.
             index: whether the names refer to a multi-platform index.
             docker: whether to use Docker's media types.
             unpacked: whether the layers have snapshots.
             layer_blobs: whether the compressed layers are kept (containerd's ``discard_unpacked_layers`` removes them).
-            imported: whether the image is imported from an archive instead.
+            imported: whether the image is imported from an archive and not pulled.
             stop_signal: stop signal in the configuration.
         """
         at = self.now - timedelta(seconds=age_s)
@@ -100,7 +100,7 @@ class SimImages(SimDisk):
         return self.images[image.id]
 
     def update_pins(self) -> None:
-        """Pin the images of all names with the label of a pin."""
+        """Mark every image as pinned that has a name with the pin label; no image is unpinned."""
         pinned = {each.target.digest for each in self.store.names.values() if each.labels.get(_PINNED) == "pinned"}
         for digest in pinned & self._image_of_target.keys():
             image = replace(self._image_of_target[digest], pinned=True)
@@ -118,7 +118,7 @@ class SimImages(SimDisk):
         return built.target.descriptor.digest
 
     def resolve_image(self, reference: str) -> str | None:
-        """Return the image id of a name, an id or a unique id prefix; ``None`` for an unknown one."""
+        """Return the image id of a name, an id or a unique id prefix; ``None`` for an unknown image."""
         for image_id in (reference, f"sha256:{reference}"):
             if image_id in self.images:
                 return image_id
@@ -138,12 +138,12 @@ class SimImages(SimDisk):
         return tuple(self._names_of.get(image_id, ()))
 
     def remove_image(self, reference: str) -> None:
-        """Remove all names of an image, even of one in use, and collect garbage once.
+        """Remove all names of an image, even if it is in use, and run the garbage collection once.
 
-        An unknown reference succeeds. The parent snapshots of a container are kept.
+        Removing an unknown reference succeeds. The parent snapshots of a container are kept.
 
         Raises:
-            RefusedError: empty reference.
+            RefusedError: the reference is empty.
 
         Source: containerd's CRI ``RemoveImage``.
         """
@@ -157,10 +157,10 @@ class SimImages(SimDisk):
         self.store.collect()
 
     def delete_image_name(self, name: str, *, sync: bool = False) -> None:
-        """Delete one image name; with ``sync`` also collect garbage.
+        """Delete one image name; with ``sync``, also run the garbage collection.
 
         Raises:
-            RefusedError: unknown name.
+            RefusedError: the image name does not exist.
 
         Source: containerd's image service, ``Delete``.
         """
@@ -173,11 +173,11 @@ class SimImages(SimDisk):
         self._changed()
 
     def _put_documents(self, built: BuiltImage, chain_id: str, at: datetime, sources: Mapping[str, str]) -> None:
-        """Store the documents of an image with the labels of a pull and those used by containerd's collector."""
+        """Store the documents of an image with the labels of a pull and of containerd's garbage collector."""
         config_digest = built.config.descriptor.digest
         for document in built.documents:
             stored = self.store.blobs.get(document.descriptor.digest)
-            if stored is not None:  # pulled again, under other names perhaps
+            if stored is not None:  # the image was pulled before, perhaps by other names
                 for name, repositories in sources.items():
                     known = [each for each in stored.labels.get(name, "").split(",") if each]
                     stored.labels[name] = ",".join(dict.fromkeys((*known, *repositories.split(","))))
@@ -197,7 +197,7 @@ class SimImages(SimDisk):
             self.store.put_blob(blob)
 
     def set_name(self, name: ImageName) -> None:
-        """Add or move a name of an image, as a pull or a tag does."""
+        """Add a name to an image, or move the name from another image, as a pull or a tag does."""
         before = self.store.names.get(name.name)
         self.store.set_name(name)
         if before is not None and before.target.digest != name.target.digest:
@@ -221,7 +221,7 @@ class SimImages(SimDisk):
         self._nameless[removed.target_digest] = removed
 
     def _revived(self, target_digest: str) -> SimImage | None:
-        """Return an image whose names were deleted, if its content was not collected since."""
+        """Return an image without names for a new name; ``None`` if its content was garbage-collected or is unknown."""
         image = self._nameless.pop(target_digest, None)
         if image is None or any(each not in self.store.blobs for each in (target_digest, image.id)):
             return None
@@ -240,7 +240,7 @@ class SimImages(SimDisk):
 
 
 def _source_labels(references: Iterable[str]) -> dict[str, str]:
-    """Return the distribution source labels of a pull under these names."""
+    """Return the distribution source labels of a pull by the given references."""
     repositories: dict[str, dict[str, None]] = {}
     for reference in references:
         host, _, path = repository_of(normalise(reference)).partition("/")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _LINES: Final = 20
 _LINK_NAME_BYTES: Final = 255
-_ROTATIONS: Final = (("20260228-031500.gz", 9.0), ("20260301-031500", 2.0))  # suffix of the name, age in hours
+_ROTATIONS: Final = (("20260228-031500.gz", 9.0), ("20260301-031500", 2.0))  # suffix of the log name, age in hours
 
 
 def write_logs(
@@ -24,9 +24,9 @@ def write_logs(
 ) -> None:
     """Write ``root/pods`` and ``root/containers`` in the layout of the kubelet and the runtime.
 
-    Each container has a current log and a link to it, a restarted container also has rotated logs. ``former_pods``
-    are absent from the runtime: directories without a sandbox, and dangling links. Afterwards the log paths of the
-    node refer to these files. Modification times follow the node's clock.
+    Each container has a current log and a symbolic link to that log; a restarted container also has rotated logs.
+    ``former_pods`` are absent from the runtime: their log directories have no sandbox and their links are dangling.
+    After the call the log paths of the node refer to these files. Modification times follow the node's clock.
 
     Source: kubelet ``BuildPodLogsDirectory`` and ``logSymlink``.
     """

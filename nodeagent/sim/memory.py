@@ -1,4 +1,4 @@
-"""State between observations of a simulated node, in memory: image use observed for 30 days, clocks never wrong."""
+"""State between observations of a simulated node, in memory: image use observed for 30 days, clocks always trusted."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _OBSERVED: Final = timedelta(days=30)
 
 
 class SimMemory:
-    """Implements ``NodeMemory``.
+    """In-memory implementation of ``NodeMemory``.
 
-    An image that was there at the first observation is first detected at its pull.
+    The pull time of an image listed by the first observation is its first detection.
     """
 
     def __init__(self) -> None:
-        """Start without a detection."""
+        """Create the state without any detection."""
         self._usage: dict[str, ImageUsage] | None = None
 
     def first_seen(
@@ -35,11 +35,11 @@ class SimMemory:
         _states: Mapping[ItemKey, int],
         /,
     ) -> dict[ItemKey, datetime]:
-        """Return no item: no time is wrong."""
+        """Return an empty dictionary: no item has a time that contradicts the clock."""
         return {}
 
     def read_clock(self, _at: ClockReading) -> ClockTrust:
-        """Return an unlimited trust."""
+        """Return unlimited trust in the wall clock."""
         return TRUSTED
 
     def observe(
@@ -52,4 +52,4 @@ class SimMemory:
         return ImageUseRecord(dict(self._usage), at.wall - _OBSERVED)
 
     def interrupt(self, cause: GapCause) -> None:
-        """Ignore a gap."""
+        """Ignore the cause of a gap: image use is always observed."""

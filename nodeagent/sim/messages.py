@@ -1,7 +1,7 @@
-"""CRI messages of a simulated node's records.
+"""CRI messages built from the records of a simulated node.
 
 List items are built once per record: records are frozen and replaced on a change, so that the message of an unchanged
-record is reused. That keeps lists of 20,000 containers fast.
+record is reused. Without the reuse, lists of 20,000 containers would be slow.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _STATES: Final = {
 
 
 def nanoseconds(at: datetime | None) -> int:
-    """Return a CRI timestamp, nanoseconds since 1970; 0 for ``None``."""
+    """Return a time as a CRI timestamp, nanoseconds since 1970; 0 for ``None``."""
     return 0 if at is None else (at - _EPOCH) // _MICROSECOND * 1000
 
 
 class Memo(Generic[Record, Built]):
-    """Cache of messages by id, valid while the record is the same object."""
+    """Cache of messages by record id; a message is valid while its record is the same object."""
 
     def __init__(self, build: Callable[[Record], Built]) -> None:
         self._build = build
@@ -55,14 +55,14 @@ class Memo(Generic[Record, Built]):
 
 
 class Messages:
-    """Builds the messages of one node with the behaviour of one runtime version."""
+    """Builder of the CRI messages of one node, with the behaviour of one runtime version."""
 
     def __init__(self, node: SimNode, profile: Profile) -> None:
         self._node = node
         self._profile = profile
 
     def image_id(self, image_id: str) -> str:
-        """Return an image id in the runtime's format."""
+        """Return an image id in the format of the simulated runtime."""
         return image_id.removeprefix("sha256:") if self._profile.bare_ids else image_id
 
     def image(self, image: SimImage) -> api.Image:
@@ -88,7 +88,7 @@ class Messages:
         )
 
     def sandbox_status(self, sandbox: SimSandbox) -> api.PodSandboxStatus:
-        """Return the status of ``PodSandboxStatus``."""
+        """Return the status field of a ``PodSandboxStatus`` response."""
         return api.PodSandboxStatus(
             id=sandbox.id,
             metadata=_sandbox_metadata(sandbox),
@@ -116,10 +116,10 @@ class Messages:
         )
 
     def container_status(self, container: SimContainer) -> api.ContainerStatus:
-        """Return the status of ``ContainerStatus``.
+        """Return the status field of a ``ContainerStatus`` response.
 
-        containerd reports the current first tag and digest of the image, not the reference in the container's
-        configuration, which it reports only after the removal of the image.
+        containerd reports the current first tag and digest of the image. Only after the removal of the image it reports
+        the reference in the container's configuration.
         """
         image = self._node.images.get(container.image_id)
         name, reference = container.image_name, self.image_id(container.image_id)
@@ -147,7 +147,7 @@ class Messages:
         )
 
     def container_stats(self, container: SimContainer) -> api.ContainerStats:
-        """Return an item of ``ListContainerStats``; only a running container has CPU and memory."""
+        """Return an item of ``ListContainerStats``; only a running container has CPU and memory usage."""
         at = nanoseconds(self._node.now)
         layer = self._node.store.snapshots.get(container.id)
         stats = api.ContainerStats(
@@ -167,7 +167,7 @@ class Messages:
         return stats
 
     def usage(self, mountpoint: str, used_bytes: int, inodes_used: int) -> api.FilesystemUsage:
-        """Return a filesystem usage with the current time."""
+        """Return a CRI ``FilesystemUsage`` message with the current time of the node."""
         return api.FilesystemUsage(
             timestamp=nanoseconds(self._node.now),
             fs_id=api.FilesystemIdentifier(mountpoint=mountpoint),

@@ -1,7 +1,7 @@
 """State of a simulated node: images, pods, containers and the image filesystem.
 
-Images, pods and disk usage share the clock and the metadata store, and tests address all of them through one object;
-therefore a node is its images (``images``), which are on their filesystem (``disk``), and the pods here.
+Images, pods and disk usage share the clock and the metadata store, and tests use them through one object. ``SimNode``
+therefore inherits from ``SimImages`` (``images``), and ``SimImages`` from ``SimDisk`` (``disk``).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 PAUSE: Final = "registry.k8s.io/pause:3.9"
-_WRITABLE_BYTES: Final = 20480  # size of an unused writable layer with the files of overlayfs and the runtime
+_WRITABLE_BYTES: Final = 20480  # size of an empty writable layer: files of overlayfs and the runtime
 _WRITABLE_INODES: Final = 8
 
 
 class SimNode(SimImages):
-    """Mutable state of a node. It changes by method calls only, including time, exits and garbage collections.
+    """Mutable state of a node; time, container exits and garbage collections change only by method calls.
 
     Returned records are frozen; methods take records or ids and replace them.
 
@@ -49,7 +49,7 @@ class SimNode(SimImages):
         seed: int = 0,
         **disk: Unpack[DiskProperties],
     ) -> None:
-        """Create an empty node; ids derive from ``seed``."""
+        """Create a node without images and pods; all ids are derived from ``seed``."""
         super().__init__(**disk)
         self.memory_bytes = memory_bytes
         self.pod_log_root = "/var/log/pods"
@@ -82,8 +82,8 @@ class SimNode(SimImages):
         Args:
             name: pod name.
             namespace: pod namespace.
-            uid: pod UID; for a further sandbox of the same pod, that of the first.
-            attempt: attempt of the sandbox.
+            uid: pod UID; for a further sandbox of a pod, the UID of its first sandbox.
+            attempt: attempt number of the sandbox.
             ready: whether the sandbox is ready.
             age_s: seconds since creation.
             qos: QoS class, part of the cgroup path.
@@ -146,7 +146,7 @@ class SimNode(SimImages):
             attempt: number of previous restarts.
             age_s: seconds since creation.
             ended_s: seconds since the exit.
-            memory_request_bytes: memory request, from which ``oom_score_adj`` derives unless given.
+            memory_request_bytes: memory request, from which ``oom_score_adj`` is derived unless ``resources`` has it.
             volume_images: references of images mounted as volumes.
             labelled: whether the container has the labels and annotations of the kubelet.
             labels: labels in addition to the kubelet's.
@@ -154,7 +154,7 @@ class SimNode(SimImages):
             resources: usage, limits and exit code.
 
         Raises:
-            ValueError: unknown sandbox or image.
+            ValueError: the sandbox or the image does not exist.
         """
         pod = self._sandbox(sandbox)
         created_at = self.now - timedelta(seconds=age_s)
@@ -187,11 +187,11 @@ class SimNode(SimImages):
     def start_container(
         self, image: str, *, name: str = "late", sandbox: SimSandbox | str | None = None
     ) -> SimContainer:
-        """Start a container now, in a new pod by default; for tests of races with an image removal."""
+        """Start a container at the current time, by default in a new pod; for tests of races with an image removal."""
         return self.add_container(sandbox or self.add_pod(f"{name}-{self._id_count}"), name, image)
 
     def exit_container(self, container: SimContainer | str, exit_code: int = 0) -> SimContainer:
-        """Exit a running container now."""
+        """Set a container to exited at the current time and return it."""
         known = self._container(container)
         exited = replace(known, state=ContainerState.EXITED, finished_at=self.now, exit_code=exit_code)
         self.containers[known.id] = exited
@@ -211,22 +211,22 @@ class SimNode(SimImages):
         return tuple(self.containers[each] for each in self._containers_of.get(sandbox_id, ()))
 
     def find_container(self, container_id: str) -> SimContainer | None:
-        """Return a container by id or unique id prefix; ``None`` for an unknown one."""
+        """Return a container by id or unique id prefix; ``None`` for an unknown container."""
         return _by_prefix(self.containers, container_id)
 
     def find_sandbox(self, sandbox_id: str) -> SimSandbox | None:
-        """Return a sandbox by id or unique id prefix; ``None`` for an unknown one."""
+        """Return a sandbox by id or unique id prefix; ``None`` for an unknown sandbox."""
         return _by_prefix(self.sandboxes, sandbox_id)
 
     def stop_container(self, container_id: str) -> bool:
-        """Stop a container unless it has exited; return whether it exists."""
+        """Stop a container unless it has exited; return whether the container exists."""
         known = self.find_container(container_id)
         if known is not None and known.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
             self.exit_container(known, 143)
         return known is not None
 
     def remove_container(self, container_id: str) -> None:
-        """Remove a container and its writable layer, after a kill if it is running; ignore an unknown one.
+        """Kill a running container and remove it with its writable layer; ignore an unknown container.
 
         Source: CRI ``RemoveContainer``, which must force and be idempotent.
         """
@@ -241,7 +241,7 @@ class SimNode(SimImages):
         self._changed()
 
     def stop_sandbox(self, sandbox_id: str) -> bool:
-        """Stop a sandbox and its containers; return whether it exists."""
+        """Stop a sandbox and its containers; return whether the sandbox exists."""
         known = self.find_sandbox(sandbox_id)
         if known is None:
             return False
@@ -253,7 +253,7 @@ class SimNode(SimImages):
         return True
 
     def remove_sandbox(self, sandbox_id: str) -> None:
-        """Remove a sandbox with its containers, even if they are running; ignore an unknown one.
+        """Remove a sandbox with its containers, even if they are running; ignore an unknown sandbox.
 
         Source: CRI ``RemovePodSandbox``, which must force and be idempotent.
         """
@@ -313,13 +313,13 @@ class SimNode(SimImages):
         self.store.put_snapshot(Snapshot(key, parent, SnapshotKind.ACTIVE, size_bytes, _WRITABLE_INODES, at))
 
     def _remove_writable(self, key: str) -> None:
-        """Remove a writable layer; its bytes and parents remain until the next collection."""
+        """Remove a writable layer; its bytes and parent snapshots remain until the next garbage collection."""
         if key in self.store.snapshots:
             self.store.remove_snapshot(key)
         self.store.remove_reference((PieceKind.SNAPSHOT, key))
 
     def _oom_score_adj(self, pod: SimSandbox, request_bytes: int) -> int:
-        """Return the kubelet's OOM score adjustment. Source: kubelet ``GetContainerOOMScoreAdjust``."""
+        """Return the OOM score adjustment that the kubelet sets. Source: kubelet ``GetContainerOOMScoreAdjust``."""
         if f"/{QosClass.BEST_EFFORT.value}/" in pod.cgroup_parent:
             return 1000
         if f"/{QosClass.BURSTABLE.value}/" not in pod.cgroup_parent:

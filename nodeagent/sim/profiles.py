@@ -1,7 +1,7 @@
-"""Differences between runtime versions on the wire.
+"""Differences between the responses of runtime versions.
 
-Source: responses of containerd 1.6.20, 1.7.24 and 2.1.9; for CRI-O its ``runtime_status.go``, ``sandbox_status.go`` and
-``image_remove.go``.
+Source: responses of containerd 1.6.20, 1.7.24 and 2.1.9; for CRI-O the files ``runtime_status.go``,
+``sandbox_status.go`` and ``image_remove.go``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Profile(Record):
         reports_image_volumes: whether container statuses contain image volume mounts.
         reports_handlers: whether the status contains runtime handlers and features.
         reports_container_filesystems: whether ``ImageFsInfo`` contains container filesystems.
-        checks_delete_target: whether ``Images.Delete`` compares the target digest; containerd 2.0 and later.
+        checks_delete_target: whether ``Images.Delete`` compares the target digest, as containerd 2.0 and later do.
         stops_missing: whether stopping a missing container or sandbox succeeds.
         sandbox_leases: whether each sandbox has an empty lease.
-        streams_lists: whether CRI also streams its lists (KEP-5825).
-        containerd_api: whether the socket also serves containerd's own services.
+        streams_lists: whether the runtime also serves the streaming list calls of CRI (KEP-5825).
+        containerd_api: whether the socket also serves containerd's own API.
         bare_ids: whether image ids have no ``sha256:`` prefix.
         refuses_used_images: whether the removal of an image in use fails.
     """

@@ -36,7 +36,7 @@ _SYSTEM: Final = "registry.k8s.io"
 
 
 class _Family(Record):
-    """Successive versions of one application: common base layers, then one or two layers per version."""
+    """Images of successive versions of one application: common base layers, then one or two layers per version."""
 
     repository: str
     base: tuple[Layer, ...]
@@ -57,11 +57,11 @@ _FAMILIES: Final = (
 
 
 class Scenario(Record):
-    """A node, and deleted pods with logs on its disk.
+    """Simulated node, and deleted pods with logs on its disk.
 
     Attributes:
         node: state of the node.
-        former_pods: deleted pods that are absent from the runtime and have logs.
+        former_pods: pods deleted from the runtime, of which only the logs remain.
     """
 
     node: SimNode
@@ -73,11 +73,11 @@ class Scenario(Record):
 
 
 def example_node(seed: int = 1, *, now: datetime = START, root_path: str = "/var/lib/containerd") -> Scenario:
-    """Return the worker of a small cluster with an image filesystem of 40 GiB at 91 percent; reproducible per seed.
+    """Return a worker node of a small cluster, with an image filesystem of 40 GiB at 91 percent; equal for equal seeds.
 
     Fourteen pods run: system pods, a shop, batch jobs. Some containers are in a crash loop with four dead attempts,
     some deleted pods still have sandboxes and logs. About forty images share layers; older versions are unused, one
-    image was just pulled, the pause image is pinned.
+    image was pulled a moment ago, and the pause image is pinned.
     """
     dice = random.Random(seed)  # noqa: S311 - not for cryptography
     node = SimNode(clock=SimClock(now), capacity_bytes=40 * GIB, other_inodes=21_000, root_path=root_path, seed=seed)
@@ -107,8 +107,9 @@ def scale_node(  # noqa: PLR0913 - the sizes to vary
 ) -> SimNode:
     """Return a node of any size, for benchmarks.
 
-    Half of the layers of an image are shared by ``sharing`` images; 1 disables sharing. Every third container is dead,
-    pods have up to four containers, and a tenth of the images is in use. The filesystem is sized for ``used_percent``.
+    Half of the layers of an image are shared by ``sharing`` images; ``sharing`` 1 disables sharing. Every third
+    container is dead, pods have up to four containers, and a tenth of the images is in use. The size of the filesystem
+    is chosen so that ``used_percent`` of it is used.
     """
     dice = random.Random(seed)  # noqa: S311 - not for cryptography
     node = SimNode(clock=SimClock(now), root_path=root_path, seed=seed)
@@ -166,7 +167,7 @@ def _add_system_images(node: SimNode) -> None:
 
 
 def _add_family(node: SimNode, family: _Family, dice: random.Random) -> None:
-    """Pull the versions in order; every third version also changes its dependencies."""
+    """Pull the versions of an application in order; every third version also changes the layer of dependencies."""
     dependencies = family.base
     for version in range(1, family.versions + 1):
         if version % 3 == 1:
@@ -181,7 +182,7 @@ def _add_family(node: SimNode, family: _Family, dice: random.Random) -> None:
 
 
 def _add_special_images(node: SimNode) -> None:
-    """Add an index, a debug tool, a dangling image and an image that was just pulled."""
+    """Add a multi-platform index, a debug tool, a dangling image and an image pulled a moment ago."""
     nginx = (_DEBIAN, Layer("nginx-1.27", 118 * MIB, 41 * MIB, 240))
     node.add_image("docker.io/library/nginx:1.27", layers=nginx, age_s=20 * DAY_S, index=True)
     older = (_DEBIAN, Layer("nginx-1.25", 115 * MIB, 40 * MIB, 240))
@@ -281,7 +282,7 @@ def _add_dead_pods(node: SimNode, dice: random.Random) -> None:
 
 
 def _add_former_pods(node: SimNode, dice: random.Random) -> tuple[tuple[SimSandbox, tuple[SimContainer, ...]], ...]:
-    """Add pods, remove them from the runtime and return them; only their logs remain."""
+    """Add pods, remove them from the runtime and return the removed pods, of which only the logs remain."""
     former = []
     for name in ("shop-frontend-5b8d6f9c7-c6wjx", "report-28995120-n9s4f"):
         pod = node.add_pod(name, namespace="shop", ready=False, age_s=9 * DAY_S)
@@ -326,7 +327,7 @@ def _crash_loop(  # noqa: PLR0913 - the properties of a crash loop
     runs_since_s: float,
     crashes: int = 4,
 ) -> Sequence[SimContainer]:
-    """Add dead attempts of a container with the kubelet's back-off, and one that runs since ``runs_since_s``."""
+    """Add dead attempts of a container with the kubelet's back-off, and a running attempt of age ``runs_since_s``."""
     attempts = []
     ended_s = runs_since_s + 10.0 * 2**crashes
     for attempt in range(crashes):

@@ -61,13 +61,13 @@ _SERVICES: Final[dict[str, ServiceDescriptor]] = {
 
 
 class SimServer:
-    """Async context manager that serves a node; it is bound to the event loop of ``__aenter__``.
+    """Async context manager that serves a simulated node; the server is bound to the event loop of ``__aenter__``.
 
     Attributes:
         node: state of the node; tests may change it at any time.
         faults: injected faults.
         profile: simulated runtime version.
-        socket: path of the socket; ``endpoint`` is the same as a URL.
+        socket: path of the socket; ``endpoint`` is the URL of that path.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SimServer:
         containerd_api: bool | None = None,
         gc_delay_s: float | None = GC_DELAY_S,
     ) -> None:
-        """Create a server that is not started yet.
+        """Create a server without starting it.
 
         Args:
             node: state of the node.
@@ -90,7 +90,7 @@ class SimServer:
                 only synchronous removals and ``node.collect_garbage`` free bytes.
 
         Raises:
-            ValueError: the path is too long for a socket.
+            ValueError: the path exceeds the maximum length of a socket path.
         """
         self.node = node
         self.socket = Path(socket)
@@ -115,12 +115,12 @@ class SimServer:
 
     @property
     def endpoint(self) -> str:
-        """The socket as a URL."""
+        """URL of the socket."""
         return f"unix://{self.socket}"
 
     @property
     def calls(self) -> list[Call]:
-        """All received calls."""
+        """Log of all received calls, in order."""
         return self.faults.calls
 
     async def start(self) -> None:
@@ -134,7 +134,7 @@ class SimServer:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Remove the socket and abort all calls, as after a kill of the runtime; :meth:`start` restarts the server."""
+        """Remove the socket and abort all calls, as a kill of the runtime does; :meth:`start` restarts the server."""
         server, self._server = self._server, None
         if self._collection is not None:
             self._collection.cancel()
@@ -151,7 +151,7 @@ class SimServer:
     def _handlers(self) -> Iterator[grpc.GenericRpcHandler[object, object]]:
         messages = Messages(self.node, self.profile)
         runtime = RuntimeService(self.node, self.profile, messages)
-        runtime.list_containers(api_pb2.ListContainersRequest())  # called in advance, to fill the message cache
+        runtime.list_containers(api_pb2.ListContainersRequest())  # fills the message cache before the first call
         services = {
             f"{_CRI_PACKAGE}.RuntimeService": runtime_methods(runtime, streams=self.profile.streams_lists),
             f"{_CRI_PACKAGE}.ImageService": image_methods(
@@ -204,7 +204,7 @@ class SimServer:
         return streamed if method.server_streaming else unary
 
     def _collect_later(self) -> None:
-        """Schedule one garbage collection for all removals until it runs, if there may be garbage."""
+        """Schedule one garbage collection for all removals until it runs; none if no removal can have left garbage."""
         if self._gc_delay_s is None or self._collection is not None or not self.node.store.collection_due:
             return
         self._collection = asyncio.get_running_loop().call_later(self._gc_delay_s, self._collect)
@@ -217,7 +217,7 @@ class SimServer:
 
 @asynccontextmanager
 async def _refusals(context: Context) -> AsyncGenerator[None, None]:
-    """Translate RefusedError into the status of the call."""
+    """Abort the call with the gRPC status of a RefusedError that the block raises."""
     try:
         yield
     except RefusedError as refused:
@@ -225,13 +225,13 @@ async def _refusals(context: Context) -> AsyncGenerator[None, None]:
 
 
 def _log_name(method: MethodDescriptor) -> str:
-    """Return the name of a method in the call log; containerd's methods include the service."""
+    """Return the name of a method in the call log; for containerd's own API, it includes the service."""
     service = method.containing_service
     return method.name if service.file.package == _CRI_PACKAGE else f"{service.name}.{method.name}"
 
 
 def _target(request: Message) -> str:
-    """Return the id, reference or name in a request; empty without one."""
+    """Return the id, reference or name in a request; empty if the request has none of these fields."""
     known = request.DESCRIPTOR.fields_by_name
     for field in _TARGET_FIELDS:
         if field in known:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 def service_handler(service: ServiceDescriptor, implementation: object) -> grpc.GenericRpcHandler[object, object]:
     """Return a handler that serves a service from an object's methods.
 
-    Each rpc is served by the method of the same name, ``async def Name(request, context)``, an async generator for a
-    streaming rpc. Of a stream of requests, the first is served. An rpc without such a method returns UNIMPLEMENTED.
+    Each RPC is served by the method of the same name, ``async def Name(request, context)``, an async generator for a
+    streaming RPC. Of a stream of requests, only the first is served. An RPC without a method of that name returns
+    UNIMPLEMENTED.
 
     The descriptor is in the generated module: ``api_pb2.DESCRIPTOR.services_by_name["ImageService"]``; the handler is
     added by ``server.add_generic_rpc_handlers``.

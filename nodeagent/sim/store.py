@@ -1,8 +1,9 @@
 """containerd's metadata: blobs, snapshots, image names, leases, ingests, and their garbage collector.
 
 References are counted, so that the cost of a collection depends on the garbage and not on the size of the store.
-Unreferenced pieces and the bytes of removed records remain until the next :meth:`MetadataStore.collect`, as in
-containerd, which collects asynchronously after a removal, or before it responds to a synchronous request.
+Unreferenced pieces (blobs or snapshots) and the bytes of removed records remain until the next
+:meth:`MetadataStore.collect`. containerd also collects asynchronously after a removal, or before it responds to a
+synchronous request.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.sim.content import Descriptor
 
 BLOCK_BYTES: Final = 4096
-UNCOUNTED_DIRECTORIES: Final = 2  # directory of a snapshot and overlayfs work directory, absent from its usage
+UNCOUNTED_DIRECTORIES: Final = 2  # directories of a snapshot and its overlayfs work, absent from usage
 SNAPSHOTTER: Final = "overlayfs"
 NAMESPACE: Final = "k8s.io"
 GC_ROOT_LABEL: Final = "containerd.io/gc.root"
@@ -45,7 +46,7 @@ class RefusedError(NodeAgentError):
 
 
 class SnapshotKind(StrEnum):
-    """Kind of a snapshot: committed for image layers, active for containers."""
+    """Snapshot kind of containerd: committed for image layers, active for containers."""
 
     ACTIVE = "active"
     COMMITTED = "committed"
@@ -53,7 +54,7 @@ class SnapshotKind(StrEnum):
 
 
 class Blob(Record):
-    """Stored content; ``data`` is ``None`` for layers, whose content is never read."""
+    """Blob of the content store; ``data`` is ``None`` for layers, since layer content is never read."""
 
     digest: str
     size_bytes: int
@@ -76,7 +77,7 @@ class Snapshot(Record):
 
 
 class ImageName(Record):
-    """One name of containerd's image service."""
+    """Record of one image name in containerd's image service."""
 
     name: str
     target: Descriptor
@@ -87,7 +88,7 @@ class ImageName(Record):
 
 @dataclasses.dataclass(slots=True)
 class Lease:
-    """A lease, which references its resources; each is an (id, type) pair in containerd's notation."""
+    """Lease, which references its resources; a resource is an (id, type) pair in containerd's notation."""
 
     id: str
     created_at: datetime
@@ -96,7 +97,7 @@ class Lease:
 
 
 class Ingest(Record):
-    """An unfinished write to the content store."""
+    """Unfinished write to the content store."""
 
     ref: str
     offset: int
@@ -107,7 +108,7 @@ class Ingest(Record):
 
 
 def on_disk(size_bytes: int) -> int:
-    """Return a file's size rounded up to whole blocks."""
+    """Return the disk usage of a file in bytes: its size rounded up to whole filesystem blocks."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -115,8 +116,9 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
     """Metadata of one namespace, on a blob store shared with other namespaces.
 
     Attributes:
-        other_snapshotters: snapshots by key of each further snapshotter; they are listed only.
-        elsewhere: blobs by digest of each other namespace; they remain on disk after a removal in this namespace.
+        other_snapshotters: snapshots by key, by name of each further snapshotter; they can only be listed.
+        elsewhere: blobs by digest, by name of each other namespace; a blob in it remains on disk after a removal in
+            this namespace.
         collections: number of garbage collections.
     """
 
@@ -135,7 +137,11 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
         self._unswept_bytes = self._unswept_inodes = 0
 
     def snapshots_in(self, snapshotter: str) -> dict[str, Snapshot]:
-        """Return the snapshots of a snapshotter by key; fail if it is not loaded."""
+        """Return the snapshots of a snapshotter by key.
+
+        Raises:
+            RefusedError: the snapshotter is not loaded.
+        """
         loaded = {SNAPSHOTTER: self.snapshots, **self.other_snapshotters}
         if snapshotter not in loaded:
             raise RefusedError("INVALID_ARGUMENT", f"snapshotter not loaded: {snapshotter}: invalid argument")
@@ -143,7 +149,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
 
     @property
     def used_bytes(self) -> int:
-        """Disk usage of all blobs, snapshots and ingests, and of removed ones until the next collection."""
+        """Disk usage of all blobs, snapshots and ingests, including removed items until the next collection."""
         blobs = self.blobs
         if self.elsewhere:
             blobs = {**blobs, **{key: blob for each in self.elsewhere.values() for key, blob in each.items()}}
@@ -157,12 +163,12 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
 
     @property
     def snapshot_bytes(self) -> int:
-        """Usage of all snapshots, as the snapshotter reports it."""
+        """Disk usage of all snapshots as reported by the snapshotter."""
         return sum(on_disk(snapshot.size_bytes) for snapshot in self.snapshots.values())
 
     @property
     def inodes_used(self) -> int:
-        """Number of used inodes."""
+        """Inodes used by all blobs, snapshots and ingests, including removed items until the next collection."""
         files = len(self.blobs) + len(self.ingests) + len(self.snapshots) * UNCOUNTED_DIRECTORIES + self._unswept_inodes
         return files + sum(snapshot.inodes for snapshot in self.snapshots.values())
 
@@ -172,7 +178,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
         return bool(self._candidates) or self._unswept_inodes > 0
 
     def put_blob(self, blob: Blob) -> None:
-        """Store a blob unless it exists; the next collection removes it if it is unreferenced."""
+        """Store a blob unless it exists; the next garbage collection removes an unreferenced blob."""
         if blob.digest in self.blobs:
             return
         self.blobs[blob.digest] = blob
@@ -181,7 +187,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
             self.add_reference(piece)
 
     def put_snapshot(self, snapshot: Snapshot) -> None:
-        """Store a snapshot unless it exists; the next collection removes it if it is unreferenced."""
+        """Store a snapshot unless it exists; the next garbage collection removes an unreferenced snapshot."""
         if snapshot.key in self.snapshots:
             return
         self.snapshots[snapshot.key] = snapshot
@@ -191,22 +197,22 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
             self.add_reference((PieceKind.SNAPSHOT, snapshot.parent))
 
     def resize_snapshot(self, snapshot: Snapshot) -> None:
-        """Replace a snapshot with one of the same key and parent."""
+        """Replace a snapshot with a snapshot of the same key and parent but another size."""
         self.snapshots[snapshot.key] = snapshot
 
     def add_reference(self, piece: PieceKey) -> None:
-        """Count a reference to a piece, even to one that is not stored yet."""
+        """Count a reference to a blob or snapshot, even before it is stored."""
         self._references[piece] += 1
 
     def remove_reference(self, piece: PieceKey) -> None:
-        """Remove one reference; a piece without references is a candidate of the next collection."""
+        """Remove one reference; a blob or snapshot without references is a candidate of the next collection."""
         self._references[piece] -= 1
         if self._references[piece] <= 0:
             del self._references[piece]
             self._candidates[piece] = None
 
     def set_name(self, name: ImageName) -> None:
-        """Create a name or move it to another target."""
+        """Create an image name or move it to another target."""
         known = self.names.get(name.name)
         self.names[name.name] = name
         self.add_reference((PieceKind.BLOB, name.target.digest))
@@ -214,10 +220,10 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
             self.remove_reference((PieceKind.BLOB, known.target.digest))
 
     def delete_name(self, name: str) -> ImageName:
-        """Delete a name and return it.
+        """Delete an image name and return its record.
 
         Raises:
-            RefusedError: unknown name.
+            RefusedError: the image name does not exist.
         """
         known = self.names.pop(name, None)
         if known is None:
@@ -226,10 +232,10 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
         return known
 
     def remove_blob(self, digest: str) -> None:
-        """Delete a blob, even a referenced one.
+        """Delete a blob, even if it is referenced.
 
         Raises:
-            RefusedError: unknown blob.
+            RefusedError: the blob does not exist.
         """
         if digest not in self.blobs:
             raise RefusedError("NOT_FOUND", f"content digest {digest}: not found")
@@ -239,7 +245,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
         """Delete a snapshot.
 
         Raises:
-            RefusedError: unknown snapshot, or it has children.
+            RefusedError: the snapshot does not exist or has children.
         """
         self.get_snapshot(key)
         if self._children[key] > 0:
@@ -250,7 +256,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
         """Return a blob.
 
         Raises:
-            RefusedError: unknown blob.
+            RefusedError: the blob does not exist.
         """
         blob = self.blobs.get(digest)
         if blob is None:
@@ -261,7 +267,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
         """Return a snapshot.
 
         Raises:
-            RefusedError: unknown snapshot.
+            RefusedError: the snapshot does not exist.
         """
         snapshot = self.snapshots.get(key)
         if snapshot is None:
@@ -272,7 +278,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
         """Return a lease.
 
         Raises:
-            RefusedError: unknown lease.
+            RefusedError: the lease does not exist.
         """
         lease = self.leases.get(lease_id)
         if lease is None:
@@ -296,7 +302,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
         """Add a resource to a lease.
 
         Raises:
-            RefusedError: unknown lease or resource type.
+            RefusedError: the lease does not exist or the resource type is unknown.
         """
         lease = self.get_lease(lease_id)
         lease.resources.append((resource_id, resource_type))
@@ -308,7 +314,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
         """Delete a lease.
 
         Raises:
-            RefusedError: unknown lease.
+            RefusedError: the lease does not exist.
         """
         lease = self.get_lease(lease_id)
         del self.leases[lease_id]
@@ -322,7 +328,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
         self.elsewhere.setdefault(namespace, {})[digest] = self.get_blob(digest)
 
     def collect(self) -> None:
-        """Remove all unreferenced pieces, recursively, and free their bytes."""
+        """Remove all unreferenced blobs and snapshots, recursively, and free their bytes."""
         self.collections += 1
         while self._candidates:
             piece, _ = self._candidates.popitem()
@@ -337,7 +343,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
             self._candidates[piece] = None
 
     def _drop(self, piece: PieceKey) -> None:
-        """Delete a record and its references; its bytes remain until the end of the next collection."""
+        """Delete a blob or snapshot and its references; its bytes remain until the end of the collection."""
         kind, key = piece
         if kind is PieceKind.BLOB:
             blob = self.blobs.pop(key, None)
@@ -360,7 +366,7 @@ class MetadataStore:  # 13 attributes: one for each table of containerd's databa
 
 
 def _leased(resource_id: str, resource_type: str) -> PieceKey | None:
-    """Return the piece of a lease's resource; ``None`` for ingests, which are not collected in the simulation."""
+    """Return the blob or snapshot of a lease's resource; ``None`` for an ingest, which is never collected here."""
     if resource_type == "content":
         return PieceKind.BLOB, resource_id
     if resource_type == f"snapshots/{SNAPSHOTTER}":

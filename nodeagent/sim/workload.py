@@ -22,14 +22,14 @@ class QosClass(StrEnum):
 
 
 class SimImage(Record):
-    """An image in CRI: all names with the same config.
+    """Image in CRI: all names with the same config.
 
     Attributes:
         id: digest of the config.
-        target_digest: target of the names.
+        target_digest: digest of the manifest or index, the target of the names.
         chain_id: key of the topmost snapshot; empty for an image that is not unpacked.
-        size_bytes: size in CRI: all compressed blobs, including shared ones.
-        stop_signal: in its configuration; empty for none.
+        size_bytes: size in CRI: sum of all compressed blobs, including shared blobs.
+        stop_signal: stop signal in the image configuration; empty for none.
     """
 
     id: str
@@ -44,7 +44,7 @@ class SimImage(Record):
 
 
 class SimSandbox(Record):
-    """A sandbox of the simulated node.
+    """Pod sandbox of the simulated node.
 
     Attributes:
         image: reference of the pause image.
@@ -71,15 +71,15 @@ class SimSandbox(Record):
 
 
 class ContainerResources(TypedDict, total=False):
-    """Usage and limits of a container to create, with the defaults of ``SimContainer``.
+    """Usage and limits of a container at its creation, with the defaults of ``SimContainer``.
 
     Attributes:
         exit_code: exit code of an exited container.
         writable_bytes: size of the writable layer.
         working_set_bytes: memory usage while running.
-        memory_limit_bytes: memory limit; 0 for none.
-        oom_score_adj: overrides the kubelet's value.
-        cpu_shares: CPU shares, which the kubelet derives from the request.
+        memory_limit_bytes: memory limit; 0 for no limit.
+        oom_score_adj: OOM score adjustment in place of the kubelet's value.
+        cpu_shares: CPU shares, which the kubelet derives from the CPU request.
     """
 
     exit_code: int
@@ -91,7 +91,7 @@ class ContainerResources(TypedDict, total=False):
 
 
 class SimContainer(Record):
-    """A container of the simulated node.
+    """Container of the simulated node.
 
     Attributes:
         image_name: image reference at creation.

@@ -1,9 +1,10 @@
-"""Record of both clocks: jumps of the wall clock, and the node time of stored times.
+"""Record of the wall clock and the boot clock: jumps of the wall clock, and the node time of stored times.
 
-Stored times are in node time. It advances with CLOCK_BOOTTIME and ignores every jump of the wall clock, so that ages
-within a boot are exact and a wrong wall clock changes no stored time. At the first reading of a boot it advances by the
-difference of the wall times, if both are plausible, and by the uptime otherwise. With a correct clock it is the wall
-time. A plausible wall time is not before the build date of the agent and not below the last recorded one.
+Stored times are in node time. Node time advances with CLOCK_BOOTTIME and ignores every jump of the wall clock, so that
+ages within a boot are exact and a wrong wall clock changes no stored time. At the first reading of a boot, node time
+advances by the difference of the wall times if both are plausible, and by the uptime otherwise. With a correct wall
+clock, node time equals wall time. A wall time is plausible unless it is before the build date of the agent or before
+the last recorded wall time.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ Time services correct a wrong clock within it, often in more than one step.
 """
 
 BUILD_DATE: Final = datetime.fromisoformat(__build_date__).replace(tzinfo=UTC)
-"""No plausible wall time is before it."""
+"""A wall time before this date is implausible."""
 
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class ClockReading(Record):
-    """Reading of both clocks at one instant.
+    """Reading of the wall clock and the boot clock at one instant.
 
     Attributes:
         boot_id: id of the boot; empty if unknown.
@@ -57,14 +58,14 @@ class ClockRecord(Record):
         boot_id: boot of the readings; empty if unknown.
         first_s: boot time of the first reading of the boot.
         last_s: boot time of the last reading.
-        anchor: reading that later ones are compared with.
+        anchor: reading with which later readings are compared to detect a jump.
         node_zero: node time at boot time 0.
-        jumped_s: boot time at the detection of the last jump; ``None`` without one.
-        jump_s: that jump, in seconds.
-        known_wall: last plausible wall time of any boot; ``None`` before the first.
+        jumped_s: boot time at the detection of the last jump; ``None`` without a jump in this boot.
+        jump_s: size of the last jump, in seconds.
+        known_wall: last plausible wall time of any boot; ``None`` before the first plausible wall time.
         known_node: node time at ``known_wall``.
-        calendar_zero: wall time at boot time 0 by the earliest wall clock of this boot that was steady for the grace
-            period; ``None`` before that.
+        calendar_zero: wall time at boot time 0, by the earliest setting of the wall clock in this boot that remained
+            without a jump for the grace period; ``None`` before the end of that period.
     """
 
     boot_id: str
@@ -79,26 +80,26 @@ class ClockRecord(Record):
     calendar_zero: datetime | None = None
 
     def node_time(self, boottime_s: float) -> datetime:
-        """Return the node time at a boot time."""
+        """Return the node time at ``boottime_s`` seconds after boot."""
         return later(self.node_zero, boottime_s)
 
     @property
     def valid_since_s(self) -> float:
-        """Boot time of the last jump of the wall clock; 0 without one.
+        """Boot time of the last jump of the wall clock in seconds; 0 without a jump.
 
-        File times and times of the runtime from before it are by another wall clock than the current one.
+        Times that the kernel or the runtime recorded before that jump are by a former setting of the wall clock.
         """
         return max(0.0, self.jumped_s or 0.0)
 
     def is_current(self, reading: ClockReading) -> bool:
-        """Return whether a reading is of the same boot."""
+        """Return whether a reading is of the boot of this record; false if the boot id is unknown."""
         return bool(reading.boot_id) and reading.boot_id == self.boot_id
 
 
 def find_jump(before: ClockReading | None, now: ClockReading) -> float | None:
-    """Return the jump of the wall clock in seconds; ``None`` without one, or between different boots.
+    """Return the jump of the wall clock in seconds; ``None`` without a jump, or between readings of different boots.
 
-    Within one boot the two clocks must advance equally.
+    Within one boot the wall clock and the boot clock must advance equally.
     """
     if before is None or not now.boot_id or before.boot_id != now.boot_id:
         return None
@@ -108,10 +109,10 @@ def find_jump(before: ClockReading | None, now: ClockReading) -> float | None:
 
 
 def advance(before: ClockRecord | None, reading: ClockReading, *, is_lost: bool = False) -> ClockRecord:
-    """Return the record after a reading. A reading older than the last recorded one changes nothing.
+    """Return the record after a reading. A reading older than the last recorded reading changes nothing.
 
-    ``is_lost`` is whether there was a record that cannot be read: jumps before the first reading are then unknown,
-    which counts as a jump.
+    ``is_lost`` is whether a former record cannot be read. Jumps before the first reading are then unknown, and the
+    first reading counts as a jump.
     """
     if before is None or not before.is_current(reading):
         record = _start_boot(before, reading)
@@ -149,7 +150,7 @@ def trust(record: ClockRecord, reading: ClockReading) -> ClockTrust:
 
 
 def later(moment: datetime, seconds: float) -> datetime:
-    """Return the time ``seconds`` after another, at the limits of the calendar if it is beyond them."""
+    """Return ``moment`` plus ``seconds``, limited to the range of ``datetime``."""
     try:
         return moment + timedelta(seconds=seconds)
     except OverflowError:
@@ -157,7 +158,7 @@ def later(moment: datetime, seconds: float) -> datetime:
 
 
 def _start_boot(before: ClockRecord | None, reading: ClockReading) -> ClockRecord:
-    """Return the record after the first reading of a boot; a wall time below the last recorded one is a jump."""
+    """Return the record after the first reading of a boot; a wall time before the last recorded wall time is a jump."""
     wall, at_s = reading.wall, reading.boottime_s
     if before is None:
         return ClockRecord(reading.boot_id, at_s, at_s, reading, later(wall, -at_s))
@@ -184,10 +185,10 @@ def _start_boot(before: ClockRecord | None, reading: ClockReading) -> ClockRecor
 
 
 def _settled(record: ClockRecord, reading: ClockReading) -> ClockRecord:
-    """Return the record with the wall time of a reading, if that is plausible and steady for the grace period.
+    """Return the record with the wall time of a reading, if it is plausible and without a jump for the grace period.
 
-    The first plausible wall time of all is recorded at once. The calendar of a boot is never set forward: after a jump
-    forward it remains behind until the next boot, which only delays the end of holds.
+    The first plausible wall time of all boots is recorded without the grace period. ``calendar_zero`` never increases
+    during a boot: after a forward jump it remains behind until the next boot, which only delays the end of holds.
     """
     if reading.wall < BUILD_DATE:
         return record

@@ -1,6 +1,7 @@
 """Database of image and snapshot usage, with a fallback to memory.
 
-All times in it are in node time (see ``clock_record``); its methods take and return times of the wall clock.
+All times in the database are in node time (see ``clock_record``); the arguments and results of ``Store`` are in wall
+time except for ``usage``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NO_STATES: Final[Mapping[ItemKey, int]] = MappingProxyType({})
 
 
 class SnapshotFigures(NamedTuple):
-    """Usage of a committed snapshot; its creation time distinguishes it from a later snapshot of the same name."""
+    """Usage of a committed snapshot; its creation time distinguishes it from a later snapshot of equal key."""
 
     created_s: int
     created_ns: int
@@ -41,10 +42,11 @@ class SnapshotFigures(NamedTuple):
 
 
 class Store:
-    """Usage of images and snapshots. Its methods block, may be called from any thread, and never raise.
+    """Store of the usage of images and snapshots. Its methods block, may be called from any thread, and never raise.
 
     The state in memory is authoritative while the agent runs; the file is a copy. If the file cannot be read or
-    written, ``health`` has the cause; each later write is a retry, and the first successful one writes the whole state.
+    written, ``health`` contains the cause; each later write is a retry, and the first successful write writes the whole
+    state.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False, gaps: GapLimits = _DEFAULT_GAPS) -> None:
@@ -52,8 +54,8 @@ class Store:
 
         Args:
             directory: state directory; created with the first write.
-            read_only: whether writing is disabled.
-            gaps: longest gaps between detections that continue the observation of image use.
+            read_only: whether writes to the file are disabled.
+            gaps: longest gaps between two detections that do not restart the observation of image use.
         """
         self._file = StateFile(directory / FILE_NAME, read_only=read_only, on_lost=self._lose)
         self._lock = threading.Lock()
@@ -74,18 +76,19 @@ class Store:
 
     @property
     def health(self) -> StoreHealth:
-        """Health of the database."""
+        """Health of the database file."""
         return self._file.health
 
     def usage(self) -> dict[str, ImageUsage]:
-        """Return the usage by image id, in node time."""
+        """Return the image usage by image id, in node time."""
         with self._lock:
             return dict(self._usage)
 
     def read_clock(self, at: ClockReading) -> ClockTrust:
-        """Record a reading of the clocks and return the trust in its wall clock.
+        """Record a reading of the clocks and return the trust in the wall clock at that reading.
 
-        It is written at once after a jump or the first reading of a boot, otherwise with the next detection.
+        The record is written immediately after a jump or the first reading of a boot, otherwise with the next
+        detection.
         """
         with self._lock:
             if not self._file.loaded:
@@ -103,18 +106,19 @@ class Store:
         at: ClockReading,
         states: Mapping[ItemKey, int] = _NO_STATES,
     ) -> dict[ItemKey, datetime]:
-        """Return the items whose time contradicts the clock, with their first observation by the wall clock of ``at``.
+        """Return the first observation of each item whose own time contradicts the clock, by the wall clock of ``at``.
 
-        The time of an item from before the boot that the first reading of its kind finds is valid unless the clock
-        jumped since; then the item counts from the boot. A time before the previous reading of this process is
-        contradictory too if that reading lacks the item, or had it in another state, and remains so.
+        A time before the boot is valid if the first reading of the item's kind contains the item, unless the clock has
+        jumped since the boot; after a jump the item counts from the boot. A time before the previous reading of this
+        process is also contradictory if that reading lacks the item or contains it in another state; the time then
+        remains contradictory.
 
         Args:
-            items: the time of each item.
-            listed: ids of all items that exist, by kind; recorded items of these kinds that it lacks are forgotten.
+            items: the creation, exit or change time of each item.
+            listed: ids of all existing items, by kind; the records of other items of these kinds are dropped.
             at: the reading of the clocks at the observation.
-            states: number of the state of items that can change without a change of their time, such as a tree with one
-                file in the future; the first observation of another state counts.
+            states: state number of each item that can change without a change of its time, such as a directory tree
+                with a file time in the future; the item counts from the first observation of its current state.
         """
         with self._lock:
             record = self._advance(at)
@@ -150,14 +154,15 @@ class Store:
     def observe(
         self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading
     ) -> ImageUseRecord:
-        """Record a detection and return the usage of every listed image after it; see ``merge_usage``."""
+        """Record a detection and return the usage of every listed image after the detection; see ``merge_usage``."""
         with self._lock:
             if not self._file.loaded:
                 self._load()
             record = self._advance(at)
             last, node_time = self._tracker.current, record.node_time(at.boottime_s)
             if last is not None and self._tracker.is_late(at):
-                # It finished after a later one: only its images in use are new information.
+                # A detection that started later was recorded before this one: only the images in use are new
+                # information.
                 usage = merge_usage(self._usage, listed, in_use, last.last_at, previous_at=last.last_at)
                 self._usage.update({key: usage[key] for key in self._usage.keys() & usage.keys() if key in in_use})
                 return self._use_record(usage, record, at)
@@ -176,20 +181,20 @@ class Store:
             return self._use_record(self._usage, record, at)
 
     def interrupt(self, cause: GapCause) -> None:
-        """Record the cause of a gap in the observation that begins now; a detection in time ends it."""
+        """Record the cause of a gap in the observation that begins now; a detection in time discards the cause."""
         with self._lock:
             self._tracker.interrupt(cause)
 
     def observed_since(self, at: ClockReading) -> datetime | None:
         """Return the start of the gapless observation of image use, by the wall clock of ``at``.
 
-        ``None`` before the first detection, after too long a gap, or while the file is unavailable. The method acquires
-        no lock, so that a hanging disk does not block the status.
+        ``None`` before the first detection, after a gap above the limit, or while the file cannot be read or written.
+        The method acquires no lock, so that a hanging disk does not block the status.
         """
         return self._observed_since(at) if self._tracker.would_continue(at) else None
 
     def gaps(self, at: ClockReading) -> tuple[ObservationGap, ...]:
-        """Return the latest gaps in the observation of image use, oldest first; takes no lock."""
+        """Return the latest gaps in the observation of image use, oldest first, without acquiring a lock."""
         record = self._clock
         if record is None:
             return ()
@@ -200,16 +205,16 @@ class Store:
         )
 
     def clock(self, at: ClockReading) -> ClockTrust:
-        """Return the trust in the wall clock of ``at`` without recording the reading; takes no lock."""
+        """Return the trust in the wall clock of ``at``, without recording the reading or acquiring a lock."""
         return trust(advance(self._clock, at, is_lost=self._is_lost), at)
 
     def is_wall_trusted(self, at: ClockReading) -> bool:
-        """Return whether ages by the wall clock of ``at`` are valid across boots; takes no lock."""
+        """Return whether ages by the wall clock of ``at`` are valid across boots, without acquiring a lock."""
         expiry_now = self.clock(at).expiry_now
         return expiry_now is not None and (at.wall - expiry_now).total_seconds() <= TOLERANCE_S
 
     def snapshot_usage(self) -> dict[tuple[str, str], SnapshotFigures]:
-        """Return the usage of committed snapshots by snapshotter and key; empty if it cannot be read."""
+        """Return the usage of committed snapshots by snapshotter and key; empty if the file cannot be read."""
         with self._lock:
             if not self._file.loaded or self._file.written is None:
                 return {}
@@ -246,7 +251,7 @@ class Store:
         return self._clock
 
     def _use_record(self, usage: Mapping[str, ImageUsage], record: ClockRecord, at: ClockReading) -> ImageUseRecord:
-        """Return usage in node time as a record by the wall clock of ``at``."""
+        """Return the usage, given in node time, as a record in wall time by the clock of ``at``."""
         ahead = at.wall - record.node_time(at.boottime_s)
         return ImageUseRecord(
             _moved(usage, ahead) if ahead else dict(usage),
@@ -261,7 +266,7 @@ class Store:
         return later(at.wall, observation.since_s - at.boottime_s)
 
     def _merge(self, stored: StoredUsage) -> None:
-        """Merge the content of the file with the state in memory, which begins with this process."""
+        """Merge the content of the file with the state in memory, which starts with this process."""
         if self._clock is not None and stored.clock is not None:
             known = advance(stored.clock, self._clock.anchor)
             ahead = known.node_zero - self._clock.node_zero
@@ -279,13 +284,13 @@ class Store:
         self._tracker.restore(stored.observation, stored.gaps)
 
     def _load(self) -> None:
-        """Read the file unless that succeeded before, and merge it with the state in memory, which is newer."""
+        """Read the file and merge its content with the state in memory, which is newer."""
         stored = self._file.read()
         if stored is not None:
             self._merge(stored)
 
     def _lose(self) -> None:
-        """Record that the content of the existing file is unknown."""
+        """Record that the content of the existing file cannot be read."""
         self._is_lost = True
         self._tracker.interrupt(GapCause.STATE_LOST)
 
@@ -297,7 +302,7 @@ class Store:
 
 
 def _is_new(record: ClockRecord, written: ClockRecord | None) -> bool:
-    """Return whether a record has a first reading of a boot, a jump or a calendar that is not written yet."""
+    """Return whether a first reading of a boot, a jump or a first ``calendar_zero`` is not written yet."""
     if written is None:
         return True
     fields = (record.boot_id, record.node_zero, record.jumped_s, record.calendar_zero is None)
@@ -305,9 +310,10 @@ def _is_new(record: ClockRecord, written: ClockRecord | None) -> bool:
 
 
 class _MovedTimes(dict["datetime", "datetime"]):
-    """Times moved by a duration, at most to the limits of the calendar.
+    """Cache of times moved by a fixed duration, limited to the range of ``datetime``.
 
-    Equal times become one object: most images of a node share theirs, and are compared by them.
+    Equal times become one object: most images of a node have equal times, and the comparison of identical objects is
+    fast.
     """
 
     def __init__(self, by: timedelta) -> None:
@@ -324,7 +330,7 @@ class _MovedTimes(dict["datetime", "datetime"]):
 
 
 def _moved(usage: Mapping[str, ImageUsage], by: timedelta) -> dict[str, ImageUsage]:
-    """Return the usage with all times moved, except pull times, which may be by another clock."""
+    """Return the usage with all times moved except pull times, which are by the clock of the runtime."""
     times = _MovedTimes(by)
     return {
         image_id: ImageUsage(
@@ -338,7 +344,7 @@ def _moved(usage: Mapping[str, ImageUsage], by: timedelta) -> dict[str, ImageUsa
 
 
 def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:
-    """Return the merged usage of an image: the earlier detection and the later use."""
+    """Return the usage of an image merged from memory and file: the earlier first detection and the later use."""
     if file is None:
         return memory
     uses = [used for used in (memory.last_used, file.last_used) if used is not None]

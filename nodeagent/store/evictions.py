@@ -1,7 +1,7 @@
 """File of outstanding evictions, so that a restart of the agent does not evict a second pod.
 
-The file is small, since it is written under pressure, and replaced atomically. The file is valid for one boot: its
-times are monotonic, and a reboot ends all pods.
+The file is small, since it is written under resource pressure, and it is replaced atomically. The file is valid for one
+boot: its times are of the monotonic clock, and a reboot ends all pods.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _SCHEMA: Final = SchemaId.EVICTIONS_FILE.value
 _NUMBERS: Final = {"at_s", "since_s", "until_s"}
 _OPTIONAL: Final = {"before", "predicted", "confirmed_s", "confirmed_available"}
 _LATER: Final = {"confirmed_s", "confirmed_available", "path", "sandbox_files"}
-"""Attributes that files of earlier versions do not have."""
+"""Attributes that are absent in files of earlier versions."""
 _SWITCHES: Final = {"confirmed", "ineffective", "verified", "cleared"}
 _LISTS: Final = {"sandbox_ids", "layers", "sandbox_files"}
 _ENUMS: Final[Mapping[str, Callable[[Any], object]]] = {"signal": Signal, "shortage": Shortage}
 
 
 class EvictionFile:
-    """The outstanding evictions of this node. Its methods block."""
+    """File of the outstanding evictions of this node. Its methods block."""
 
     def __init__(self, directory: Path) -> None:
         """Use a file in ``directory``, which is created by the first write."""
         self._path = directory / FILE_NAME
 
     def read(self, boot_id: str) -> tuple[tuple[OutstandingEffect, ...], tuple[Victim, ...]]:
-        """Return the effects and victims of a boot; none without a file or for a file of another boot.
+        """Return the expected effects and the victims of the evictions in a boot; empty if none are stored for it.
 
         Raises:
-            StoreError: the file is unreadable or not valid.
+            StoreError: the file cannot be read or is not valid.
         """
         try:
             return _decode(parse_json(self._path.read_text(encoding="utf-8")), boot_id)
@@ -58,7 +58,7 @@ class EvictionFile:
             raise StoreError(f"cannot read {self._path}: {error}; outstanding evictions unknown") from error
 
     def write(self, boot_id: str, effects: Iterable[OutstandingEffect], victims: Iterable[Victim]) -> None:
-        """Replace the file.
+        """Store the effects and victims of a boot, replacing the file.
 
         Raises:
             StoreError: the file cannot be written; its content is unchanged.
@@ -92,7 +92,7 @@ def _record(kind: type[T], row: Mapping[str, object]) -> T:
 
 
 def _value(name: str, value: object) -> object:
-    """Return a value in the type of the named attribute."""
+    """Return a decoded value in the type of the named attribute."""
     if name in _LISTS:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise TypeError(f"{name} is {value!r}, not a list of strings")

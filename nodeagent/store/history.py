@@ -1,9 +1,9 @@
 """History of passes and node stops, for operators.
 
-It is a separate database beside that of image usage: it grows, is pruned, and no decision depends on it. A pass is
-written before its first removal and again when it has finished; see ``write_ahead``. While the file cannot be written,
-the latest passes are kept in memory and written with the next pass. An unwritable record is dropped and reported, so
-that it does not block the others.
+The history is a separate database beside that of image usage: it grows, is pruned, and no decision depends on it. A
+pass is written before its first removal and again when the pass has finished; see ``write_ahead``. While the file
+cannot be written, the latest passes are kept in memory and written with the next pass. A record with values that cannot
+be stored is dropped and reported, so that it does not block the other records.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def _running(_: ProcessIdentity) -> bool:
 
 
 class History:
-    """History of this node. Its methods block and may be called from any thread.
+    """History of passes and node stops on this node. Its methods block and may be called from any thread.
 
-    Writing never raises: a failure is reported in ``problem``, and the record is written with a later one. Reading
+    Writing never raises: a failure is reported in ``problem``, and the record is written with a later record. Reading
     acquires no lock, so that a hanging write blocks no reader.
 
     Attributes:
-        problem: reason that records are not on disk; empty otherwise.
-        dropped: number of dropped unwritable records.
+        problem: error because of which records are not on disk; empty after a successful write.
+        dropped: number of records dropped since they could not be stored.
     """
 
     def __init__(
@@ -97,9 +97,10 @@ class History:
 
         Args:
             directory: the state directory.
-            writer: this process, required to begin a pass.
-            is_running: returns whether the writer of an unfinished pass still runs; an unfinished pass of an ended
-                process is read as interrupted. Without it all unfinished passes are read as running.
+            writer: identity of this process, required to begin a pass.
+            is_running: function that returns whether the writer of an unfinished pass still runs; an unfinished pass of
+                an ended process is read as interrupted. Without this function all unfinished passes are read as
+                running.
         """
         self._path = directory / FILE_NAME
         self._writer = writer
@@ -113,27 +114,30 @@ class History:
         self.dropped = 0
 
     def take_notices(self) -> tuple[str, ...]:
-        """Return the quarantined files and dropped records since the last call, as sentences."""
+        """Return notices of the quarantined files and dropped records since the last call."""
         notices = []
         while self._notices:
             notices.append(self._notices.popleft())
         return tuple(notices)
 
     def begin(self, past: PastPass) -> None:
-        """Write a pass with its planned removals before the first of them, and sync it."""
+        """Write and sync a pass with its planned removals, before the first removal."""
         with self._lock:
             self._unfinished[past.id] = UnfinishedPass(past)
             self._write(durable=True)
 
     def extend(self, pass_id: str, actions: Sequence[PastAction]) -> None:
-        """Write the planned removals of a further round before the first of them, and sync them."""
+        """Write and sync the planned removals of a further round of a pass, before the first removal of that round."""
         with self._lock:
             if (unfinished := self._unfinished.get(pass_id)) is not None:
                 unfinished.extend(actions)
                 self._write(durable=True)
 
     def update(self, pass_id: str, outcomes: Mapping[int, PastAction], duration_s: float) -> None:
-        """Write removals with their outcome, by position in the pass; ``duration_s`` is that of the pass so far."""
+        """Write removals with their outcome, by position in the pass.
+
+        ``duration_s`` is the duration of the pass so far.
+        """
         with self._lock:
             if (unfinished := self._unfinished.get(pass_id)) is not None:
                 unfinished.update(outcomes, duration_s)
@@ -143,7 +147,7 @@ class History:
         """Write a finished pass and prune the history.
 
         Args:
-            past: the pass; it replaces the record of its beginning.
+            past: the pass; its record replaces the record written before the first removal.
             retention: limits of the history.
             clock_trusted: whether ages by the wall clock are valid; otherwise nothing is deleted by age.
         """
@@ -163,7 +167,10 @@ class History:
                 self._connection.close()
 
     def interrupt(self, pass_id: str, cause: str, retention: Retention, *, clock_trusted: bool = True) -> None:
-        """Record an unfinished pass of this process as interrupted, such as ``cancelled``; other passes are ignored."""
+        """Record an unfinished pass of this process as interrupted; ``cause`` is, for example, ``cancelled``.
+
+        Passes of other processes and finished passes are ignored.
+        """
         with self._lock:
             unfinished = self._unfinished.get(pass_id)
         if unfinished is not None:
@@ -171,10 +178,10 @@ class History:
             self.add(past, retention, clock_trusted=clock_trusted)
 
     def close_interrupted(self) -> tuple[InterruptedPass, ...]:
-        """Record the unfinished passes of ended processes as interrupted; return them.
+        """Record the unfinished passes of ended processes as interrupted, and return these passes.
 
-        Passes of running processes are unchanged. A pass wrongly recorded as interrupted, such as one in another PID
-        namespace, is corrected by its own last record.
+        Passes of running processes are unchanged. If a running pass is wrongly recorded as interrupted, for example
+        because its process is in another PID namespace, the record of the finished pass replaces that record.
         """
         with self._lock:
             ended = self._ended()
@@ -191,7 +198,7 @@ class History:
             return tuple(closed)
 
     def add_stop(self, stop: NodeStop, retention: Retention, now: datetime, *, clock_trusted: bool = True) -> None:
-        """Write a node stop, replacing an earlier record of it, and prune the stops as :meth:`add` does the passes."""
+        """Write a node stop, replacing its earlier record, and prune the node stops by age and number."""
         with self._lock:
 
             def write(connection: sqlite3.Connection) -> None:
@@ -205,7 +212,7 @@ class History:
                 self._connection.close()
 
     def drop(self, record: str, cause: str) -> None:
-        """Count and report a dropped record."""
+        """Count a record that cannot be stored, and add a notice with the cause."""
         self.dropped += 1
         self._notices.append(f"{self._path}: {record} cannot be recorded and was dropped: {cause}")
 
@@ -216,10 +223,11 @@ class History:
 
         Args:
             since: omit passes that started earlier.
-            image: only passes and actions on images and pods with this text in their id or one of their names.
+            image: return only passes and actions on images and pods with this text in their id or in one of their
+                names.
             limit: maximum number of passes.
-            quiet: include passes without removals; refused passes are always included, and passes requested by a user
-                unless no removal was needed.
+            quiet: include passes without removals. Refused passes are always included; passes requested by a user are
+                always included unless no removal was needed.
 
         Raises:
             StoreError: the file exists but cannot be read.
@@ -232,7 +240,7 @@ class History:
             return tuple(write_ahead.as_found(each, writers, self._is_running) for each in found)
 
     def count(self, *, limit: int) -> tuple[CountedPass, ...]:
-        """Return passes with the number of their removals, newest first, without passes of the daemon without removals.
+        """Return passes with the number of their removals, newest first; omit passes of the daemon without removals.
 
         Raises:
             StoreError: the file exists but cannot be read.
@@ -256,7 +264,7 @@ class History:
             return () if connection is None else tuple(node_stops.read_stops(connection, since, limit))
 
     def check(self) -> None:
-        """Check the integrity of the whole file.
+        """Check the integrity of the whole history file.
 
         Raises:
             StoreError: the file exists but is corrupt or cannot be read.
@@ -267,7 +275,7 @@ class History:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """Yield a connection inside a read transaction; ``None`` without a file, or for a file without tables."""
+        """Yield a connection in a read transaction; ``None`` if the file does not exist or has no tables."""
         try:
             if not self._path.exists():
                 yield None
@@ -289,9 +297,9 @@ class History:
         return [identity for identity, writer in writers.items() if not self._is_running(writer)]
 
     def _write(self, work: Callable[[sqlite3.Connection], None] = lambda _: None, *, durable: bool = False) -> bool:
-        """Write the records not on disk yet, then do further work in the same transaction; return whether it succeeded.
+        """Write the queued records, then execute ``work`` in the same transaction; return whether the commit succeeded.
 
-        A corrupt file is quarantined first.
+        If the file is corrupt, it is quarantined, and the transaction is repeated on a new file.
         """
         try:
             try:
@@ -328,7 +336,7 @@ class History:
             raise StoreError(f"cannot quarantine the corrupt file ({error}): {why}") from failure
 
     def _enqueue(self, past: PastPass) -> None:
-        """Queue a finished pass for writing; the oldest are dropped above the limits of memory."""
+        """Queue a finished pass for writing; above the limits of the queue, the oldest passes are dropped."""
         waiting, actions = self._waiting, len(past.actions) + sum(len(each.actions) for each in self._waiting)
         while waiting and (len(waiting) >= _MAX_WAITING or actions > _MAX_WAITING_ACTIONS):
             dropped = waiting.popleft()
@@ -340,11 +348,11 @@ class History:
     def _dropping(
         self, connection: sqlite3.Connection, record: str, forget: Callable[[], object] = lambda: None
     ) -> Iterator[None]:
-        """Roll back and drop one record that cannot be written; an error of the file itself is raised."""
+        """Roll back and drop one record that cannot be stored; an error of the file itself is raised."""
         connection.execute("SAVEPOINT record")
         try:
             yield
-        except Exception as error:  # no error of one record may prevent the others
+        except Exception as error:  # an error of one record must not prevent the writing of the other records
             if is_of_file(error):
                 raise
             connection.execute("ROLLBACK TO record")

@@ -1,7 +1,7 @@
 """Holds of operators, in a JSON file that is replaced atomically.
 
-They are not in the database, since a corrupt database is quarantined and replaced by an empty one. Unreadable holds
-instead stop the removal of images until an operator repairs the file.
+Holds are not in the database, since a corrupt database is quarantined and replaced by an empty database. If the file of
+holds cannot be read, no image is removed until an operator repairs the file.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _TIMES: Final = ("placed_at", "until")
 
 
 class _Contents(Record):
-    """The holds in the file, and the highest id ever assigned, so that an id in a script never names a later hold."""
+    """Holds and the highest id ever assigned; ids are never reused, since scripts may contain ids of former holds."""
 
     holds: tuple[Hold, ...]
     last_id: int
 
 
 class HoldFile:
-    """File with the holds of this node. Its methods block and may be called from any thread or process."""
+    """File of the holds of this node. Its methods block and may be called from any thread or process."""
 
     def __init__(self, directory: Path) -> None:
         """Store the holds in ``directory``, which is created with the first hold."""
@@ -70,16 +70,16 @@ class HoldFile:
             ) from error
 
     def add(self, hold: Hold, clock: ClockTrust, *, max_of_user: int | None = None) -> Hold:
-        """Add a hold and return it with its id, an unused number; expired holds are dropped.
+        """Add a hold and return it with its id, a number never used before; expired holds are dropped.
 
         Args:
-            hold: the hold, placed now.
-            clock: trust in the wall clock that it was placed by.
-            max_of_user: maximum number of holds of its user, itself included; ``None`` for any number.
+            hold: the hold, placed at the current time.
+            clock: trust in the wall clock at that time.
+            max_of_user: maximum number of holds of the hold's user, including the new hold; ``None`` for no limit.
 
         Raises:
-            StoreError: the file cannot be read or written; nothing was changed.
-            UsageError: the user has the maximum number of holds; nothing was changed.
+            StoreError: the file cannot be read or written; the holds are unchanged.
+            UsageError: the user has the maximum number of holds; the file is unchanged.
         """
 
         def change(file: _Contents) -> _Contents:
@@ -95,10 +95,10 @@ class HoldFile:
         return self._change(change)[-1]
 
     def remove(self, hold_id: str, *, placed_by: str | None = None) -> Hold | None:
-        """Remove a hold and return it; ``None`` without a hold of that id, and of ``placed_by`` if given.
+        """Remove a hold and return it; ``None`` if no hold has that id or if it is not of the user ``placed_by``.
 
         Raises:
-            StoreError: the file cannot be read or written; nothing was changed.
+            StoreError: the file cannot be read or written; the holds are unchanged.
         """
 
         def matches(hold: Hold) -> bool:

@@ -14,7 +14,7 @@ _RESOLUTION: Final = timedelta(microseconds=1)
 _ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
 
 
-def merge_usage(  # noqa: PLR0913 - facts of one detection
+def merge_usage(  # noqa: PLR0913 - the arguments are the facts of one detection
     known: Mapping[str, ImageUsage],
     listed: Mapping[str, datetime | None],
     in_use: Collection[str],
@@ -26,21 +26,23 @@ def merge_usage(  # noqa: PLR0913 - facts of one detection
 ) -> dict[str, ImageUsage]:
     """Return the usage of every listed image after a detection at ``now``; other images are dropped.
 
-    A new image is first detected now: a pull time is never a first detection, since use was not observed since then.
-    It only starts the minimum age, unless it is in the future, or the image was not listed in the previous
-    detection although pulled before it. A known image whose pull time differs from that of the previous detection was
-    pulled again and is detected again. Times in the future become now, so that ages restart at zero.
+    The first detection of a new image is ``now``, never its pull time, since use was not observed between the two
+    times. The pull time is only the start of the minimum age, unless it is in the future, or the image was missing in
+    the previous detection although that detection was after the pull. A known image with another pull time than in the
+    previous detection was pulled again and has a new first detection. Times in the future are set to ``now``, so that
+    ages restart at zero.
 
     Args:
         known: usage after the previous detection.
-        listed: image ids with the time of the last pull, which is the creation of the newest name in the runtime;
-            ``None`` if the runtime does not report it. It may be by another clock than ``now``.
+        listed: ids of the listed images with the time of the last pull, which is the creation time of the newest name
+            in the runtime; ``None`` if the runtime does not report that time. Pull times may be by another clock than
+            ``now``.
         in_use: ids of the images in use.
         now: time of this detection.
         previous_at: time of the previous detection; ``None`` if use was not observed since then. An image in use at
-            that time and not now may have been used until just before now.
-        ahead: the clock of the pulls minus the clock of all other times.
-        pulls_valid_since: earlier pull times were written under another clock.
+            ``previous_at`` and unused at ``now`` may have been used until a moment before ``now``.
+        ahead: difference of two clocks: that of the pull times minus that of all other times.
+        pulls_valid_since: start of the current setting of the pull clock; earlier pull times are ignored.
 
     Source: kubelet image manager, ``detectImages``.
     """
@@ -65,6 +67,6 @@ def merge_usage(  # noqa: PLR0913 - facts of one detection
                 first = present = now
             used = min(before.last_used, now) if before.last_used is not None else None
             if used is not None and previous_at is not None and used >= previous_at:
-                used = now - _RESOLUTION  # exactly now would count as use in the next detection
+                used = now - _RESOLUTION  # a last use equal to ``now`` would count as use in the next detection
         merged[image_id] = ImageUsage(first, now if image_id in in_use else used, pulled_at, present)
     return merged

@@ -1,13 +1,15 @@
 """First observations of items whose own time contradicts the clock.
 
-The runtime and the kernel write the creation, exit and change times of items under any wall clock. Such a
-time is valid if it is, by the current wall clock, not in the future and not before the boot or the last jump: then it
-was written under this clock. Otherwise the item counts from its first observation with that time, on the boot clock.
-An item that was observed in an earlier boot counts from the start of this one, and so does one with an earlier time at
-the first reading: then the agent has not seen a jump that would contradict it.
+The runtime and the kernel write the creation, exit and change times of items by the wall clock at that time, which may
+have been wrong. A time is valid if, by the current wall clock, it is not in the future and not before the boot or the
+last jump: the current setting of the clock then wrote it. Otherwise the item counts from its first observation with
+that time, on the boot clock. An item that was observed in an earlier boot counts from the start of the current boot. An
+item in the first reading with a time before the boot also counts from the start of the boot, unless the wall clock has
+jumped since.
 
-A jump back that is undone before the next reading leaves no other trace than such times: an item that a reading lacks
-and the next one has cannot be older than the former. It counts from its first observation too.
+A backward jump that is undone before the next reading can be detected only by the times of items: an item that is
+missing in one reading and present in the next cannot be older than the first of the two. An item with an older time
+therefore also counts from its first observation.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ if TYPE_CHECKING:
     from nodeagent.store.clock_record import ClockReading
 
 ItemKey = tuple[str, str]
-"""Kind of the time and id of the item."""
+"""Kind of the item's time (creation, exit or change) and id of the item."""
 
 FirstSeen = tuple[int, str, float]
-"""Time of the item in microseconds since 1970 or number of its state; boot and boot time of its first observation."""
+"""Time of an item in microseconds since 1970 or number of its state; boot id and boot time of its first observation."""
 
 
 class _KindReading(Record):
-    """Items of one kind at one reading: the ids of all, and the states of those that can change."""
+    """Items of one kind at one reading: the ids of all items, and the states of items that can change."""
 
     at: ClockReading
     ids: Collection[str]
@@ -51,10 +53,10 @@ class ItemReadings:
         at: ClockReading,
         states: Mapping[ItemKey, int],
     ) -> set[ItemKey]:
-        """Return the items that appeared or changed since the previous reading with an earlier time than that.
+        """Return the items that appeared or changed since the previous reading but have a time before that reading.
 
-        The parameters are those of ``Store.first_seen``. Kinds that are not listed are not compared. A reading from
-        before the previous one of its kind is compared, but not stored.
+        The arguments are those of ``Store.first_seen``. Kinds that are not listed are not compared. A reading that is
+        older than the previous reading of its kind is compared, but not stored.
         """
         before = {
             kind: last
@@ -86,14 +88,14 @@ def update_first_seen(
     at: ClockReading,
     since_boot: Collection[ItemKey] = (),
 ) -> dict[ItemKey, FirstSeen]:
-    """Return the first observations after a reading.
+    """Return the first observation of each item whose own time contradicts the clock, after a reading.
 
     Args:
-        known: first observations before.
+        known: first observations before the reading.
         contradictory: time or state of each item whose time contradicts the clock.
-        listed: ids of all items that exist, by kind; entries of other items of these kinds are dropped.
-        at: the reading.
-        since_boot: items that exist since the boot or longer.
+        listed: ids of all existing items, by kind; entries of other items of these kinds are dropped.
+        at: reading of the clocks.
+        since_boot: contradictory items that were created before the boot.
     """
     updated = {key: seen for key, seen in known.items() if key[0] not in listed or key[1] in listed[key[0]]}
     for key, state in contradictory.items():

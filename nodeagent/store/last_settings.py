@@ -1,4 +1,4 @@
-"""The last valid settings, kept for graceful shutdown after a start with an invalid configuration."""
+"""Last valid settings, stored for graceful shutdown when the agent starts with an invalid configuration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HEADING: Final = "# The last valid settings, for graceful shutdown while the co
 
 
 def write_last_settings(settings: Settings) -> None:
-    """Write all settings as TOML to the state directory, unless the file has them.
+    """Write all settings as TOML to the state directory, unless the file already contains these settings.
 
     Raises:
-        StoreError: the file cannot be written; the previous one is kept.
+        StoreError: the file cannot be written; the previous file is kept.
     """
     path = settings.state_directory / FILE_NAME
     text = _HEADING + "".join(f"{key} = {value}\n" for key, value in settings.values)

@@ -28,7 +28,7 @@ class ModeFile:
         """Return whether the last run of the daemon was a dry run; ``None`` if no mode is stored.
 
         Raises:
-            StoreError: the file cannot be read or is not a mode document.
+            StoreError: the file cannot be read or is not a valid mode file.
         """
         try:
             document = parse_json(self._path.read_text(encoding="utf-8"))
@@ -42,10 +42,10 @@ class ModeFile:
         return dry_run
 
     def write(self, *, dry_run: bool) -> None:
-        """Store a mode, replacing the previous one.
+        """Store the mode of the daemon, replacing the stored mode.
 
         Raises:
-            StoreError: the mode cannot be written.
+            StoreError: the file cannot be written.
         """
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)

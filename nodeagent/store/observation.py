@@ -1,9 +1,9 @@
 """Gapless observation of image use, the precondition for removal by age.
 
-Between two detections a container may have used an image unnoticed, so a long gap restarts the observation; the latest
-gaps are recorded with their cause. Time is measured on the boot clock: a step of the wall clock cannot extend an
-observation. A reboot restarts it, since containers may have run before the agent, and the length of the gap would
-depend on the wall clock.
+Between two detections a container may have used an image without being detected. A long gap therefore restarts the
+observation; the latest gaps are recorded with their cause. Time is measured on the boot clock: a jump of the wall clock
+cannot extend an observation. A reboot restarts the observation, since containers may have run before the agent, and the
+length of the gap could be measured only by the wall clock.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ if TYPE_CHECKING:
     from nodeagent.store.clock_record import ClockReading
 
 LONGEST_GAP_S: Final = 600.0
-"""Sufficient for an upgrade of the agent; longer with a long interval of passes."""
+"""Longest gap in seconds for short pass intervals; sufficient for an upgrade of the agent. Long pass intervals allow a
+longer gap.
+"""
 
 KEPT_GAPS: Final = 10
-"""Number of recorded gaps; older ones are dropped."""
+"""Maximum number of recorded gaps; older gaps are dropped."""
 
 _MISSED_PASSES: Final = 3
 
 
 class GapLimits(Record):
-    """The longest gaps between two detections that continue an observation, in seconds.
+    """Longest gaps between two detections that do not restart an observation, in seconds.
 
     Attributes:
-        running_s: between two detections of one process.
-        restart_s: between the last detection of one process and the first of the next.
+        running_s: longest gap between two detections of one process.
+        restart_s: longest gap between the last detection of one process and the first detection of the next process.
     """
 
     running_s: float = LONGEST_GAP_S
@@ -40,10 +42,11 @@ class GapLimits(Record):
 
 
 def gap_limits(interval_s: float | None, maximum_unused_age_s: float) -> GapLimits:
-    """Return the gap limits for passes every ``interval_s`` (``None`` if only on request).
+    """Return the gap limits for passes every ``interval_s`` seconds; ``None`` for passes only on request.
 
-    A restart may not take longer than the maximum unused age (0 disables it): in the meantime an image could be used
-    and reach that age. A running process may still miss passes, since the interval is configured by the operator.
+    The gap of a restart must not exceed the maximum unused age (0: no maximum age): during a longer gap an image could
+    be used and then reach that age. A running process may still miss passes, since the operator configures the
+    interval.
     """
     scheduled_s = _MISSED_PASSES * (interval_s or 0.0)
     longest_s = max(LONGEST_GAP_S, scheduled_s)
@@ -52,12 +55,12 @@ def gap_limits(interval_s: float | None, maximum_unused_age_s: float) -> GapLimi
 
 
 class Observation(Record):
-    """A sequence of detections without a gap, within one boot.
+    """Sequence of detections without a gap above the limit, within one boot.
 
     Attributes:
         since_s: boot time of the first detection.
         last_s: boot time of the last detection.
-        last_at: node time of the last detection.
+        last_at: time of the last detection, in node time.
     """
 
     boot_id: str
@@ -66,13 +69,13 @@ class Observation(Record):
     last_at: datetime
 
     def continues(self, now: ClockReading, longest_gap_s: float) -> bool:
-        """Return whether a detection at ``now`` is part of this observation."""
+        """Return whether a detection at ``now`` continues this observation."""
         same_boot = bool(now.boot_id) and now.boot_id == self.boot_id
         return same_boot and 0 <= now.boottime_s - self.last_s <= longest_gap_s
 
 
 class ObservationTracker:
-    """The current observation of one process. Not thread-safe, except for reading ``current`` and ``gaps``.
+    """Current observation of image use by one process. Not thread-safe, except for reading ``current`` and ``gaps``.
 
     Attributes:
         current: the current observation; ``None`` before the first detection without a stored observation.
@@ -87,12 +90,12 @@ class ObservationTracker:
         self.gaps: tuple[ObservationGap, ...] = ()
 
     def restore(self, stored: Observation | None, gaps: tuple[ObservationGap, ...]) -> None:
-        """Continue the stored observation of a former process unless this one has its own."""
+        """Continue the stored observation of a former process unless this process has its own; add the stored gaps."""
         self.current = self.current or stored
         self.gaps = (*gaps, *self.gaps)[-KEPT_GAPS:]
 
     def move(self, by: timedelta) -> None:
-        """Shift all node times."""
+        """Add a duration to all node times."""
         if self.current is not None:
             self.current = replace(self.current, last_at=self.current.last_at + by)
         self.gaps = tuple(
@@ -101,16 +104,16 @@ class ObservationTracker:
         )
 
     def interrupt(self, cause: GapCause) -> None:
-        """Record the cause of a gap that begins now; a detection in time ends it."""
+        """Record the cause of a gap that begins now; a detection within the gap limits discards the cause."""
         self._interruption = cause
 
     def is_late(self, at: ClockReading) -> bool:
-        """Return whether a detection of this process at a later time was already added."""
+        """Return whether this process already added a detection later than ``at``."""
         last = self.current
         return self._detected and last is not None and last.boot_id == at.boot_id and at.boottime_s < last.last_s
 
     def extend(self, at: ClockReading, node_time: datetime) -> datetime | None:
-        """Add a detection; return the time of the previous one, ``None`` if the observation starts with this one."""
+        """Add a detection; return the node time of the previous detection, ``None`` if the observation restarts."""
         before = self.current
         continued = before is not None and before.continues(at, self._longest_gap_s)
         if not continued:
@@ -124,13 +127,13 @@ class ObservationTracker:
         return before.last_at
 
     def would_continue(self, at: ClockReading) -> bool:
-        """Return whether a detection at ``at`` would continue the observation."""
+        """Return whether a detection at ``at`` would continue the current observation."""
         current = self.current
         return current is not None and current.continues(at, self._longest_gap_s)
 
     def _add_gap(self, at: ClockReading, node_time: datetime) -> None:
         before = self.current
-        if before is None and self._interruption is None:  # the first detection of all
+        if before is None and self._interruption is None:  # the first detection ever follows no gap
             return
         if before is not None and before.boot_id != at.boot_id:
             cause = GapCause.REBOOT

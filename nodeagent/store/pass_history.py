@@ -1,4 +1,4 @@
-"""Tables of passes in the history: schema, insertion, pruning, queries."""
+"""Tables of passes in the history database: schema, insertion, pruning and queries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ SETTLE_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS settle_times (pass_id TEXT PRIMARY KEY NOT NULL REFERENCES passes (id)"
     " ON DELETE CASCADE, settled_s REAL NOT NULL) WITHOUT ROWID"
 )
-"""Waits of passes for container creations; a separate table, so that earlier versions can read and write passes."""
+"""Waiting times of passes for container creations; a separate table, so that earlier versions can read and write
+passes.
+"""
 _QUIET_PERIOD: Final = timedelta(days=1)
 _NOTEWORTHY: Final = (
     "(actions > 0 OR result = 'interrupted'"
@@ -54,7 +56,7 @@ _NOTEWORTHY: Final = (
 """Passes without removals that a user requested are kept and shown unless none was needed. Passes of
 the daemon would fill the history: without removable items, each of them misses its target."""
 _SHOWN: Final = f"({_NOTEWORTHY} OR result = 'refused')"
-"""Refused passes are shown, since they have the reason that nothing is removed, but are kept for a day only."""
+"""Refused passes are shown, since they contain the reason why no item is removed, but they are kept only for a day."""
 PASS_INDEXES: Final = (
     f"CREATE INDEX IF NOT EXISTS passes_quiet ON passes (started_us) WHERE NOT {_NOTEWORTHY}",
     f"CREATE INDEX IF NOT EXISTS passes_noteworthy ON passes (started_us) WHERE {_NOTEWORTHY}",
@@ -67,10 +69,10 @@ _COLUMNS: Final = (
 
 
 def insert_pass(connection: sqlite3.Connection, past: PastPass) -> None:
-    """Write a pass, replacing an earlier record of it."""
+    """Write a pass, replacing its earlier record."""
     connection.execute(
         "DELETE FROM passes WHERE id = ?", storable(past.id)
-    )  # also deletes its rows in all other tables
+    )  # the foreign keys also delete the rows of the pass in all other tables
     connection.execute(
         "INSERT INTO passes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         storable(
@@ -98,7 +100,7 @@ def insert_pass(connection: sqlite3.Connection, past: PastPass) -> None:
 
 
 def write_actions(connection: sqlite3.Connection, pass_id: str, actions: Iterable[tuple[int, PastAction]]) -> None:
-    """Write actions of a recorded pass, each with its position, replacing earlier records of them."""
+    """Write actions of a recorded pass, each with its position; earlier records at these positions are replaced."""
     connection.executemany(
         "INSERT OR REPLACE INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -131,7 +133,8 @@ def prune_passes(
 ) -> None:
     """Delete passes above the limits: by age, by number, then by the size of the used pages of the file.
 
-    A pass that started before the build date of the agent was recorded under a wrong clock, so that its age is unknown.
+    A pass that started before the build date of the agent was recorded with a wrong wall clock, so that its age is
+    unknown.
 
     Args:
         connection: inside a transaction, with foreign keys enabled.
@@ -190,7 +193,7 @@ def read_passes(
 
 
 def read_pass(connection: sqlite3.Connection, pass_id: str) -> PastPass | None:
-    """Return one pass with its actions; ``None`` if it is not recorded."""
+    """Return one pass with its actions; ``None`` if the pass is not recorded."""
     row = connection.execute(f"SELECT {_COLUMNS} FROM passes WHERE id = ?", storable(pass_id)).fetchone()  # noqa: S608
     return None if row is None else _with_actions(connection, [_past_pass(row)], "1", {})[0]
 
@@ -198,7 +201,7 @@ def read_pass(connection: sqlite3.Connection, pass_id: str) -> PastPass | None:
 def _with_actions(
     connection: sqlite3.Connection, found: Sequence[PastPass], matching: str, values: Mapping[str, object]
 ) -> list[PastPass]:
-    """Return the passes with their actions as far as these match; one query for all passes."""
+    """Return the passes with those actions that match the condition; one query reads the actions of all passes."""
     ids = {"ids": json.dumps([each.id for each in found])}
     listed = "pass_id IN (SELECT value FROM json_each(:ids))"
     actions: dict[str, list[PastAction]] = {}
@@ -209,7 +212,7 @@ def _with_actions(
     ):
         actions.setdefault(pass_id, []).append(_action(row))
     documents = {}
-    if _has_table(connection, "evictions"):  # the first schema had none, and reading does not migrate the file
+    if _has_table(connection, "evictions"):  # absent in schema version 1; reading does not migrate the file
         documents = dict(
             connection.execute(f"SELECT pass_id, document FROM evictions WHERE {listed}", ids).fetchall()  # noqa: S608
         )
@@ -230,7 +233,7 @@ def _with_actions(
 
 
 def count_passes(connection: sqlite3.Connection, limit: int) -> list[CountedPass]:
-    """Return passes with the number of their actions, newest first, without quiet passes."""
+    """Return passes with the number of their removals, newest first; omit passes of the daemon without removals."""
     found = [_past_pass(row) for row in _select_passes(connection, None, "", limit, quiet=False)]
     counts: dict[str, tuple[int, int]] = {
         pass_id: (removed, planned)
@@ -244,7 +247,7 @@ def count_passes(connection: sqlite3.Connection, limit: int) -> list[CountedPass
 
 
 def has_passes(connection: sqlite3.Connection) -> bool:
-    """Return whether the file has the tables; false after a kill of the writer during its creation."""
+    """Return whether the file has the tables of passes; false if the writer was killed while it created the file."""
     return _has_table(connection, "passes") and _has_table(connection, "actions")
 
 
@@ -270,9 +273,10 @@ def _select_passes(
 
 
 def _matching(image: str) -> tuple[str, dict[str, object]]:
-    """Return the condition on actions for a text in the id or a name of an image or pod, with its parameters.
+    """Return the SQL condition, with parameters, on actions with a text in the id or a name of an image or pod.
 
-    LIKE ignores case, but does not distinguish bytes that are not UTF-8. Version 0.1 stored them in escaped form.
+    LIKE ignores case, but cannot compare bytes that are not UTF-8; ``instr`` compares these. Version 0.1 stored such
+    bytes in escaped form.
     """
     if not image:
         return "1", {}

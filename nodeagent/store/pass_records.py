@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 class PastAction(Record):
-    """One planned removal and its outcome.
+    """Planned removal of a pass and its outcome.
 
     Attributes:
         kind: kind of the item, as in a plan.
-        item_id: the runtime's id, or the name of a log.
+        item_id: id of the item in the runtime, or name of a log.
         name: name for display.
         references: further names of an image.
-        outcome: outcome, as in a report.
+        outcome: outcome code, as in a pass report.
         detail: cause of the outcome; may be empty.
-        reason: code of the reason for the removal, in the words of the version that recorded it.
+        reason: code of the reason for the removal, as defined by the version of the agent that recorded the pass.
         sentence: the reason as a sentence.
         frees_bytes: bytes that the removal was predicted to free; ``None`` if unknown.
-        duration_s: duration of the removal.
+        duration_s: duration of the removal, in seconds.
     """
 
     kind: str
@@ -46,18 +46,18 @@ class PastPass(Record):
         started_at: start, aware UTC.
         trigger: ``interval``, ``trigger``, ``once``, ``command``, ``control``, ``apply``, ``leaks``, ``undo`` or
             ``eviction``.
-        scope: kinds of items.
-        plan_id: id of its first plan.
-        dry_run: whether removals were only reported.
-        result: result, as in a report.
+        scope: kinds of items that the pass may remove.
+        plan_id: id of the first plan of the pass.
+        dry_run: whether removals were reported without being carried out.
+        result: result code, as in a pass report.
         detail: cause of the result, such as the shortfall.
         predicted_bytes: bytes that the completed removals were predicted to free.
-        freed_bytes: measured bytes; ``None`` without a measurement.
-        percent_before: usage of the image filesystem before the pass; ``None`` without a reading.
-        percent_after: usage of the image filesystem after the pass; ``None`` without a reading.
+        freed_bytes: measured number of freed bytes; ``None`` without a measurement.
+        percent_before: usage of the image filesystem before the pass, in percent; ``None`` without a reading.
+        percent_after: usage of the image filesystem after the pass, in percent; ``None`` without a reading.
         actions: all planned removals.
         eviction: JSON document of an eviction; empty for other passes.
-        settled_s: part of the duration spent waiting for container creations in progress.
+        settled_s: part of the duration, in seconds, spent waiting for container creations in progress.
     """
 
     id: str
@@ -96,9 +96,9 @@ class Retention(Record):
     """Limits of the history.
 
     Attributes:
-        maximum_age: passes that started earlier are dropped; passes of the daemon without removals after a day.
-        maximum_bytes: the oldest passes are dropped while the file is larger.
-        maximum_records: the oldest passes, and the oldest node stops, are dropped while there are more; 0 for no limit.
+        maximum_age: older passes are dropped; passes of the daemon without removals are dropped after a day.
+        maximum_bytes: the oldest passes are dropped while the used pages of the file exceed this size.
+        maximum_records: maximum number of passes and of node stops; the oldest are dropped. 0 for no limit.
     """
 
     maximum_age: timedelta

@@ -1,4 +1,4 @@
-"""The operator's pause, stored so that it survives a restart of the agent."""
+"""Pause of the agent by an operator, stored so that the pause survives a restart."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _SCHEMA: Final = SchemaId.PAUSE_FILE.value
 
 
 class StoredPause(Record):
-    """A pause of garbage collection and eviction, as stored.
+    """Stored pause of garbage collection and eviction.
 
     Attributes:
-        by: author of the pause.
+        by: user who paused the agent.
         why: reason given by the user.
         until: end of the pause, aware UTC.
-        seconds: duration of the pause; ``None`` if unknown, as in files of version 0.1.
-        boot_id: boot in which it was placed; empty if unknown.
-        placed_s: CLOCK_BOOTTIME at its start; ``None`` if unknown.
+        seconds: duration of the pause in seconds; ``None`` if unknown, as in files of version 0.1.
+        boot_id: id of the boot in which the pause started; empty if unknown.
+        placed_s: CLOCK_BOOTTIME in seconds at the start of the pause; ``None`` if unknown.
     """
 
     by: str
@@ -43,9 +43,9 @@ class StoredPause(Record):
     placed_s: float | None = None
 
     def left_in_boot_s(self, at: ClockReading) -> float | None:
-        """Return the rest of the pause in the boot in which it was placed, 0 or less after its end.
+        """Return the remaining seconds of a pause that started in the current boot, 0 or less after its end.
 
-        ``None`` in another boot: the end is then determined by the wall clock.
+        ``None`` if the pause started in another boot or its start is unknown: the wall clock then determines the end.
         """
         same_boot = bool(self.boot_id) and self.boot_id == at.boot_id
         if not same_boot or self.placed_s is None or self.seconds is None or self.placed_s > at.boottime_s:
@@ -61,10 +61,10 @@ class PauseFile:
         self._path = directory / FILE_NAME
 
     def read(self) -> StoredPause | None:
-        """Return the stored pause, expired or not; ``None`` without one.
+        """Return the stored pause, even if it has expired; ``None`` if no pause is stored.
 
         Raises:
-            StoreError: the file cannot be read or is not a pause document.
+            StoreError: the file cannot be read or is not a valid pause file.
         """
         try:
             return _decode(self._path.read_text(encoding="utf-8"))
@@ -74,10 +74,10 @@ class PauseFile:
             raise StoreError(f"cannot read pause {self._path}: {error}; 'nodeagent resume' ends the pause") from error
 
     def write(self, pause: StoredPause) -> None:
-        """Store a pause, replacing the previous one.
+        """Store a pause, replacing the stored pause.
 
         Raises:
-            StoreError: the pause cannot be written.
+            StoreError: the file cannot be written.
         """
         document: dict[str, object] = {
             "schema": _SCHEMA,
@@ -96,7 +96,7 @@ class PauseFile:
         """Remove the stored pause.
 
         Raises:
-            StoreError: the stored pause cannot be removed.
+            StoreError: the file cannot be removed.
         """
         try:
             self._path.unlink(missing_ok=True)
@@ -111,7 +111,7 @@ def _decode(text: str) -> StoredPause:
     until = datetime.fromisoformat(document["until"])
     if until.tzinfo is None:
         raise ValueError("until has no time zone")
-    boot_id = document.get("boot_id", "")  # this and the next two are absent in files of version 0.1
+    boot_id = document.get("boot_id", "")  # seconds, boot_id and placed_s are absent in files of version 0.1
     seconds, placed_s = (_seconds(document.get(name)) for name in ("seconds", "placed_s"))
     if not isinstance(boot_id, str):
         raise TypeError("boot_id is not a text")

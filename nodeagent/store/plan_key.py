@@ -1,4 +1,4 @@
-"""Signing key of saved plans, in a file readable only by root.
+"""Signing key of saved plans, in a file that only root can read.
 
 A plan file can be copied and edited by any user before it is applied; the signature proves that this node's agent wrote
 it. The key is created with the first plan. To replace it, remove the file; plans signed with it are then refused.
@@ -24,17 +24,18 @@ _MAX_BYTES: Final = 4096
 
 
 class PlanKeyFile:
-    """The plan key of this node. Its methods block and may be called from any thread or process."""
+    """File of the plan key of this node. Its methods block and may be called from any thread or process."""
 
     def __init__(self, directory: Path) -> None:
         """Store the key in ``directory``, which is created with the first signature."""
         self._path = directory / FILE_NAME
 
     def read(self) -> bytes | None:
-        """Return the key; ``None`` without one.
+        """Return the key; ``None`` if the file does not exist.
 
         Raises:
-            StoreError: the file cannot be read, is not a key, or is accessible to other users than its owner.
+            StoreError: the file cannot be read, contains no valid key, is owned by another user, or is accessible to
+                other users.
         """
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -51,10 +52,10 @@ class PlanKeyFile:
             os.close(descriptor)
 
     def read_or_create(self) -> bytes:
-        """Return the key, created if necessary; concurrent callers get the same key.
+        """Return the key, and create it if necessary; concurrent callers receive the same key.
 
         Raises:
-            StoreError: as for ``read``, or the file cannot be created.
+            StoreError: the file cannot be created, or a condition of :meth:`read` applies.
         """
         key = self.read()
         if key is not None:
@@ -71,7 +72,7 @@ class PlanKeyFile:
 
 
 def _refuse_unsafe(path: Path, status: os.stat_result) -> None:
-    """Refuse a key with access by other users, since its signatures are not trustworthy."""
+    """Raise StoreError for a key file that another user owns or can access: its signatures are not trustworthy."""
     if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"cannot use plan key {path}: not a regular file; remove it, the next plan creates a new key")
     mode = stat.S_IMODE(status.st_mode)

@@ -1,11 +1,12 @@
-"""Shutdown state, preserved over a crash: the shutdown in progress, and the last record of the boot.
+"""Shutdown state that survives a crash of the agent: the shutdown in progress, and the last record of the boot.
 
-Two small files instead of tables: they are written while pods are being stopped, read by the process that resumes the
-shutdown after a crash, and must not be lost with a quarantined database. Each is replaced atomically and synced, and
-overwritten in a full filesystem.
+The state is in two small files instead of database tables: the files are written while pods are being stopped, are read
+by the process that resumes the shutdown after a crash, and must not be lost with a quarantined database. Each file is
+replaced atomically and synced; in a full filesystem it is overwritten in place.
 
-A stop that the state directory cannot store, such as a full or read-only one, is written to the runtime directory. The
-processes of this boot find it there: the stop hook would otherwise repeat a complete shutdown, and record it falsely.
+If the state directory cannot store a stop, for example because it is read-only, the stop is written to the runtime
+directory. Other processes of the boot read it there: without it, the stop hook would repeat a complete shutdown and
+record wrong outcomes.
 """
 
 from __future__ import annotations
@@ -41,41 +42,41 @@ _LOCK_POLL_S: Final = 0.05
 
 
 class ShutdownFiles:
-    """The shutdown state of this node. Its methods block and may be called from any thread or process."""
+    """Files of the shutdown state of this node. Methods block and may be called from any thread or process."""
 
     def __init__(self, directory: Path, runtime_directory: Path | None = None) -> None:
         """Use files under the given directories.
 
         Args:
             directory: the state directory, created at the first write.
-            runtime_directory: a directory that lasts until the power-off, for what the state directory cannot store;
-                never created. ``None`` for none.
+            runtime_directory: an existing directory that is kept until power-off, for a stop that the state directory
+                cannot store; ``None`` for no such directory.
         """
         self._directory = directory
         self.runtime_directory = runtime_directory
 
     def read_stop(self) -> NodeStop | None:
-        """Return the last shutdown, finished or not; ``None`` without a file.
+        """Return the last node stop, finished or not; ``None`` if no file exists.
 
-        A file in the runtime directory precedes the one in the state directory, since it is written only after a
-        failed write of that one, and removed by the next successful write.
+        A file in the runtime directory has precedence over the file in the state directory, since it is written only if
+        the write to the state directory fails, and removed by the next successful write.
 
         Raises:
             StoreError: the file cannot be read, or its content is invalid.
         """
         if self.runtime_directory is not None:
-            with suppress(StoreError):  # a file of an agent with another state directory, by another user
+            with suppress(StoreError):  # may be the file of an agent of another user with another state directory
                 copy = _read_stop(self.runtime_directory / STOP_FILE)
                 if copy is not None:
                     return copy
         return _read_stop(self._directory / STOP_FILE)
 
     def write_stop(self, stop: NodeStop) -> None:
-        """Replace the last shutdown by this one.
+        """Replace the stored node stop.
 
         Raises:
-            StoreError: the file cannot be written to the state directory; the previous one is kept there, and the new
-                one is in the runtime directory if that is writable.
+            StoreError: the file cannot be written to the state directory. The previous file is kept there, and the stop
+                is written to the runtime directory if that is writable.
         """
         copy = self.runtime_directory / STOP_FILE if self.runtime_directory is not None else None
         try:
@@ -90,7 +91,7 @@ class ShutdownFiles:
                 copy.unlink(missing_ok=True)
 
     def read_boot(self) -> BootRecord | None:
-        """Return the last record of this or an earlier boot; ``None`` without a file.
+        """Return the last record of this or an earlier boot; ``None`` if the file does not exist.
 
         Raises:
             StoreError: as for :meth:`read_stop`.
@@ -109,10 +110,10 @@ class ShutdownFiles:
 
     @contextmanager
     def claim(self, within_s: float = 0.0) -> Iterator[bool]:
-        """Claim the exclusive right to stop pods; yields whether the claim succeeded within ``within_s`` seconds.
+        """Acquire the lock on stopping pods; yield whether it was acquired within ``within_s`` seconds.
 
-        The kernel ends the claim with the process. If no lock file can be opened the claim succeeds, since stopping
-        pods is more important than the claim.
+        The kernel releases the lock when the process ends. If no lock file can be opened, the block runs as if the lock
+        were acquired, since stopping pods is more important than the lock.
         """
         descriptor = self._open_lock()
         if descriptor is None:
@@ -124,7 +125,10 @@ class ShutdownFiles:
             os.close(descriptor)
 
     def _open_lock(self) -> int | None:
-        """Return a descriptor of the lock file: an existing one in a state directory that became read-only, too."""
+        """Return a descriptor of the lock file; ``None`` if it cannot be opened.
+
+        An existing file is opened even in a read-only state directory.
+        """
         with suppress(OSError):
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         created = os.O_RDWR | os.O_CREAT
@@ -145,7 +149,7 @@ class ShutdownFiles:
             replace_file(path, _text_of(document))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                # A record of a watching agent would be reported as an unclean stop at the next boot.
+                # An outdated record would be reported as an unclean stop at the next boot.
                 with suppress(OSError):
                     overwrite_file(path, _text_of(document))
                     return
@@ -187,7 +191,7 @@ def _lock(descriptor: int, until_s: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= until_s:
                 return False
-            time.sleep(_LOCK_POLL_S)  # a blocking flock has no deadline
+            time.sleep(_LOCK_POLL_S)  # polling, since a blocking flock has no timeout
         except OSError:
             return True
         else:

@@ -1,4 +1,4 @@
-"""Stops of the node, as part of the history."""
+"""Tables of node stops in the history database: schema, insertion, pruning and queries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OPERATION_TABLE: Final = (
 
 
 def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
-    """Write a stop, replacing an earlier record of it."""
+    """Write a node stop with its pods, replacing its earlier record."""
     connection.execute("DELETE FROM stopped_pods WHERE stop_id = ?", (stop.id,))
     connection.execute(
         "INSERT OR REPLACE INTO node_stops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -75,9 +75,10 @@ def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
 
 
 def prune_stops(connection: sqlite3.Connection, before: datetime | None, maximum: int) -> None:
-    """Delete the stops that began before a time and the oldest above a number; ``None`` and 0 for no limit.
+    """Delete the node stops that started before ``before`` and the oldest above a number; ``None`` and 0 for no limit.
 
-    A stop that began before the build date of the agent was recorded under a wrong clock, so that its age is unknown.
+    A stop that started before the build date of the agent was recorded with a wrong wall clock, so that its age is
+    unknown.
     """
     if before is not None:
         connection.execute(
@@ -91,11 +92,11 @@ def prune_stops(connection: sqlite3.Connection, before: datetime | None, maximum
 
 
 def read_stops(connection: sqlite3.Connection, since: datetime | None, limit: int) -> Iterator[NodeStop]:
-    """Yield stops with their pods, newest first; none from a database without the table."""
+    """Yield the node stops with their pods, newest first; none if the database lacks the table."""
     if not _has_table(connection, "node_stops"):
         return
     operations: dict[str, str] = {}
-    if _has_table(connection, "node_stop_operations"):  # the first versions had none
+    if _has_table(connection, "node_stop_operations"):  # absent in files of the first versions
         operations = dict(connection.execute("SELECT stop_id, operation FROM node_stop_operations"))
     rows = connection.execute(
         "SELECT id, boot_id, kind, started_us, started_s, granted_ms, end, ended_us, dry_run FROM node_stops"

@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 BUSY_TIMEOUT_S: Final = 2.0
 BROKEN: Final = (OSError, StoreError, sqlite3.DatabaseError)
-"""Exceptions of file operations."""
+"""Exceptions raised when a database file cannot be opened, read or written."""
 
 _MAX_INTEGER: Final = 2**63 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Migrations = tuple[tuple[str, ...], ...]
-"""Statements for each schema version that migrate from the previous version."""
+"""For each schema version, the SQL statements that migrate a file from the previous version."""
 
 
 def connect(path: Path, migrations: Migrations, additions: Sequence[str] = ()) -> sqlite3.Connection:
-    """Return a connection for writing; the file is created and its schema migrated.
+    """Return a connection for writing; the file is created if necessary, and its schema is migrated.
 
-    The connection may be used by any thread, by one at a time.
+    Any thread may use the connection, but only one thread at a time.
 
     Args:
-        path: the file; its directory is created too.
+        path: the file; its directory is created if necessary.
         migrations: statements for each schema version.
-        additions: statements that create tables and indexes unless they exist. Older versions of the agent ignore
-            these, so that they require no new schema version, which older versions would refuse.
+        additions: statements that create tables and indexes unless they exist. Older versions of the agent ignore these
+            tables and indexes; a new schema version is unnecessary, and older versions would refuse it.
 
     Raises:
         StoreError: a newer version of the agent wrote it.
-        OSError: its directory cannot be created.
+        OSError: the directory of the file cannot be created.
         sqlite3.DatabaseError: the file cannot be opened or is corrupt.
     """
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -57,10 +57,10 @@ def connect(path: Path, migrations: Migrations, additions: Sequence[str] = ()) -
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of a file; ``None`` if it does not exist.
+    """Return the device and inode number of a file; ``None`` if the file does not exist.
 
     Raises:
-        OSError: its directory is inaccessible.
+        OSError: the directory of the file is inaccessible.
     """
     try:
         found = path.stat()
@@ -70,13 +70,17 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Return a read-only connection to an existing file; ``sqlite3`` raises its errors."""
+    """Return a read-only connection to an existing file.
+
+    Raises:
+        sqlite3.DatabaseError: the file cannot be opened.
+    """
     uri = f"{path.absolute().as_uri()}?mode=ro"
     return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
 
 
 def check_version(connection: sqlite3.Connection, newest: int) -> int:
-    """Return the schema version of a file.
+    """Return the schema version of a database file; 0 for a file without tables.
 
     Raises:
         StoreError: a newer version of the agent wrote it.
@@ -88,7 +92,7 @@ def check_version(connection: sqlite3.Connection, newest: int) -> int:
 
 
 def check(connection: sqlite3.Connection) -> None:
-    """Check the integrity of a file.
+    """Check the integrity of a database file.
 
     Raises:
         sqlite3.DatabaseError: the file is corrupt.
@@ -99,7 +103,7 @@ def check(connection: sqlite3.Connection) -> None:
 
 
 def fault_of(path: Path) -> str:
-    """Return the fault of a file, opened read-only and checked completely; empty without one."""
+    """Return the error of a complete read-only check of a database file; empty if the file is valid."""
     try:
         with closing(open_for_reading(path)) as connection:
             check(connection)
@@ -109,7 +113,7 @@ def fault_of(path: Path) -> str:
 
 
 def is_corrupt(error: sqlite3.DatabaseError) -> bool:
-    """Return whether an error indicates a corrupt file, not a temporarily inaccessible one."""
+    """Return whether an error indicates a corrupt file and not a temporarily inaccessible file."""
     if isinstance(error, sqlite3.OperationalError):
         return False
     name = getattr(error, "sqlite_errorname", "")  # absent in errors raised by this module
@@ -117,16 +121,16 @@ def is_corrupt(error: sqlite3.DatabaseError) -> bool:
 
 
 def is_of_file(error: Exception) -> bool:
-    """Return whether an error of a statement is caused by the file or its disk, not by the written values."""
+    """Return whether the cause of a failed statement is the file or its disk, and not the written values."""
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
         return is_corrupt(error)
     return isinstance(error, BROKEN)
 
 
 def storable(*values: object) -> tuple[object, ...]:
-    """Return values that SQLite can store: integers capped at 64 bits, texts that are not UTF-8 as their bytes.
+    """Return values that SQLite can store: integers limited to 64 bits, texts that are not UTF-8 as bytes.
 
-    ``stored_text`` reverses the latter, so that names of files are stored exactly.
+    :func:`stored_text` restores such a text from its bytes, so that file names are stored exactly.
     """
     return tuple(
         _storable_text(each)
@@ -139,7 +143,7 @@ def storable(*values: object) -> tuple[object, ...]:
 
 
 def stored_text(value: object) -> str:
-    """Return the text of a stored value; bytes that are not UTF-8 become surrogates."""
+    """Return the text of a stored value; bytes that are not UTF-8 are decoded as surrogates."""
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
 
 
@@ -149,7 +153,7 @@ def _storable_text(text: str) -> str | bytes:
 
 
 def quarantine(path: Path, error: sqlite3.DatabaseError) -> str:
-    """Rename a corrupt file with its ``-wal`` and ``-shm`` files; return a sentence for operators.
+    """Rename a corrupt file with its ``-wal`` and ``-shm`` files; return a notice for operators.
 
     Raises:
         OSError: the file cannot be renamed.
@@ -163,7 +167,7 @@ def quarantine(path: Path, error: sqlite3.DatabaseError) -> str:
 
 
 def micros(moment_: datetime) -> int:
-    """Return a time in whole microseconds since 1970."""
+    """Return a time as whole microseconds since 1970."""
     delta = moment_ - _EPOCH
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 

@@ -1,4 +1,4 @@
-"""File of the usage of images and snapshots: reading, writing, and its health."""
+"""Database file of image and snapshot usage: reading, writing and health."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class StoreHealth(Record):
-    """Health of the database.
+    """Health of the database file.
 
     Attributes:
-        problem: reason that the usage is not on disk, with the consequence; empty otherwise.
+        problem: error because of which the usage is not on disk, with the consequence; empty while the file is usable.
     """
 
     problem: str = ""
@@ -34,16 +34,16 @@ class StoreHealth(Record):
 
 
 class StateFile:
-    """The file of a database whose authoritative state is in memory. Its methods block and never raise.
+    """Database file with a copy of the state in memory. Its methods block; ``read`` and ``write`` never raise.
 
     Attributes:
-        written: content of the file, as far as known; ``None`` if the next write has to be complete.
-        loaded: whether the content of the file is known, or there was none.
-        health: with the cause while the file cannot be read or written.
+        written: last content read from or written to the file; ``None`` if the next write has to be complete.
+        loaded: whether the file was read, did not exist, or was quarantined.
+        health: health of the file, with the cause while the file cannot be read or written.
     """
 
     def __init__(self, path: Path, *, read_only: bool, on_lost: Callable[[], None]) -> None:
-        """Prepare the file without reading it; ``on_lost`` is called when its content cannot be read."""
+        """Configure the file without reading it; ``on_lost`` is called when the content cannot be read."""
         self._path = path
         self._read_only = read_only
         self._on_lost = on_lost
@@ -56,7 +56,7 @@ class StateFile:
 
     @property
     def writable(self) -> bool:
-        """Whether the file may be written: not before its content is known."""
+        """Whether the file may be written: it is not read-only and ``loaded`` is true."""
         return self.loaded and not self._read_only
 
     def take_notices(self) -> tuple[str, ...]:
@@ -65,7 +65,10 @@ class StateFile:
         return notices
 
     def read(self) -> StoredUsage | None:
-        """Return the content; ``None`` without a file or if it cannot be read. A corrupt file is quarantined."""
+        """Return the content of the file; ``None`` if it does not exist or cannot be read.
+
+        A corrupt file is quarantined.
+        """
         try:
             file = identity(self._path)
             if file is None:
@@ -88,7 +91,7 @@ class StateFile:
         return stored
 
     def write(self, now: StoredUsage, *, only_if_due: bool = False) -> None:
-        """Write the changes since the last write; with ``only_if_due`` no more often than needed."""
+        """Write the changes since the last write; with ``only_if_due``, only if ``write_interval.is_due``."""
         if not self.writable:
             return
         try:
@@ -111,7 +114,7 @@ class StateFile:
         self.health = StoreHealth()
 
     def open_for_reading(self) -> sqlite3.Connection:
-        """Return a read-only connection, which creates ``-wal`` and ``-shm`` files only to read a ``-wal``."""
+        """Return a read-only connection; it creates no ``-wal`` and ``-shm`` files unless a ``-wal`` file exists."""
         unfinished = identity(self._path.with_name(f"{self._path.name}-wal")) is not None
         uri = f"{self._path.absolute().as_uri()}?{'mode=ro' if unfinished else 'immutable=1'}"
         return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
@@ -126,14 +129,17 @@ class StateFile:
         return connection
 
     def _forget_written(self, change: str) -> None:
-        """Make the next write complete, since something else changed the file, such as the restoring of a backup."""
+        """Make the next write complete and add a notice, since another program changed the file.
+
+        An example is a restored backup.
+        """
         self.written = None
         self._notices.append(
             f"state database {self._path} was {change}; writing the complete usage of images from memory"
         )
 
     def _handle_error(self, error: sqlite3.DatabaseError) -> None:
-        """Quarantine a corrupt file; otherwise report it as inaccessible."""
+        """Quarantine the file if it is corrupt and not read-only; otherwise set ``health`` to the error."""
         if self._read_only or not is_corrupt(error):
             self._fail(str(error))
             return

@@ -1,4 +1,4 @@
-"""Unfinished passes of this process, and the written part of each."""
+"""Unfinished passes of this process in the history, and the part of each pass that is already written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class UnfinishedPass:
-    """A pass with its planned removals and the outcomes so far."""
+    """Unfinished pass with its planned removals and the outcomes so far."""
 
     def __init__(self, past: PastPass) -> None:
         self._past = past
@@ -26,16 +26,16 @@ class UnfinishedPass:
 
     @property
     def past(self) -> PastPass:
-        """The pass with the outcomes so far."""
+        """Record of the pass with the outcomes so far."""
         return replace(self._past, actions=tuple(self._actions))
 
     def extend(self, actions: Sequence[PastAction]) -> None:
-        """Add the planned removals of a further round."""
+        """Add the planned removals of a further round of the pass."""
         self._changed.update(range(len(self._actions), len(self._actions) + len(actions)))
         self._actions.extend(actions)
 
     def update(self, outcomes: Mapping[int, PastAction], duration_s: float) -> None:
-        """Replace planned removals, by position, by removals with an outcome."""
+        """Replace planned removals by removals with an outcome, by position in the pass."""
         known = [position for position in outcomes if position < len(self._actions)]
         for position in known:
             self._actions[position] = outcomes[position]
@@ -43,12 +43,12 @@ class UnfinishedPass:
         self._past = replace(self._past, duration_s=duration_s)
 
     def write(self, connection: sqlite3.Connection, number: int, writer: ProcessIdentity) -> None:
-        """Write the changes, or the whole pass if the file may lack it; see :meth:`written`.
+        """Write the changes since the last commit, or the whole pass if the file may lack it; see :meth:`written`.
 
         Args:
             connection: inside a transaction.
-            number: number of the connection.
-            writer: this process.
+            number: number of the connection, which changes when the file is reopened.
+            writer: identity of this process.
         """
         if number == self._written_to:
             if not self._changed:
@@ -59,6 +59,6 @@ class UnfinishedPass:
         insert_unfinished(connection, self.past, writer)
 
     def written(self, number: int) -> None:
-        """Record the commit of the transaction of :meth:`write` on this connection."""
+        """Record that the transaction of :meth:`write` was committed on the connection with this number."""
         self._written_to = number
         self._changed.clear()

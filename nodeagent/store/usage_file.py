@@ -1,4 +1,4 @@
-"""Content of the database of image usage: schema, reading, writing."""
+"""Tables of the image usage database: schema, reading and writing."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ _OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_la
 
 
 class StoredUsage(Record):
-    """Content of the file, all times in node time.
+    """Content of the image usage database, with all times in node time.
 
     Attributes:
-        clock: the clock record; ``None`` in files of 0.1, whose times are by the wall clock.
+        clock: the clock record; ``None`` if the file contains none.
         first_seen: first observations of items whose own time contradicts the clock.
     """
 
@@ -76,7 +76,7 @@ class StoredUsage(Record):
 
 
 def read_usage(connection: sqlite3.Connection) -> StoredUsage:
-    """Return the content of the file; empty for a file without tables.
+    """Return the content of the database; empty for a file without tables.
 
     Raises:
         StoreError: a newer version of the agent wrote it.
@@ -94,7 +94,7 @@ def read_usage(connection: sqlite3.Connection) -> StoredUsage:
 
 
 def last_write(connection: sqlite3.Connection) -> str:
-    """Return the id of the last write to the file; empty without one, as in files of 0.1."""
+    """Return the id of the last write to the file; empty if the file has none, as in files of version 0.1."""
     if check_version(connection, len(MIGRATIONS)) == 0:
         return ""
     row = connection.execute("SELECT value FROM meta WHERE key = ?", (_LAST_WRITE,)).fetchone()
@@ -104,7 +104,10 @@ def last_write(connection: sqlite3.Connection) -> str:
 def write_usage(
     connection: sqlite3.Connection, now: StoredUsage, written: StoredUsage | None, write_id: str = ""
 ) -> None:
-    """Write the differences to ``written``, everything if that is ``None``, and the id of this write."""
+    """Write the differences between ``now`` and ``written``, and ``write_id``.
+
+    If ``written`` is ``None``, all of ``now`` is written.
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
         if written is None:
@@ -153,14 +156,14 @@ def _read_tables(connection: sqlite3.Connection, *, complete: bool) -> StoredUsa
             for kind, item, state, boot_id, seen_s in seen
         }
     former = _former_clock(meta)
-    if former is not None and _CLOCK in meta:  # 0.1 wrote the file after this version: its times are by the wall clock
+    if former is not None and _CLOCK in meta:  # version 0.1 wrote the file last, in wall time
         return StoredUsage(usage, former, None, gaps, items)
     clock = _decoded_clock(meta[_CLOCK]) if _CLOCK in meta else former
     return StoredUsage(usage, clock, _decoded_observation(meta), gaps, items)
 
 
 def _former_clock(meta: Mapping[str, str]) -> ClockRecord | None:
-    """Return the clock record of a file of 0.1, which moved its times with every jump; ``None`` without one."""
+    """Return the clock record of a file of version 0.1, which moved all times at every jump; ``None`` without one."""
     if any(key not in meta for key in _FORMER_CLOCK_KEYS):
         return None
     boot_id, boottime_s, wall_us = (meta[key] for key in _FORMER_CLOCK_KEYS)
@@ -172,10 +175,10 @@ def _former_clock(meta: Mapping[str, str]) -> ClockRecord | None:
 
 
 def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
-    """Return the stored observation; ``None`` in files of 0.1, which recorded none.
+    """Return the stored observation; ``None`` if the file has none, as files of version 0.1.
 
     Raises:
-        ValueError: the values are impossible.
+        ValueError: the stored times are impossible.
     """
     if any(key not in meta for key in _OBSERVATION_KEYS):
         return None
@@ -187,7 +190,7 @@ def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
 
 
 def _encoded(clock: ClockRecord | None, observation: Observation | None) -> dict[str, str]:
-    """Return the rows of ``meta``."""
+    """Return the rows of table ``meta`` for the clock record and the observation, by key."""
     values: dict[str, str] = {}
     if clock is not None:
         values[_CLOCK] = _encoded_clock(clock)
@@ -271,7 +274,7 @@ def _write_items(
 
 
 def _blob(name: str) -> bytes:
-    """Return a name as bytes: names of files need not be UTF-8."""
+    """Return a name as bytes, since file names need not be UTF-8."""
     return name.encode("utf-8", "surrogateescape")
 
 

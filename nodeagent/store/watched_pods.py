@@ -1,4 +1,4 @@
-"""Pods of the API server as known last, for a shutdown or a start during which the network is away."""
+"""Last pods received from the API server, stored for a shutdown or a start of the agent without a network."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FORMAT: Final = 1
 
 
 class StoredPods(msgspec.Struct, frozen=True, kw_only=True):
-    """The pods of a node.
+    """Stored pods of a node.
 
     Attributes:
-        version: of this format.
+        version: version of the file format.
         node: name of the node.
-        at: time of the API server's last answer, aware UTC.
+        at: time of the last response of the API server, aware UTC.
     """
 
     version: int
@@ -36,10 +36,10 @@ class StoredPods(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_watched_pods(directory: Path, node: str, pods: Iterable[PodSpec], at: datetime) -> None:
-    """Write the pods; blocking.
+    """Write the pods to the file; blocks.
 
     Raises:
-        StoreError: the file cannot be written, or would exceed its limit; the previous one is kept.
+        StoreError: the file cannot be written, or would exceed ``MAX_BYTES``; the previous file is kept.
     """
     path = directory / FILE_NAME
     text = msgspec.json.encode(StoredPods(version=_FORMAT, node=node, at=at, pods=tuple(pods)))
@@ -53,10 +53,10 @@ def write_watched_pods(directory: Path, node: str, pods: Iterable[PodSpec], at: 
 
 
 def read_watched_pods(directory: Path, node: str) -> StoredPods | None:
-    """Return the stored pods of a node; ``None`` without any; blocking.
+    """Return the stored pods of a node; ``None`` if no usable file of the node exists. Blocks.
 
     Raises:
-        StoreError: the file cannot be read, is too large or malformed.
+        StoreError: the file cannot be read, exceeds ``MAX_BYTES`` or is malformed.
     """
     path = directory / FILE_NAME
     try:

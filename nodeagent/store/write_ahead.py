@@ -1,11 +1,11 @@
-"""Unfinished passes in the history: planned removals before the first of them, outcomes after each removal.
+"""Write-ahead records of unfinished passes: the planned removals before the first removal, then each outcome.
 
 A pass is written with its planned removals before the first removal, and these records are synced: the runtime makes
-its removals durable, so that after a power failure a removal could exist without a record. Outcomes are written without
-a sync. They survive the end of the process, and an outcome lost in a power failure is read as unknown.
+its removals durable, so that after a power failure an unsynced record of a removal could be missing. Outcomes are
+written without a sync. They survive the end of the process, and an outcome lost in a power failure is read as unknown.
 
-The writer of an unfinished pass is recorded by pid, boot and start time. Once that process has ended, the pass is
-interrupted, and removals without an outcome have the outcome ``unknown``.
+The process that writes an unfinished pass is recorded by pid, boot id and start time. Once that process has ended, the
+pass is interrupted, and removals without an outcome have the outcome ``unknown``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GONE: Final = frozenset({"done", "gone"})
 
 
 class InterruptedPass(Record):
-    """A pass without result because of the end of its process.
+    """Pass without a result because its process ended.
 
     Attributes:
         removed: number of items recorded as removed.
@@ -53,7 +53,7 @@ class InterruptedPass(Record):
 
 
 def insert_unfinished(connection: sqlite3.Connection, past: PastPass, writer: ProcessIdentity) -> None:
-    """Write a pass that has not finished, replacing an earlier record of it."""
+    """Write an unfinished pass and its writer, replacing an earlier record of the pass."""
     insert_pass(connection, past)
     connection.execute(
         "INSERT INTO writers VALUES (?, ?, ?, ?)",
@@ -64,12 +64,12 @@ def insert_unfinished(connection: sqlite3.Connection, past: PastPass, writer: Pr
 def update_unfinished(
     connection: sqlite3.Connection, pass_id: str, actions: Mapping[int, PastAction], duration_s: float, total: int
 ) -> bool:
-    """Write actions of an unfinished pass, by position; return whether the pass is recorded.
+    """Write actions of an unfinished pass, by position; return whether the pass is recorded as unfinished.
 
     Args:
         connection: inside a transaction.
         pass_id: id of the pass.
-        actions: new actions and changed ones.
+        actions: new and changed actions, by position.
         duration_s: duration of the pass so far.
         total: number of planned removals so far.
     """
@@ -84,7 +84,7 @@ def update_unfinished(
 
 
 def read_writers(connection: sqlite3.Connection) -> dict[str, ProcessIdentity]:
-    """Return the writer of each unfinished pass; none in files of version 0.1."""
+    """Return the writer of each unfinished pass by pass id; empty for files of version 0.1."""
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'writers'").fetchone() is None:
         return {}
     rows = connection.execute("SELECT pass_id, pid, boot_id, started_ticks FROM writers")
@@ -95,12 +95,12 @@ def read_writers(connection: sqlite3.Connection) -> dict[str, ProcessIdentity]:
 
 
 def close_unfinished(connection: sqlite3.Connection, pass_id: str, cause: str) -> InterruptedPass | None:
-    """Record an unfinished pass as interrupted; return ``None`` if it is not recorded as unfinished.
+    """Record an unfinished pass as interrupted and return its summary; ``None`` if it is not recorded as unfinished.
 
     Args:
         connection: inside a transaction.
         pass_id: id of the pass.
-        cause: cause of its end, such as ``killed``.
+        cause: cause of the interruption, such as ``killed``.
     """
     past = read_pass(connection, pass_id)
     if past is None or past.result != RUNNING:
@@ -112,7 +112,7 @@ def close_unfinished(connection: sqlite3.Connection, pass_id: str, cause: str) -
 
 
 def interrupted(past: PastPass, cause: str) -> PastPass:
-    """Return an unfinished pass as interrupted: planned removals without an outcome are unknown."""
+    """Return an unfinished pass as interrupted: planned removals without an outcome have the outcome ``unknown``."""
     unknown = f"outcome unknown, {cause} before the result was recorded"
     actions = tuple(
         replace(each, outcome=UNKNOWN, detail=unknown) if each.outcome == PLANNED else each for each in past.actions
@@ -128,7 +128,7 @@ def interrupted(past: PastPass, cause: str) -> PastPass:
 
 
 def summary_of(past: PastPass) -> InterruptedPass:
-    """Return the summary of an interrupted pass."""
+    """Return the summary of an interrupted pass: the numbers of removed items and of unknown outcomes."""
     return InterruptedPass(
         past.id,
         past.started_at,

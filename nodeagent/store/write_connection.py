@@ -1,4 +1,4 @@
-"""Connection for writing, kept open between transactions."""
+"""SQLite connection for writing, kept open between transactions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 _FileState = tuple[int, int, int, int]
-"""Device, inode, size, and time of the last change of content in nanoseconds."""
+"""Device, inode number, size in bytes, and modification time in nanoseconds of a file."""
 
 
 class WriteConnection:
-    """Opens a file with the first transaction and keeps it open until closed, or until the file was replaced.
+    """Connection opened by the first transaction, and kept until it is closed or the file is replaced.
 
-    The last connection of a file copies the write-ahead log into it and syncs both when it is closed. A new connection
-    per transaction would repeat this with each batch of a pass.
+    When the last connection to a file is closed, SQLite copies the write-ahead log into the file and syncs both. A new
+    connection per transaction would repeat the copy and the syncs with each batch of a pass.
 
-    Only its closing writes to the file itself, except for a log of more than 4 MiB. A file that changed otherwise is
-    checked with the next transaction: a backup that was copied over it while it was open has made it corrupt, which a
-    transaction notices only if it reads the damaged pages.
+    SQLite writes to the file itself only at that time or when the write-ahead log exceeds 4 MiB. A file that changed at
+    any other time is checked at the next transaction: a backup copied over an open file corrupts it, and a transaction
+    detects the corruption only if it reads a damaged page.
     """
 
     def __init__(self, path: Path, migrations: Migrations, additions: Sequence[str]) -> None:
@@ -41,14 +41,17 @@ class WriteConnection:
 
     @contextmanager
     def transaction(self, *, durable: bool) -> Iterator[tuple[sqlite3.Connection, int]]:
-        """Yield the connection inside a transaction, with its number; another number can indicate another file.
+        """Yield the connection inside a transaction, with its number.
+
+        After a change of the number, the file may be another file.
 
         Args:
-            durable: whether the transaction is synced before the block ends. Without it, it survives the end of the
-                process and can be lost in a power failure.
+            durable: whether the transaction is synced before the block ends. An unsynced transaction survives the end
+                of the process but can be lost in a power failure.
 
         Raises:
-            StoreError, OSError, sqlite3.DatabaseError: as ``connect``; the connection is closed.
+            StoreError, OSError, sqlite3.DatabaseError: the transaction fails or a condition of ``sqlite.connect``
+                applies; the connection is closed.
         """
         try:
             connection = self._open()
@@ -61,7 +64,7 @@ class WriteConnection:
             raise
 
     def close(self) -> None:
-        """Close the connection; the next transaction opens another."""
+        """Close the connection; the next transaction opens a new connection."""
         connection, self._connection, self._file = self._connection, None, None
         if connection is not None:
             is_unchanged = self._state is not None and self._state == _state(self._path)
@@ -69,7 +72,7 @@ class WriteConnection:
             self._state = _state(self._path) if is_unchanged else None
 
     def _open(self) -> sqlite3.Connection:
-        # The inode number of an open file is not reused.
+        # Comparing inode numbers is sufficient: the inode number of an open file is not reused.
         if self._connection is not None and self._file == identity(self._path):
             if self._state != _state(self._path):
                 check(self._connection)
@@ -90,7 +93,7 @@ class WriteConnection:
 
 
 def _state(path: Path) -> _FileState | None:
-    """Return the state of the file; ``None`` if it cannot be read."""
+    """Return the device, inode number, size and modification time of the file; ``None`` if they cannot be read."""
     try:
         found = path.stat()
     except OSError:

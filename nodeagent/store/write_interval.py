@@ -1,9 +1,9 @@
-"""Interval between writes of image usage that differ in time only.
+"""Interval between writes of image usage if only times have changed.
 
-Each write syncs the disk, which takes longer than all other parts of an observation, and every reading request of the
-control API is an observation. An observation that adds only time to the written one is therefore written with a later
-one. A process that ends before continues with slightly earlier times of use; a first detection, a new user of an image,
-a gap or a jump of the clock is written at once.
+Each write syncs the disk, which takes longer than all other parts of an observation, and every read request of the
+control API is an observation. If only times have changed since the written observation, the write is therefore deferred
+to a later observation. A process that ends before that write leaves slightly earlier times of use in the file. A first
+detection, the first use of an image, a gap or a jump of the clock is written immediately.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from nodeagent.store.usage_file import StoredUsage
 
 UNWRITTEN_S: Final = 5.0
-"""Maximum age of the written times, in seconds."""
+"""Maximum difference of the current and the written times, in seconds."""
 
 
 def is_due(now: StoredUsage, written: StoredUsage | None) -> bool:
-    """Return whether a state has to be written: it adds more to the written one than ``UNWRITTEN_S`` seconds."""
+    """Return whether a state has to be written: not if only times changed, by less than ``UNWRITTEN_S`` seconds."""
     if written is None or now.observation is None or written.observation is None:
         return True
     before, after = written.observation, now.observation
@@ -36,7 +36,7 @@ def is_due(now: StoredUsage, written: StoredUsage | None) -> bool:
 
 
 def _fixed_clock(record: ClockRecord | None) -> tuple[object, ...]:
-    """Return the fields that do not advance with every reading."""
+    """Return the fields of a clock record that do not change with every reading."""
     if record is None:
         return ()
     known = (record.known_wall is None, record.calendar_zero is None)

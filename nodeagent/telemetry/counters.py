@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 MAX_SERIES: Final = 200
-"""Maximum number of label combinations per metric; further ones are counted as ``other``."""
+"""Maximum number of label combinations per metric; further combinations are counted as ``other``."""
 
 OTHER: Final = "other"
 
@@ -53,12 +53,12 @@ class Metric(NamedTuple):
 _PASS_S: Final = (60.0, 600.0)
 _READING_S: Final = (0.1, 1.0, 5.0, 30.0)
 _READING: Final = re.compile(r"(^|_)(list|status|statuses|version|info|stats|usage|get|plugins)(_|$)")
-"""Operation types of calls that only read from the runtime."""
+"""Operation types of calls that only read from the runtime; only the duration of these calls is measured."""
 _WITHOUT_TARGET: Final = "containers"
-"""Scope of passes without a target in bytes; its series would be zero on every node."""
+"""Scope of passes without a target in bytes; target metrics of this scope would be 0 on every node."""
 _EVICTION_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _THRESHOLD: Final = ("threshold", "signal", "kind")
-_PATH: Final = "path"  # of an image filesystem besides the first; otherwise empty, in Prometheus the same as no label
+_PATH: Final = "path"  # label for additional image filesystems; Prometheus treats an empty label as absent
 
 _CRI_ERRORS: Final = "kubelet_runtime_operations_errors_total"
 
@@ -159,9 +159,9 @@ METRICS: Final[Mapping[str, Metric]] = {
     "nodeagent_pod_list_up": Metric(
         Kind.GAUGE, "1 if the last reading of a list of the pods bound to this node succeeded.", ("source",)
     ),
-    "nodeagent_pod_list_partial": Metric(Kind.GAUGE, "1 while a pod list is known to lack pods.", ("source",)),
+    "nodeagent_pod_list_partial": Metric(Kind.GAUGE, "1 while pods are missing in a pod list.", ("source",)),
     "nodeagent_pod_list_synced": Metric(
-        Kind.GAUGE, "1 while a pod list has all pods, so that a missing one is deleted.", ("source",)
+        Kind.GAUGE, "1 while a pod list is complete, so that a missing pod is deleted.", ("source",)
     ),
     "nodeagent_pod_list_pods": Metric(Kind.GAUGE, "Pods in a pod list.", ("source",)),
     "nodeagent_pod_list_read_timestamp_seconds": Metric(
@@ -190,10 +190,10 @@ METRICS: Final[Mapping[str, Metric]] = {
 
 
 class Histogram:
-    """Values of one histogram.
+    """Observed values of one histogram.
 
     Attributes:
-        counts: values per bucket, not cumulative; the last bucket has no upper bound.
+        counts: number of values per bucket, not cumulative; the last bucket has no upper bound.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -210,7 +210,7 @@ class Histogram:
 
 
 class Counters:
-    """Counters and gauges by metric and label values; for use in one thread.
+    """Counters, gauges and histograms by metric and label values; not thread-safe.
 
     Attributes:
         values: counters and gauges, by metric and label values.
@@ -227,7 +227,7 @@ class Counters:
         self.runtime_down: set[str] = set()
 
     def add(self, name: str, *labels: str, by: float = 1) -> None:
-        """Add to a counter, which starts at 0."""
+        """Add ``by`` to a counter; a new counter starts at 0."""
         series = self.values.setdefault(name, {})
         key = _bounded(series, labels)
         series[key] = series.get(key, 0) + by
@@ -251,7 +251,7 @@ class Counters:
         Args:
             method: name of the RPC, such as ``ListPodSandbox`` of the CRI or ``leases.List`` of the containerd API.
             took_s: duration in seconds.
-            status: gRPC status name. ``CANCELLED`` is a cancellation by the agent and no error.
+            status: gRPC status name. ``CANCELLED`` is a cancellation by the agent and not counted as an error.
         """
         operation, of_containerd = _operation(method), "." in method
         calls = "nodeagent_containerd_calls_total" if of_containerd else "kubelet_runtime_operations_total"
@@ -273,12 +273,12 @@ class Counters:
 
     @property
     def now_s(self) -> float:
-        """Seconds since 1970."""
+        """Current Unix time in seconds."""
         return self._clock.now().timestamp()
 
 
 def _bounded(series: Mapping[tuple[str, ...], object], labels: tuple[str, ...]) -> tuple[str, ...]:
-    # Encoded before counting: two series that differ before the encoding only would fail the whole scrape.
+    # Labels are encoded before counting: two series with equal encoded labels would fail the whole scrape.
     encoded = tuple(map(encodable, labels))
     return encoded if encoded in series or len(series) < MAX_SERIES else (OTHER,) * len(encoded)
 
@@ -346,7 +346,7 @@ def _runtime_unavailable(counters: Counters, event: Mapping[str, object]) -> Non
 
 
 def _counts(name: str, *labels: str, by: str = "") -> Callable[[Counters, Mapping[str, object]], None]:
-    """Return a handler that counts an event, labelled with the values of some of its keys."""
+    """Return a handler that counts an event, or adds its value ``by``; ``labels`` are keys of the event."""
 
     def count(counters: Counters, event: Mapping[str, object]) -> None:
         counters.add(name, *(_text(event, key) for key in labels), by=_number(event, by) if by else 1)
@@ -365,7 +365,7 @@ def _stamps(name: str) -> Callable[[Counters, Mapping[str, object]], None]:
 
 
 def _failed_as(end: str) -> Callable[[Counters, Mapping[str, object]], None]:
-    """Return a handler that counts a pass without a ``pass_finished`` event."""
+    """Return a handler that counts a pass that has no ``pass_finished`` event, with the result ``end``."""
     return lambda counters, event: counters.add("nodeagent_passes_total", _text(event, "loop"), end)
 
 
@@ -397,4 +397,4 @@ _HANDLERS: Final[Mapping[str, Callable[[Counters, Mapping[str, object]], None]]]
     "config_rejected": _counts_as("nodeagent_config_reloads_total", "refused"),
 }
 COUNTED_EVENTS: Final = frozenset(_HANDLERS)
-"""Names of the events with a counter of their own, all of them in the event catalogue; compared by a test."""
+"""Names of the events with a separate handler; a test checks that the event catalogue contains these names."""

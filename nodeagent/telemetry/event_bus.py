@@ -22,10 +22,10 @@ _subscribers: list[Subscriber] = []
 
 
 def subscribe(subscriber: Subscriber) -> None:
-    """Deliver all events from now on to ``subscriber``, at any configured level; debug events only if logged.
+    """Deliver all further events to ``subscriber``, at any configured log level; debug events only if logged.
 
     Raises:
-        UsageError: ``MAX_SUBSCRIBERS`` are subscribed already.
+        UsageError: the bus already has ``MAX_SUBSCRIBERS`` subscribers.
     """
     if len(_subscribers) >= MAX_SUBSCRIBERS:
         raise UsageError(f"limit of {MAX_SUBSCRIBERS} event subscribers reached; retry after one has disconnected")
@@ -33,13 +33,13 @@ def subscribe(subscriber: Subscriber) -> None:
 
 
 def unsubscribe(subscriber: Subscriber) -> None:
-    """Remove a subscriber; an unknown one is ignored."""
+    """Remove a subscriber; an unknown subscriber is ignored."""
     if subscriber in _subscribers:
         _subscribers.remove(subscriber)
 
 
 def publish(values: Mapping[str, object]) -> None:
-    """Deliver an event to all subscribers. It never raises: a subscriber that raises is unsubscribed."""
+    """Deliver an event to all subscribers. A subscriber that raises an exception is unsubscribed."""
     if not _subscribers:
         return
     event = {key: value for key, value in values.items() if key != "exc_info"}
@@ -53,7 +53,7 @@ def publish(values: Mapping[str, object]) -> None:
 class Subscription:
     """Queue of the events since ``__enter__``. A full queue drops its oldest event.
 
-    It belongs to one event loop.
+    A subscription is for use in one event loop only.
 
     Attributes:
         missed: number of dropped events.

@@ -1,7 +1,7 @@
 """Catalogue of log events: message ID and message template of each.
 
 An event without an entry is logged without a message ID. The explanations for ``journalctl -x`` are in
-``systemd/nodeagent.catalog``; a test compares the two.
+``systemd/nodeagent.catalog``; a test compares both files.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class _TemplateValues(dict[str, object]):
 
 
 def sentence(name: str, values: Mapping[str, object]) -> str:
-    """Return the message of an event; its name and values for an event outside the catalogue."""
+    """Return the message of an event; for an event without a catalogue entry, its name and values."""
     event = EVENTS.get(name)
     if event is not None:
         return event.sentence.format_map(_TemplateValues({key: _text(value) for key, value in values.items()}))

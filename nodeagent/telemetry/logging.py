@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _without_rich() -> Iterator[None]:
-    """Hide rich from structlog, which would import it (5 MiB) for coloured tracebacks; the agent logs plain ones."""
+    """Hide rich from structlog: the import takes 5 MiB, and the agent logs tracebacks without colours."""
     if "rich" in sys.modules:
         yield
         return
@@ -44,7 +44,7 @@ with _without_rich():
 
 
 class _JournalRenderer:
-    """Sends events to journald, and writes a JSON line for an entry that journald rejects."""
+    """Renderer that sends events to journald; an entry that journald rejects is written as a JSON line."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -59,7 +59,7 @@ class _JournalRenderer:
 
 
 class _EventPublisher:
-    """Publishes each event on the bus, then drops events below the configured level."""
+    """Processor that publishes each event on the bus, then drops events below the configured level."""
 
     def __init__(self, level: int) -> None:
         self._level = level
@@ -73,7 +73,7 @@ class _EventPublisher:
 
 
 def _escape_values(logger: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Return an event with escaped values; before the renderer, which adds colours of its own."""
+    """Return an event with escaped values; called before the renderer, whose colour codes must not be escaped."""
     del logger, name
     return {key: value if key == "exc_info" else _escaped(value) for key, value in values.items()}
 
@@ -101,8 +101,8 @@ def configure(form: str, level: str, stream: TextIO | None = None) -> FilteringB
     """Configure logging and return the agent's logger.
 
     Args:
-        form: ``console``, ``json``, ``journal``, or ``auto``: console on a terminal, journal where standard error is
-            connected to it, JSON elsewhere.
+        form: ``console``, ``json``, ``journal``, or ``auto``: console on a terminal, journal if standard error is
+            connected to the journal, otherwise JSON.
         level: ``debug``, ``info``, ``warning`` or ``error``.
         stream: output of the log; standard error by default.
     """

@@ -1,9 +1,9 @@
 """Write a root file system as a reproducible OCI image layout in a tar file.
 
-Entries are sorted; owners are root, times those of ``SOURCE_DATE_EPOCH``; permissions are reduced to read and execute,
-so that neither the umask of the build nor a set-user-ID program reaches the image.
+Entries are sorted; the owner is root, the modification time is ``SOURCE_DATE_EPOCH``. File modes are 0755 or 0644, so
+that neither the umask of the build nor a set-user-ID bit is in the image.
 
-Source: OCI image format, image layout and image configuration.
+Source: OCI image specification, "Image Layout" and "Image Configuration".
 """
 
 # ruff: noqa: INP001 - a script, run by its path
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _COMPRESSION: Final = 9
 _WRITABLE: Final = frozenset({"tmp", "var/tmp"})
-"""Directories with the sticky bit, which an unprivileged build does not extract."""
+"""Directories with the sticky bit; a build without root privileges does not extract that bit."""
 _NOBODY: Final = "65534:65534"
-"""User of the image; manifests name root for the daemon, which needs the socket of the runtime."""
+"""User of the image. Manifests of the daemon select root, since only root has access to the runtime socket."""
 _LAYER: Final = "application/vnd.oci.image.layer.v1.tar+gzip"
 _CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
@@ -38,7 +38,7 @@ _INDEX: Final = "application/vnd.oci.image.index.v1+json"
 
 
 def main() -> None:
-    """Write the image given on the command line."""
+    """Write the image layout with the options of the command line."""
     parser = argparse.ArgumentParser(description="Write a root file system as an OCI image layout.")
     parser.add_argument("root", type=Path)
     parser.add_argument("output", type=Path)
@@ -84,11 +84,11 @@ def main() -> None:
     files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index)}
     files |= {f"blobs/sha256/{name}": content for name, content in blobs.items()}
     write_layout(options.output, files, epoch)
-    print(f"{options.output}: {entry['digest']}")  # noqa: T201 - the output of the build
+    print(f"{options.output}: {entry['digest']}")  # noqa: T201 - the digest is the output of the build
 
 
 def write_layer(root: Path, epoch: int) -> tuple[bytes, str]:
-    """Return the compressed layer of a root file system, and the digest of its tar."""
+    """Return the gzip-compressed layer of a root file system, and the digest of the uncompressed tar file."""
     with tempfile.TemporaryFile() as plain:
         write_tar(plain, root, epoch)
         plain.seek(0)
@@ -97,10 +97,10 @@ def write_layer(root: Path, epoch: int) -> tuple[bytes, str]:
 
 
 def write_tar(output: BinaryIO, root: Path, epoch: int) -> None:
-    """Write the files below a root, in sorted order.
+    """Write the files below ``root`` to a tar file, in sorted order.
 
     Raises:
-        ValueError: a file is neither regular nor a directory nor a symbolic link.
+        ValueError: a file is not a regular file, a directory or a symbolic link.
     """
     with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in _sorted_tree(root):
@@ -134,7 +134,7 @@ def _mode(mode: int) -> int:
 
 
 def write_layout(path: Path, files: dict[str, bytes], epoch: int) -> None:
-    """Write the tar file of an image layout in place of a former one."""
+    """Write the tar file of an image layout, replacing a former file atomically."""
     partial = path.with_name(path.name + ".partial")
     with tarfile.open(partial, "w", format=tarfile.USTAR_FORMAT) as tar:
         for name in ("blobs", "blobs/sha256"):
@@ -149,7 +149,7 @@ def write_layout(path: Path, files: dict[str, bytes], epoch: int) -> None:
 
 
 def _add(blobs: dict[str, bytes], media_type: str, content: bytes) -> dict[str, Any]:
-    """Add a blob; return its descriptor."""
+    """Add a blob to the image layout; return its descriptor."""
     digest = _digest(content)
     blobs[digest.removeprefix("sha256:")] = content
     return {"mediaType": media_type, "digest": digest, "size": len(content)}

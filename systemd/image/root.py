@@ -1,6 +1,6 @@
 """Complete the root file system of the image: environment, users, mount points, licences and SBOM.
 
-Only files of a container are kept: no manual pages, translations or documentation except licences.
+Files that a container does not use are removed: manual pages, translations, and documentation except licences.
 """
 
 # ruff: noqa: INP001 - a script, run by its path
@@ -37,7 +37,7 @@ REMOVED: Final = (
     ),
     *("usr/lib/systemd/system/dpkg-db-backup.service", "usr/lib/systemd/system/dpkg-db-backup.timer"),
 )
-"""Not used in the image. Directories of apt and dpkg have the state of the build."""
+"""Files and directories unused in the image. The directories of apt and dpkg contain the state of the build host."""
 MOUNT_POINTS: Final = (
     *("proc", "sys", "dev", "run", "tmp", "root", "etc/nodeagent", "var/tmp", "var/lib/nodeagent"),
     *("var/lib/containerd", "var/log/pods", "var/log/containers", "etc/kubernetes/manifests"),
@@ -62,7 +62,7 @@ _CONTROL_FIELDS: Final = ("Package", "Version", "Architecture", "Maintainer")
 
 
 def main() -> None:
-    """Complete the root file system given on the command line."""
+    """Complete the root file system with the options of the command line."""
     parser = argparse.ArgumentParser(description="Complete the root file system of the image.")
     parser.add_argument("root", type=Path)
     parser.add_argument("debs", type=Path, help="directory of the extracted Debian packages")
@@ -83,12 +83,12 @@ def main() -> None:
 
 
 def prune(root: Path) -> None:
-    """Remove files that a container does not use, and every document except the licences."""
+    """Remove files that a container does not use, and all documentation except the licences."""
     for name in REMOVED:
         shutil.rmtree(root / name, ignore_errors=True)
         if (root / name).is_file():
             (root / name).unlink()
-    for path in root.glob("usr/lib/*/gconv"):  # character sets other than UTF-8
+    for path in root.glob("usr/lib/*/gconv"):  # conversions of character sets; the agent uses only UTF-8
         shutil.rmtree(path)
     for path in (root / "usr/share/doc").rglob("*"):
         if path.is_file() and not path.is_symlink() and path.name != "copyright":
@@ -99,7 +99,7 @@ def prune(root: Path) -> None:
 
 
 def add_environment(root: Path, prefix: str) -> None:
-    """Write the virtual environment around the packages, with the isolated launcher."""
+    """Complete the virtual environment of the installed packages, with a launcher that isolates Python."""
     interpreter = min((root / "usr/bin").glob("python3.*[0-9]")).name
     environment = root / prefix
     write(
@@ -113,14 +113,14 @@ def add_environment(root: Path, prefix: str) -> None:
         (environment / "bin" / name).symlink_to("python")
     write(environment / "bin/nodeagent", LAUNCHER.format(prefix=prefix))
     (environment / "bin/nodeagent").chmod(0o755)
-    # The programs of the wheels are not in the image. Their checksums depend on the path of the building interpreter.
+    # Entry points of the wheels are not in the image, and their checksums depend on the interpreter path of the build.
     for record in environment.glob("lib/*/site-packages/*.dist-info/RECORD"):
         lines = record.read_text().splitlines(keepends=True)
         write(record, "".join(line for line in lines if not line.startswith("../../bin/")))
 
 
 def add_files(root: Path) -> None:
-    """Write users, mount points, licence files, and ``PORTABLE_PREFIXES`` in os-release."""
+    """Write users, mount points and licence files, and add ``PORTABLE_PREFIXES`` to os-release."""
     for name in MOUNT_POINTS:
         (root / name).mkdir(parents=True, exist_ok=True)
     for name, text in FILES.items():
@@ -133,13 +133,13 @@ def add_files(root: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file and its directories."""
+    """Write a file and create its parent directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
 def read_packages(debs: Path) -> Iterator[tuple[dict[str, str], str]]:
-    """Yield the control fields and the SHA-256 of each Debian package, by name."""
+    """Yield the control fields and the SHA-256 digest of each Debian package, sorted by package name."""
     for path in sorted(debs.glob("*.deb")):
         command = ["dpkg-deb", "--field", str(path)]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - found in PATH
@@ -147,7 +147,7 @@ def read_packages(debs: Path) -> Iterator[tuple[dict[str, str], str]]:
 
 
 def add_package_records(root: Path, packages: list[tuple[dict[str, str], str]]) -> None:
-    """Write a record for each package where vulnerability scanners search for packages of images without dpkg."""
+    """Write a record of each Debian package to the path that vulnerability scanners read in images without dpkg."""
     for control, _ in packages:
         lines = [f"{name}: {control[name]}\n" for name in _CONTROL_FIELDS if name in control]
         source = [f"Source: {control['Source']}\n"] if "Source" in control else []
@@ -161,7 +161,10 @@ def sbom(
     architecture: str,
     created: int,
 ) -> dict[str, Any]:
-    """Return the CycloneDX document of the image, a function of its contents; ``libraries`` are those of the wheels."""
+    """Return the CycloneDX SBOM of the image, reproducible from its contents.
+
+    ``libraries`` are the components of the installed wheels.
+    """
     components = [
         _component(
             "library",

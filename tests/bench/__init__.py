@@ -1,1 +1,1 @@
-"""Benchmarks; none of them is a test."""
+"""Benchmarks, which print measurements and are not collected as tests."""

@@ -1,4 +1,4 @@
-"""Run every measurement."""
+"""Run all benchmarks: ``python -m tests.bench``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _REQUIRES_ROOT: Final = frozenset({"bulk removal on a real containerd"})
 
 
 def main() -> int:
-    """Return 1 if a measurement missed its budget, after all of them."""
+    """Run all benchmarks; return 1 if a benchmark exceeded its budget."""
     sys.argv = sys.argv[:1]
     missed = []
     for name, measure in MEASUREMENTS.items():

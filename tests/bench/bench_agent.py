@@ -1,6 +1,6 @@
-"""Cost of the agent as a whole process: a cold preview, and an idle daemon.
+"""Cost of the agent as a process: a cold dry run, and an idle daemon.
 
-The runtime is a simulated one in a process of its own, with 200 images of ten layers and 300 containers.
+The runtime is simulated in a separate process, with 200 images of ten layers and 300 containers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONTROL = "control.sock"
 
 @contextmanager
 def runtime(directory: Path, images: int = IMAGES) -> Iterator[Path]:
-    """Serve the simulated node; yield its configuration file."""
+    """Serve the simulated node; yield the path of a configuration file for it."""
     socket = directory / "runtime.sock"
     command = [sys.executable, "-m", "nodeagent.sim", "--socket", str(socket), "--root", str(directory)]
     sizes = ["--images", str(images), "--layers", str(LAYERS), "--containers", str(CONTAINERS)]
@@ -51,7 +51,7 @@ def runtime(directory: Path, images: int = IMAGES) -> Iterator[Path]:
 
 
 def timed(*command: str, runs: int, socket: Path | None = None) -> list[float]:
-    """Return the wall seconds of each run, after a warm-up run; ``socket`` is that of the daemon."""
+    """Return the wall time of each run in seconds, after a warm-up run; ``socket`` is the daemon's control socket."""
     environment = os.environ | ({} if socket is None else {"NODEAGENT_CONTROL__SOCKET": str(socket)})
     taken = []
     for _ in range(runs + 1):
@@ -62,9 +62,11 @@ def timed(*command: str, runs: int, socket: Path | None = None) -> list[float]:
 
 
 def at_rest(config: Path, seconds: float, runs: int) -> tuple[float, float, list[float]]:
-    """Return the daemon's resident MiB and percent of a core, averaged over ``seconds`` after its first passes.
+    """Measure an idle daemon for ``seconds`` after its first passes.
 
-    Also the wall seconds of a status command.
+    Returns:
+        Its resident memory in MiB, its CPU usage in percent of a core, and the wall times of ``status`` in seconds.
+
     """
     command = [sys.executable, "-m", "nodeagent", "run", "--config", str(config), "--dry-run"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -76,7 +78,7 @@ def at_rest(config: Path, seconds: float, runs: int) -> tuple[float, float, list
                 break
         watched = psutil.Process(process.pid)
         before = watched.cpu_times()
-        time.sleep(seconds)  # the quantity measured is a rate over this time
+        time.sleep(seconds)  # a real sleep, since the measurement is a rate over this time
         after = watched.cpu_times()
         resident = watched.memory_info().rss / 2**20
         status = timed("-m", "nodeagent", "status", runs=runs, socket=config.with_name(CONTROL))

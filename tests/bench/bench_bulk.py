@@ -1,11 +1,12 @@
-"""Removal time of many images: by a pass of the agent, by concurrent RemoveImage calls, and by one after the other.
+"""Removal time of many images: by a pass of the agent, by concurrent and by sequential RemoveImage calls.
 
-A real containerd on a loop-mounted ext4 with 200 small images of five layers each, two of them shared. All runs start
-from the same copy of the filesystem, in turns, each round in another order. The time of the agent includes the guards,
-the transactions, the garbage collection and the check of CRI's list. Its transactions wait for container creations in
-progress: "waited" is the time in which all of them waited, and "agent, no wait" has a wait of zero, which removes also
-the waits that delay later transactions. "names alone" deletes the same names as the agent, and collects garbage once,
-without lease, guards, waits and checks. The times of the calls include nothing else. Needs root.
+A real containerd on a loop-mounted ext4 filesystem has 200 small images of five layers each, of which two are shared.
+All runs start from a copy of one filesystem; the variants alternate, in another order in each round. The time of the
+agent includes the guards, the transactions, the garbage collection and the check of CRI's list. Its transactions wait
+for container creations in progress: "waited" is the time during which all transactions waited, and "agent, no wait" has
+a wait of zero, which also removes the waits that delay later transactions. "names alone" deletes the same names as the
+agent and runs one garbage collection, without lease, guards, waits and checks. The times of the RemoveImage calls
+include only the calls. The benchmark requires root.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 async def by_agent(config: Path, settings: dict[str, str]) -> tuple[int, float, float]:
-    """Remove all unprotected images; return their number, the duration and the part spent waiting, in seconds."""
+    """Remove all unprotected images by a pass; return their number, the duration and the waiting time in seconds."""
     async with open_agent(load_settings(config, settings), record=False, dry_run=False) as agent:
         preview = await agent.collector.preview(Scope.IMAGES)
         began = time.perf_counter()
@@ -40,7 +41,7 @@ async def by_agent(config: Path, settings: dict[str, str]) -> tuple[int, float, 
 
 
 async def by_names(containerd: Containerd) -> tuple[int, float]:
-    """Delete the names of the same images, the id last as the agent does; return as :func:`by_calls`."""
+    """Delete the names of these images, the id last as the agent does; return the number of images and the seconds."""
     async with RuntimeConnection(f"unix://{containerd.socket}") as connection:
         client = ContainerdClient(connection)
         stored = await client.list_images()
@@ -62,7 +63,7 @@ async def by_names(containerd: Containerd) -> tuple[int, float]:
 
 
 def by_calls(containerd: Containerd, concurrency: int) -> tuple[int, float]:
-    """Remove the same images through CRI; return their number and the duration in seconds."""
+    """Remove these images by CRI RemoveImage calls; return the number of images and the duration in seconds."""
     with containerd.pods() as pods:
         removable = [image.id for image in pods.list_images() if any("/going/" in tag for tag in image.tags)]
         with ThreadPoolExecutor(concurrency) as pool:
@@ -76,7 +77,7 @@ def _figures(values: list[float]) -> str:
 
 
 def main() -> None:
-    """Print the removal times of each round, then medians and extremes."""
+    """Print the removal times of each round, then the median, minimum and maximum of each variant."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--others", type=int, default=100, help="images that are kept")

@@ -1,6 +1,6 @@
-"""``nodeagent history`` of many passes against an empty one, and the cost of recording a pass with many removals.
+"""Run time of ``nodeagent history`` with many passes and without, and the cost of recording a pass with many removals.
 
-Exits with 1 if the history of 1,000 passes takes more than five times as long as an empty one in the same run.
+The exit code is 1 if listing 1,000 passes takes more than five times as long as listing an empty history in that run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEEP: Final = Retention(timedelta(days=3650), 1 << 30, 0)
 
 
 def make_pass(name: str, removals: int, started_at: datetime) -> PastPass:
-    """Return a finished pass that removed dead containers."""
+    """Return the record of a finished pass that removed dead containers."""
     actions = tuple(
         PastAction("container", f"{number:064x}", f"shop/web-{number}/app", (), "done", "", "dead", "dead", 0, 0.01)
         for number in range(removals)
@@ -36,7 +36,7 @@ def make_pass(name: str, removals: int, started_at: datetime) -> PastPass:
 
 
 def measure(directory: Path, passes: int, removals: int, runs: int) -> tuple[float, float]:
-    """Return the median seconds of the table and of the document of a history."""
+    """Return the median run time in seconds of ``history`` as a table and as JSON."""
     config = directory / "config.toml"
     config.write_text(f'[state]\ndirectory = "{directory}/state"\n[control]\nsocket = ""\n')
     history, first = History(directory / "state"), datetime.now(UTC) - timedelta(days=5)
@@ -48,7 +48,7 @@ def measure(directory: Path, passes: int, removals: int, runs: int) -> tuple[flo
 
 
 def record(directory: Path) -> tuple[float, float]:
-    """Return the seconds to begin and to finish the record of a pass with ``LARGE`` removals."""
+    """Return the durations of writing the first and the final record of a pass with ``LARGE`` removals, in seconds."""
     history, past = History(directory), make_pass("large", LARGE, datetime.now(UTC))
     began = time.perf_counter()
     history.begin(replace(past, result="running"))

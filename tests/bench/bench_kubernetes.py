@@ -1,7 +1,8 @@
-"""Cost of the Kubernetes part of an idle daemon: resident memory, and requests to the API server.
+"""Cost of the Kubernetes integration in an idle daemon: resident memory, and requests to the API server.
 
-Each daemon is a process of its own on a simulated node, with a double of the API server that has 110 pods of 25 KiB:
-one without the Kubernetes part, one beside a kubelet with everything possible there, and one that registers its node.
+Each daemon is a separate process on a simulated node, with a fake API server that has 110 pods of 25 KiB: a daemon
+without the Kubernetes integration, a daemon beside a kubelet with all features possible there, and a daemon that
+registers its node.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CASES: Final = {
 
 
 def server(*, has_node: bool) -> ApiServer:
-    """Return a double with the pods, and with the Node object of this machine where a kubelet registered it."""
+    """Return a fake API server with the pods; with ``has_node``, also with the Node object of this machine."""
     made, machine = ApiServer(), read_machine()
     made.bookmark_s = BOOKMARK_S
     ids = {"machineID": machine.machine_id, "systemUUID": machine.system_uuid}
@@ -53,7 +54,7 @@ def server(*, has_node: bool) -> ApiServer:
 
 
 def settings_of(names: tuple[str, ...], url: str, authority: Authority, token: Path) -> str:
-    """Return the configuration of a daemon."""
+    """Return the configuration of a measured daemon."""
     if not names:
         return ""
     access = {"server": url, "ca_file": str(authority.ca_file), "token_file": str(token)}
@@ -80,7 +81,7 @@ def main() -> None:
             url = stack.enter_context(serving_api(api, partial(authority.server_context, "server")))
             daemon = stack.enter_context(simulated_daemon(place, settings_of(settings, url, authority, token), role))
             running.append((title, daemon, api))
-        time.sleep(SETTLED_S)  # the quantities measured are those of daemons at rest
+        time.sleep(SETTLED_S)  # a real sleep, since idle daemons are measured
         before = [len(api.requests) for _, _, api in running]
         time.sleep(rest_s)
         base_mib = 0.0

@@ -1,12 +1,12 @@
-"""Passes on a large node against the bare list calls of the same run, with the memory of the agent.
+"""Duration of passes on a large node, compared with bare list calls of the same run, and memory of the agent.
 
-The runtime is a simulated one in a process of its own, behind its socket. Bare list calls are the calls that every pass
-makes, one after the other over a connection of the same kind: version, status, filesystems and the lists, once each.
-Each answer is received and decoded into messages, and the id of every listed item is read. Bare list calls and passes
-alternate. Each node is measured by a process of its own, for its peak memory.
+The runtime is simulated in a separate process. Bare list calls are the calls of every pass, made sequentially over an
+equal connection: version, status, filesystems and lists, once each. Each response is received and decoded into
+messages, and the id of every listed item is read. Bare list calls and passes alternate. Each node is measured by a
+separate process, so that its peak memory is measured.
 
-With ``--rotate`` the runtime lists the objects of CRI in another order in every answer, as containerd does, which lists
-them from a hash table. With ``--change`` one container has another label in every answer.
+With ``--rotate`` the runtime lists the objects of CRI in another order in every response, as containerd does, since it
+iterates over a hash table. With ``--change`` a label of one container differs in every response.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ _LIST_S: Final = 120.0
 
 
 def serve(directory: Path, images: int, containers: int, padding_bytes: int, *, rotated: bool, changing: bool) -> None:
-    """Serve the node until the process is terminated; ``rotated`` and ``changing`` as the options."""
+    """Serve the node until the process is terminated.
+
+    ``rotated`` and ``changing`` are the options ``--rotate`` and ``--change``.
+    """
     node = scale_node(images, LAYERS, containers, root_path=str(directory))
     for each in node.containers.values():
         cast("dict[str, str]", each.labels)["example.com/padding"] = "x" * padding_bytes
@@ -75,7 +78,7 @@ def _method(path: str, request: type[Message], response: type[Message]) -> Metho
 
 
 def _rotation(field: str) -> Callable[[Message], Message]:
-    """Return a function that lists the items of an answer from another one on each time; the items never change."""
+    """Return a function that rotates the items of a list response by another offset on each call."""
     answers: list[Message] = []
 
     def rotate(answer: Message) -> Message:
@@ -90,7 +93,7 @@ def _rotation(field: str) -> Callable[[Message], Message]:
 
 
 def _changing() -> Callable[[Message], Message]:
-    """Return a function that changes a label of one container in each answer."""
+    """Return a function that changes a label of one container in each list response."""
     answers: list[Message] = []
 
     def change(answer: Message) -> Message:
@@ -142,7 +145,7 @@ def _bytes_of(answer: Message) -> int:
 
 
 def _read_ids(answer: Message) -> int:
-    """Read the id of every item; return the number of items."""
+    """Read the id of every item in a list response; return the number of items."""
     field, key = LISTS.get(type(answer), ("", ""))
     return len(list(map(attrgetter(key), getattr(answer, field)))) if field else 0
 
@@ -156,13 +159,13 @@ LISTS: Final[dict[type[Message], tuple[str, str]]] = {
     snapshots_pb2.ListSnapshotsResponse: ("info", "name"),
     content_pb2.ListContentResponse: ("info", "digest"),
 }
-"""Field of the items of a list, and that of their id."""
+"""For each list response, the field of the items and the id field of an item."""
 
 
 async def list_all(
     connection: RuntimeConnection, *, with_containerd: bool, read: Callable[[Message], int] = _read_ids
 ) -> int:
-    """Make the bare list calls of a pass; return the sum of ``read`` over the answers."""
+    """Make the bare list calls of a pass; return the sum of the results of ``read`` for each response."""
     total = 0
     for method in CALLS + CRI + (CONTAINERD if with_containerd else ()):
         request = method.request()
@@ -185,9 +188,10 @@ async def _timed(call: Callable[[], Awaitable[object]]) -> float:
 
 
 async def measure(config: Path, runs: int, *, with_containerd: bool) -> dict[str, float]:
-    """Return the seconds of bare lists, first pass and later passes (medians), and MiB of answers and memory.
+    """Return the durations of bare list calls and passes in seconds, and the sizes of responses and memory in MiB.
 
-    ``unread_s`` is the time of bare lists whose items are not visited.
+    Durations are medians except that of the first pass. ``unread_s`` is the duration of bare list calls without reading
+    the ids of the items.
     """
     settings = load_settings(config, {"runtime.containerd_api": "auto" if with_containerd else "off"})
     async with RuntimeConnection(settings.endpoint) as connection:
@@ -252,7 +256,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
     elif options.measure:
         configure_malloc()
-        gc.set_threshold(50_000, 20, 20)  # as in the command line
+        gc.set_threshold(50_000, 20, 20)  # with the garbage collector settings of the command line
         print(json.dumps(asyncio.run(measure(options.measure, options.runs, with_containerd=options.containerd))))
     else:
         words = [*(["--rotate"] if options.rotate else []), *(["--change"] if options.change else [])]

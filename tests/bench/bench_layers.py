@@ -1,7 +1,7 @@
-"""Build time of the layer graph: 1,000 images with ten layers each on a simulated containerd in its own process.
+"""Build time of the layer graph: 1,000 images with ten layers each on a simulated containerd in a separate process.
 
-Cold is the first build without stored usage, with a usage call per snapshot; remembered is the first
-build of a process with stored usage; warm is a second build without changes.
+A cold build is the first build without stored usage, with a usage call per snapshot. A remembered build is the first
+build of a process with stored usage. A warm build is a second build without changes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def measure(config: Path, runs: int) -> dict[str, list[float]]:
                 cache = LayerCache(usage_store=StoredSnapshotUsage(store))
                 for kind, built in (("cold", cache), ("warm", cache), ("remembered", None)):
                     if built is None:
-                        # as in a new process
+                        # a new cache and store, as in a new process
                         built = LayerCache(usage_store=StoredSnapshotUsage(Store(Path(state))))  # noqa: PLW2901
                     gc.collect()
                     began = time.perf_counter()
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    gc.set_threshold(50_000, 20, 20)  # the garbage collector's thresholds in the agent
+    gc.set_threshold(50_000, 20, 20)  # the thresholds of Python's garbage collector in the agent
     with tempfile.TemporaryDirectory() as name, runtime(Path(name), images=options.images) as config:
         taken = asyncio.run(measure(config, options.runs))
     print(

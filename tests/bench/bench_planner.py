@@ -1,13 +1,13 @@
-"""Duration of the planners on large nodes; run from the root of the repository: python tests/bench/bench_planner.py.
+"""Duration of the planners on large nodes: ``python tests/bench/bench_planner.py`` in the root of the repository.
 
-Method: snapshots are made beforehand from a fixed seed and are not part of the measurement. Each case is run a few
-times on the same snapshot, which no planner changes, after a full garbage collection; the collector remains enabled, as
-in the agent. The smallest and the median wall time are shown. The smallest is compared with the budget, since the
-excess of the others is caused by other processes. Exit code 1 if a budget is missed.
+Node snapshots are made before the measurement, from a fixed seed. Each case is run several times on one snapshot, which
+no planner changes, after a full garbage collection; Python's garbage collector remains enabled, as in the agent. The
+shortest and the median wall time are printed. The shortest time is compared with the budget, since other processes
+cause the excess of longer times. The exit code is 1 if a budget is exceeded.
 
-The mix is that of a busy node: a tenth of the images in use, a twentieth pinned, a third of the containers dead,
-and thresholds that remove about a third of the images. The budgets are for the default policy; the cases with rules
-(two globs, a regular expression, a digest, and the newest image of each repository) have a bound of their own.
+The snapshot is of a busy node: a tenth of the images in use, a twentieth pinned, a third of the containers dead, and
+thresholds that remove about a third of the images. The budgets are for the default policy; the cases with protection
+rules (two globs, a regular expression, a digest, and the newest image of each repository) have separate budgets.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ RULED = ImageGCPolicy(protection=ProtectionPolicy(tuple(map(parse_rule, RULES)),
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A call of a planner on a snapshot, and its budget."""
+    """Call of a planner on a node snapshot, and its budget."""
 
     name: str
     budget_ms: float
@@ -65,7 +65,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations of a case."""
+    """Measured durations of a case."""
 
     name: str
     runs: int
@@ -80,7 +80,7 @@ class Timing:
 
 
 def make_images(count: int, dice: random.Random) -> tuple[Image, ...]:
-    """Return ``count`` images, most of them in a repository of their own."""
+    """Return ``count`` images, most of them in separate repositories."""
     images = []
     for number in range(count):
         repository = f"registry.example/team-{number % 97}/service-{number % max(1, count // 8)}"
@@ -94,7 +94,7 @@ def make_images(count: int, dice: random.Random) -> tuple[Image, ...]:
 def make_workload(
     count: int, images: Sequence[Image], dice: random.Random
 ) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
-    """Return ``count`` containers, four to a pod, a third of the pods dead."""
+    """Return ``count`` containers, four per pod; a third of the pods is dead."""
     pool = images[: max(1, len(images) // 10)]
     containers, sandboxes = [], []
     for pod in range((count + 3) // 4):
@@ -126,7 +126,7 @@ def make_workload(
 
 
 def make_storage(images: Sequence[Image], dice: random.Random) -> StorageGraph:
-    """Return a graph with ten layers per image, each a snapshot and a blob, the lower ones shared like base layers."""
+    """Return a storage graph with ten layers per image, each a snapshot and a blob; lower layers are shared."""
     pieces: list[StoredPiece] = []
 
     def add_layer(number: int) -> tuple[int, int]:
@@ -144,7 +144,7 @@ def make_storage(images: Sequence[Image], dice: random.Random) -> StorageGraph:
 
 
 def make_node(images: int, containers: int, *, storage: bool = False) -> NodeSnapshot:
-    """Return a node at 90% disk usage with these numbers of images and containers."""
+    """Return the snapshot of a node at 90% disk usage with the given numbers of images and containers."""
     dice = random.Random(images)
     listed = make_images(images, dice)
     running, sandboxes = make_workload(containers, listed, dice)
@@ -169,7 +169,7 @@ def make_node(images: int, containers: int, *, storage: bool = False) -> NodeSna
 
 
 def cases() -> list[Case]:
-    """Return the cases, one for each planner and policy."""
+    """Return the measured cases: one for each planner and policy."""
     plain, ruled = GCPolicy(), GCPolicy(images=RULED)
     return [
         Case(
@@ -206,7 +206,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case, runs: int) -> Timing:
-    """Run a case and return its durations; the plan is freed outside the measurement."""
+    """Run a case and return its durations; the time to free the plan is excluded."""
     node = case.make()
     taken_ms = []
     for _ in range(runs):

@@ -1,9 +1,10 @@
-"""CPU time of one eviction pass, from the signals to the victim, on a simulated runtime with 110 pods.
+"""CPU time of one eviction pass on 110 simulated pods, from reading the signals to selecting the victim.
 
-The cgroups are a tree of files.
+The cgroups are regular files in a temporary directory.
 
-The runtime runs in a process of its own, so that neither its CPU time nor the wait for it counts.
-The first reading, with a call per sandbox and container, is reported separately. Exit code 1 if the budget is missed.
+The simulated runtime is a separate process, so that its CPU time and the time spent waiting for it are excluded. The
+first reading, with a call per sandbox and container, is reported separately. The exit code is 1 if the budget is
+exceeded.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ CLASSES = (QosClass.BURSTABLE, QosClass.BEST_EFFORT, QosClass.GUARANTEED)
 
 
 def make_node() -> SimNode:
-    """Return the node; equal in every process, since ids are derived from a seed."""
+    """Return the simulated node, equal in every process, since ids are derived from a seed."""
     node = SimNode()
     node.add_image(IMAGE, layers=[Layer("base", 50 * MIB)])
     sandboxes = [node.add_pod(f"pod-{number}", qos=CLASSES[number % 3]) for number in range(PODS)]
@@ -59,7 +60,7 @@ def make_node() -> SimNode:
 
 
 def write_cgroups(node: SimNode, root: Path) -> None:
-    """Write every cgroup of the node's pods."""
+    """Write the cgroup files of the node's pods and containers."""
     make_tree(root)
     for sandbox in node.sandboxes.values():
         add_cgroup(root, sandbox.cgroup_parent, memory_bytes=300 * MIB, inactive_bytes=50 * MIB, pids=12)
@@ -68,13 +69,13 @@ def write_cgroups(node: SimNode, root: Path) -> None:
 
 
 async def serve(socket: Path) -> None:
-    """Serve the node until killed."""
+    """Serve the simulated node until the process is killed."""
     async with SimServer(make_node(), socket):
         await asyncio.Event().wait()
 
 
 async def measure(socket: Path, root: Path, runs: int) -> tuple[float, list[float], list[float]]:
-    """Return the CPU milliseconds of the first and the later readings, and the wall time of the later ones."""
+    """Return the CPU time of the first reading and the CPU and wall times of the passes, in milliseconds."""
     async with RuntimeConnection(str(socket)) as connection:
         settings = PodSettings(Role.STANDALONE, pod_log_root=root / "pods", kubelet_root=root / "kubelet")
         watcher = PodReader(CriClient(connection), settings=settings, clock=SystemClock(), root=root)
@@ -95,7 +96,7 @@ async def measure(socket: Path, root: Path, runs: int) -> tuple[float, list[floa
 
 
 async def decide(watcher: PodReader) -> None:
-    """Run one pass under memory pressure, up to the choice of the victim."""
+    """Run one eviction pass under memory pressure, up to the selection of the victim."""
     clock, policy = SystemClock(), EvictionPolicy()
     observations, _ = read_signals(SignalPaths("/"), clock)
     observations = tuple(
@@ -111,7 +112,7 @@ async def decide(watcher: PodReader) -> None:
 
 
 def main() -> None:
-    """Print the times of the first and the later passes; exit with 1 if the budget is missed."""
+    """Print the times of the first reading and of the passes; exit with 1 if the budget is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)

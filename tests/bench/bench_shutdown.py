@@ -1,7 +1,7 @@
-"""Latency of a shutdown: from logind's signal to the stop requests, and from the last pod's end to the release.
+"""Latency of a shutdown: from logind's signal to the stop requests, and from the last pod's end to the lock release.
 
-Three processes beside this one, which simulates logind on a private bus: the daemon, the bus, and a simulated
-runtime with 110 pods of one phase. The clock is the machine's monotonic one, which they share.
+This process simulates logind on a private bus. The daemon, the bus, and a simulated runtime with 110 pods of one
+shutdown phase are separate processes. All processes use the monotonic clock of the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BUDGETS_MS = {"first": 50.0, "all": 250.0, "release": 50.0}
 
 
 class Latencies(NamedTuple):
-    """Milliseconds of one shutdown."""
+    """Latencies of one shutdown, in milliseconds."""
 
     first: float
     all: float
@@ -42,7 +42,7 @@ class Latencies(NamedTuple):
 
 
 async def serve(socket: Path, times: Path) -> None:
-    """Serve the pods; once all were stopped, write the time of each stop request and of the last answer."""
+    """Serve the pods; after all have stopped, write the time of each stop request and of the last response."""
     node = SimNode()
     node.add_image(_IMAGE, layers=[Layer("base", 1000)])
     for number in range(PODS):
@@ -65,7 +65,7 @@ async def serve(socket: Path, times: Path) -> None:
 
 
 async def shut_down(directory: Path) -> Latencies:
-    """Announce one shutdown to an idle daemon, and return the latencies."""
+    """Announce one shutdown to an idle daemon and return its latencies."""
     socket, times, config = directory / "cri.sock", directory / "times.json", directory / "config.toml"
     config.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{socket}"\n[state]\ndirectory = "{directory}/state"\n'
@@ -79,7 +79,7 @@ async def shut_down(directory: Path) -> Latencies:
     with ExitStack() as stack:
         stack.callback(bus.stop)
         runtime = [sys.executable, "-m", "tests.bench.bench_shutdown", "--serve", str(socket), str(times)]
-        served = stack.enter_context(subprocess.Popen(runtime))  # noqa: ASYNC220 - blocks for milliseconds
+        served = stack.enter_context(subprocess.Popen(runtime))  # noqa: ASYNC220 - blocks only for milliseconds
         stack.callback(served.terminate)
         await asyncio.to_thread(poll, "the runtime serves", socket.exists, timeout_s=30)
         with (directory / "log").open("w") as log:
@@ -88,7 +88,7 @@ async def shut_down(directory: Path) -> Latencies:
         stack.callback(daemon.terminate)
         ready = (directory / "log").read_text
         await asyncio.to_thread(poll, "the daemon is ready", lambda: "shutdown_ready" in ready(), timeout_s=30)
-        await asyncio.sleep(0.5)  # until the daemon is idle
+        await asyncio.sleep(0.5)  # a real sleep, until the daemon is idle
         announced = time.monotonic()
         login1.request_shutdown()
         await login1.until(lambda: login1.executed == 1)

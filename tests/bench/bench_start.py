@@ -1,10 +1,10 @@
-"""Duration of commands in proportion to that of a bare interpreter.
+"""Duration of commands relative to the duration of a bare interpreter.
 
-The package is built as a wheel and installed with its dependencies alone into an environment of its own, byte-compiled.
-The node has 100 images of ten layers and 20 containers: on a real containerd as root, otherwise on a simulated runtime.
-The runs of all commands alternate, so that a change of the machine's load affects all; each ratio is that of the median
-wall times. The processor time of the command's own process does not include the time for which it waits for the
-daemon; its ratio varies less on a busy machine.
+The package is built as a wheel and installed, byte-compiled, into a virtual environment with only its dependencies. The
+node has 100 images of ten layers and 20 containers: on a real containerd as root, otherwise on a simulated runtime. The
+runs of all commands alternate, so that a change of the machine's load affects all commands; a ratio compares the median
+wall times. The CPU time of the command's process excludes the time spent waiting for the daemon; its ratio varies less
+on a busy machine.
 
     python -m tests.bench.bench_start [--runs N] [--simulated]
 """
@@ -37,7 +37,7 @@ BARE: Final = "bare interpreter"
 
 
 class Budget(NamedTuple):
-    """A command with its greatest ratio; ``daemon`` is false for a command that finds no daemon."""
+    """Command with its maximum ratio; ``daemon`` is false for a command that is run without a daemon."""
 
     words: str
     ratio: float
@@ -59,14 +59,14 @@ BUDGETS: Final = (
 
 
 class Cost(NamedTuple):
-    """Seconds of one run: wall time, and processor time of the process."""
+    """Wall time and CPU time of one run, in seconds."""
 
     wall_s: float
     cpu_s: float
 
 
 def installed(directory: Path) -> Path:
-    """Build the wheel, install it into an environment in ``directory``, and return the directory of its programs."""
+    """Build the wheel, install it into a virtual environment in ``directory``, and return its program directory."""
     wheels, environment = directory / "wheels", directory / "environment"
     pip = [sys.executable, "-I", "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(ROOT)], check=True)
@@ -79,9 +79,9 @@ def installed(directory: Path) -> Path:
 
 @contextmanager
 def real_node(directory: Path) -> Iterator[str]:
-    """Run a containerd with the images and containers; yield its endpoint."""
+    """Run a containerd with the images and containers; yield its CRI endpoint."""
     with Containerd(imagefs=LoopFs(many.MINIMUM_MIB, "ext4")) as containerd:
-        many.fill(containerd, 0, IMAGES - 2)  # and the kept image, and that of the sandboxes
+        many.fill(containerd, 0, IMAGES - 2)  # the other two are the kept image and the sandbox image
         with containerd.pods() as pods:
             sandbox = pods.run_sandbox("bench", log_directory=directory / "pod-logs")
             for number in range(CONTAINERS):
@@ -91,7 +91,7 @@ def real_node(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def simulated_node(directory: Path) -> Iterator[str]:
-    """Serve a simulated runtime with the images and containers; yield its endpoint."""
+    """Serve a simulated runtime with the images and containers; yield its CRI endpoint."""
     socket = directory / "runtime.sock"
     sizes = ["--images", str(IMAGES), "--layers", str(LAYERS), "--containers", str(CONTAINERS)]
     command = [sys.executable, "-m", "nodeagent.sim", "--socket", str(socket), "--root", str(directory), *sizes]
@@ -105,7 +105,7 @@ def simulated_node(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def daemon(programs: Path, config: Path, socket: Path) -> Iterator[None]:
-    """Run the daemon after its first passes."""
+    """Run a daemon; the block starts after its first passes."""
     command = [str(programs / "nodeagent"), "run", "--config", str(config), "--dry-run"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd="/") as process:
         assert process.stderr is not None
@@ -130,13 +130,13 @@ def run(command: list[str], environment: Mapping[str, str]) -> Cost:
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.stderr is not None
     with process.stderr:
-        if process.returncode not in (0, 3):  # 3: the dry run expects to miss the low threshold
+        if process.returncode not in (0, 3):  # exit code 3: the dry run predicts that the low threshold is not reached
             raise RuntimeError(f"{command}: exit {process.returncode}: {process.stderr.read().decode()}")
     return cost
 
 
 def measure(programs: Path, endpoint: str, directory: Path, runs: int) -> dict[str, list[Cost]]:
-    """Return the costs of each command, alternately run, after a warm-up run."""
+    """Return the costs of each command from alternating runs, after a warm-up run."""
     socket, config = directory / "control.sock", directory / "config.toml"
     lines = [
         'role = "standalone"',
@@ -167,12 +167,12 @@ def measure(programs: Path, endpoint: str, directory: Path, runs: int) -> dict[s
 
 
 def label(budget: Budget) -> str:
-    """Return the name of a measured command."""
+    """Return the name of a measured command in the table."""
     return budget.words if budget.daemon else f"{budget.words}, no daemon"
 
 
 def main() -> None:
-    """Print the ratio of each command to a bare interpreter; exit with 1 if one exceeds its budget."""
+    """Print the ratio of each command to a bare interpreter; exit with 1 if a ratio exceeds its budget."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--simulated", action="store_true", help="simulated runtime also as root")
@@ -202,7 +202,7 @@ def main() -> None:
 
 
 def span(costs: list[Cost]) -> str:
-    """Return the range of wall times in milliseconds."""
+    """Return the range of wall times as text, in milliseconds."""
     times = [1000 * each.wall_s for each in costs]
     return f"{min(times):.0f} to {max(times):.0f}"
 

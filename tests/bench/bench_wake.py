@@ -1,7 +1,7 @@
-"""Latency from a wake to the decision, on a machine with busy CPUs: signals read, thresholds evaluated.
+"""Latency from a wake-up to the decision on a machine with busy CPUs: signals are read and thresholds evaluated.
 
-A thread simulates the kernel and wakes the event loop like a PSI trigger, through a registered descriptor. A busy
-process occupies each CPU; this process has a higher priority, like the unit with its CPUWeight.
+A thread simulates the kernel and wakes the event loop like a PSI trigger, through a registered file descriptor. A busy
+process occupies each CPU; this process has a higher priority, as the systemd unit has by CPUWeight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPIN = "while True: pass"
 
 
 async def measure(runs: int) -> list[float]:
-    """Return the milliseconds from each wake to its decision."""
+    """Return the latency from each wake-up to its decision, in milliseconds."""
     settings, clock = EvictionSettings(), SystemClock()
     reader = EvictionSignalReader(settings, clock, pod_log_root=Path("/var/log/pods"))
     layout = await reader.resolve_layout(SignalPaths("/", "/", "/"))
@@ -58,9 +58,9 @@ async def measure(runs: int) -> list[float]:
 
 
 def main() -> None:
-    """Print the latencies on busy CPUs; exit with 1 if the budget is missed."""
+    """Print the latencies on busy CPUs; exit with 1 if the budget is exceeded."""
     if os.geteuid() == 0:
-        os.nice(-4)  # about twice the CPU weight of the busy processes
+        os.nice(-4)  # nice value with about twice the CPU weight of the busy processes
     spinning = [
         subprocess.Popen(["nice", "-n", "4" if os.geteuid() == 0 else "0", sys.executable, "-c", _SPIN])
         for _ in range(os.cpu_count() or 1)

@@ -1,14 +1,15 @@
-"""Evictions for memory in a real node: latency from a met threshold to the end of the pod, and OOM kills by the kernel.
+"""Evictions for memory in a virtual machine: latency from a met threshold to the end of the pod, and OOM kills.
 
-A pod above its request grows with a known amount left on the node; the threshold is ``memory.available<100Mi``. A
-program in the node, independent of the agent, records the time at which memory.available falls below the threshold,
-and the end of the last process in the pod's cgroup. The node's clock counts instructions, so that the load of this
-machine changes no result. Ten runs of each series:
+A pod above its memory request grows while a known amount of memory is available; the threshold is
+``memory.available<100Mi``. A program in the node, independent of the agent, records the time at which memory.available
+falls below the threshold, and the end of the last process in the pod's cgroup. The node's clock counts instructions, so
+that the load of this machine changes no result. Each series has ten runs by default:
 
-- ``woken``, ``polling``, ``busy``: 50 MiB/s with 200 MiB left; with PSI triggers, without, and on a busy node;
+- ``woken``, ``polling``, ``busy``: 50 MiB/s with 200 MiB available; with PSI triggers, without PSI triggers, and on a
+  busy node;
 - ``default``, ``three``: Debian's ``vm.min_free_kbytes``; one pod at 20 MiB/s, and three at 60 MiB/s each;
-- ``ending``: a pod that ignores its termination, with an hour of grace period left, beside one that uses less;
-- ``swap``: a pod at 60 MiB/s beside one of 150 MiB, on a node with swap.
+- ``ending``: a pod that ignores its termination, with a remaining grace period of an hour, beside a pod that uses less;
+- ``swap``: a pod at 60 MiB/s beside a pod of 150 MiB, on a node with swap.
 
     python -m tests.bench.node_eviction [RUNS [SERIES ...]]
 """
@@ -59,12 +60,12 @@ _MANY = {"memory_limit_in_bytes": 4 << 30}
 
 
 class Series(NamedTuple):
-    """Runs of one kind.
+    """Series of runs with equal parameters.
 
     Attributes:
-        paces_mib: growth of each pod per second.
-        room_mib: available memory at the start of a run.
-        beside_mib: size of a pod that must not be evicted; 0 for none.
+        paces_mib: growth of each pod, in MiB per second.
+        room_mib: available memory at the start of a run, in MiB.
+        beside_mib: memory of an additional pod that must not be evicted, in MiB; 0 for no pod.
         min_free_kib: ``vm.min_free_kbytes``; a machine of this size has 45056 by default.
     """
 
@@ -102,7 +103,7 @@ SERIES = {
 
 
 class Outcome(NamedTuple):
-    """Result of a run: evicted pods, OOM kills, and the times after the threshold was crossed."""
+    """Result of a run: evicted pods, OOM kills, and the latencies after the threshold was met."""
 
     evicted: list[str]
     kills: int
@@ -111,17 +112,17 @@ class Outcome(NamedTuple):
 
 
 def available_mib(node: Node) -> int:
-    """Return the node's available memory as hard thresholds count it."""
+    """Return the node's ``memory.available`` as the agent calculates it for hard thresholds, in MiB."""
     return int(node.run(_AVAILABLE).stdout)
 
 
 def kills(node: Node) -> int:
-    """Return the number of OOM kills in pods."""
+    """Return the number of OOM kills on the node since its boot."""
     return int(node.get("/proc/vmstat").decode().partition("oom_kill ")[2].split()[0])
 
 
 def remove_all(node: Node) -> None:
-    """Remove all pods of the node with the agent stopped."""
+    """Stop the agent and remove all pods of the node."""
     node.run("systemctl stop nodeagent", check=False, timeout_s=120)
     node.python(
         "from pathlib import Path\n"
@@ -135,14 +136,14 @@ def remove_all(node: Node) -> None:
 
 
 def events(node: Node, name: str, since: str) -> list[dict[str, object]]:
-    """Return the events of the agent with a name, since a journal cursor time."""
+    """Return the log events of the agent with a name since a time, given in the format of ``journalctl --since``."""
     lines = node.run(f"journalctl -u nodeagent -o cat --no-pager --since '{since}' | grep '\"{name}\"' || true").stdout
     found = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
     return [each for each in found if each["event"] == name]
 
 
 def ended(node: Node, pod: RunningPod) -> bool:
-    """Return whether no process of a pod is left."""
+    """Return whether all processes of a pod have ended."""
     return node.run(f"grep -q 'populated 1' {pod.cgroup}/cgroup.events", check=False).code != 0
 
 
@@ -150,7 +151,7 @@ class Runs:
     """Runs of one series on one node."""
 
     def __init__(self, node: Node, series: Series, runs: int) -> None:
-        """Create the growing pods of all runs, which wait."""
+        """Create the growing pods of all runs; each waits for SIGUSR1 before it grows."""
         self._node = node
         self._series = series
         self._steady: list[RunningPod] = []
@@ -165,7 +166,7 @@ class Runs:
         )
 
     def grow(self, number: int) -> Outcome:
-        """Grow the pods of a run over the threshold until all of them ended."""
+        """Grow the pods of a run until the threshold is met and all pods have ended; return the outcome."""
         node, count = self._node, len(self._series.paces_mib)
         pods, self._waiting = self._waiting[:count], self._waiting[count:]
         self._fill(number)
@@ -198,7 +199,7 @@ class Runs:
         return outcome
 
     def end_slowly(self, number: int) -> Outcome:
-        """Evict one of two pods, the larger of which is terminating."""
+        """Run two pods, the larger of which is terminating, until the agent evicts a pod; return the outcome."""
         node = self._node
         ending, other = node.run_pods(
             vm.Pod(f"ending-{number}", hogs.HOG, ("/bin/sh", "-c", _DEAF), resources=_BURSTABLE),
@@ -238,14 +239,14 @@ class Runs:
         return Outcome(evicted, kills(node) - killed, 0, 0)
 
     def close(self) -> None:
-        """Remove all pods; report one beside the growing ones that was evicted."""
+        """Remove all pods; report evicted pods other than the growing pods."""
         for pod in self._steady:
             if ended(self._node, pod):
                 print(f"{pod.pod.name} was evicted too")
         remove_all(self._node)
 
     def _fill(self, number: int) -> None:
-        """Leave the wanted amount of memory on the node, by pods that stay for later runs."""
+        """Reduce the available memory to ``room_mib`` by pods that are kept for later runs."""
         node, wanted = self._node, self._series.room_mib
         node.run("sync; echo 3 > /proc/sys/vm/drop_caches")
         pods = []
@@ -275,7 +276,7 @@ class Runs:
 
 
 def run_series(node: Node, name: str, runs: int) -> None:
-    """Run and print one series."""
+    """Run one series and print its results."""
     series = SERIES[name]
     node.run(f"sysctl -qw vm.min_free_kbytes={series.min_free_kib}; {series.prepare}", timeout_s=120)
     node.put("/etc/nodeagent/config.toml", CONFIG + series.config)
@@ -298,7 +299,7 @@ def run_series(node: Node, name: str, runs: int) -> None:
 
 
 def main() -> None:
-    """Boot a node and run the series."""
+    """Boot a node and run the series given on the command line."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
     with vm.Node.boot(vm.ensure_disk(), memory_mib=1024, counted=True, timeout_s=600) as node:
         node.import_images(vm.pause_image(), hogs.image())

@@ -1,6 +1,7 @@
-"""Time from the start of the unit to READY=1, and duration of ``status``, in a real node with the shipped unit.
+"""Time from the start of the unit to READY=1, and duration of ``status``, in a virtual machine with the shipped unit.
 
-The node is emulated, so the slowdown of its CPU is measured too, by the same Python loop on host and node.
+The virtual machine is emulated, so the slowdown of its CPU is also measured, by a Python loop on the host and on the
+node.
 
     python -m tests.bench.node_start [RUNS]
 """
@@ -24,7 +25,7 @@ _STAMPS = "systemctl show nodeagent -p ExecMainStartTimestampMonotonic,ActiveEnt
 
 
 def slowdown(node: vm.Node) -> float:
-    """Return the factor by which the node's CPU is slower."""
+    """Return the factor by which the node's CPU is slower than the host's."""
     here = [
         float(subprocess.run([sys.executable, "-c", _LOOP], capture_output=True, text=True, check=True).stdout)
         for _ in range(5)
@@ -34,7 +35,7 @@ def slowdown(node: vm.Node) -> float:
 
 
 def main() -> None:
-    """Print start time, memory and duration of ``status``."""
+    """Print the start time and the memory of the daemon and the duration of ``status``."""
     runs = int(sys.argv[1]) if sys.argv[1:] else RUNS
     with vm.Node.boot(vm.ensure_disk()) as node:
         node.run("/opt/nodeagent/bin/nodeagent install --enable", timeout_s=300)
@@ -44,7 +45,7 @@ def main() -> None:
             began, ready = map(int, sorted(node.run(_STAMPS).stdout.split(), key=int))
             started_s.append((ready - began) / 1e6)
         status_s = [float(node.run(["python3", "-c", _STATUS], timeout_s=120).stdout) for _ in range(runs)]
-        time.sleep(30)  # until the daemon is idle
+        time.sleep(30)  # a real sleep, until the daemon is idle
         pid = node.run("systemctl show nodeagent -p MainPID --value").stdout.strip()
         resident = node.run(f"grep VmRSS /proc/{pid}/status").stdout.split()[1]
         factor = slowdown(node)

@@ -1,4 +1,4 @@
-"""The agent as a daemon in the node of a cluster."""
+"""Agent daemon on the node of a test cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PATHS = {
 
 
 class ClusterAgent:
-    """Configuration, daemon and commands of the agent."""
+    """Agent on a node of the cluster: configuration, daemon and commands."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -40,12 +40,13 @@ class ClusterAgent:
         self._from = 0
 
     def configure(self, kubernetes: str, *, role: str = "standalone", more: str = "") -> None:
-        """Write a configuration with short intervals.
+        """Write the configuration of the agent, with short intervals.
 
         Args:
-            kubernetes: lines of the section.
-            role: of the node.
-            more: further sections; of image GC, container GC, eviction and shutdown they replace the test's defaults.
+            kubernetes: lines of the ``[kubernetes]`` section.
+            role: configured role of the node.
+            more: further sections; a section of image GC, container GC, eviction or shutdown replaces the default of
+                the tests.
         """
         sections = {
             "image_gc": '[image_gc]\ninterval = "2s"\n',
@@ -63,7 +64,7 @@ class ClusterAgent:
         )
 
     def service_account(self, *options: str) -> str:
-        """Apply the printed rules to the cluster; return the path of a kubeconfig with a token of the account."""
+        """Apply the output of ``manifest rbac`` to the cluster; return the path of its account's kubeconfig."""
         printed = self.command("manifest", "rbac", *options, config=False)
         account = ""
         for document in yaml.safe_load_all(printed):
@@ -76,17 +77,17 @@ class ClusterAgent:
         return str(self._cluster.kubeconfig("nodeagent", token=token))
 
     def start(self) -> None:
-        """Start the daemon; earlier log entries are ignored from now on."""
+        """Start the daemon; :meth:`events` ignores log entries from before this start."""
         self._from = self._log.stat().st_size if self._log.exists() else 0
         self._node.start_module("agent", "nodeagent", "run", "--config", str(self._config))
 
     def stop(self) -> None:
-        """Stop the daemon if it runs."""
+        """Stop the daemon if it is running."""
         if "agent" in self._node.parts:
             self._node.stop("agent")
 
     def command(self, *words: str, config: bool = True) -> str:
-        """Return the output of a command in the node; its exit code is not checked."""
+        """Return the output of a ``nodeagent`` command on the node; its exit code is not checked."""
         options = ["--config", str(self._config)] if config else []
         done = subprocess.run(
             self._node.command(sys.executable, "-m", "nodeagent", *words, *options),
@@ -100,7 +101,7 @@ class ClusterAgent:
         return done.stdout or done.stderr
 
     def events(self, *names: str) -> list[Event]:
-        """Return the log entries with these names since the start; all of them without names."""
+        """Return the log entries with these event names since the last start; without names, all log entries."""
         if not self._log.exists():
             return []
         text = self._log.read_bytes()[self._from :].decode(errors="replace")
@@ -108,7 +109,7 @@ class ClusterAgent:
         return [each for each in found if not names or each["event"] in names]
 
     def wait(self, state: str, ready: Callable[[], bool], timeout_s: float = 60) -> None:
-        """Wait for a state; an API server that is away, or an object that does not exist yet, counts as not ready."""
+        """Wait until ``ready`` returns true; an unreachable API server or a refused request counts as false."""
 
         def attempt() -> bool:
             try:

@@ -1,4 +1,4 @@
-"""Fixtures on a real control plane; without its binaries all tests are skipped with one reason, also in CI."""
+"""Fixtures with a real control plane; without its binaries all tests of this directory are skipped, also in CI."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _nodes: list[ClusterNode] = []
 
 
 def pytest_runtest_setup() -> None:
-    """Skip the tests of this directory; a skip here is one line of the report."""
+    """Skip a test if the binaries are missing; pytest reports skips from this function as one line."""
     if reason := unavailable():
         pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """An API server on a node of its own, shared by the tests of a module."""
+    """Return a cluster with an API server on a separate node, shared by the tests of a module."""
     directory = binary_directory()
     assert directory is not None
     with ClusterNode() as node:
@@ -38,7 +38,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def agent(cluster: Cluster) -> Iterator[ClusterAgent]:
-    """An agent in the node, stopped after the test."""
+    """Return an agent on the node; its daemon is stopped after the test."""
     made = ClusterAgent(cluster)
     yield made
     made.stop()
@@ -46,7 +46,7 @@ def agent(cluster: Cluster) -> Iterator[ClusterAgent]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the logs of all parts to the report of a failed test."""
+    """Add the logs of the control plane, the kubelet and the agent to the report of a failed test."""
     report = yield
     if report.failed and "cluster" in item.nodeid:
         for node in _nodes:

@@ -1,4 +1,4 @@
-"""The agent beside a real kubelet: detection, garbage collection of both, conditions, evictions and logs of pods."""
+"""Tests of the agent beside a real kubelet: detection, both garbage collections, conditions, evictions and pod logs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def doctor(agent: ClusterAgent) -> dict[str, Document]:
 
 
 def start_evicting(agent: ClusterAgent) -> None:
-    """Start the agent with evictions through the API server, and a threshold of nodefs that is met."""
+    """Start the agent with evictions through the API server and a met threshold of nodefs."""
     kubeconfig = agent.service_account("--publish-events", "--evict-pods")
     agent.configure(
         f'watch_pods = true\nevict_pods = true\npublish_events = true\nkubeconfig = "{kubeconfig}"',
@@ -181,7 +181,7 @@ def test_evicted_pod_is_replaced_on_another_node_and_its_budget_respected(
 
 
 def evictions(cluster: Cluster) -> list[Document]:
-    """Return the answers to evictions of the pods of the ReplicaSet."""
+    """Return the API server's responses to evictions of the ReplicaSet's pods, from the audit log."""
     targets = [(each.get("objectRef", {}), each["responseStatus"]) for each in cluster.audit()]
     return [
         answer
@@ -195,13 +195,13 @@ def allowed(cluster: Cluster) -> int:
 
 
 def add_node(cluster: Cluster) -> None:
-    """Add a second node, to which pods are bound and which starts none."""
+    """Add a second node object, to which pods are bound but on which no pod is started."""
     cluster.request("POST", NODES, {"metadata": {"name": OTHER, "labels": {"kubernetes.io/hostname": OTHER}}})
     beat(cluster)
 
 
 def beat(cluster: Cluster) -> None:
-    """Report the second node as ready."""
+    """Set the status of the second node to ready."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now}
     capacity = {"cpu": "4", "memory": "4Gi", "pods": "10"}
@@ -242,7 +242,7 @@ def test_garbage_collection_with_the_thresholds_of_the_kubelet_fails_no_pod_duri
         'sandbox_minimum_age = "0s"\nlog_minimum_age = "0s"\n',
     )
     agent.start()
-    # the kubelet removes a sandbox image that is neither pinned, as with containerd 1.6, nor used by a container
+    # the kubelet removes an unused sandbox image that is not pinned, as with containerd 1.6
     user = {"name": "app", "image": images.PAUSE, "imagePullPolicy": "Never"}
     create(cluster, pod("pause", "", containers=[user]))
     agent.wait("the sandbox image is in use", lambda: phase(cluster, "pause") == "Running")

@@ -1,4 +1,4 @@
-"""An API server that is away for minutes: local work continues, then everything is reported."""
+"""Tests of an API server that is unreachable for minutes: local work continues and is reported afterwards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SECTIONS = (
 
 @asynccontextmanager
 async def logind(node: ClusterNode) -> AsyncIterator[login1.Login1]:
-    """Serve a simulated logind on the system bus of the node."""
+    """Serve a simulated logind on the node's system bus, in the daemon's mount namespace."""
     if reason := login1.unavailable():
         pytest.skip(reason)
     directory = node.path("/run/dbus")
@@ -56,7 +56,7 @@ async def logind(node: ClusterNode) -> AsyncIterator[login1.Login1]:
 
 
 async def wait(agent: ClusterAgent, state: str, ready: Callable[[], bool], timeout_s: float = 120) -> None:
-    """Wait while logind answers."""
+    """Wait for a condition while the event loop serves logind."""
     await asyncio.to_thread(agent.wait, state, ready, timeout_s)
 
 
@@ -144,6 +144,6 @@ def has_executed(manager: login1.Login1, number: int) -> bool:
 
 
 def is_listed(agent: ClusterAgent) -> bool:
-    """Return whether the watch of pods is connected and current."""
+    """Return whether the agent's watch of pods is connected and its list is up to date."""
     lists = json.loads(agent.command("status", "--output", "json"))["pod_lists"]
     return any(each["source"] == "API server" and not each["problem"] for each in lists)

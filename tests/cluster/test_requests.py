@@ -1,4 +1,4 @@
-"""Requests of the agent's client, answered by a real API server: validation, conflicts, budgets, watches."""
+"""Tests of the agent's API client with a real API server: validation, conflicts, disruption budgets, watches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 
 
 class Clients:
-    """Clients with the certificate of the node."""
+    """API clients with the node's certificate."""
 
     def __init__(self, access: ApiAccess) -> None:
         self.access = access
@@ -69,7 +69,7 @@ async def clients(cluster: Cluster) -> AsyncIterator[Clients]:
 
 @contextlib.asynccontextmanager
 async def relayed(path: Path) -> AsyncIterator[int]:
-    """Serve a port of this machine that is relayed to the API server in its network namespace."""
+    """Relay a port of this machine to the API server in its network namespace; yield the port."""
 
     tasks: set[asyncio.Task[None]] = set()
     writers: list[asyncio.StreamWriter] = []
@@ -100,7 +100,7 @@ async def relayed(path: Path) -> AsyncIterator[int]:
 
 
 def make_pod(cluster: Cluster, name: str, **labels: str) -> Document:
-    """Create a pod that is bound to the node and running as far as the API server knows."""
+    """Create a pod object that is bound to the node and has the status Running."""
     made = cluster.request(
         "POST",
         PODS,

@@ -1,4 +1,4 @@
-"""A node without a kubelet in a real cluster: registration, heartbeats, and the control plane's view of it."""
+"""Tests of a node without a kubelet in a real cluster: registration, heartbeats, node status at the API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods of a real cluster, and their state at the API server."""
+"""Pod manifests for a real cluster, and pod status from the API server."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 
 
 def container(script: str, *, name: str = "app", image: str = IMAGE, **fields: Any) -> Document:
-    """Return a container that runs a shell script."""
+    """Return the spec of a container that runs a shell script."""
     return {"name": name, "image": image, "imagePullPolicy": "Never", "command": ["sh", "-c", script], **fields}
 
 
 def pod(name: str, script: str, *, image: str = IMAGE, **spec: Any) -> Document:
-    """Return a pod on the host network; ``spec`` replaces fields of the pod spec."""
+    """Return the manifest of a pod on the host network; ``spec`` replaces fields of the pod spec."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -47,7 +47,7 @@ def has_ended(cluster: Cluster, name: str) -> bool:
 
 
 def status(cluster: Cluster, name: str, kind: str = "containerStatuses") -> Document:
-    """Return the status of the first container."""
+    """Return the status of a pod's first container from the API server."""
     found: Document = cluster.get(f"{PODS}/{name}")["status"][kind][0]
     return found
 
@@ -57,7 +57,7 @@ def restarts(cluster: Cluster, name: str) -> int:
 
 
 def logs(cluster: Cluster, name: str, query: str = "") -> str:
-    """Return the log of a container; of a refused request its status."""
+    """Return the log of a container; if the request is refused, the HTTP status as text."""
     try:
         return cluster.text("GET", f"{PODS}/{name}/log{query}")
     except RefusedError as error:

@@ -1,1 +1,1 @@
-"""The campaign of the dashboard: a Prometheus that scrapes two daemons, and every query of every panel."""
+"""Dashboard campaign: a Prometheus scrapes two daemons and evaluates every query of every panel."""

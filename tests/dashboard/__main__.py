@@ -1,7 +1,8 @@
-"""The campaign of the dashboard: ``python -m tests.dashboard --minutes 60``.
+"""Run the dashboard campaign: ``python -m tests.dashboard --minutes 60``.
 
-A Prometheus with the shipped rules scrapes a daemon on a real containerd and one beside a simulated kubelet, while
-their nodes have the events of all panels. Exit code 1 if a query returns no value, or a rule fails.
+A Prometheus with the shipped rules scrapes a daemon on a real containerd and a daemon beside a simulated kubelet, while
+the events of all panels occur on their nodes. The exit code is 1 if a query returns no value, a rule fails, or a scrape
+fails.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _VARIABLES: Final = {"$__rate_interval": "1m", "$job": ".+", "$instance": ".+"}
 
 
 class Result(NamedTuple):
-    """The answer to one query of a panel; ``values`` are those of all series and times, without NaN."""
+    """Result of one panel query; ``values`` has the values of all series at all times, without NaN."""
 
     panel: str
     query: str
@@ -61,11 +62,11 @@ def main() -> int:
             beside.step(number)
             number += 1
             print(f"round {number}: {(time.time() - began_s) / 60:.1f} min", flush=True)
-            time.sleep(max(0.0, min(next_s, ends_s) - time.time()))  # the interval of the events
+            time.sleep(max(0.0, min(next_s, ends_s) - time.time()))  # a real sleep until the next round of events
         problems = list(prometheus.problems())
         at_rest = prometheus.count_series()
         pressed.shut_down()
-        time.sleep(AFTER_SHUTDOWN_S)  # scrapes of the stopped pods
+        time.sleep(AFTER_SHUTDOWN_S)  # a real sleep, so that Prometheus scrapes the state with stopped pods
         results = [evaluate(prometheus, *each, began_s) for each in queries()]
         alerts = prometheus.fired(began_s)
     print(f"{'panel':<42} {'series':>6} {'values':>8} {'largest':>12}")
@@ -80,14 +81,14 @@ def main() -> int:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Yield title and query of every target of every panel, in the order of the dashboard."""
+    """Yield the panel title and query of every target of every panel, in the order of the dashboard."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
 
 
 def evaluate(prometheus: Prometheus, panel: str, query: str, began_s: float) -> Result:
-    """Return the answer to a query over the whole campaign, with all nodes selected."""
+    """Return the result of a panel query over the whole campaign, with all nodes selected."""
     text = query
     for name, value in _VARIABLES.items():
         text = text.replace(name, value)

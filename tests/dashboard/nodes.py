@@ -1,8 +1,8 @@
-"""The two nodes of the campaign, with the events of all panels.
+"""Nodes of the dashboard campaign, on which the events of all panels occur.
 
 ``PressedDaemon``: a real containerd with two image filesystems, without a kubelet. Passes, removals and evictions are
-real; logind and the kernel's counts of OOM kills are simulated, in the daemon's mount namespace.
-``BesideKubelet``: a simulated runtime and a kubelet's pod list; the runtime refuses to remove containers.
+real; logind and the kernel's counters of OOM kills are simulated in the daemon's mount namespace. ``BesideKubelet``: a
+simulated runtime and a kubelet's pod list; the runtime refuses to remove containers.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _WRITER_MIB: Final = 160
 _WRITE: Final = f"touch /done; until [ -e /go ]; do sleep 0.1; done; dd if=/dev/zero of=/data bs=1M count={_WRITER_MIB}"
 _RESTART, _RELOAD, _FULL = 2, 1, 3
 _PERIOD: Final = 5
-"""Rounds after which restarts of containerd, reloads and the full disk are repeated."""
+"""Number of rounds after which the restart of containerd, the reload and the full disk are repeated."""
 _NAMESPACE: Final = (
     'mount --bind "$0" /sys/fs/cgroup && mkdir -p /run/dbus && mount -t tmpfs none /run/dbus && '
     'ln -s "$1" /run/dbus/system_bus_socket && shift && exec "$@"'
 )
-"""Mounts the simulated cgroups and the private bus for one daemon."""
+"""Shell script that mounts the simulated cgroups and the private bus for one daemon."""
 _PLACES: Final = """
 role = "{role}"
 reload_grace = "0s"
@@ -90,7 +90,7 @@ _BESIDE: Final = '[kubelet]\nurl = "{url}"\n'
 
 
 class _Loop:
-    """An event loop in a thread, for the simulations."""
+    """Event loop in a thread, for the simulations."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -98,7 +98,7 @@ class _Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine to its end."""
+        """Run a coroutine in the event loop until it ends."""
         future: Future[None] = asyncio.run_coroutine_threadsafe(work, self._loop)
         future.result(_START_S)
 
@@ -108,7 +108,7 @@ class _Loop:
 
 
 class _Daemon:
-    """A daemon of its own process, which listens on a loopback port."""
+    """Daemon in a separate process, with metrics on a loopback port."""
 
     def __init__(self, directory: Path, port: int) -> None:
         directory.mkdir()
@@ -145,7 +145,7 @@ class _Daemon:
 
 
 class PressedDaemon(_Daemon):
-    """A daemon without a kubelet on a real containerd, under disk pressure in every round."""
+    """Daemon without a kubelet on a real containerd, under disk pressure in every round."""
 
     def __enter__(self) -> Self:
         containerd = self._stack.enter_context(Containerd(imagefs=LoopFs(700, native_mib=160)))
@@ -174,7 +174,7 @@ class PressedDaemon(_Daemon):
         return self
 
     def step(self, number: int) -> None:
-        """Import images, run a pod that ends, one with an OOM kill, and one that fills the disk until its eviction."""
+        """Import images; run a pod that ends, a pod with an OOM kill, and a pod that is evicted for disk usage."""
         self._import_unused(number)
         if number % _PERIOD == _RESTART:
             lost = len(self._node.events("runtime_unavailable"))
@@ -201,7 +201,7 @@ class PressedDaemon(_Daemon):
             self._node.wait_for("evicted", before + 1, timeout_s=_EVENT_S)
 
     def shut_down(self) -> None:
-        """Announce a shutdown, and wait until the daemon has stopped all pods."""
+        """Announce a shutdown and wait until the daemon has stopped all pods."""
         self._node.run_pod("last", "true")
 
         async def request() -> None:
@@ -230,7 +230,7 @@ class PressedDaemon(_Daemon):
 
 
 class BesideKubelet(_Daemon):
-    """A daemon beside a kubelet, on a simulated runtime that refuses to remove containers."""
+    """Daemon beside a simulated kubelet, on a simulated runtime that refuses to remove containers."""
 
     def __enter__(self) -> Self:
         loop = _Loop()
@@ -255,6 +255,6 @@ class BesideKubelet(_Daemon):
         return self
 
     def step(self, number: int) -> None:
-        """Let the runtime refuse a list, once in a round."""
+        """Make one ``ListImages`` call of the runtime fail in this round."""
         del number
         self._server.faults.fail("ListImages", status="DEADLINE_EXCEEDED")

@@ -1,4 +1,4 @@
-"""A Prometheus of its own on a loopback port, with the shipped rules."""
+"""Private Prometheus on a loopback port, with the shipped rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """Scrapes the nodes from the start of its context to the end."""
+    """Prometheus process that scrapes the nodes while its context is active."""
 
     def __init__(self, directory: Path, ports: Mapping[str, int], *, scrape_s: int) -> None:
         directory.mkdir()
@@ -67,19 +67,19 @@ class Prometheus:
             self._process.wait()
 
     def query_range(self, query: str, start_s: float, end_s: float, *, step_s: int) -> list[list[float]]:
-        """Return the values of each series, without NaN and series of NaN alone."""
+        """Return the values of each series without NaN; series with only NaN are omitted."""
         answer = self._get("query_range", query=query, start=start_s, end=end_s, step=step_s)
         series = [[float(value) for _, value in each["values"]] for each in answer["result"]]
         numbers = [[value for value in each if not math.isnan(value)] for each in series]
         return [each for each in numbers if each]
 
     def count_series(self) -> dict[str, int]:
-        """Return the series of the last scrape by node, without those that Prometheus adds itself."""
+        """Return the number of series in the last scrape by node, without the series that Prometheus adds."""
         answer = self._get("query", query="max_over_time(scrape_samples_post_metric_relabeling[5m])")
         return {each["metric"]["instance"]: int(each["value"][1]) for each in answer["result"]}
 
     def fired(self, start_s: float) -> set[str]:
-        """Return the names of the alerts that fired since this time."""
+        """Return the names of the alerts that fired since ``start_s``."""
         answer = self._get("query", query=f'ALERTS{{alertstate="firing"}}[{self._age_s(start_s)}s]')
         return {each["metric"]["alertname"] for each in answer["result"]}
 
@@ -109,7 +109,7 @@ class Prometheus:
 
 
 def is_answered(url: str) -> bool:
-    """Return whether a server answers a request with status 200."""
+    """Return whether a server responds to a request with status 200."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)

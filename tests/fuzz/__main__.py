@@ -1,4 +1,7 @@
-"""The campaign: every target in turn, then a table. ``python -m tests.fuzz --minutes 30 [--seed N] [TARGET...]``."""
+"""Run the fuzzing campaign: ``python -m tests.fuzz --minutes 30 [--seed N] [TARGET...]``.
+
+The targets are fuzzed sequentially; then a table of the figures is printed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _ROOT: Final = Path(__file__).parents[2]
 
 
 def main() -> int:
-    """Run the campaign; return 1 if a target has a defect."""
+    """Run the fuzzing campaign; return 1 if a target has a defect."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="time of the whole campaign")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the mutations")

@@ -1,4 +1,4 @@
-"""Fuzz target for answers of the API server: bytes over TLS, read by the client and by the plans of a registration."""
+"""Fuzz target for responses of the API server: bytes over TLS, input of the client and of registration plans."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _POLICY: Final = RegistrationPolicy(labels={"pool": "a"}, provider_id="test://1"
 
 
 class _Server:
-    """Sends the prepared answer to the next request, then closes the connection."""
+    """Server that sends the prepared response to a request, then closes the connection."""
 
     def __init__(self) -> None:
         self.answer = b""
@@ -65,7 +65,7 @@ class _Server:
 
 
 class _Answers:
-    """Reads answers as the daemon does."""
+    """Reader that sends requests and processes the responses as the daemon does."""
 
     def __init__(self, access: ApiAccess, server: _Server) -> None:
         self._access = access
@@ -74,9 +74,13 @@ class _Answers:
         self._sighting: LeaseSighting | None = None
 
     async def read(self, data: bytes) -> bool:
-        """Read one answer: of a Lease after ``L``, of a list of pods after ``P``, of a watch after ``W``, or of a Node.
+        """Read the response in ``data[1:]``; return whether it is complete and well-formed or a refusal.
 
-        A refusal is accepted; an incomplete or malformed answer is not.
+        The first byte selects the request: ``L`` for a Lease, ``P`` for a list of pods, ``W`` for a watch, otherwise a
+        Node.
+
+        Raises:
+            DefectError: the error text is unsuitable, or a malformed change of a watch hides another change.
         """
         self._server.answer = data[1:]
         readers = {b"L": self._read_lease, b"P": self._read_pods, b"W": self._read_watch}
@@ -135,7 +139,7 @@ class _Answers:
 
 
 def _answer(status: str, body: object, *headers: str) -> bytes:
-    """Return an answer whose body ends with the connection, so that its length can change."""
+    """Return an HTTP response without a content length, so that mutations can change the length of its body."""
     return "\r\n".join((f"HTTP/1.1 {status}", *headers, "", json.dumps(body))).encode()
 
 
@@ -205,7 +209,7 @@ _SEEDS: Final = (
 
 @contextmanager
 def api_server_target(directory: Path, runner: asyncio.Runner) -> Iterator[Target]:
-    """Return the target, with a server of its own whose certificates are in ``directory``."""
+    """Return the fuzz target, with a separate server that has its certificates in ``directory``."""
     authority = Authority(directory)
     authority.issue("server")
     (directory / "token").write_text(TOKEN)

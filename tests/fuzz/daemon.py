@@ -1,8 +1,8 @@
-"""Fuzzes the control socket of a daemon on a simulated node: ``python -m tests.fuzz.daemon SECONDS SEED RESULT``.
+"""Fuzz the control socket of a daemon on a simulated node: ``python -m tests.fuzz.daemon SECONDS SEED RESULT``.
 
-Unlike the ``http`` target, bytes arrive in pieces, from several connections, and requests are carried out. The daemon
-must answer a plain request within a second at any time, its memory must remain bounded, and its log must report no
-internal error.
+Unlike with the ``http`` target, bytes arrive in pieces from several connections, and requests are carried out. The
+daemon must respond to a status request within a second at any time, its memory must remain bounded, and its log must
+not contain an internal error.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from tests.support.simulated_daemon import simulated_daemon
 _PROBE: Final = b"GET /v1/status HTTP/1.1\r\nHost: nodeagent\r\n\r\n"
 _PROBE_EVERY: Final = 20
 _OPEN: Final = 8
-"""Unfinished connections at a time, besides the current one."""
+"""Maximum number of unfinished connections in addition to the current connection."""
 _SLOW_PROBES: Final = 3
-"""Number of consecutive slow answers that count as a stall, since other processes share the machine."""
+"""Number of consecutive slow responses that count as a stall; other processes can cause single slow responses."""
 
 
 def fuzz(seconds: float, seed: int, result: Path) -> None:
-    """Fuzz the control socket for ``seconds``; a defect is raised."""
+    """Fuzz the control socket for ``seconds``.
+
+    Raises:
+        AssertionError: the daemon stalls, its memory grows too much, or its log contains an internal error.
+    """
     random, figures = Random(seed), Figures("daemon", "mutation")
     with (
         tempfile.TemporaryDirectory(prefix="nodeagent-fuzz-") as name,
@@ -73,7 +77,7 @@ def fuzz(seconds: float, seed: int, result: Path) -> None:
 def _send(path: Path, data: bytes, random: Random, unfinished: list[socket.socket]) -> None:
     """Send a request in one to three pieces; read the response, or abandon the connection."""
     client = socket.socket(socket.AF_UNIX)
-    client.settimeout(random.choice((0.01, 0.05, 0.2)))  # longer operations are abandoned
+    client.settimeout(random.choice((0.01, 0.05, 0.2)))  # after the timeout the operation is abandoned
     with suppress(OSError):
         client.connect(str(path))
         cuts = sorted(random.randrange(len(data) + 1) for _ in range(random.randrange(3)))

@@ -1,4 +1,4 @@
-"""Figures of a fuzzing run, and their limits."""
+"""Figures of a fuzzing run (time and memory), and their limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROWTH_MIB: Final = 64
 
 @dataclass(slots=True)
 class Figures:
-    """The figures of a run; times are CPU times, as other processes share the machine."""
+    """Figures of a fuzzing run; times are CPU times, since other processes share the machine."""
 
     target: str
     engine: str
@@ -26,7 +26,7 @@ class Figures:
 
 
 def rss_mib(process: str) -> float:
-    """Return the resident memory of a process, in MiB."""
+    """Return the resident memory of a process in MiB; 0 if the process has no memory, as a zombie."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024

@@ -50,23 +50,23 @@ def _mutated(text: bytes, pool: Sequence[bytes], random: Random) -> bytes:
     start = random.randrange(len(text) + 1)
     end = min(len(text), start + random.choice((0, 1, 1, 2, 8, 64)))
     kind = random.randrange(7)
-    if kind == 0:  # replace by random bytes
+    if kind == 0:  # replace a part by random bytes
         return text[:start] + random.randbytes(end - start) + text[end:]
     if kind == 1:  # remove
         return text[:start] + text[end:]
-    if kind == 2:  # repeat
+    if kind == 2:  # repeat a part
         return text[:end] + text[start:end] * random.choice((1, 2, 100)) + text[end:]
-    if kind == 3:  # splice
+    if kind == 3:  # splice: continue with the end of another seed
         other = random.choice(pool)
         return text[:start] + other[random.randrange(len(other) + 1) :]
-    if kind == 4 and text:  # flip a bit
+    if kind == 4 and text:  # flip one bit
         place = random.randrange(len(text))
         return text[:place] + bytes([text[place] ^ 1 << random.randrange(8)]) + text[place + 1 :]
     return text[:start] + random.choice(_TOKENS) + text[end if kind == 5 else start :]
 
 
 def _changed_json(text: bytes, random: Random) -> bytes | None:
-    """Return the input with one to three values of its JSON object changed; ``None`` without an object."""
+    """Return the input with one to three changed values in its JSON object; ``None`` if it contains no JSON object."""
     start = text.find(b"{")
     try:
         document = json.loads(text[start:]) if start >= 0 else None

@@ -1,6 +1,6 @@
-"""Fuzz targets for answers and files of the node: manifests, kubelet, runtime, journal and terminal.
+"""Fuzz targets for inputs from the node: manifests, kubelet, runtime, journal and terminal.
 
-One malformed object must never hide the others: inputs with lists are read beside a valid object.
+A malformed object must never hide other objects: inputs with lists are read together with a valid object.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _FULL_POD: Final = {
 
 
 def manifest(directory: Path, data: bytes) -> bool:
-    """Read a manifest file beside a valid one."""
+    """Read a manifest file beside a valid manifest file; return whether there is no warning."""
     (directory / "a.yaml").write_bytes(data)
     (directory / "b.json").write_text(json.dumps(_POD))
     found = ManifestReader(directory).read()
@@ -101,7 +101,7 @@ _MANIFEST_SEEDS: Final = (
 
 
 def kubelet_pods(data: bytes) -> bool:
-    """Parse an answer of the kubelet with a further, valid pod."""
+    """Parse a pod list of the kubelet with an additional valid pod; return whether all pods are well-formed."""
     try:
         document = parse_json(data)
         pods = parse_pod_list(document, "kubelet")
@@ -115,7 +115,7 @@ def kubelet_pods(data: bytes) -> bool:
 
 
 def kubelet_config(data: bytes) -> bool:
-    """Import a configuration of the kubelet; the result is TOML."""
+    """Import a kubelet configuration and check that the result is TOML; return whether the import succeeds."""
     try:
         imported = import_kubelet(read_kubelet(data.decode("utf-8", "replace")))
     except ConfigError:
@@ -147,7 +147,10 @@ _NEVER_EXPLAINED: Final = (SuspicionKind.DUPLICATE_ID, SuspicionKind.ID_MISSING)
 
 
 def runtime(data: bytes) -> bool:
-    """Decode, check and plan answers of the runtime, given as JSON of their messages or, after a letter, as bytes."""
+    """Decode responses of the runtime, check them and plan all removals; return whether an object is listed.
+
+    The responses are given as JSON of their messages, or as encoded bytes after a letter that selects the message type.
+    """
     kind = data[0] - ord("a") if data else -1
     if kind in range(len(_ANSWERS)):
         return _decoded(_ANSWERS[kind], data[1:])
@@ -186,7 +189,7 @@ def _messages(document: object, kind: str, message: type[Message]) -> list[Any]:
     for each in items if isinstance(items, list) else ():
         try:
             found.append(ParseDict(each, message(), ignore_unknown_fields=True))
-        except Exception:  # noqa: BLE001 - the library fails in many ways; such a message cannot be sent
+        except Exception:  # noqa: BLE001 - protobuf raises various errors for messages that cannot be encoded
             continue
     return found
 
@@ -278,10 +281,10 @@ _CHAIN: Final = 100
 
 
 def image_graph(data: bytes) -> bool:
-    """Follow the references of blobs and snapshots; cycles, missing and long chains of them are bounded.
+    """Follow the references of blobs and snapshots; cycles, missing objects and long chains must not hang or fail.
 
-    The input is pairs of letters: a reference of the first object to the second. Lower case are blobs, capitals are
-    snapshots, and a digit in the second place begins a long chain of blobs.
+    The input is pairs of letters: each pair is a reference from the first object to the second. Capitals are snapshots,
+    other letters are blobs, and a digit in the second place starts a long chain of blobs.
     """
     blobs: dict[str, Any] = {}
     snapshots: dict[str, Any] = {}
@@ -308,7 +311,10 @@ def image_graph(data: bytes) -> bool:
 
 
 def terminal(data: bytes) -> bool:
-    """Escape a text for a terminal and as JSON: printable, one line, unchanged by a second escape, same JSON value."""
+    """Escape a text for a terminal and as JSON; return whether escaping changed it.
+
+    The result must be printable, must be unchanged by a second escape, and as JSON must have the value of the text.
+    """
     text = data.decode("utf-8", "surrogateescape")
     shown = escape(text)
     if not shown.isprintable() or escape(shown) != shown or display_width(shown) < 0:
@@ -322,7 +328,10 @@ def terminal(data: bytes) -> bool:
 
 
 def journal(data: bytes) -> bool:
-    """Encode an entry, one field a line as KEY=VALUE and NUL in place of line breaks; the fields can be decoded."""
+    """Encode a journal entry and check that its fields can be decoded; return whether it has several fields.
+
+    The input has one field per line as KEY=VALUE, with NUL in place of line breaks in a value.
+    """
     lines = data.decode("utf-8", "surrogateescape").split("\n")
     fields = {key: value.replace("\0", "\n") for key, _, value in (each.partition("=") for each in lines)}
     rest, found = encode(fields), []
@@ -340,7 +349,7 @@ def journal(data: bytes) -> bool:
 
 
 def node_targets(directory: Path) -> dict[str, Target]:
-    """Return the targets by name; they write to ``directory``."""
+    """Return the fuzz targets by name; the targets write files to ``directory``."""
     manifests = directory / "manifests"
     manifests.mkdir()
     pods = json.dumps({"kind": "PodList", "items": [_FULL_POD, _POD]}).encode()

@@ -1,4 +1,4 @@
-"""A fuzz target, and the error of its defects."""
+"""Fuzz target, and the error that reports its defects."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 class DefectError(AssertionError):
-    """An inconsistent result of a target."""
+    """Defect found by a fuzz target: an inconsistent result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One input controlled by other users.
+    """Fuzz target: one kind of input controlled by other users.
 
     Attributes:
-        run: processes an input and returns whether it was accepted; raises for a defect only.
-        seeds: valid inputs, the source of the mutations.
+        run: function that processes an input and returns whether the input was accepted; raises only for a defect.
+        seeds: valid inputs, from which mutations are derived.
     """
 
     run: Callable[[bytes], bool]

@@ -50,11 +50,11 @@ _RECEIPT: Final = Receipt(lambda: None, lambda _: True)
 _CONTINUE: Final = b"HTTP/1.1 100 \r\n\r\n"
 
 
-# ---- HTTP
+# ---- HTTP server
 
 
 class _Pipe:
-    """The writing side of a connection with a client that reads all output at once."""
+    """Stream writer of a connection to a client that reads all output without delay."""
 
     def __init__(self) -> None:
         self.sent = bytearray()
@@ -110,7 +110,7 @@ def _service() -> Service:
 
 
 async def http(data: bytes) -> bool:
-    """Send bytes to the HTTP server, and check that its output is one complete HTTP response, or empty."""
+    """Send bytes to the HTTP server and check that its output is one complete HTTP response or empty."""
     sent = await _exchange(data)
     if not sent:
         return False
@@ -152,7 +152,7 @@ HTTP_SEEDS: Final = (
 
 
 def request(data: bytes) -> bool:
-    """Parse a request: ``OPERATION FIELD=VALUE&...`` of its URL on the first line, then its body."""
+    """Parse a request, ``OPERATION FIELD=VALUE&...`` on the first line, then the body; return whether it is valid."""
     line, _, body = data.partition(b"\n")
     name, _, texts = line.decode("latin-1").partition(" ")
     fields = dict(each.partition("=")[::2] for each in texts.split("&") if each)
@@ -178,7 +178,7 @@ _REQUEST_SEEDS: Final = (
 
 @cache
 def _kinds() -> tuple[type[Document], ...]:
-    """Return every class of documents."""
+    """Return every document class of the control API."""
     for module in pkgutil.iter_modules(api.__path__, f"{api.__name__}."):
         importlib.import_module(module.name)
     found: list[type[Document]] = []
@@ -192,7 +192,7 @@ def _kinds() -> tuple[type[Document], ...]:
 
 
 def document(data: bytes) -> bool:
-    """Decode a document, with its class by the first byte; check the round trip of an accepted document."""
+    """Decode a document of the class selected by the first byte, check its round trip; return whether it is valid."""
     kind = _kinds()[(data[:1] or b"\0")[0] % len(_kinds())]
     try:
         found = decode(data[1:], kind)
@@ -245,7 +245,7 @@ def _document_seeds() -> tuple[bytes, ...]:
 
 
 def saved_plan(data: bytes) -> bool:
-    """Parse, verify and compare a saved plan; a JSON object gets a valid signature, so that its fields are reached."""
+    """Parse, verify and compare a saved plan, with a new signature if it is an object; return whether it is valid."""
     text = data.decode("utf-8", "surrogateescape")
     for parse in (parse_plan, lambda text: unseal(text, _KEY)):
         with suppress(ValueError):
@@ -299,7 +299,7 @@ def _plan_seed() -> bytes:
 
 
 def hold_file(directory: Path, data: bytes) -> bool:
-    """Read a hold file in a directory and add a hold to it; an unreadable file must remain unchanged."""
+    """Read a hold file and add a hold to it; return whether both succeed. An unreadable file must remain unchanged."""
     path, file, hold = directory / "holds.json", HoldFile(directory), Hold("", "r/a:1", "why", "me", NOW, NOW)
     path.write_bytes(data)
     try:
@@ -313,7 +313,7 @@ def hold_file(directory: Path, data: bytes) -> bool:
         return False
     try:
         placed = file.add(hold, TRUSTED)
-    except StoreError:  # a text that is not UTF-8 in another hold
+    except StoreError:  # another hold contains a text that is not UTF-8
         return False
     if placed.id in {each.id for each in holds} or placed not in file.read():
         raise DefectError("an added hold has the id of another one, or is missing")
@@ -349,7 +349,10 @@ def _lists() -> tuple[tuple[ListView[Any], dict[str, Any]], ...]:
 
 
 def list_filter(data: bytes) -> bool:
-    """Print a list with filters, one a line; the first line is the list, the form and the order."""
+    """Print a list with filters; return whether the filters are valid.
+
+    The first line of the input selects the list, the output format and the order; each further line is a filter.
+    """
     first, *filters = data.decode("utf-8", "surrogateescape").split("\n")
     number, _, rest = first.partition(" ")
     form, _, order = rest.partition(" ")
@@ -376,7 +379,7 @@ _FILTER_SEEDS: Final = (
 
 @contextmanager
 def open_targets() -> Iterator[dict[str, Target]]:
-    """Return all targets by name."""
+    """Return all fuzz targets by name."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with (
         tempfile.TemporaryDirectory(prefix="nodeagent-fuzz-", dir=memory) as directory,

@@ -1,8 +1,8 @@
-"""Fuzzes one target for a time: ``python -m tests.fuzz.worker TARGET SECONDS SEED RESULT``.
+"""Fuzz one target for a duration: ``python -m tests.fuzz.worker TARGET SECONDS SEED RESULT``.
 
-Inputs are guided by coverage where atheris is installed, and mutations of the seeds otherwise. The figures are written
-to a JSON file once a second, since the engine ends the process without a callback. A defect ends the process with an
-error, and its input is kept beside the figures.
+If atheris is installed, inputs are guided by coverage; otherwise they are mutations of the seeds. The figures are
+written to a JSON file once a second, since the engine ends the process without a callback. A defect ends the process
+with an error; the input that caused the defect is stored beside the figures.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _INITIAL_MUTATIONS: Final = 500
 
 
 class Watch:
-    """Runs a target on one input after the other, and checks time and memory."""
+    """Runner of a target that processes one input per call and checks CPU time and memory."""
 
     def __init__(self, figures: Figures, run: Callable[[bytes], bool], result: Path) -> None:
-        """Write the figures to ``result``."""
+        """Create a runner that writes its figures to ``result``."""
         self._figures = figures
         self._run = run
         self._result = result
@@ -69,7 +69,7 @@ class Watch:
             self.write()
 
     def write(self) -> None:
-        """Write the figures."""
+        """Write the figures to the result file."""
         self._written_s = time.monotonic()
         self._result.write_text(json.dumps(asdict(self._figures)))
 
@@ -81,7 +81,7 @@ class Watch:
         figures.rss_growth_mib = round(figures.rss_mib - (self._first_mib or figures.rss_mib), 1)
         if (
             figures.engine == "mutation" and figures.rss_growth_mib > GROWTH_MIB
-        ):  # other engines keep their inputs in memory
+        ):  # the memory of other engines grows with the inputs that they store
             self._fail(data, f"memory grew by {figures.rss_growth_mib} MiB")
             raise MemoryError(figures.defect)
 
@@ -92,7 +92,7 @@ class Watch:
 
 
 def fuzz(name: str, seconds: float, seed: int, result: Path) -> None:
-    """Fuzz a target for ``seconds``; a defect is raised."""
+    """Fuzz a target for ``seconds``; raise the first defect."""
     warnings.simplefilter("error")
     with open_targets() as targets:
         target = targets[name]
@@ -109,7 +109,10 @@ def fuzz(name: str, seconds: float, seed: int, result: Path) -> None:
 
 
 def _corpus(seeds: tuple[bytes, ...], seed: int, result: Path) -> Path:
-    """Return a directory of initial inputs: seeds, and changes of their JSON, which are plain bytes for the engine."""
+    """Write the initial inputs for the engine to a directory and return its path.
+
+    Initial inputs are the seeds and mutations of their JSON, since the engine mutates only bytes.
+    """
     corpus = result.with_suffix(".corpus")
     corpus.mkdir()
     for number, data in enumerate(islice(mutations(seeds, Random(seed)), len(seeds) + _INITIAL_MUTATIONS)):
@@ -118,7 +121,7 @@ def _corpus(seeds: tuple[bytes, ...], seed: int, result: Path) -> Path:
 
 
 def _guide(engine: Any, watch: Watch, corpus: Path, seconds: float, seed: int) -> None:
-    """Run atheris, which chooses the inputs and ends the process."""
+    """Run atheris, which selects the inputs and ends the process."""
     options = (
         *(f"-max_total_time={seconds:.0f}", f"-seed={seed}", f"-max_len={MOST_BYTES}", f"-timeout={_ENGINE_TIMEOUT_S}"),
         *("-rss_limit_mb=1024", f"-artifact_prefix={corpus.with_suffix('')}-", "-verbosity=0"),

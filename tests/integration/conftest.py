@@ -1,6 +1,6 @@
-"""Fixtures on a real containerd; without one, tests are skipped with a visible reason, or fail in CI.
+"""Fixtures with a real containerd; without containerd, tests are skipped with a visible reason, or fail in CI.
 
-NODEAGENT_TEST_CONTAINERD chooses the version: "host" (the default, the installed one), "1.7" or "2.1".
+NODEAGENT_TEST_CONTAINERD selects the version: "host" (default: the installed containerd), "1.7" or "2.1".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ContainerdFactory(Protocol):
-    """Starts a containerd that is stopped at the end of the fixture's scope."""
+    """Factory of containerd daemons that are stopped at the end of the fixture's scope."""
 
     def __call__(self, **options: Unpack[Options]) -> Containerd: ...
 
@@ -40,7 +40,7 @@ def chosen_version() -> Version:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the long tests except in a campaign, and those of another version of containerd."""
+    """Deselect campaign tests except in a campaign, and tests that require another version of containerd."""
     campaign = "NODEAGENT_TEST_RUNS" in os.environ
     deselected = [each for each in items if (_is_long(each) and not campaign) or _is_of_another_version(each)]
     if deselected:
@@ -78,21 +78,24 @@ def containerd_version() -> Version:
 
 @pytest.fixture(scope="session", autouse=True)
 def _swept() -> None:
-    """Remove the leftovers of killed runs, once before any start."""
+    """Remove the files and processes of killed test runs, once before the first containerd is started."""
     for base in reclaim.sweep():
         print(f"removed leftovers of an earlier run in {base}", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")
 def containerd(containerd_version: Version) -> Iterator[Containerd]:
-    """One daemon for the session, on the machine's own disk; tests share it and use unique names of pods and images."""
+    """Return the containerd of the session, on the machine's disk.
+
+    Tests share it and use unique names of pods and images.
+    """
     with Containerd(containerd_version) as started:
         yield started
 
 
 @pytest.fixture
 def pods(containerd: Containerd) -> Iterator[Pods]:
-    """Pods on the daemon of the session; their sandboxes are removed after the test."""
+    """Return a pod client of the session's containerd; sandboxes created by it are removed after the test."""
     with containerd.pods() as maker:
         yield maker
         maker.remove_made()
@@ -100,19 +103,19 @@ def pods(containerd: Containerd) -> Iterator[Pods]:
 
 @pytest.fixture
 def containerd_factory(containerd_version: Version) -> Iterator[ContainerdFactory]:
-    """Starts daemons for one test, for example ``containerd_factory(imagefs=LoopFs(400, "xfs"))``."""
+    """Return a factory of containerd daemons for one test: ``containerd_factory(imagefs=LoopFs(400, "xfs"))``."""
     yield from _factory(containerd_version)
 
 
 @pytest.fixture
 def worn(containerd_factory: ContainerdFactory) -> WornNode:
-    """A worn node on a small image filesystem of its own."""
+    """Return a node with used and unused images and dead pods, on a separate small image filesystem."""
     return wear(containerd_factory(imagefs=LoopFs(420, "ext4")))
 
 
 @pytest.fixture(scope="module")
 def module_containerd_factory(containerd_version: Version) -> Iterator[ContainerdFactory]:
-    """Starts daemons shared by the tests of a module."""
+    """Return a factory of containerd daemons that the tests of a module share."""
     yield from _factory(containerd_version)
 
 

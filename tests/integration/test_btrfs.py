@@ -1,4 +1,4 @@
-"""Btrfs: the subvolumes and bind mounts of one filesystem are one filesystem of the node."""
+"""Tests on Btrfs: subvolumes and bind mounts of one Btrfs count as one filesystem of the node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOP = "btrfs"
 
 @dataclass(frozen=True, slots=True)
 class Subvolumes(LoopFs):
-    """A Btrfs with two subvolumes, of which ``containerd`` is the image filesystem and ``kubelet`` is for nodefs."""
+    """Btrfs with two subvolumes: ``containerd`` for the image filesystem and ``kubelet`` for nodefs."""
 
     def mount(self, file: Path, point: Path) -> None:
         top = point.parent / TOP

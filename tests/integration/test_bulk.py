@@ -1,4 +1,4 @@
-"""Many images at once through containerd's own image service."""
+"""Tests of the removal of many images in one transaction, through containerd's own image service."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The container image as a static pod on a real containerd, compared with the checkout on the same store.
+"""Tests of the container image as a static pod on a real containerd, compared with the checkout on the same store.
 
-Building the image takes minutes: the tests belong to ``make test-image``, which passes its path in
-``NODEAGENT_TEST_IMAGE``.
+Building the image lasts minutes, so that the tests run only in ``make test-image``, which passes the path of the image
+in ``NODEAGENT_TEST_IMAGE``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Document = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def _shared_mounts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Place the files of containerd on a shared mount, as on a host with systemd: mounts propagate to the container."""
+    """Put containerd's files on a shared mount, as on a host with systemd, so that mounts propagate to containers."""
     shared = Path(tempfile.mkdtemp(prefix="shared-"))
     subprocess.run(["mount", "--bind", str(shared), str(shared)], check=True)
     try:
@@ -54,7 +54,7 @@ def _shared_mounts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class AgentPod:
-    """The pod of the image and the checkout, with one configuration and one store."""
+    """Agent in the pod of the image and agent of the checkout, with one configuration and one store."""
 
     def __init__(self, containerd: Containerd, pods: Pods) -> None:
         self.containerd = containerd
@@ -72,7 +72,7 @@ class AgentPod:
         self.config = self.directory / "etc/config.toml"
 
     def configure(self, role: str, more: str = "") -> None:
-        """Write the configuration of both."""
+        """Write the common configuration of the pod and the checkout."""
         self.config.write_text(
             f"{role}\n[runtime]\nendpoint = {json.dumps(f'unix://{self.containerd.socket}')}\n"
             f'[kubelet]\nmanifests = ""\n[shutdown]\nenabled = "off"\n[metrics]\nlisten = "off"\n'
@@ -82,7 +82,7 @@ class AgentPod:
         )
 
     def import_image(self) -> None:
-        """Import the image, and tag it with the reference in the manifest."""
+        """Import the image and tag it with the reference in the manifest."""
         path = Path(os.environ["NODEAGENT_TEST_IMAGE"])
         self.containerd.ctr("images", "import", "--index-name", "localhost/unused:index", str(path))
         (name,) = {
@@ -94,7 +94,7 @@ class AgentPod:
         )
 
     def manifest(self) -> Document:
-        """Return the printed static pod for this containerd."""
+        """Return the static pod printed by ``manifest static-pod``, adapted to this containerd."""
         options = ["--image", IMAGE, "--socket", str(self.containerd.socket), "--image-root", str(self.containerd.root)]
         command = [sys.executable, "-m", "nodeagent", "manifest", "static-pod", *options, "--manifests", ""]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -102,24 +102,24 @@ class AgentPod:
         return document
 
     def start(self, *, host_pid: bool = False) -> ManifestPod:
-        """Run the sandbox of the printed static pod."""
+        """Run the sandbox of the pod printed by ``manifest static-pod``, with or without the host's PID namespace."""
         manifest = self.manifest()
         manifest["spec"]["hostPID"] = host_pid
         return ManifestPod(self.pods, manifest, self.directories)
 
     def words(self, *words: str) -> list[str]:
-        """Return a command with the common configuration and output."""
+        """Return the arguments of a command with the common configuration and JSON output."""
         return ["nodeagent", *words, "--config", str(self.config), "--output", "json"]
 
     def inside(self, pod: ManifestPod, *words: str, code: int = 0) -> Document:
-        """Run a command in the pod; return its document."""
+        """Run a command in the pod; return its JSON document."""
         found, output, errors = pod.run(self.words(*words))
         assert found == code, errors
         document: Document = json.loads(output)
         return document
 
     def outside(self, *words: str, code: int = 0) -> Document:
-        """Run the command of the checkout; return its document."""
+        """Run a command of the checkout; return its JSON document."""
         command = [sys.executable, "-m", *self.words(*words)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
         assert done.returncode == code, done.stderr
@@ -128,7 +128,7 @@ class AgentPod:
 
 
 def decisions(document: Document) -> list[tuple[str, ...]]:
-    """Return the decisions on images in order, without ages."""
+    """Return the decisions on images in eviction order, without ages."""
     return [
         (each["id"], each["verdict"], each["reason"]["code"], str(each.get("bytes")))
         for plan in document["plans"]
@@ -137,7 +137,7 @@ def decisions(document: Document) -> list[tuple[str, ...]]:
 
 
 def collecting(containerd: Containerd) -> AgentPod:
-    """Return an agent on a store with many images, of which a part is to be removed."""
+    """Return an agent on a store with many images, some of which have to be removed."""
     node = stack(containerd)
     agent = AgentPod(containerd, node.pods)
     agent.import_image()

@@ -1,4 +1,4 @@
-"""The daemon on a real containerd: kills, restarts, a full disk, dry runs and the grace period of a policy."""
+"""Tests of the daemon on a real containerd: kills, restarts, a full disk, dry runs and the grace period of a policy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.real
 
 @contextmanager
 def daemon(node: WornNode, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the daemon with short intervals and its log in a file; SIGTERM must end it."""
+    """Run the daemon with short intervals and its log in a file; assert that SIGTERM ends it."""
     if "interval" not in node.config.read_text():
         configure(
             node, "[container_gc]", '[image_gc]\ninterval = "1s"\nminimum_age = "1s"\n\n[container_gc]\ninterval = "1s"'

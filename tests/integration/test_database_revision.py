@@ -1,4 +1,4 @@
-"""The revision of a real containerd's database changes with its records, and saves lists only until then."""
+"""Tests of the revision of containerd's database: it changes with each record; otherwise no list call is made."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_unchanged_records_are_not_listed_again_and_each_change_is_seen(
             return (await agent.preview(Scope.IMAGES)).snapshot
 
         async def observe_unchanged() -> StorageGraph | None:
-            """Observe until no record is listed; a garbage collection can follow a removal."""
+            """Observe until no record is listed again, since a garbage collection can still change the database."""
             for _ in range(100):
                 snapshot = await observe()
                 if not LISTS & calls:

@@ -1,4 +1,4 @@
-"""``gc leaks --deep`` on a real containerd: every planted leak is found, and no object in use."""
+"""Tests of ``gc leaks --deep`` on a real containerd: every planted leak is reported, and no object in use."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def leaks(containerd: Containerd) -> set[tuple[str, str]]:
 
 
 def plant(containerd: Containerd, count: int) -> set[tuple[str, str]]:
-    """Plant ``count`` leaks of each of six kinds."""
+    """Create ``count`` leaks of each of six kinds."""
     root, state = containerd.root, containerd.state
     content = root / "io.containerd.content.v1.content"
     planted = set()
@@ -92,7 +92,7 @@ def plant(containerd: Containerd, count: int) -> set[tuple[str, str]]:
 
 @pytest.fixture
 def shims(containerd: Containerd) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start processes with the arguments of shims, without a container."""
+    """Start processes with the arguments of containerd shims but without a container."""
     started = []
     for _ in range(FEW):
         words = ["containerd-shim-runc-v2", "-c", "read x", "-namespace", "k8s.io", "-id", new_id()]

@@ -1,4 +1,4 @@
-"""Evictions under disk pressure on a real containerd: one victim, its space freed, bystanders and images kept.
+"""Tests of evictions under disk pressure on a real containerd: one victim, freed space, other pods and images kept.
 
 The daemon runs with default settings; only the thresholds depend on the filesystem of the test.
 ``NODEAGENT_TEST_RUNS`` repeats the tests with the ``campaign`` mark; see ``make campaign-eviction``.
@@ -42,12 +42,12 @@ def _own_mounts(containerd_version: str) -> None:
 
 
 def threshold(node: PressedNode, short_mib: int = SHORT_MIB) -> str:
-    """Return a threshold that is met by ``short_mib`` MiB now."""
+    """Return a hard threshold that is currently met by ``short_mib`` MiB."""
     return f'hard = "imagefs.available<{node.available_bytes // MIB + short_mib}Mi"'
 
 
 def soft_threshold(node: PressedNode, max_pod_grace_s: int) -> str:
-    """Return a soft threshold that is met now; a pod that ignores SIGTERM is killed after ``max_pod_grace_s``."""
+    """Return a soft threshold that is currently met, with a pod grace period of at most ``max_pod_grace_s``."""
     return f"""
 soft = "imagefs.available<{node.available_bytes // MIB + SHORT_MIB}Mi"
 soft_grace_period = "imagefs.available=1s"
@@ -61,7 +61,7 @@ def run_stubborn_writer(node: PressedNode) -> Pod:
 
 
 def run_quiet(node: PressedNode, count: int) -> set[str]:
-    """Run pods with 1 MiB each; return their names."""
+    """Run ``count`` pods that write 1 MiB each; return their names."""
     names = {f"quiet-{number}" for number in range(count)}
     for name in sorted(names):
         node.run_writer(name, 1)
@@ -69,7 +69,7 @@ def run_quiet(node: PressedNode, count: int) -> set[str]:
 
 
 def wait_until_cleared(node: PressedNode, count: int = 1) -> None:
-    """Wait until the threshold is cleared, and for four more passes."""
+    """Wait until ``count`` thresholds are cleared, and for four more passes."""
     node.wait_for("threshold_cleared", count, timeout_s=90)
     node.wait_passes(4)
 

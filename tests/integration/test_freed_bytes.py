@@ -1,4 +1,4 @@
-"""Predicted bytes of removals by the storage graph, compared with the freed bytes of the filesystem.
+"""Tests of the freed bytes predicted by the storage graph, compared with the freed bytes of the filesystem.
 
 Random sets of stacked images are removed from the same initial state; the other images must remain complete.
 """
@@ -36,8 +36,8 @@ Kind = Literal["ext4", "xfs"]
 MIB = 1 << 20
 SETS = 20
 FEWEST_IMAGES = 30
-# Tolerance of the prediction: the larger of a number of bytes and a share. containerd's own databases are on the same
-# filesystem. XFS frees inodes in chunks of 64, which images can share.
+# Tolerance of the prediction: the larger of a number of bytes and a share. containerd's databases are on the same
+# filesystem, and XFS frees inodes in chunks of 64, which images can share.
 SLACK: dict[Kind, tuple[int, float]] = {"ext4": (64 << 10, 0), "xfs": (MIB, 0.02)}
 
 
@@ -49,7 +49,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A filesystem, the stacked node on it, and the predictions and measurements."""
+    """Filesystem type, node on it with images that share layers, and pairs of predictions and measurements."""
 
     kind: Kind
     node: StackedNode
@@ -97,14 +97,14 @@ def test_set_of_images_frees_the_predicted_bytes(case: Case, number: int) -> Non
 
 
 def subset(images: Sequence[str], number: int) -> list[str]:
-    """Return a set of images in random order, the first of one, the second of all."""
+    """Return a random set of images in random order: set 0 has one image, set 1 has all images."""
     generator = random.Random(number)
     size = {0: 1, 1: len(images)}.get(number) or generator.randint(2, len(images) - 1)
     return generator.sample(images, size)
 
 
 def observe(node: StackedNode) -> NodeSnapshot:
-    """Observe the node as the agent does, without stored state."""
+    """Return a snapshot of the node as the agent observes it without stored state."""
     config = node.containerd.base / "nodeagent.toml"
     config.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{node.containerd.socket}"\n'
@@ -133,7 +133,7 @@ def predict(snapshot: NodeSnapshot, chosen: Sequence[str]) -> Freed:
 
 
 def free(node: StackedNode) -> Freed:
-    """Measure the free bytes once containerd is idle.
+    """Return the free bytes and inodes of the filesystem after containerd has become idle.
 
     XFS frees inodes and blocks of deleted files in the background; freezing the filesystem waits for completion.
     """
@@ -147,7 +147,7 @@ def free(node: StackedNode) -> Freed:
 
 
 def assert_kept_images_are_complete(node: StackedNode, removed: Sequence[str]) -> None:
-    """Assert that all kept images are complete; run the one with the most layers in common with removed images."""
+    """Assert that all kept images are complete, and that the image with the most layers of removed images runs."""
     blobs = set(node.containerd.ctr("content", "ls", "-q").split())
     snapshots = {line.split()[0] for line in node.containerd.ctr("snapshots", "ls").splitlines()}
     listed = {image.id for image in node.pods.list_images()}

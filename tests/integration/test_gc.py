@@ -1,4 +1,4 @@
-"""Garbage collection on a real containerd, through the command line as an operator uses it."""
+"""Tests of garbage collection on a real containerd through the command line."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_pass_ends_at_a_restart_of_the_runtime_and_the_next_one_finishes(worn: W
             if removal == "cri":
                 assert kinds[:2] == [Outcome.DONE, Outcome.FAILED]
                 assert set(kinds[2:]) == {Outcome.NOT_ATTEMPTED}
-            else:  # one transaction removed all of them; CRI's list could not be checked
+            else:  # one transaction removed all images; CRI's list could not be checked
                 assert set(kinds) == {Outcome.DONE}
             await asyncio.to_thread(worn.containerd.start)
         async with open_agent(settings, record=True, dry_run=False) as agent:
@@ -226,7 +226,7 @@ def test_hung_removal_times_out_and_the_pass_continues(worn: WornNode, monkeypat
     report = asyncio.run(collect())
     first, *others = report.results
     assert first.decision.id == hung[0]
-    if first.outcome is Outcome.DONE:  # the runtime carried out the request before the agent listed the image again
+    if first.outcome is Outcome.DONE:  # the removal succeeded before the agent checked CRI's list
         assert hung[0] not in {image.id for image in worn.pods.list_images()}
     else:
         assert first.outcome is Outcome.FAILED
@@ -254,14 +254,14 @@ def test_hung_runtime_times_out_and_nothing_is_removed(worn: WornNode) -> None:
 
 
 def test_log_that_is_written_or_open_keeps_the_directory_of_an_unlisted_pod(worn: WornNode) -> None:
-    """containerd writes container logs three levels deep; the times of the upper levels are two hours old."""
+    """Check logs at the depth at which containerd writes them, in directories that are two hours old."""
     configure(worn, 'log_minimum_age = "0s"', 'log_minimum_age = "2s"')
     assert worn.running is not None
     assert worn.running.log_file is not None
     held, appended, closed = (worn.containerd.log_root / f"shop_{name}_{uuid4()}" for name in ("held", "live", "old"))
     for each in (held, appended, closed):
         (each / "web").mkdir(parents=True)
-    os.link(worn.running.log_file, held / "web" / "0.log")  # containerd has it open for writing
+    os.link(worn.running.log_file, held / "web" / "0.log")  # containerd has this log open for writing
     for each in (appended, closed):
         (each / "web" / "0.log").write_text("line\n")
     age(held, appended, closed)
@@ -282,7 +282,7 @@ def test_log_that_is_written_or_open_keeps_the_directory_of_an_unlisted_pod(worn
 
 
 def age(*directories: Path) -> None:
-    """Set the modification time of all directories to two hours ago."""
+    """Set the modification time of the directories and of their subdirectories to two hours ago."""
     for top in directories:
         for each in (top / "web", top):
             os.utime(each, (time.time() - 7200,) * 2)

@@ -1,7 +1,8 @@
-"""Outputs of every command on a real containerd, against stored ones: by role, width of the terminal, and in a pipe.
+"""Tests of the output of every command on a real containerd against stored outputs, by role and terminal width.
 
-``NODEAGENT_TEST_UPDATE_GOLDEN=1`` replaces the stored outputs in ``tests/data/golden/node``; read the difference before
-the commit. Equal outputs are stored once. Times, ids, paths and readings of the machine are replaced.
+Outputs to a pipe are also compared. ``NODEAGENT_TEST_UPDATE_GOLDEN=1`` replaces the stored outputs in
+``tests/data/golden/node``; review the difference before the commit. Equal outputs are stored once. Times, ids, paths
+and readings of the machine are replaced by placeholders.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ pytestmark = [pytest.mark.real, pytest.mark.containerd("host")]
 GOLDEN: Final = Path(__file__).parents[1] / "data" / "golden" / "node"
 WIDTHS: Final = (80, 120, 200, None)
 AHEAD_S: Final = 50.5 * 3600
-"""The age of everything, in the middle of an hour."""
+"""Seconds by which the commands' clock is ahead, so that all ages are in the middle of an hour."""
 POD: Final = "payments-production/payments-api-7d9f8b6c5d-x2x9z"
 LISTS: Final = ("images", "containers", "pods", "history", "hold list")
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
@@ -122,22 +123,22 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "manifest static-pod": ("--image", "registry.test/nodeagent:1"),
     "api": (),
 }
-"""Arguments by the name of the output, which starts with the command; carried out in this order."""
+"""Arguments of each command by the name of its output, which starts with the command; they run in this order."""
 DOCUMENTS: Final = (
     *("status", "images", "images tree", "containers", "pods", "explain image", "explain pod", "du", "top", "pressure"),
     *("history", "history details", "gc images", "gc containers", "gc all", "gc leaks", "gc leaks deep", "evict"),
     *("gc undo list", "shutdown", "shutdown status", "doctor", "reload preview", "version", "config show effective"),
     *("plan diff", "apply", "hold add", "hold list", "report merge"),
 )
-"""Commands of root whose JSON is checked against its schema."""
+"""Commands that are run by root and checked against the schema of their JSON output."""
 ONCE: Final = {
     *("events", "node describe", "reload", "run", "demo", "install", "uninstall", "completion", "manifest rbac", "api"),
     *("manifest daemonset", "manifest static-pod"),
     *("config reference", "config default", "config import", "help", "hold add", "hold remove"),
 }
-"""Commands whose output does not depend on the width, or takes long: on 80 columns and in a pipe only."""
+"""Commands run only on 80 columns and in a pipe: their output does not depend on the width, or they are slow."""
 LAST: Final = ("demo", "run")
-"""Commands that change their process: in one of their own."""
+"""Commands that change their process, and are therefore run last, each in a separate process."""
 ABRIDGED: Final = {
     "completion": 8,
     "api": 12,
@@ -148,7 +149,7 @@ ABRIDGED: Final = {
     "demo": 12,
     "evict simulated": 2,
 }
-"""Generated documents, by the stored number of lines."""
+"""Number of stored lines of long generated outputs."""
 INTERRUPTED_S: Final = 0.4
 ROLES: Final = ("root", "direct", "member", "stranger")
 KUBELET_CONFIG: Final = """apiVersion: kubelet.config.k8s.io/v1beta1
@@ -159,10 +160,10 @@ evictionHard: {memory.available: 100Mi}
 
 
 class Grid:
-    """The outputs of all commands, by name and circumstance."""
+    """Outputs of all commands, by output name and by role and width."""
 
     def __init__(self, node: ProductionNode, members: int) -> None:
-        """Prepare the directories of the roles."""
+        """Create the working directories of the roles."""
         self.outputs: dict[str, dict[str, Shown]] = {}
         self._node = node
         clock = SystemClock()
@@ -191,12 +192,12 @@ class Grid:
         return self._node.directory / f"work-{name[0]}"
 
     def document(self, command: str) -> str:
-        """Return the JSON of a command of root; empty for an error."""
+        """Return the JSON output of a command run by root; empty if the command fails."""
         arguments = [each.format_map(self._values(each, "root", self.root)) for each in COMMANDS[command]]
         return self.root.run(None, *path_of(command), *arguments, "-o", "json").out
 
     def fill(self, name: str) -> None:
-        """Run all commands of a role."""
+        """Run all commands as a role and store their outputs."""
         with self.worker(name) as worker:
             for columns in WIDTHS if name in ("root", "member") else (80, None):
                 for command in COMMANDS:
@@ -227,7 +228,7 @@ class Grid:
 
 
 def path_of(name: str) -> tuple[str, ...]:
-    """Return the words of the command that an output is named after."""
+    """Return the words of the command at the start of an output's name."""
     words, found = name.split(), tree()
     return next(each for number in range(3, 0, -1) if (each := tuple(words[:number])) in found)
 
@@ -238,7 +239,7 @@ def has_option(words: tuple[str, ...], option: str) -> bool:
 
 @cache
 def tree() -> dict[tuple[str, ...], Any]:
-    """Return every command that can be run, by its words."""
+    """Return every command of the command line by its words."""
     return dict(_commands(typer.main.get_command(app), ()))
 
 
@@ -251,7 +252,7 @@ def _commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 @pytest.fixture(scope="module")
 def grid(module_containerd_factory: ContainerdFactory) -> Iterator[Grid]:
-    directory = Path(tempfile.mkdtemp(prefix="golden-", dir="/tmp"))  # a path of the same length in every run
+    directory = Path(tempfile.mkdtemp(prefix="golden-", dir="/tmp"))  # the path has the same length in every run
     directory.chmod(0o755)
     group = grp.getgrgid(65534)
     with ExitStack() as stack:
@@ -272,7 +273,7 @@ def grid(module_containerd_factory: ContainerdFactory) -> Iterator[Grid]:
 
 
 def is_measured(worker: CommandWorker) -> bool:
-    """Return whether the runtime has measured the writable layers of the containers to remove."""
+    """Return whether the runtime has measured the writable layers of all removable containers."""
     preview = json.loads(worker.run(None, "gc", "containers", "--dry-run", "-o", "json").out)
     found = [each for plan in preview["plans"] for each in plan["decisions"] if each["kind"] == "container"]
     return all(each["frees_bytes"] for each in found if each["verdict"] == "remove")
@@ -337,12 +338,12 @@ def test_other_data_with_a_configured_path_of_imagefs_has_no_image_data(grid: Gr
 
 def test_every_command_with_documents_is_checked() -> None:
     documented = {words for words in tree() if has_option(words, "-o")}
-    others = {("events",), ("node", "describe")}  # a stream, and an object of Kubernetes
+    others = {("events",), ("node", "describe")}  # output is a stream, or a Kubernetes object
     assert {path_of(each) for each in DOCUMENTS} == documented - others
 
 
 def documents(kind: type[Document]) -> Iterator[type[Document]]:
-    """Yield every class of documents."""
+    """Yield every document class of the control API that is derived from ``kind``."""
     for module in pkgutil.iter_modules(nodeagent.api.__path__, "nodeagent.api."):
         importlib.import_module(module.name)
     for each in kind.__subclasses__():

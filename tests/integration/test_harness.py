@@ -1,4 +1,4 @@
-"""Tests of the harness: real daemons and pods, and complete removal at the end."""
+"""Tests of the test harness: real containerd daemons and pods, and their complete removal at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def apps(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> images.Archive:
-    """Five images over one shared layer, two tags each, in the session's daemon."""
+    """Import five images with one shared layer and two tags each into the session's containerd."""
     shared = images.blob("shared", MIB)
     described = [
         images.image(
@@ -87,7 +87,7 @@ def test_container_is_stopped_and_removed(pods: Pods, apps: images.Archive) -> N
     sandbox = pods.run_sandbox("brief")
     container = pods.run_container(sandbox, "main", apps.tags[0])
     pods.stop(container, grace_s=10)
-    assert pods.wait_exited(container).exit_code == 0  # exit on SIGTERM
+    assert pods.wait_exited(container).exit_code == 0  # the container exits on SIGTERM
     pods.remove_container(container)
     assert container.id not in {one.id for one in pods.list_containers()}
     pods.remove_sandbox(sandbox)
@@ -130,7 +130,7 @@ def test_import_into_a_full_image_filesystem_fails(containerd_factory: Container
     fat = images.image("harness.test/fat:v1", layers=[images.blob("fat", 20 * MIB)])
     daemon.import_images(images.write_oci(daemon.base / "fat.tar", fat))
     after = os.statvfs(daemon.root)
-    assert (before.f_bavail - after.f_bavail) * after.f_frsize > 40 * MIB  # blob and unpacked layer
+    assert (before.f_bavail - after.f_bavail) * after.f_frsize > 40 * MIB  # blob and unpacked layer, 20 MiB each
 
     daemon.fill(10 * MIB)
     filled = os.statvfs(daemon.root)

@@ -1,4 +1,4 @@
-"""Hostile names, chosen by tenants, on a real containerd, which accepts all of them."""
+"""Tests of hostile names chosen by tenants, on a real containerd, which accepts these names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORDED = [encodable(os.fsdecode(each)) for each in DIRECTORIES]
 
 @pytest.fixture
 def node(containerd_factory: ContainerdFactory) -> Containerd:
-    """Return a containerd with a dead container for each name, beside log directories that are not UTF-8."""
+    """Return a node with a dead container for each hostile name, and with log directories that are not UTF-8."""
     made = containerd_factory()
     archive = images.write_oci(made.base / "app.tar", images.image(IMAGE))
     made.import_images(archive)
@@ -57,7 +57,7 @@ def node(containerd_factory: ContainerdFactory) -> Containerd:
 
 
 def run(node: Containerd, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command and assert harmless output."""
+    """Run a command, assert that its output contains no control characters, and return the result."""
     words = [sys.executable, "-m", "nodeagent", *command.split(), "--config", str(node.base / "config.toml.agent")]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
     assert [each for each in (ended.stdout + ended.stderr).split("\n") if escape(each) != each] == []

@@ -1,6 +1,6 @@
-"""Attacks of a tenant on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
+"""Tests of tenant attacks on a real containerd: immunity, hidden usage, another victim, blocked collection, history.
 
-The attacks use the parts of pods that their author controls: files, names, labels and annotations, processes.
+The attacks use the parts of pods that the author of a pod controls: files, names, labels, annotations and processes.
 ``NODEAGENT_TEST_RUNS`` repeats the tests; see ``make campaign-tenants``.
 """
 
@@ -32,7 +32,7 @@ HOG_MIB = 160
 NEIGHBOUR_MIB = 40
 SHORT_MIB = 60
 LONGEST_S = 2.0
-"""Required bound of a stall of the event loop, far above those measured."""
+"""Upper limit in seconds for a stall of the event loop, far above the measured stalls."""
 
 FORGED = {
     "nodeagent.dev/priority": "2000000000",
@@ -41,10 +41,10 @@ FORGED = {
     "kubernetes.io/config.mirror": "0123456789abcdef",
     "io.kubernetes.cri.priorityClassName": "system-node-critical",
 }
-"""Annotations and labels that mark a pod as critical, static or a mirror pod."""
+"""Annotations and labels that mark a pod as critical, as static or as a mirror pod."""
 
 HUGE = {f"E{number}": "<" * 120_000 for number in range(13)}
-"""Variables whose JSON form, as part of a container's status, exceeds the largest message of the runtime, 16 MiB."""
+"""Environment variables that, as JSON in a container's status, exceed the runtime's maximum message size of 16 MiB."""
 
 HIDING = f"""
 mkdir /links && cd /links && seq 1000 | xargs touch && for copy in $(seq 15); do cp -al /links /copy$copy; done
@@ -56,7 +56,9 @@ for level in $(seq 30); do mkdir $name && cd -P $name; done
 dd if=/dev/zero of=data bs=1M count={HOG_MIB}
 cd -P /; sync
 """
-"""Data below a path longer than PATH_MAX, among 16,000 links, while a directory is replaced by a link and back."""
+"""Script that writes data below a path longer than PATH_MAX, beside 16,000 hard links and a directory that is
+repeatedly replaced by a symbolic link.
+"""
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def node(containerd_factory: ContainerdFactory, tmp_path: Path) -> PressedNode:
 def evicted_under_pressure(node: PressedNode) -> list[str]:
     """Run the daemon with a met threshold until it is cleared; return the evicted pods, each as NAMESPACE/NAME.
 
-    Its event loop must not stall meanwhile.
+    Assert that the daemon's event loop does not stall during the eviction.
     """
     limit = f'hard = "imagefs.available<{node.available_bytes // MIB + SHORT_MIB}Mi"'
     with node.daemon(limit), measured_answers(node.metrics_socket) as times:
@@ -83,7 +85,7 @@ def evicted_under_pressure(node: PressedNode) -> list[str]:
 
 
 def run_neighbours(node: PressedNode) -> set[str]:
-    """Run two pods with 40 MiB each; return their names."""
+    """Run two pods that write ``NEIGHBOUR_MIB`` each; return their names."""
     names = {"neighbour-0", "neighbour-1"}
     for name in names:
         node.run_writer(name, NEIGHBOUR_MIB)
@@ -118,7 +120,7 @@ def test_hog_in_files_mounted_by_the_runtime_is_evicted_and_no_neighbour(node: P
     half = HOG_MIB // 2
     writes = (f"dd if=/dev/zero of=/etc/{name} bs=1M count={half}" for name in ("hostname", "resolv.conf"))
     hog = node.run_pod("hog", "; ".join((*writes, "sync")))
-    node.pods.stop(hog.container)  # as between the restarts of a crashing container
+    node.pods.stop(hog.container)  # the container is stopped as a crashing container is between its restarts
     os.sync()
     assert evicted_under_pressure(node) == ["default/hog"]
     assert node.running() == neighbours
@@ -251,7 +253,7 @@ def test_history_grows_by_the_removals_and_not_by_the_text_of_a_tenant(node: Pre
 
 
 def collect(node: PressedNode) -> None:
-    """Collect dead containers, sandboxes and logs without minimum ages, in one pass of the command."""
+    """Run ``gc`` once for dead containers, sandboxes and logs, without minimum ages; return its report."""
     ages = ("deleted_pod_grace", "minimum_age", "sandbox_minimum_age", "log_minimum_age")
     node.container_gc = "\n".join(f'{each} = "0s"' for each in ages)
     run(node, "gc", "containers", "--yes")
@@ -263,7 +265,7 @@ def passes(node: PressedNode) -> list[dict[str, Any]]:
 
 
 def run(node: PressedNode, *words: str) -> str:
-    """Run the command line with the configuration of the node; return its output."""
+    """Run a command with the configuration of the node; return its output."""
     done = nodeagent(*words, "--config", str(node.configure("")))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -1,6 +1,6 @@
-"""Removal of images by age on a real containerd: an image that a container used a second before is kept.
+"""Tests of image removal by age on a real containerd: an image that a container used a second before is kept.
 
-Days pass on the clock of the agent, ahead of that of the machine.
+The clock of the agent is advanced by days; the clock of the machine is unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INTERVAL_S = 300.0
 
 
 class AheadClock:
-    """Clocks of the machine, both advanced by the simulated time, and the wall clock by its error."""
+    """Clock ahead of the machine: both clocks by a simulated time, the wall clock also by a simulated error."""
 
     def __init__(self) -> None:
         self._system = SystemClock()
@@ -55,7 +55,7 @@ class AheadClock:
 
 
 class Node:
-    """A containerd with two images that were pulled 20 days ago, and no state of an agent."""
+    """Containerd with two images that were pulled 20 days ago on the agent's clock, and no stored agent state."""
 
     def __init__(self, containerd: Containerd, pods: Pods) -> None:
         self.pods = pods
@@ -72,7 +72,7 @@ class Node:
         )
 
     def use(self) -> None:
-        """Run a pod to its end, and delete it."""
+        """Run a pod with the image until it ends, and remove the pod."""
         sandbox = self.pods.run_sandbox("job", namespace="batch")
         self.pods.wait_exited(self.pods.run_container(sandbox, "job", JOB, ["sh", "-c", "echo done"]))
         self.pods.remove_sandbox(sandbox)
@@ -81,7 +81,7 @@ class Node:
         return {tag for image in self.pods.list_images() for tag in image.tags} - {self.sandbox_image}
 
     async def make_pass(self) -> dict[str, str]:
-        """Run a pass of a newly started agent; return the reason of each image."""
+        """Run a pass of a newly started agent; return the reason code for each image."""
         async with open_agent(load_settings(self.config, {}), record=True, dry_run=False, clock=self.clock) as agent:
             return await self.pass_of(agent)
 
@@ -92,7 +92,7 @@ class Node:
         return {each.name: each.reason.code.value for each in preview.plans[0].decisions}
 
     async def observe(self, seconds: float) -> None:
-        """Advance the time in an agent that observes image use."""
+        """Advance the clock by ``seconds`` while an agent observes image use."""
         async with open_agent(load_settings(self.config, {}), record=True, dry_run=False, clock=self.clock) as agent:
             for _ in range(round(seconds / INTERVAL_S)):
                 await agent.collector.preview(Scope.IMAGES)
@@ -110,12 +110,12 @@ def node(containerd_factory: ContainerdFactory) -> Iterator[Node]:
 def test_image_used_a_second_before_is_kept_with_a_fresh_state_directory(node: Node) -> None:
     node.use()
     decided = asyncio.run(node.make_pass())
-    assert (decided[JOB], decided[UNUSED]) == ("threshold-disabled", "threshold-disabled")  # observed since now
+    assert (decided[JOB], decided[UNUSED]) == ("threshold-disabled", "threshold-disabled")  # no earlier use observed
     assert node.tags() == {JOB, UNUSED}
 
 
 def test_dead_pod_and_images_are_kept_after_a_jump_of_ten_years(node: Node) -> None:
-    """Real containers have the time of the machine; the wall clock of the agent jumps."""
+    """Times of containers are by the clock of the machine; only the wall clock of the agent jumps."""
 
     async def passes(agent: Agent, seconds: float) -> set[str]:
         removed: set[str] = set()
@@ -144,7 +144,7 @@ def test_dead_pod_and_images_are_kept_after_a_jump_of_ten_years(node: Node) -> N
 
 def test_image_used_a_second_before_is_kept_by_a_command_with_a_short_age(node: Node) -> None:
     command = [sys.executable, "-m", "nodeagent", "gc", "images", "--yes", "--config", str(node.config)]
-    for _ in range(2):  # the second run uses the state of the first
+    for _ in range(2):  # the second run uses the state stored by the first run
         node.use()
         ended = subprocess.run(
             [*command, "--minimum-age", "0s", "--maximum-unused-age", "100ms"],

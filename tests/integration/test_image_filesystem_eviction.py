@@ -1,4 +1,4 @@
-"""Eviction on two image filesystems of a real containerd: each is relieved by its own images and pods only."""
+"""Tests of eviction with two image filesystems of a real containerd: only items on a full filesystem are removed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNUSED_OF = {"overlayfs": "pressed.test/overlayfs:v1", "native": "pressed.test/n
 
 @pytest.fixture
 def node(containerd_factory: ContainerdFactory, tmp_path: Path) -> PressedNode:
-    """Return a node with a runtime handler of the snapshotter native, and an unused image of each snapshotter."""
+    """Return a node with a runtime handler for the snapshotter ``native``, and an unused image of each snapshotter."""
     node = PressedNode(containerd_factory(imagefs=LoopFs(900, native_mib=300), config=HANDLER), tmp_path)
     node.import_images()
     for store, tag in UNUSED_OF.items():

@@ -1,4 +1,4 @@
-"""Two image filesystems on a real containerd: overlayfs and native, each collected separately."""
+"""Tests of image GC on two image filesystems of a real containerd (overlayfs and native), each collected separately."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tag(store: str, number: int) -> str:
 
 @pytest.fixture
 def containerd(containerd_factory: ContainerdFactory) -> Containerd:
-    """Return a daemon with three images of overlayfs and then three of native, on filesystems of their own."""
+    """Return a containerd with three overlayfs images and three later native images, on separate filesystems."""
     made = containerd_factory(imagefs=LoopFs(320, native_mib=160))
     for store in ("overlayfs", "native"):
         for number in NUMBERS:
@@ -54,7 +54,7 @@ def configure(containerd: Containerd) -> str:
 
 
 def fill(directory: Path, used_percent: int) -> Path:
-    """Fill the filesystem of a directory to at least this usage."""
+    """Fill the filesystem of a directory until at least ``percent`` of it is used."""
     ballast, reading = directory / "ballast", read_filesystem(str(directory), SystemClock())
     wanted_bytes = reading.available_bytes - reading.capacity_bytes * (100 - used_percent) // 100
     with ballast.open("wb") as file:

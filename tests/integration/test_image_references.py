@@ -1,4 +1,4 @@
-"""References to images on a real containerd: digests, image volumes, other namespaces, labels of foreign tools."""
+"""Tests of image references on a real containerd: digests, image volumes, other namespaces, labels of other tools."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ LAZY = (
     "containerd.io/snapshot/nydus-bootstrap=true",
     "containerd.io/snapshot/remote/soci.index.digest=sha256:0",
 )
-"""Labels of snapshotters that fetch the content of layers when it is read."""
+"""Labels of snapshotters that fetch the content of layers on demand."""
 
 
 @pytest.fixture(scope="module")
 def worn(module_containerd_factory: ContainerdFactory) -> WornNode:
-    """A worn node; each test adds images of its own."""
+    """Return a node with used and unused images; each test adds further images."""
     return wear(module_containerd_factory(imagefs=LoopFs(420, "ext4")))
 
 
 def build(node: WornNode, name: str, *, platforms: bool = False) -> images.Built:
-    """Import an image of 3 MiB, with a base that all of them share; return its digests.
+    """Import an image of 3 MiB with a base layer shared by all these images; return its digests.
 
-    With ``platforms`` it is an index over this machine's platform, another one, and one without content.
+    With ``platforms``, the image is an index of this machine's platform, another platform, and a platform without
+    content.
     """
     tag = f"{REGISTRY}/refs/{name}:v1"
     own = images.image(tag, layers=[images.blob("shared base", 2 * MIB), images.blob(name, MIB)])
@@ -49,7 +50,7 @@ def build(node: WornNode, name: str, *, platforms: bool = False) -> images.Built
 
 
 def remove_unused(node: WornNode) -> dict[str, Any]:
-    """Remove every removable image regardless of its age; return the report."""
+    """Remove every removable image regardless of its age; return the report of the pass."""
     options = ("--minimum-age", "0s", "--undo-window", "0s", "--high", "2", "--low", "1", "--output", "json")
     report: dict[str, Any] = json.loads(nodeagent(node, "gc", "images", "--yes", *options, code=3))
     return report
@@ -60,7 +61,7 @@ def ids(node: WornNode) -> set[str]:
 
 
 def inventory(node: WornNode, namespace: str) -> tuple[str, ...]:
-    """Return the images, with the completeness of their content, and the snapshots of a containerd namespace."""
+    """Return the images of a containerd namespace, with the completeness of their content, and its snapshots."""
     ctr = node.containerd.ctr
     return tuple(
         "\n".join(sorted(ctr(*words, namespace=namespace).splitlines()))

@@ -1,4 +1,4 @@
-"""``make install`` and ``make uninstall`` as root, on a temporary copy of the system directories."""
+"""Tests of ``make install`` and ``make uninstall`` as root, on a temporary overlay of the system directories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LISTING = (
     r"\( -name '*.pyc' -o -name __pycache__ -o -path '/etc/g*-' -o -path /var/lib/systemd/catalog \) -prune "
     r"-o -printf '%p %y %s %l\n' | grep -v '^[^ ]* d ' | sort"
 )
-"""Files and links, except derived ones: bytecode, the journal catalog, and the backups of groupdel."""
+"""Command that lists files and links, except bytecode, the journal catalog and the backups of groupdel."""
 SYSTEM = (
     *("/", "/usr", "/usr/local", "/usr/local/bin", "/usr/local/lib/nodeagent", "/usr/lib/python3", "/etc/nodeagent"),
     *("/bin", "/opt", "/var/lib", "/var/lib/nodeagent", "/root", "opt/nodeagent", "/opt/../usr", "", "/opt/a b"),
@@ -39,7 +39,7 @@ done
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemOverlay]:
-    """The machine without the agent."""
+    """Return an overlay of the machine without an installed agent."""
     reason = unavailable()
     if reason is not None:
         if os.environ.get("CI") == "true":
@@ -52,7 +52,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemOverlay]:
 
 @pytest.fixture(scope="module")
 def installed(bare: SystemOverlay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemOverlay]:
-    """The machine after ``make install``."""
+    """Return an overlay of the machine after ``make install``."""
     with SystemOverlay(tmp_path_factory.mktemp("installed") / "o", bare) as made:
         output = made.must("make install")
         assert f"new         {UNIT}\n" in output
@@ -72,7 +72,7 @@ def node(installed: SystemOverlay, tmp_path: Path) -> Iterator[SystemOverlay]:
 
 
 def refused(node: SystemOverlay, command: str, *words: str) -> None:
-    """Run a command that must fail with this text and change nothing."""
+    """Run a command; assert that it fails, prints ``words`` and changes no file."""
     before = node.must(LISTING)
     done = node.run(command)
     assert done.returncode != 0, done.stdout

@@ -1,4 +1,4 @@
-"""Imported images on a node without a registry: kept under ``never``, removed after all others under ``last``."""
+"""Tests of imported images without a registry: kept under ``never``, removed after other images under ``last``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add(containerd: Containerd, tag: str, *, pulled: bool) -> None:
 
 
 def collect(containerd: Containerd, irreplaceable: str) -> list[str]:
-    """Fill the image filesystem and run image GC; return the removed images in order."""
+    """Fill the image filesystem and run image GC; return the removed images in removal order."""
     config = containerd.base / "nodeagent.toml"
     config.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{containerd.socket}"\n'
@@ -38,7 +38,7 @@ def collect(containerd: Containerd, irreplaceable: str) -> list[str]:
     )
     containerd.fill(20 << 20)
     ended = nodeagent("gc", "images", "--yes", "-o", "json", "--config", str(config))
-    assert ended.returncode == 3, ended.stderr  # the low threshold cannot be reached
+    assert ended.returncode == 3, ended.stderr  # exit code 3: the low threshold cannot be reached
     (containerd.root / "ballast").unlink()
     return [each["name"] for each in json.loads(ended.stdout)["results"] if each["outcome"] == "done"]
 
@@ -47,7 +47,7 @@ def test_imported_images_are_kept_or_removed_last_on_a_node_without_a_registry(
     containerd_factory: ContainerdFactory,
 ) -> None:
     containerd = containerd_factory(imagefs=LoopFs(160))
-    for tag in sorted(IMPORTED):  # the least recently pulled
+    for tag in sorted(IMPORTED):  # imported first, so that these images are the oldest
         add(containerd, tag, pulled=False)
     for number in range(ROUNDS):
         pulled = {f"registry.example.com/pulled/app-{number}-{each}:v1" for each in range(2)}

@@ -1,7 +1,7 @@
-"""Passes killed by SIGKILL on a real containerd: the history accounts for every removal, and the next pass is right.
+"""Tests of passes killed by SIGKILL on a real containerd: every removal is recorded, and the next pass is correct.
 
-The kill arrives at a random time of a pass, or at a random statement of the history. ``NODEAGENT_TEST_RUNS`` is the
-number of kills; see ``make campaign-kill``.
+The pass is killed at a random time, or at a random SQL statement of the history. ``NODEAGENT_TEST_RUNS`` is the number
+of kills; see ``make campaign-kill``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Item = tuple[str, str]
 
 @dataclass
 class Node:
-    """A containerd whose unused images and deleted pods are restored before each pass."""
+    """Containerd on which unused images and a deleted pod are restored before each pass."""
 
     containerd: Containerd
     directory: Path
@@ -84,7 +84,7 @@ class Node:
         return path
 
     def litter(self) -> None:
-        """Restore the unused images, and leave a deleted pod with a dead container."""
+        """Restore the unused images and add a deleted pod with a dead container."""
         self.containerd.import_images(self.unused)
         sandbox = self.pods.run_sandbox(f"deleted-{random.getrandbits(32):08x}")
         done = self.pods.run_container(sandbox, "done", KEPT, ["true"])
@@ -92,7 +92,7 @@ class Node:
         self.pods.stop_sandbox(sandbox)
 
     def items(self) -> set[Item]:
-        """Return everything that a pass can remove."""
+        """Return all images, containers, sandboxes and pod log directories."""
         return {
             *(("image", each.id) for each in self.pods.list_images()),
             *(("container", each.id) for each in self.pods.list_containers()),
@@ -101,7 +101,7 @@ class Node:
         }
 
     def settled(self) -> set[Item]:
-        """Return the items once the calls of a killed process have ended, so that two readings are equal."""
+        """Wait until the calls of a killed process have ended, so that two readings are equal; return the items."""
         seen: list[set[Item]] = [set()]
 
         def unchanged() -> bool:
@@ -112,9 +112,9 @@ class Node:
         return seen[-1]
 
     def run(self, config: Path) -> list[dict[str, Any]]:
-        """Run a whole pass; return its log."""
+        """Run a pass until it finishes; return its log entries."""
         ended = subprocess.run(self.daemon(config), capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
-        assert ended.returncode in (0, 3), ended.stderr  # the low threshold cannot be reached
+        assert ended.returncode in (0, 3), ended.stderr  # exit code 3: the low threshold cannot be reached
         return [json.loads(line) for line in ended.stderr.splitlines()]
 
     def daemon(self, config: Path) -> list[str]:
@@ -129,7 +129,7 @@ class Node:
         return {each.id: each for each in found}
 
     def calibrate(self, removal: str) -> None:
-        """Measure a pass that is not killed: its start, its duration, and its statements."""
+        """Measure the start, the duration and the number of SQL statements of a pass that is not killed."""
         config = self.config(removal)
         self.litter()
         began = time.monotonic()
@@ -148,7 +148,7 @@ class Node:
         self.statements[removal] = int(ended.stderr.rpartition(MARK)[2])
 
     def kill_by_time(self, removal: str) -> None:
-        """Kill a pass at a random time between its start and its end; one in six before its first record."""
+        """Kill a pass at a random time between its start and its end; in one case of six, before its first record."""
         with subprocess.Popen(
             self.daemon(self.config(removal)), stderr=subprocess.PIPE, text=True, cwd=ROOT
         ) as process:
@@ -164,7 +164,7 @@ class Node:
             process.stderr.read()
 
     def kill_at_statement(self, removal: str) -> None:
-        """Kill a pass at a random statement of its history."""
+        """Kill a pass at a random SQL statement of the history."""
         statement = random.randint(1, self.statements[removal])
         delay_us = random.choice((0, random.randint(1, 3000)))
         command = self.command(self.config(removal), statement, delay_us)
@@ -184,7 +184,7 @@ def node(module_containerd_factory: ContainerdFactory, tmp_path_factory: pytest.
 
 
 def accounted(passes: dict[str, PastPass]) -> tuple[set[Item], set[Item]]:
-    """Return the items recorded as removed, and those whose removal was planned without a recorded outcome."""
+    """Return the items recorded as removed, and the items with a planned removal but without a recorded outcome."""
     actions = [each for past in passes.values() for each in past.actions]
     removed = {(each.kind, each.item_id) for each in actions if each.outcome in ("done", "gone")}
     return removed, {(each.kind, each.item_id) for each in actions if each.outcome in ("unknown", "failed")}

@@ -1,4 +1,4 @@
-"""Cross-checks of the lists of a real containerd: hidden containers are contradictions, changes of the node are not."""
+"""Tests of list cross-checks on a real containerd: hidden containers are contradictions, node changes are not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_churn_of_pods_and_a_forced_image_removal_are_no_contradiction(worn: Wor
                     snapshot = await agent.observer.observe((Scope.CONTAINERS, Scope.ALL)[number % 2])
                     assert snapshot.contradictions == ()
 
-    worn.pods.remove_image(USED_RUNNING)  # containerd removes the image of a running container
+    worn.pods.remove_image(USED_RUNNING)  # containerd removes an image even if a running container uses it
     thread = threading.Thread(target=churn)
     thread.start()
     try:

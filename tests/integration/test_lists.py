@@ -1,4 +1,4 @@
-"""Lists on a real containerd: one line per object on a terminal, full references in a pipe."""
+"""Tests of list commands on a real containerd: one line per object on a terminal, full references in a pipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTAINERS = 7
 
 @pytest.fixture
 def config(containerd_factory: ContainerdFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the configuration for a containerd with an image of twenty tags and seven containers."""
+    """Return the path of a configuration for a containerd with seven containers and an image with twenty tags."""
     made = containerd_factory()
     made.import_images(images.write_oci(made.base / "app.tar", images.image(TAGS[0])))
     for tag in TAGS[1:]:

@@ -1,4 +1,4 @@
-"""Pin of the sandbox image on a real containerd: the label is set, and CRI's answer decides whether it is a pin."""
+"""Tests of pinning the sandbox image on a real containerd: the label has an effect only if CRI reports the pin."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ async def test_label_of_a_pin_is_set_without_other_changes(
     printed = capsys.readouterr().err
     assert before is not None
     assert after is not None
-    if "not changed: not reported" in printed:  # containerd 2 pins the image itself
+    if "not changed: not reported" in printed:  # containerd 2 pins the sandbox image without the agent
         assert name in reported
         return
     assert is_pinned(after)
     assert {**before.labels, **after.labels} == dict(after.labels)
     assert after.target == before.target
-    assert (name in reported) == ("has the label of a pin" not in printed)
+    assert (name in reported) == ("has the pinned label" not in printed)

@@ -1,6 +1,6 @@
-"""Facts of pods on a real containerd: cgroup parents, annotations, OOM scores and limits.
+"""Tests of pod facts read from a real containerd: cgroup parents, annotations, OOM scores and limits.
 
-Memory is not tested here, as it requires a node with cgroup v2.
+Memory usage is not tested here, since it requires a node with cgroup v2.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def image(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> s
 def run(
     pods: Pods, name: str, image: str, *scores: int, qos: str = "", limit: int = 0, command: Any = SLEEP, **sandbox: Any
 ) -> Sandbox:
-    """Run a pod like the kubelet, with one container for each OOM score."""
+    """Run a pod as the kubelet does, with one container per OOM score adjustment; return its sandbox."""
     uid = str(uuid.uuid4())
     parent = f"{pods.cgroup_parent}/kubepods{qos and f'/{qos}'}/pod{uid}"
     made = pods.run_sandbox(name, uid=uid, cgroup_parent=parent, **sandbox)
@@ -59,7 +59,7 @@ def run(
 
 
 def read_pods(containerd: Containerd, tmp_path: Path, **options: bool) -> tuple[PodInventory, Counter[str]]:
-    """Read the pods twice, and return the second reading and its runtime calls."""
+    """Read the pods twice; return the second reading and the number of its runtime calls by method."""
     calls: Counter[str] = Counter()
 
     def observe(method: str, _seconds: float, _status: str) -> None:
@@ -98,7 +98,7 @@ def test_facts_of_real_pods_match_their_definitions(
     inventory, calls = read_pods(containerd, tmp_path, with_usage=False)
 
     capacity = read_memory_capacity()
-    assert len(inventory.warnings) == 2  # marks in annotations without effect
+    assert len(inventory.warnings) == 2  # two pods have annotations that are ignored
     assert calls == {"ListPodSandbox": 1, "ListContainers": 1}
     found = facts_of(inventory, burstable)
     assert found.qos == Fact(QosClass.BURSTABLE, FactSource.CGROUP)
@@ -110,7 +110,7 @@ def test_facts_of_real_pods_match_their_definitions(
     assert kept(inventory, guaranteed) is None
     assert facts_of(inventory, best_effort).memory_request_bytes == Fact(0, FactSource.INFERRED)
     assert kept(inventory, best_effort) is None
-    assert kept(inventory, static) is None  # the author of a pod controls its annotations
+    assert kept(inventory, static) is None  # its annotation is ignored, since the author of a pod controls annotations
     assert facts_of(inventory, static).static == Fact(value=False, source=FactSource.ASSUMED)
     assert kept(inventory, critical) is None
     assert facts_of(inventory, annotated).priority == Fact(0, FactSource.ASSUMED)
@@ -146,7 +146,7 @@ def test_disk_usage_of_a_real_pod_is_measured(containerd: Containerd, pods: Pods
     assert facts.usage is not None
     assert facts.usage.writable.used_bytes is not None
     assert 4 * MIB <= facts.usage.writable.used_bytes < 5 * MIB
-    assert facts.usage.memory_bytes is not None  # read from the container's mount if visible, else by the runtime
+    assert facts.usage.memory_bytes is not None  # read from a visible cgroup, else from the runtime
     assert [each.used_bytes for each in facts.empty_dirs] == [data.stat().st_blocks * 512]
     assert (facts.usage.ephemeral_bytes or 0) >= 5 * MIB
     handle = read_pods(containerd, tmp_path)[0].handles[sandbox.uid]
@@ -166,5 +166,5 @@ def test_ended_pod_is_no_longer_listed(containerd: Containerd, pods: Pods, image
 
 
 def _text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - one call, no object
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - a single call, without a Path object
         return file.read()

@@ -1,7 +1,7 @@
-"""Image removals that are interrupted: by SIGKILL of the agent, and by restarts of containerd.
+"""Tests of image removals interrupted by SIGKILL of the agent, by restarts of containerd, and by a full disk.
 
-``NODEAGENT_TEST_RUNS`` is the number of interruptions of the tests with the ``campaign`` mark, ``NODEAGENT_TEST_SEED``
-determines the instants.
+``NODEAGENT_TEST_RUNS`` is the number of interruptions in the tests with the ``campaign`` mark; ``NODEAGENT_TEST_SEED``
+determines the times of the interruptions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def recover(config: Path) -> None:
 
 
 def collect(config: Path) -> None:
-    """Run a pass over the images; an unavailable runtime ends it."""
+    """Run an image GC pass; ignore its failure if the runtime becomes unavailable."""
 
     async def run() -> None:
         async with open_agent(load_settings(config, {}), record=True, dry_run=False) as agent:
@@ -69,7 +69,7 @@ def collect(config: Path) -> None:
 
 
 def fill(path: Path, available_bytes: int) -> bool:
-    """Fill the filesystem of ``path`` up to ``available_bytes``, by this file; return whether it is full."""
+    """Grow a file until its filesystem has ``available_bytes`` available; return whether the filesystem is full."""
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while (usage := os.statvfs(path)).f_bavail * usage.f_frsize > available_bytes:
             file.write(bytes(usage.f_frsize * max(1, min(256, usage.f_bavail - 64))))
@@ -109,7 +109,7 @@ def test_agent_killed_during_a_removal_leaves_every_image_whole_or_removed(
             span_s = time.perf_counter() - began
         interrupted += bool(leases(containerd))
         recover(config)
-        if leases(containerd):  # of images that were removed: the content is kept until the undo window ends
+        if leases(containerd):  # a lease keeps the content of removed images until the undo window ends
             time.sleep(UNDO_WINDOW_S)
             recover(config)
         check(containerd, field)

@@ -1,9 +1,9 @@
-"""Image removals against concurrent creations, pulls, imports and tags on a real containerd.
+"""Tests of image removals during concurrent container creations, pulls, imports and tags on a real containerd.
 
 ``NODEAGENT_TEST_RUNS`` is the number of rounds of the tests with the ``campaign`` mark; see ``make campaign-removal``.
-``NODEAGENT_TEST_REMOVAL`` lists the removals of the campaign: ``agent`` (the default), and ``at-once``, ``one-by-one``
-and ``kubelet`` for comparison, which must lose image records for the campaign to pass. ``NODEAGENT_TEST_SEED``
-determines the random choices.
+``NODEAGENT_TEST_REMOVAL`` lists the removal methods of the campaign: ``agent`` (the default), and ``at-once``,
+``one-by-one`` and ``kubelet`` for comparison. The campaign passes only if the compared methods lose image records.
+``NODEAGENT_TEST_SEED`` determines the random choices.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def field(containerd_factory: ContainerdFactory) -> RaceField:
 
 @pytest.fixture
 def large_field(containerd_factory: ContainerdFactory) -> Iterator[RaceField]:
-    """Return a field with several transactions per pass and a registry."""
+    """Return a race field with a registry and with so many images that a pass has several transactions."""
     with Registry() as registry:
         containerd = containerd_factory(imagefs=LoopFs(700, "ext4"))
         yield RaceField(containerd, count=CAMPAIGN_IMAGES, seed=SEED, registry=registry)
 
 
 def by_agent(config: Path) -> Callable[[Pods, Sequence[Built]], int]:
-    """Return a removal by one pass of the agent."""
+    """Return a function that removes images by one pass of the agent and returns the number of removed items."""
 
     async def collect() -> int:
         async with open_agent(load_settings(config, {}), record=True, dry_run=False) as agent:
@@ -69,7 +69,7 @@ def by_agent(config: Path) -> Callable[[Pods, Sequence[Built]], int]:
 
 @pytest.fixture
 def _measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the wait for freed bytes, which never become available: the images are imported again meanwhile."""
+    """Skip the wait for freed bytes, which are never freed, since the images are imported again during the pass."""
     monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Reports on a real containerd agree with the following pass: explanations, saved plans, leaks, usage breakdown."""
+"""Tests of reports on a real containerd against the next pass: explanations, saved plans, leaks, usage breakdown."""
 
 from __future__ import annotations
 
@@ -142,5 +142,5 @@ def test_usage_breakdown_adds_up_to_the_used_bytes(node: StackedNode) -> None:
     assert sizes["images-in-use"] > 1 << 20
     assert sizes["writable-layers-dead"] >= 3_000_000
     assert sizes["not-held"] == 0
-    # The remainder: tables of the filesystem and databases of containerd.
+    # The remainder is metadata of the filesystem and containerd's databases.
     assert sizes["not-container-data"] < 60 << 20

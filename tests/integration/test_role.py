@@ -1,7 +1,7 @@
-"""Garbage collection on a real containerd beside a fake kubelet, in a PID namespace of the agent and the kubelet.
+"""Tests of garbage collection on a real containerd beside a fake kubelet, in a PID namespace of agent and kubelet.
 
-The namespace hides the fake kubelet from other tests on this machine, and other processes from this one.
-In such a namespace the role is unknown without a kubelet; tests without a kubelet configure it.
+The namespace hides the fake kubelet from other tests on this machine, and other processes from the agent. Without a
+kubelet in the namespace the agent cannot detect its role; tests without a kubelet configure the role.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ON_COMMAND = '(read -r _ < "$DIRECTORY/join"; exec "$KUBELET" --root-dir="$DIREC
 
 
 class Node:
-    """A runtime with a configuration for the agent, and a fake kubelet."""
+    """Containerd with a configuration for the agent, and a fake kubelet."""
 
     def __init__(self, containerd: Containerd, pods: Pods, directory: Path) -> None:
         self.pods = pods
@@ -61,7 +61,7 @@ class Node:
         }
 
     def nodeagent(self, *arguments: str, kubelet: bool) -> dict[str, Any]:
-        """Run a command and return its JSON document."""
+        """Run a ``nodeagent`` command in the PID namespace and return its JSON document."""
         command = '"$PYTHON" -m nodeagent "$@" --config "$CONFIG" --output json'
         ended = subprocess.run(
             [*NODE, (BESIDE if kubelet else "") + command, "sh", *arguments],
@@ -77,7 +77,7 @@ class Node:
         return document
 
     def finished_pod(self, name: str, **more: Any) -> tuple[Sandbox, Container]:
-        """Run a pod to completion, like a pod of a Job, and stop its sandbox."""
+        """Run a pod to completion, as a pod of a Job, and stop its sandbox."""
         sandbox = self.pods.run_sandbox(name, namespace="batch", **more)
         container = self.pods.run_container(sandbox, "main", IMAGE, ["sh", "-c", "echo done"])
         self.pods.wait_exited(container)
@@ -85,7 +85,7 @@ class Node:
         return sandbox, container
 
     def has_leftovers(self, sandbox: Sandbox, container: Container) -> tuple[bool, bool, bool]:
-        """Return whether the container, the sandbox and the logs of a pod exist."""
+        """Return whether the container, the sandbox and the log directory of a pod exist, in this order."""
         assert sandbox.log_directory is not None
         return (
             container.id in {each.id for each in self.pods.list_containers()},
@@ -95,7 +95,7 @@ class Node:
 
     @contextmanager
     def daemon(self) -> Iterator[Path]:
-        """Run the daemon; a line in the returned pipe starts the kubelet."""
+        """Run the daemon; yield the path of a pipe, in which a line starts the fake kubelet."""
         os.mkfifo(self.directory / "join")
         log = self.directory / "log"
         command = ON_COMMAND + 'exec "$PYTHON" -m nodeagent run --config "$CONFIG"'
@@ -106,7 +106,7 @@ class Node:
             try:
                 yield self.directory / "join"
             finally:
-                process.kill()  # unshare ignores SIGTERM; --kill-child ends the daemon with it
+                process.kill()  # unshare ignores SIGTERM; by --kill-child its end also kills the daemon
 
     def events(self, name: str) -> list[dict[str, Any]]:
         lines = (self.directory / "log").read_text().splitlines()

@@ -1,7 +1,7 @@
-"""Graceful shutdown of pods on a real containerd that write the times of their signals and exits themselves.
+"""Tests of graceful shutdown on a real containerd, with pods that write the times of their signals and exits.
 
 Most cases run only with ``NODEAGENT_TEST_RUNS``; see ``make campaign-shutdown``. logind is simulated on a private bus.
-``/proc/uptime`` is the pods' clock, in hundredths of a second, and that of the records too.
+Pods read the time from ``/proc/uptime``, in hundredths of a second; the records of the agent use the same clock.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def image(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> s
 
 
 def run_pods(pods: Pods, image: str, count: int, kinds: tuple[str, ...]) -> dict[str, Container]:
-    """Run pods of every kind in turn, spread over the bands."""
+    """Run ``count`` pods, distributed over the priority bands and the kinds; return the containers by pod name."""
     running = {}
     for index in range(count):
         band, kind = index % len(BANDS), kinds[index // len(BANDS) % len(kinds)]
@@ -82,7 +82,7 @@ def run_pods(pods: Pods, image: str, count: int, kinds: tuple[str, ...]) -> dict
 
 
 class Shutdown:
-    """A node with pods, a simulated logind with a limit, and the record of the agent."""
+    """Shutdown of a node with a simulated logind, its inhibitor delay limit, and the agent's record."""
 
     def __init__(self, containerd: Containerd, directory: Path, logind: login1.Login1, limit_s: float) -> None:
         logind.limit_us = round(limit_s * 1e6)
@@ -108,7 +108,7 @@ class Shutdown:
 
     @asynccontextmanager
     async def agent(self, *, adopted: int | None = None) -> AsyncIterator[asyncio.Task[None]]:
-        """Run the inhibitor task; a cancelled one leaves no record, as after SIGKILL."""
+        """Run the inhibitor task; a cancelled task writes no further record, as after SIGKILL."""
         clock = SystemClock()
         logger = log.configure("json", "info", self.stream)
         context = DaemonContext(self._settings, logger, clock, LoopStatuses(clock), PassLock(clock))
@@ -127,7 +127,7 @@ class Shutdown:
             await asyncio.wait({running}, timeout=WITHIN_S)
 
     async def ready(self, names: set[str]) -> None:
-        """Wait for the lock and the record of the running pods."""
+        """Wait until the inhibitor lock is acquired and the pods with these names are recorded."""
 
         def recorded() -> bool:
             boot = self._files.read_boot()
@@ -137,11 +137,11 @@ class Shutdown:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WITHIN_S):
-            while not condition():  # noqa: ASYNC110 - files and the log have no event to wait for
+            while not condition():  # noqa: ASYNC110 - changes of files and of the log cause no event
                 await asyncio.sleep(0.005)
 
     async def finished(self) -> None:
-        """Wait for the release of the lock, then for the end of the record."""
+        """Wait for the release of the inhibitor lock, then for the end of the shutdown in the log."""
         await self.until(lambda: self.logind.executed == 1)
         self.released_s = SystemClock().monotonic_s()
         await self.until(lambda: "shutdown_finished" in self.stream.getvalue())
@@ -155,7 +155,7 @@ class Shutdown:
         return {each.name: each for each in stop.pods}
 
     def has_signalled(self, names: Collection[str] = ()) -> bool:
-        """Return whether the record has the delivery of a TERM, to each of these pods; others are repeated."""
+        """Return whether a delivered TERM is recorded for at least one pod and for each pod in ``names``."""
         stop = self._files.read_stop()
         signalled = {each.name for each in stop.pods if each.terms} if stop is not None else set()
         return bool(signalled) and signalled.issuperset(names)
@@ -168,7 +168,7 @@ class Shutdown:
 
 @dataclass
 class Place:
-    """A containerd with an image, and a private bus."""
+    """Containerd with an image, and a private bus for the simulated logind."""
 
     containerd: Containerd
     pods: Pods
@@ -194,7 +194,7 @@ def place(containerd: Containerd, pods: Pods, image: str, tmp_path: Path, bus: l
 
 
 def words(container: Container) -> dict[str, float]:
-    """Return the words of a pod with their first times, in seconds since boot."""
+    """Return the first time of each word in a pod's log, in seconds since boot."""
     assert container.log_file is not None
     found: dict[str, float] = {}
     for line in container.log_file.read_text().splitlines():
@@ -215,12 +215,12 @@ def shim_of(containerd: Containerd, container: Container) -> int:
 
 
 def check(shutdown: Shutdown, running: dict[str, Container], pods: Pods, *, may_repeat: bool = False) -> None:
-    """Print the record beside the pods' words, and assert that they agree, in order and within the limit.
+    """Compare the record with the pods' logs: outcomes, order of TERM, and release of the lock within the limit.
 
     Args:
         shutdown: the finished shutdown.
-        running: its pods by name.
-        pods: the runtime.
+        running: containers of the pods, by pod name.
+        pods: CRI client of the runtime.
         may_repeat: whether pods may receive a second TERM.
     """
     recorded, heard = shutdown.pods(), {name: words(each) for name, each in running.items()}
@@ -344,7 +344,7 @@ async def test_frozen_runtime_delays_no_term(place: Place, frozen_s: float, cras
     async with place.shutdown(20) as shutdown:
         async with shutdown.agent() as agent:
             await shutdown.ready(set(running))
-            place.containerd.freeze()  # which also writes the logs of the pods
+            place.containerd.freeze()  # containerd also writes the logs of the pods
             thaw = asyncio.get_running_loop().call_later(frozen_s, place.containerd.thaw)
             shutdown.logind.request_shutdown()
             if crashed:
@@ -360,5 +360,5 @@ async def test_frozen_runtime_delays_no_term(place: Place, frozen_s: float, cras
         thaw.cancel()
         place.containerd.thaw()
     await asyncio.gather(*(asyncio.to_thread(place.pods.wait_exited, each) for each in running.values()))
-    # a runtime that thaws may serve the requests of the crashed agent before it sees the end of the connection
+    # a resumed runtime may execute the requests of the crashed agent before it detects the closed connection
     check(shutdown, running, place.pods, may_repeat=crashed and frozen_s < 20)

@@ -1,4 +1,4 @@
-"""Undo of image removals on a real containerd."""
+"""Tests of undoing image removals on a real containerd."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def configure(containerd: Containerd, window: str) -> Path:
 
 def run(*words: str) -> dict[str, object]:
     ended = nodeagent("gc", *words, "-o", "json")
-    assert ended.returncode in (0, 3), ended.stderr  # the low threshold cannot be reached
+    assert ended.returncode in (0, 3), ended.stderr  # exit code 3: the low threshold cannot be reached
     found: dict[str, object] = json.loads(ended.stdout)
     return found
 
@@ -83,7 +83,7 @@ def test_end_of_the_window_frees_the_predicted_space(containerd: Containerd) -> 
     report = run("images", "--yes", "--config", str(config))
     expected = pytest.approx(report["undo_bytes"], rel=0.02, abs=1 << 20)
 
-    def freed() -> bool:  # later than the end of the lease, if a collection of containerd deleted it as expired
+    def freed() -> bool:  # polled: containerd frees the bytes after the lease has expired
         asyncio.run(recover(config))
         is_leased = "nodeagent" in containerd.ctr("leases", "ls")
         return not is_leased and available_bytes(containerd) - before_bytes == expected

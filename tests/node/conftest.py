@@ -1,4 +1,4 @@
-"""Fixtures on a real node in a virtual machine; without one, tests are skipped with a reason, or fail in CI."""
+"""Fixtures with a node in a virtual machine; if none can be booted, tests are skipped with a reason, or fail in CI."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ pytest_terminal_summary = _required.pytest_terminal_summary
 
 @pytest.fixture(scope="session", autouse=True)
 def _swept() -> None:
-    """Remove the leftovers of killed runs, once before any start."""
+    """Remove the files and processes of killed test runs, once before the first node is started."""
     for base in reclaim.sweep():
         print(f"removed leftovers of an earlier run in {base}", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")
 def disk() -> vm.Disk:
-    """The disk with this checkout installed; nodes boot copies of it."""
+    """Return the disk with this checkout installed; nodes boot copies of this disk."""
     return vm.ensure_disk()
 
 
 @pytest.fixture(scope="module")
 def node(disk: vm.Disk) -> Iterator[vm.Node]:
-    """A node for all tests of the module, with the pause image and APP in its containerd."""
+    """Return a node for all tests of the module, with the pause image and the image APP."""
     with vm.Node.boot(disk) as booted:
         booted.import_images(vm.pause_image(), images.image(APP))
         yield booted
@@ -50,7 +50,7 @@ def node(disk: vm.Disk) -> Iterator[vm.Node]:
 
 @pytest.fixture(scope="module")
 def shutdown_node(disk: vm.Disk) -> Iterator[vm.Node]:
-    """A node for shutdowns, with the images; each test starts it again."""
+    """Return a node for shutdown tests, with the pause image and APP; each test boots the node again."""
     with vm.Node.boot(disk) as booted:
         booted.import_images(vm.pause_image(), images.image(APP))
         yield booted

@@ -1,7 +1,7 @@
-"""A finished shutdown: the record of the agent, its journal, and the times that the pods wrote, from the disk.
+"""Facts of a finished shutdown from the node's disk: the agent's record and journal, and the times written by pods.
 
-The machine is emulated and shares its processors: its slowdown is measured at each shutdown and multiplies the bound
-for the release of the lock.
+The virtual machine is emulated and shares the host's processors. Its slowdown is measured at each shutdown; the bound
+for the release of the lock is multiplied by the slowdown.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.support import reclaim
 if TYPE_CHECKING:
     from tests.support.vm import Node, RunningPod
 
-RELEASE_S = 0.1  # on a node
-_LOOP_S = 0.03  # duration of _LOOP on a node
+RELEASE_S = 0.1  # without emulation
+_LOOP_S = 0.03  # duration of _LOOP without emulation
 _LOOP = """\
 import time
 began = time.monotonic()
@@ -28,7 +28,7 @@ print(time.monotonic() - began)
 
 
 def measure_slowdown(node: Node) -> float:
-    """Return the time of a computation in the node as a multiple of its time on a node that is not emulated."""
+    """Return the slowdown of the emulated node: the factor by which a computation is slower than without emulation."""
     return max(1.0, float(node.run(("python3", "-c", _LOOP)).stdout) / _LOOP_S)
 
 
@@ -47,10 +47,10 @@ class ShutdownFacts:
     """Facts of the last shutdown of a powered-off node; printed as a table.
 
     Attributes:
-        record: the agent's record.
-        pods: its pods by name.
-        times: seconds from the start of the shutdown by pod and word.
-        released_s: seconds from the start to the release of the lock.
+        record: the agent's record of the shutdown.
+        pods: recorded pods by name.
+        times: seconds from the start of the shutdown, by pod and word that the pod wrote.
+        released_s: seconds from the start of the shutdown to the release of the inhibitor lock.
     """
 
     def __init__(self, node: Node, pods: list[RunningPod], slowdown: float) -> None:
@@ -70,7 +70,7 @@ class ShutdownFacts:
             if '"inhibitor_lock_released"' in entry.message
         ]
         assert released, "the journal has a release of the lock"
-        self.released_s = max(released) - started_s  # earlier ones are of a soft-reboot of the same boot
+        self.released_s = max(released) - started_s  # earlier releases: soft-reboots
         self._print()
 
     @property
@@ -80,7 +80,7 @@ class ShutdownFacts:
 
     @property
     def release_delay_s(self) -> float:
-        """The time from the end of the last pod to the release of the lock; 0 if one still ran then."""
+        """Seconds from the end of the last pod to the release of the lock; 0 if a pod has the outcome ``failed``."""
         if any(each["outcome"] == "failed" for each in self.pods.values()):
             return 0.0
         ends = [times[EXIT] for times in self.times.values() if EXIT in times]
@@ -91,12 +91,12 @@ class ShutdownFacts:
 
     @property
     def unheard(self) -> set[str]:
-        """The pods that received no TERM."""
+        """Names of the pods that received no TERM."""
         return {name for name, times in self.times.items() if "term" not in times}
 
     @property
     def without_time_for_term(self) -> set[str]:
-        """The pods whose record has the outcome ``failed``, or a remark on an unconfirmed or pending TERM."""
+        """Names of the pods that are recorded with the outcome ``failed`` or with an unconfirmed or pending TERM."""
         remarks = ("without a confirmed TERM", "while TERM was pending")
         return {
             name
@@ -123,7 +123,7 @@ class ShutdownFacts:
                 print({key: value for key, value in each.items() if key not in ("timestamp", "level", "boot_id")})
 
     def assert_outcomes(self) -> None:
-        """Assert that every outcome is that of the pod's own times."""
+        """Assert that every recorded outcome agrees with the times that the pod wrote."""
         assert set(self.pods) == set(self.times)
         wrong = {}
         for name, times in self.times.items():
@@ -134,7 +134,7 @@ class ShutdownFacts:
         assert wrong == {}
 
     def assert_true(self) -> None:
-        """Assert that every outcome is that of the pod's own times, and that the order and the signals are right."""
+        """Assert that outcomes agree with the times written by pods, and that all TERMs were in time and in order."""
         self.assert_outcomes()
         assert self.unheard == set(), "every pod received TERM"
         late = [name for name, times in self.times.items() if times["term"] > self.released_s]

@@ -1,4 +1,4 @@
-"""A node with the agent as a service, its configuration, its log and its inhibitor lock."""
+"""Agent as a service on a test node: installation, configuration, log and inhibitor lock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ START_S = 900.0
 
 
 def install(node: Node, phase_s: float) -> None:
-    """Boot the node if it is off, and install the agent with phases of this duration."""
+    """Boot the node if it is powered off, and install the agent with shutdown phases of ``phase_s`` each."""
     if not node.running:
         node.start()
     for name in ("nodeagent.service", "kubepods.slice.d/50-nodeagent.conf", "kubepods-.slice.d/50-nodeagent.conf"):
@@ -53,9 +53,10 @@ def set_limit(node: Node, path: str, seconds: float) -> None:
 
 
 def install_with_limit(node: Node, limit_s: float) -> None:
-    """Install the agent with this limit of logind and equal phases.
+    """Install the agent with equal phases, and set logind's ``InhibitDelayMaxSec`` to ``limit_s``.
 
-    The limit exceeds the phases as much as ``doctor --fix-logind`` sets it, or scales them if it is short.
+    From 10 s on, the limit exceeds the sum of the phases by the margin that ``doctor --fix-logind`` adds; a shorter
+    limit is divided equally among the phases.
     """
     install(node, (limit_s - 1) / 1.1 / len(BANDS) if limit_s >= 10 else limit_s / len(BANDS))
     set_limit(node, OWN, limit_s)
@@ -71,20 +72,20 @@ def main_pid(node: Node) -> str:
 
 
 def lock_entry(node: Node) -> list[str]:
-    """Return the agent's entry in logind's list of locks, as words; empty without one."""
+    """Return the agent's entry in logind's list of locks, split into words; empty if logind lists no such lock."""
     lines = node.run("systemd-inhibit --list --no-legend --no-pager", check=False).stdout.splitlines()
     return next((line.split() for line in lines if line.startswith("nodeagent ") and " delay" in line), [])
 
 
 def wait_for_lock(node: Node) -> None:
-    """Wait until logind lists the lock of the running agent."""
+    """Wait until logind lists the inhibitor lock of the running agent."""
     reclaim.poll(
         "logind lists the inhibitor lock", lambda: main_pid(node) in lock_entry(node), timeout_s=START_S, interval_s=0.5
     )
 
 
 def start_with(node: Node, pods: Iterable[RunningPod]) -> None:
-    """Start the agent, and wait for its lock and for its record of these pods."""
+    """Start the agent and wait until its inhibitor lock is listed and the pods are recorded."""
     start(node)
     names = {each.pod.name for each in pods}
 
@@ -95,7 +96,7 @@ def start_with(node: Node, pods: Iterable[RunningPod]) -> None:
 
 
 def read_record(node: Node, name: str = "shutdown") -> dict[str, Any]:
-    """Return a record of the agent; empty before it is written."""
+    """Return a record of the agent from the state directory; empty if the file cannot be read."""
     try:
         record: dict[str, Any] = json.loads(node.get(f"/var/lib/nodeagent/{name}.json"))
     except (NodeError, TimeoutError):

@@ -1,7 +1,6 @@
-"""Pods that write the times of their signals and exits to the node's disk, and what they wrote.
+"""Pods that write the times of their signals and exits to the node's disk, and readers of these times.
 
-Times are the pods' own readings of ``/proc/uptime``, in hundredths of a second; records of the agent count from the
-same boot.
+Pods read the time from ``/proc/uptime``, in hundredths of a second; times in the agent's records are also since boot.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 AT_ONCE, TWO_SECONDS, LONG, IGNORES = "now", "slow", "long", "deaf"
 LONG_S = 10
 EXIT = "exit-0"
-_TIMES = "/var/lib/pod-times"  # not the log, whose lines are lost while containerd restarts
-_WRITE = "write() { until read up rest < /proc/uptime; do :; done; echo $1 $up >> /times/$0; }; "  # a signal ends read
+_TIMES = "/var/lib/pod-times"  # not the pod log: log lines are lost while containerd restarts
+_WRITE = "write() { until read up rest < /proc/uptime; do :; done; echo $1 $up >> /times/$0; }; "  # signals end read
 _ENDS_AFTER_S: dict[str, float | None] = {AT_ONCE: 0, TWO_SECONDS: 2, LONG: LONG_S, IGNORES: None}
 
 
 def pod(name: str, priority: int, ends_after_s: float | None = 0) -> vm.Pod:
-    """Return a pod that ends so many seconds after TERM, or ignores it."""
+    """Return a pod that ends ``ends_after_s`` seconds after TERM; with ``None``, the pod ignores TERM."""
     end = "" if ends_after_s is None else f"; sleep {ends_after_s:g}; write {EXIT}; exit 0"
     script = f"{_WRITE}trap 'write term{end}' TERM; write up; while :; do sleep 1000 & wait $!; done"
     return vm.Pod(
@@ -40,7 +39,7 @@ def pod(name: str, priority: int, ends_after_s: float | None = 0) -> vm.Pod:
 
 
 def in_every_band(count: int, kinds: tuple[str, ...], suffix: str) -> list[vm.Pod]:
-    """Return pods of every kind in turn, spread over the bands; the name begins with the band, as in ``b0-``."""
+    """Return ``count`` pods, distributed over the priority bands and the kinds; names start with the band (``b0-``)."""
     found = []
     for index in range(count):
         row, band = divmod(index, len(BANDS))
@@ -50,7 +49,7 @@ def in_every_band(count: int, kinds: tuple[str, ...], suffix: str) -> list[vm.Po
 
 
 def run_pods(node: Node, pods: Sequence[vm.Pod]) -> list[RunningPod]:
-    """Remove the files of earlier pods with these names, and run pods."""
+    """Remove the time files of earlier pods with these names, and run the pods."""
     node.run(f"mkdir -p {_TIMES} && rm -f {' '.join(times_file(each.name) for each in pods)}")
     return node.run_pods(*pods)
 
@@ -66,7 +65,7 @@ def has_written(node: Node, name: str, word: str) -> bool:
 
 
 def read_times(node: Node, name: str) -> dict[str, float]:
-    """Return the first time of each word of a pod, in seconds since boot; from the disk of a powered-off node."""
+    """Return the first time of each word written by a pod, in seconds since boot; the node must be powered off."""
     found: dict[str, float] = {}
     for line in node.read_disk(times_file(name)).decode().splitlines():
         word, _, up = line.partition(" ")
@@ -75,7 +74,7 @@ def read_times(node: Node, name: str) -> dict[str, float]:
 
 
 def await_term(node: Node, pods: list[RunningPod], band: int) -> None:
-    """Wait until a pod of a band has received TERM."""
+    """Wait until a pod of a priority band has received TERM."""
     files = " ".join(times_file(each.pod.name) for each in pods if each.pod.name.startswith(f"b{band}-"))
     reclaim.poll(
         f"band {band} received TERM",
@@ -86,7 +85,7 @@ def await_term(node: Node, pods: list[RunningPod], band: int) -> None:
 
 
 def assert_in_order(times: dict[str, dict[str, float]]) -> None:
-    """Assert that no band received TERM before all pods of the band below had ended, or received it and ignored it."""
+    """Assert that no priority band received TERM before all pods of the next lower band had ended or ignored TERM."""
     for band in range(1, len(BANDS)):
         first_s = min(each["term"] for name, each in times.items() if name.startswith(f"b{band}-"))
         for name, each in times.items():

@@ -1,4 +1,4 @@
-"""Evictions in a real node: real pressure by memory, disk, inodes and PIDs, evicted and kept pods."""
+"""Tests of evictions in a virtual machine: pressure by memory, disk, inodes and PIDs, evicted and kept pods."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AVAILABLE = (
 
 @pytest.fixture(scope="module")
 def node(disk: Disk) -> Iterator[Node]:
-    """A small node with a dedicated image filesystem."""
+    """Return a small node with a dedicated image filesystem."""
     with vm.Node.boot(disk, memory_mib=1024) as booted:
         booted.run(
             "systemctl stop containerd && sysctl -qw vm.min_free_kbytes=8192"
@@ -75,11 +75,11 @@ def _clean(node: Node) -> Iterator[None]:
 
 
 def start(node: Node, eviction: str) -> None:
-    """Start the agent with these eviction settings and an empty journal."""
+    """Start the agent with the given eviction settings and an empty journal; wait until the eviction loop runs."""
     node.put("/etc/nodeagent/config.toml", f"{BASE}[eviction]\n{eviction}\n")
     node.run("journalctl --rotate && journalctl --vacuum-time=1s", check=False)
     node.run("systemctl start nodeagent", timeout_s=120)
-    reclaim.poll("it watches", lambda: bool(events(node, "eviction_monitoring_started")), timeout_s=60, interval_s=0.2)
+    reclaim.poll("loop runs", lambda: bool(events(node, "eviction_monitoring_started")), timeout_s=60, interval_s=0.2)
 
 
 def events(node: Node, name: str) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def alive(node: Node, pod: RunningPod) -> bool:
 
 
 def begin(node: Node, pod: RunningPod) -> None:
-    """Start the load of a waiting pod."""
+    """Start the load of a waiting pod by SIGUSR1."""
     node.run(f"kill -USR1 $(cat {pod.cgroup}/cgroup.procs)")
 
 
@@ -115,7 +115,7 @@ def oom_kills(node: Node) -> int:
 
 
 def delayed_pod(name: str, *words: str, **resources: int) -> vm.Pod:
-    """Return a burstable pod with a request of about 10 MiB by its OOM score; its load starts on a signal."""
+    """Return a burstable pod with an OOM score adjustment of a 10 MiB request; its load starts on SIGUSR1."""
     return vm.Pod(name, hogs.HOG, ("/bin/hog", "delayed", *words), resources={"oom_score_adj": 990, **resources})
 
 
@@ -123,7 +123,7 @@ def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
     killed = oom_kills(node)
     small, growing = node.run_pods(
         vm.Pod("small", hogs.HOG, ("/bin/hog", "memory", "4", "1", "4"), qos="besteffort"),
-        delayed_pod("growing", "memory", "4", "50", "4000"),  # the rate at which no OOM kill is guaranteed
+        delayed_pod("growing", "memory", "4", "50", "4000"),  # 50 MiB/s: up to this rate no OOM kill may occur
     )
     node.run("sync; echo 3 > /proc/sys/vm/drop_caches")
     steady_mib = str(available_mib(node) - 400)
@@ -176,7 +176,7 @@ def test_soft_eviction_waits_for_its_grace_period_and_oscillation_evicts_once(no
     assert waited_s >= 3
     assert evicted["pod_name"] == "stubborn"
     assert evicted["grace_s"] == 2
-    begin(node, swinging)  # 60 MiB: not enough to meet the soft threshold again
+    begin(node, swinging)  # its 60 MiB are not enough to meet the soft threshold again
     reclaim.poll(
         "the pod has allocated its memory", lambda: available_mib(node) < room - 40, timeout_s=60, interval_s=0.3
     )
@@ -263,7 +263,7 @@ def test_pod_with_many_pids_is_evicted_under_pid_pressure(node: Node) -> None:
     (forking, quiet) = node.run_pods(
         delayed_pod("forking", "pids", "700"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "5"))
     )
-    # Set after the start of the pods, since systemd limits each new scope to 15% of it.
+    # Set after the start of the pods, since systemd limits each new scope to 15% of threads-max.
     node.run("sysctl -qw kernel.threads-max=1200")
     start(node, 'hard = "pid.available<600"')
     begin(node, forking)
@@ -312,12 +312,13 @@ def test_next_pod_is_evicted_if_others_are_unmeasured_or_not_stoppable(node: Nod
     reclaim.poll(
         "the pods have allocated their memory", lambda: available_mib(node) < room - 280, timeout_s=60, interval_s=0.3
     )
-    node.run(f"mount --bind /dev/null {unread.pod.cgroup}/memory.current")  # makes the reading empty
+    node.run(f"mount --bind /dev/null {unread.pod.cgroup}/memory.current")  # memory.current is read as an empty file
     # A suspended shim answers no request.
     shim = f"pgrep -f '[c]ontainerd-shim.* -id {stuck.sandbox_id}'"
     node.run(f"kill -STOP $({shim})")
     try:
-        # With a grace period the processes are stopped through the runtime, not killed directly.
+        # A grace period is configured, so that the agent stops the pods through the runtime instead of killing
+        # processes.
         start(
             node,
             f'hard = "memory.available<{available_mib(node) + 30}Mi"\nverify_timeout = "2s"\nhard_grace_period = "1s"',

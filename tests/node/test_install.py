@@ -1,4 +1,4 @@
-"""Manual and package installation in a real node: dry run by default, and complete removal."""
+"""Tests of manual and package installation in a virtual machine: dry run by default, and complete removal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def has_event(node: Node, event: str, *matches: str) -> bool:
 
 
 def switch_to_active(node: Node) -> None:
-    """Set ``dry_run = false`` and reload, as an operator does."""
+    """Set ``dry_run = false`` in the configuration and reload the service."""
     node.run(f"sed -i 's/^dry_run = true/dry_run = false/' {CONFIG} && systemctl reload nodeagent", timeout_s=60)
 
 
@@ -80,7 +80,7 @@ with socket.socket(family) as client:
 
 
 def assert_endpoints(node: Node) -> None:
-    """Assert metrics and health under hardening, on loopback and on a socket of the group."""
+    """Assert that the hardened unit serves metrics and health probes, on loopback and on a socket of the group."""
 
     def get(place: str, path: str) -> str:
         return node.run(["/opt/nodeagent/bin/python", "-c", GET, place, path], check=False, timeout_s=60).stdout
@@ -117,20 +117,20 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(node: Node) -> Iterator[Node]:
-    """The node with the agent's virtual environment only, as before ``nodeagent install``."""
+    """Return the node with only the agent's virtual environment, as before ``nodeagent install``."""
     node.run("rm -f /usr/local/bin/nodeagent")
     yield node
     node.run("systemctl stop nodeagent", check=False, timeout_s=60)
 
 
 def run_as(node: Node, user: str, command: str) -> tuple[int, str]:
-    """Run the command as a user; return its exit code and output."""
+    """Run a ``nodeagent`` command as a user; return its exit code and output."""
     done = node.run(f"runuser -u {user} -- nodeagent {command}", check=False, timeout_s=120)
     return done.code, done.stdout + done.stderr
 
 
 def assert_access_rights(node: Node) -> None:
-    """Assert full access of root, read access of the group, write access by configuration, and no access of others."""
+    """Assert the access rights of root, of the group without and with ``group_may_act``, and of other users."""
     node.run("useradd -G nodeagent member && useradd stranger")
     code, output = run_as(node, "root", "status")
     assert code == 0, output

@@ -1,4 +1,4 @@
-"""Tests of the virtual machine harness: complete nodes, and complete removal at the end."""
+"""Tests of the virtual machine harness: complete nodes, and removal of all their files and processes at the end."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_power_off_waits_for_inhibitor_locks_and_keeps_the_journal(disk: Disk) -
         node.import_images(vm.pause_image(), images.image(APP))
         node.run_pods(vm.Pod("last", APP))
         holder = "systemd-inhibit --mode=delay --what=shutdown --who=proof --why=test"
-        # The lock is released once the test has observed the start of the shutdown in the node.
+        # The lock is released after the test has observed the start of the shutdown on the node.
         node.run(f"systemd-run --unit holder {holder} sh -c 'until [ -e /run/seen ]; do sleep 0.1; done'")
         reclaim.poll("the lock is held", lambda: "proof" in node.run("systemd-inhibit --list").stdout, timeout_s=30)
         node.run("systemctl poweroff")
@@ -177,7 +177,7 @@ def test_all_resources_of_a_failed_test_are_removed(disk: Disk) -> None:
 
 
 def _machines(base: Path) -> list[int]:
-    """Return the machines started from this directory, found by their arguments."""
+    """Return the emulator processes of the machines in a directory, found by their arguments."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

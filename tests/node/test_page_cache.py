@@ -1,4 +1,4 @@
-"""Reclaim of page cache before an eviction for memory, in a real node."""
+"""Tests of page cache reclaim before an eviction for memory, in a virtual machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 CACHE_MIB = 300
 DROP_INS = "/etc/systemd/system/nodeagent.service.d"
 QUIET_S = 35
-"""Longer than the time in which a threshold that is met again evicts a pod."""
+"""Wait in seconds that is longer than the time until a threshold that is met again causes an eviction."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def kernel_available_mib(node: Node) -> int:
 
 
 def run_reader(node: Node, name: str, times: int = 2) -> RunningPod:
-    """Run a pod with an active page cache; return it when the cache is complete."""
+    """Run a pod with an active page cache; return the pod after the cache has been filled."""
     words = ("/bin/hog", "cache", "/cached", str(CACHE_MIB), str(times))
     (reader,) = node.run_pods(vm.Pod(name, hogs.HOG, words, resources={"oom_score_adj": 990}))
     reclaim.poll("the cache is active", lambda: active_mib(node, reader) > CACHE_MIB * 0.9, timeout_s=120, interval_s=1)
@@ -63,13 +63,13 @@ def remove(node: Node, pod: RunningPod, *, stop: bool = True) -> None:
 
 
 def permit(node: Node) -> None:
-    """Install the drop-in on a node without pods, as after a boot."""
+    """Install the page cache drop-in on a node without pods, as after a boot."""
     node.put(f"{DROP_INS}/page-cache.conf", vm.CHECKOUT / "systemd" / "page-cache.conf")
     node.run("systemctl daemon-reload; systemctl stop kubepods.slice", check=False)
 
 
 def start_below(node: Node) -> None:
-    """Start the agent with a threshold that the cache meets, and the kernel's estimate does not."""
+    """Start the agent with a threshold that is met by ``memory.available`` but not by the kernel's ``MemAvailable``."""
     threshold = available_mib(node) + 60
     assert kernel_available_mib(node) > threshold + 60
     start(node, f'hard = "memory.available<{threshold}Mi"')

@@ -1,4 +1,4 @@
-"""Integration with systemd and journald: readiness, reloads, watchdog, and journal fields."""
+"""Tests of the integration with systemd and journald: readiness, reloads, watchdog and journal fields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ enabled = "off"
 
 @pytest.fixture(scope="module")
 def served(node: Node) -> Iterator[Node]:
-    """The node with the unit running and the journal catalog installed."""
+    """Return the node with the unit running and the journal catalog installed."""
     unit = (ROOT / "systemd/nodeagent.service").read_text()
     unit = unit.replace("Type=notify\n", "Type=notify-reload\n").replace("WatchdogSec=60s", "WatchdogSec=6s")
     unit = re.sub(r"^ExecReload=.*\n", "", unit, flags=re.MULTILINE)
@@ -75,7 +75,7 @@ def test_dry_run_is_logged_with_journal_fields(served: Node) -> None:
     assert entry["PRIORITY"] == "6"
     assert entry["REASON"] == "unused-too-long"
     assert entry["IMAGE_ID"].startswith("sha256:")
-    assert entry["MESSAGE"].startswith("image node.test/unused:v1 would be removed: not seen in use for")
+    assert entry["MESSAGE"].startswith("image node.test/unused:v1 would be removed: no use observed for")
     explained = served.run("journalctl NODEAGENT_EVENT=would_remove -x --no-pager -n 1").stdout
     assert "Subject: Item would be removed" in explained
 
@@ -105,7 +105,7 @@ def test_journal_queries_of_the_documents_return_entries(served: Node) -> None:
     deleted, evicted, warnings = (served.run(f"{query} --no-pager", check=False) for query in queries)
     assert evicted.stdout.strip() == "-- No entries --"
     assert warnings.code == 0
-    assert "image node.test/unused:v1: done; not seen in use for" in deleted.stdout
+    assert "image node.test/unused:v1: done; no use observed for" in deleted.stdout
 
 
 def test_slow_runtime_does_not_trigger_the_watchdog(served: Node) -> None:

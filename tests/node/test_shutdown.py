@@ -1,6 +1,6 @@
-"""Shutdowns of a whole node by every trigger: pods are stopped in order, with a journal entry for each.
+"""Tests of shutdowns of a virtual machine by every trigger: pods are stopped in order, with a journal entry each.
 
-The machine is emulated, so durations are long; the tests compare the order, and shares of the granted time.
+The machine is emulated, so that durations are long; the tests compare the order and the shares of the granted time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.node, pytest.mark.long]
 
 
 def three_pods_per_band(suffix: str = "", ends_after_s: float = 0.5) -> list[Pod]:
-    """Return three pods in each priority band; one of the second band ignores TERM."""
+    """Return three pods in each priority band; one pod of the second band ignores TERM."""
     pods = [
         pod(f"b{band}-{index}{suffix}", priority, ends_after_s)
         for band, priority in enumerate(BANDS)
@@ -114,7 +114,7 @@ def _status_and_rehearsal(node: Node) -> None:
 
 
 def _lock_lasts(node: Node) -> None:
-    """Restart the bus and logind, then kill the agent; assert that logind lists the lock again after each."""
+    """Restart the bus and logind, then kill the agent; assert after each step that logind lists the lock again."""
     for unit in ("dbus", "systemd-logind"):
         before = count(node, "inhibitor_lock_acquired")
         node.run(f"systemctl restart {unit}", timeout_s=60)
@@ -136,7 +136,7 @@ def _stop_of_the_unit_stops_no_pod(node: Node, pods: list[RunningPod]) -> None:
 
 
 def _cancelled_shutdowns(node: Node) -> None:
-    """Cancel a shutdown by a restart of logind, and a second shutdown after all pods have ended."""
+    """Cancel a shutdown by a restart of logind, and a second shutdown by masking ``poweroff.target``."""
     node.run(f"rm {UPGRADES}")
     set_limit(node, OWN, 60)
     run_pods(node, [pod("slow", 0, 20), pod("kept", BANDS[3])])

@@ -1,4 +1,4 @@
-"""Shutdowns that are disturbed: crashes, an invalid configuration, and actions of others on the node meanwhile."""
+"""Tests of interrupted shutdowns: crashes, an invalid configuration, and concurrent actions of users on the node."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _STATE = "/var/lib/nodeagent"
 def prepare(
     node: Node, kinds: tuple[str, ...], limit_s: float, suffix: str, count: int | None = None
 ) -> list[RunningPod]:
-    """Run this many pods spread over the bands, a pod of each kind in every band by default, and the agent."""
+    """Run pods in all priority bands and start the agent; by default, every band has one pod of each kind."""
     install_with_limit(node, limit_s)
     pods = run_pods(node, in_every_band(count or len(kinds) * len(BANDS), kinds, suffix))
     start_with(node, pods)
@@ -55,7 +55,7 @@ def prepare(
 
 
 def kill(node: Node, what: str) -> None:
-    """Kill the agent or containerd with SIGKILL; the shims of containerd continue."""
+    """Kill the agent or containerd with SIGKILL; the shims of containerd continue to run."""
     if what == "agent":
         node.run(f"kill -9 {main_pid(node)}")
         assert lock_entry(node), "the lock is kept"
@@ -68,7 +68,7 @@ def kill(node: Node, what: str) -> None:
 def test_crash_in_each_phase_kills_no_pod_without_term(
     shutdown_node: Node, first: str, count: int, limit_s: float
 ) -> None:
-    """Kill the agent in two phases and containerd in the other two; all four with both parameters."""
+    """Kill the agent in two phases and containerd in the other two phases; the parameter selects the phases."""
     pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), limit_s, f"-{first}{count}", count)
     slowdown = measure_slowdown(shutdown_node)
     shutdown_node.run("systemctl poweroff")
@@ -89,7 +89,7 @@ def test_last_settings_are_used_after_a_start_with_an_invalid_configuration(shut
     pods = prepare(shutdown_node, (AT_ONCE, TWO_SECONDS), 60, "-config")
     pid = main_pid(shutdown_node)
     reclaim.poll(
-        "the phases are logged",  # after the lock
+        "the phases are logged",  # logged after the lock has been acquired
         lambda: "shutdown_ready" in event_names(log_now(shutdown_node, pid)),
         timeout_s=START_S,
         interval_s=0.5,
@@ -132,7 +132,7 @@ def test_restarts_for_a_permanent_failure_back_off_and_keep_no_lock(shutdown_nod
 
 
 def test_actions_of_others_during_a_shutdown_change_no_outcome(shutdown_node: Node) -> None:
-    """Pods are created, the time changes, and the shutdown is requested again; a critical pod needs long to end."""
+    """Create pods, set the wall clock and request the shutdown again; one critical pod ends slowly."""
     limit_s = 120
     pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), limit_s, "-others")
     pods += run_pods(shutdown_node, [pod("b3-2-long-others", CRITICAL, LONG_S)])
@@ -180,7 +180,7 @@ def test_frozen_shim_does_not_delay_the_release(shutdown_node: Node) -> None:
 
 
 def test_restart_of_the_bus_just_before_a_shutdown_changes_no_outcome(shutdown_node: Node) -> None:
-    """logind announces the shutdown once the agent has restarted it; otherwise the stop hook stops the pods."""
+    """logind announces the shutdown if the agent has activated it again; otherwise the stop hook stops the pods."""
     pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), 40, "-bus")
     shutdown_node.run("systemctl restart dbus; systemctl poweroff", check=False)
     shutdown_node.wait_off(timeout_s=START_S)
@@ -188,11 +188,11 @@ def test_restart_of_the_bus_just_before_a_shutdown_changes_no_outcome(shutdown_n
 
 
 def test_full_state_directory_changes_no_outcome(shutdown_node: Node) -> None:
-    """The record of the shutdown is in the runtime directory then, and the stop hook repeats nothing."""
+    """The shutdown is recorded in the runtime directory, and the stop hook does not repeat the shutdown."""
     install_with_limit(shutdown_node, 60)
     pods = run_pods(shutdown_node, in_every_band(8, (TWO_SECONDS, IGNORES), "-full"))
     shutdown_node.run(
-        "systemctl stop nodeagent; mkdir -p /run/nodeagent"  # as by tmpfiles.d of the installation
+        "systemctl stop nodeagent; mkdir -p /run/nodeagent"  # as created by tmpfiles.d after an installation
         f" && mkdir -p {_STATE} && mount -t tmpfs -o size=4m,mode=750 none {_STATE}"
     )
     start_with(shutdown_node, pods)
@@ -207,7 +207,7 @@ def test_full_state_directory_changes_no_outcome(shutdown_node: Node) -> None:
 
 
 def assert_true_by_log(node: Node, pods: list[RunningPod]) -> list[dict[str, Any]]:
-    """Assert that the logged outcomes are those of the pods' own times, in order; return the log."""
+    """Assert that the logged outcomes and their order agree with the times written by the pods; return the log."""
     log = parsed(node.journal())
     for each in log:
         if each["event"].startswith(("shutdown", "pod_", "inhibitor", "logind")):

@@ -1,4 +1,4 @@
-"""Outcomes of shutdowns compared with the times and exits that the pods wrote themselves."""
+"""Tests of recorded shutdown outcomes against the times and exits that the pods write."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_outcome_is_what_the_pod_itself_wrote(
     if limit_s >= 90 or len(kinds) == 1 or (count, limit_s) == (12, 30):
         facts.assert_true()
         facts.assert_released_with_the_last_pod()
-    else:  # too short for the emulated machine, which the record states
+    else:  # too short for the emulated machine; the record states that TERM was not confirmed
         facts.assert_outcomes()
         assert facts.unheard <= facts.without_time_for_term
     (finished,) = facts.events("shutdown_finished")

@@ -1,4 +1,4 @@
-"""The agent as a service of a real node: hardening, garbage collection and stop."""
+"""Tests of the systemd unit in a virtual machine: hardening, garbage collection and stop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log_minimum_age = "0s"
 
 @pytest.fixture(scope="module")
 def served(node: Node) -> Iterator[Node]:
-    """The node with the unit in place, not started."""
+    """Return the node with the unit installed but not started."""
     node.put("/etc/systemd/system/nodeagent.service", UNIT)
     node.run("mkdir -p /etc/nodeagent && systemctl daemon-reload")
     yield node
@@ -83,14 +83,14 @@ with socket.create_connection(("127.0.0.1", 20310)) as client:
 
 
 def calls(node: Node, *operations: str) -> list[float]:
-    """Return the number of the daemon's calls of the containerd API, for each operation."""
+    """Return the number of the daemon's calls of containerd's API, for each operation in ``operations``."""
     lines = [line.rpartition(" ") for line in node.python(METRICS).splitlines()]
     values = {name: float(value) for name, _, value in lines if name.startswith("nodeagent_containerd_calls_total")}
     return [values[f'nodeagent_containerd_calls_total{{operation_type="{each}"}}'] for each in operations]
 
 
 def test_unchanged_records_of_containerd_are_not_listed_again_under_hardening(served: Node) -> None:
-    """Wait for passes that list no blobs: without the database, each pass lists them as often as the ingests."""
+    """Wait for passes that list no blobs: without access to containerd's database, each pass lists the blobs."""
     seen = [calls(served, "content_list", "content_list_statuses")]
 
     def three_passes_without_lists() -> bool:

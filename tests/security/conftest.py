@@ -1,4 +1,4 @@
-"""Attacks by processes of an unprivileged user."""
+"""Fixtures for attacks by processes of an unprivileged user."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ FAILED: Final = 9
 
 
 class Attacker:
-    """A local user of the node."""
+    """Unprivileged local user of the node."""
 
     uid = ATTACKER_UID
 
     def start(self, attack: Callable[[], object], group: int | None = None) -> int:
-        """Run an attack in a process of the user; return its pid. The exit code is 0, or 9 after an ``OSError``.
+        """Run an attack in a process of the user; return its pid.
+
+        The exit code is 0, or 9 after an ``OSError``.
 
         ``group`` is a supplementary group of the user.
         """
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child uses none of their locks
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: safe, since the child uses no locks
             pid = os.fork()
         if pid:
             return pid
@@ -52,14 +54,14 @@ class Attacker:
         return code == 0
 
     def can(self, access: str, path: Path) -> bool:
-        """Return whether the user has an access to a path: ``-e``, ``-r`` or ``-w``. Source: test(1)."""
+        """Return whether the user has access to a path; ``access`` is ``-e``, ``-r`` or ``-w``. Source: test(1)."""
         words = ["/usr/bin/test", access, str(path)]
         return subprocess.run(words, user=self.uid, group=self.uid, extra_groups=[], check=False).returncode == 0
 
 
 @pytest.fixture
 def attacker() -> Attacker:
-    """Return a local user."""
+    """Return an unprivileged local user; skip the test unless it is run by root."""
     if os.geteuid() != 0:
         pytest.skip("only root can start processes of another user")
     return Attacker()
@@ -67,7 +69,7 @@ def attacker() -> Attacker:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Return a directory that every user can enter; that of pytest is closed again by each later session."""
+    """Return a directory that every user can enter; later pytest sessions remove this access from ``tmp_path``."""
     with tempfile.TemporaryDirectory(prefix="nodeagent-security-") as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -1,4 +1,4 @@
-"""Connections of one unprivileged user with write access, against a daemon of its own process."""
+"""Attacks by connections of one unprivileged user with write access, against a daemon in a separate process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ATTACKS: Final = {
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedDaemon]:
-    """Return a daemon whose group may act."""
+    """Return a daemon with ``control.group_may_act``."""
     if os.geteuid() != 0:
         pytest.skip("only root can start processes of another user")
     directory = Path(os.path.realpath(tmp_path_factory.mktemp("d")))
@@ -62,7 +62,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedDaemon
 
 
 def connect_again_and_again(ready: int, request: bytes) -> None:
-    """Keep the connections open, each with the request sent as far as the server reads it."""
+    """Open connections without end and keep the last 50, each with the part of the request that the server accepts."""
     connections: list[socket.socket] = []
     while True:
         client = socket.socket(socket.AF_UNIX)
@@ -82,7 +82,7 @@ def test_root_is_answered_within_bounded_memory_while_one_user_has_50_connection
     daemon: SimulatedDaemon, attacker: Attacker, attack: str
 ) -> None:
     reading, ready = os.pipe()
-    directory = os.open(daemon.control_socket.parent, os.O_PATH)  # parents of the directory are closed to the user
+    directory = os.open(daemon.control_socket.parent, os.O_PATH)  # the user cannot enter its parent directories
 
     def hold() -> None:
         os.fchdir(directory)
@@ -105,6 +105,6 @@ def test_root_is_answered_within_bounded_memory_while_one_user_has_50_connection
 
 
 def memory_mib(pid: int, field: str) -> float:
-    """Return the resident memory of a process, current (VmRSS) or the highest since its start (VmHWM)."""
+    """Return the resident memory of a process in MiB: current (VmRSS) or the highest since its start (VmHWM)."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:"))

@@ -1,4 +1,4 @@
-"""References of images, which labels of pulled content define: cycles and chains without end."""
+"""Attacks by image references in labels of pulled content: cycles and endless chains."""
 
 from __future__ import annotations
 

@@ -188,4 +188,4 @@ async def test_state_and_control_socket_are_closed_to_a_local_user(place: Path, 
         node.path.parent.chmod(0o755)
         assert attacker.can("-e", node.path)
         assert not attacker.can("-r", node.path)
-        assert not attacker.can("-w", node.path)  # required to connect
+        assert not attacker.can("-w", node.path)  # a connection requires write access

@@ -1,6 +1,6 @@
-"""The threat model names a defence and existing tests for each threat; every test of this directory is named in it.
+"""Check that the threat model names a defence and tests for each threat, and every test of this directory.
 
-The results against version 0.1 are in the document of the tests.
+The results of the attacks against version 0.1 are in the document on testing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TEST = re.compile(r"def test_(\w+)\(")
 
 
 def rows(page: Path, heading: str) -> list[list[str]]:
-    """Return the rows of all tables whose first column has a heading."""
+    """Return the rows of all tables in a Markdown page whose first column has the given heading."""
     found: list[list[str]] = []
     columns: list[str] = []
     for line in page.read_text().splitlines():
@@ -36,7 +36,7 @@ def named(table: list[list[str]], column: int) -> set[str]:
 
 
 def attacks() -> set[str]:
-    """Return the tests of this directory."""
+    """Return the names of the tests in this directory, except those of this file."""
     texts = (path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
     return {name for text in texts for name in TEST.findall(text)}
 

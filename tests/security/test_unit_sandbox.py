@@ -1,4 +1,4 @@
-"""Sandbox of the unit: exposure with and without each optional drop-in, and limits in case of a defect."""
+"""Tests of the unit's sandbox: exposure level with and without each optional drop-in, and resource limits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The soak: a daemon on a private containerd for a time. ``python -m tests.soak --minutes 60 [churn] [away]``.
+"""Run a daemon on a private containerd for a long time: ``python -m tests.soak --minutes 60 [churn] [away]``.
 
-Both scenarios run beside each other, with a daemon and a runtime each. Exit code 1 if a limit is exceeded.
+The scenarios run concurrently, each with a separate daemon and runtime. The exit code is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 SCENARIOS: Final[dict[str, type[Churn | Away]]] = {"churn": Churn, "away": Away}
 STATE_LIMIT_MIB: Final = 8.0
-"""A history of 1 MiB with its write-ahead log of at most 4 MiB, and the other files."""
+"""Maximum size of the state directory: a history of 1 MiB, its write-ahead log of at most 4 MiB, and other files."""
 SAMPLES_S: Final = 5.0
 
 
 def main() -> int:
-    """Run the scenarios; return 1 if one exceeds a limit."""
+    """Run the scenarios; return 1 if a scenario exceeds a limit."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two rounds of work")
@@ -67,15 +67,15 @@ def soak(name: str, seconds: float, every_s: float) -> int:
 
 
 def is_listening(path: Path) -> bool:
-    """Return whether a process accepts connections; the file of a socket exists before its process listens."""
+    """Return whether a process is listening on a socket; the file alone does not prove that."""
     with socket.socket(socket.AF_UNIX) as connection:
         return connection.connect_ex(str(path)) == 0
 
 
-def sample(  # noqa: PLR0917 - one caller
+def sample(  # noqa: PLR0917 - only one caller
     name: str, scenario: Scenario, pid: int, directory: Path, seconds: float, every_s: float
 ) -> list[Usage]:
-    """Repeat the work for a time; return the samples of the daemon's usage."""
+    """Repeat the scenario's work for ``seconds``; return samples of the daemon's resource usage."""
     samples: list[Usage] = []
     began_s = time.monotonic()
     next_s, number = began_s, 0
@@ -86,7 +86,7 @@ def sample(  # noqa: PLR0917 - one caller
         samples.append(read_usage(pid, directory / "state"))
         if len(samples) % 60 == 1:
             print(f"{name}: {(now_s - began_s) / 60:4.0f} min {samples[-1]}", flush=True)
-        time.sleep(SAMPLES_S)  # the interval of the samples
+        time.sleep(SAMPLES_S)  # a real sleep between samples
     return samples
 
 

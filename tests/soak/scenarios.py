@@ -1,4 +1,4 @@
-"""Work on the node of a soak: pods and images that come and go, and a runtime that is away."""
+"""Scenarios of the soak test: pods and images that are created and removed, and an unavailable runtime."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ READ: Final = ("Status", "Images", "Containers", "PodList", "DiskUsage", "Histor
 
 
 class Scenario(Protocol):
-    """Repeated work beside a running daemon."""
+    """Repeated work on a node with a running daemon."""
 
     def step(self, number: int, daemon_pid: int) -> None:
-        """Do one round of work."""
+        """Perform one round of work."""
 
 
 class Churn:
-    """Pods that start, end and are deleted, images that are imported, and a runtime that restarts occasionally."""
+    """Scenario in which pods start, end and are deleted, images are imported, and the runtime restarts occasionally."""
 
     def __init__(self, containerd: Containerd, directory: Path) -> None:
         self._containerd, self._directory = containerd, directory
@@ -38,7 +38,7 @@ class Churn:
         containerd.import_images(images.write_oci(directory / "kept.tar", images.image(self._kept)))
 
     def step(self, number: int, daemon_pid: int) -> None:
-        """Replace one pod and one image, and read every document; restart the runtime and reload occasionally."""
+        """Run a pod with a new image and read all documents; occasionally restart the runtime or reload the daemon."""
         if number % RESTARTS_EVERY == RESTARTS_EVERY - 1:
             self._containerd.restart()
         if number % RESTARTS_EVERY == RESTARTS_EVERY // 2:
@@ -53,13 +53,13 @@ class Churn:
 
 
 class Away:
-    """A runtime that stops after the first round and does not return."""
+    """Scenario in which the runtime is stopped after the first round and not started again."""
 
     def __init__(self, containerd: Containerd, directory: Path) -> None:
         self._containerd, self._directory = containerd, directory
 
     def step(self, number: int, daemon_pid: int) -> None:
-        """Stop the runtime once, and read every document."""
+        """Stop the runtime in round 1, and read all documents."""
         del daemon_pid
         if number == 1:
             self._containerd.stop()
@@ -67,7 +67,7 @@ class Away:
 
 
 def read_everything(directory: Path) -> None:
-    """Request every document and the metrics; a request that fails for want of the runtime is a request too."""
+    """Request every document, the metrics and the probes; ignore errors, since the runtime may be unavailable."""
     client = ControlClient(directory / "control.sock")
     for name in READ:
         with suppress(Exception):

@@ -1,4 +1,4 @@
-"""Resource usage of a process and its state over time, and its growth."""
+"""Resource usage of a daemon and its state directory over time, and the limits of its growth."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GROWTH_MIB: Final = 3.0
-"""Maximum growth of resident memory."""
+"""Maximum growth of resident memory, in MiB."""
 
 THREADS_MAX: Final = 9 + min(32, (os.cpu_count() or 1) + 4)
-"""Maximum number of threads: the workers of the event loop, which start on first use, and those of gRPC and the loops.
+"""Maximum number of threads: workers of the event loop, which start on first use, and threads of gRPC and the loops.
 
-Below it, a larger number is no growth: a worker is started when all others happen to be busy, possibly after hours.
+A larger number up to this maximum does not count as growth: a worker is started when all other workers are busy,
+possibly after hours.
 """
 
 WINDOW: Final = 1 / 6
-"""Share of the samples in one window: the first window is the start-up, the second is compared with the last."""
+"""Share of the samples in one window: the first window is the start-up, the second window is compared with the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One sample, or the medians of several."""
+    """Resource usage of a daemon at one time, or the medians of several samples."""
 
     rss_mib: float
     descriptors: float
@@ -35,7 +36,11 @@ class Usage:
 
 
 def read_usage(pid: int, state: Path) -> Usage:
-    """Return the usage of a process and the size of its state directory. Raises OSError without the process."""
+    """Return the resource usage of a process and the size of its state directory.
+
+    Raises:
+        OSError: the process does not exist.
+    """
     process = Path(f"/proc/{pid}")
     rss_kib = next(
         int(line.split()[1]) for line in (process / "status").read_text().splitlines() if line.startswith("VmRSS:")
@@ -46,16 +51,16 @@ def read_usage(pid: int, state: Path) -> Usage:
 
 
 def windows(samples: Sequence[Usage]) -> tuple[Usage, Usage]:
-    """Return the medians of the window after the start-up, and of the last one.
+    """Return the medians of the samples in the window after the start-up and in the last window.
 
-    Medians exclude the descriptors and threads of a pass or request in progress.
+    Medians are not affected by the descriptors and threads of a pass or request in progress.
     """
     count = max(1, round(len(samples) * WINDOW))
     return _medians(samples[count : 2 * count] or samples[-count:]), _medians(samples[-count:])
 
 
 def growth(samples: Sequence[Usage], *, state_limit_mib: float) -> list[str]:
-    """Return a line for each exceeded limit; empty if all are kept."""
+    """Return a line of text for each exceeded limit; empty if no limit is exceeded."""
     before, after = windows(samples)
     found = []
     if after.rss_mib - before.rss_mib > GROWTH_MIB:

@@ -1,4 +1,4 @@
-"""The longest time in which a daemon answers a health probe, which its event loop serves."""
+"""Longest response time of a daemon's health probe, which the daemon's event loop serves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WITHIN_S = 60.0
 
 @dataclass
 class AnswerTimes:
-    """Probes of a daemon; ``longest_s`` is the longest time of an answer, without those before its first answer."""
+    """Counters of successful health probes of a daemon; ``longest_s`` is the longest response time in seconds."""
 
     answers: int = 0
     longest_s: float = 0.0
@@ -28,7 +28,7 @@ class AnswerTimes:
 
 @contextmanager
 def measured_answers(path: Path) -> Iterator[AnswerTimes]:
-    """Probe the daemon that listens on a socket until the end of the block."""
+    """Probe the daemon that is listening on a socket, until the end of the block."""
     times = AnswerTimes()
     thread = threading.Thread(target=_probe, args=(path, times), daemon=True)
     thread.start()

@@ -1,7 +1,7 @@
-"""Pods of the API server's double: lists in pages, watches with bookmarks, expired versions.
+"""Pods of the fake API server: lists in pages, watches with bookmarks, expired resource versions.
 
-Answers have the forms of kube-apiserver: an expired version is an ``ERROR`` event with status 410 within a watch that
-was accepted, and 410 for a page.
+Responses have the format of kube-apiserver: an expired version is reported as an ``ERROR`` event with status 410 in an
+accepted watch, and as HTTP status 410 for a page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ERROR_STATUS = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
 
 
 def pod(name: str, uid: str = "", **fields: Any) -> dict[str, Any]:
-    """Return a pod of ``node-1``; ``fields`` are merged into metadata, spec and status."""
+    """Return a pod object of ``node-1``; ``fields`` are merged into metadata, spec and status."""
     return {
         "kind": "Pod",
         "apiVersion": "v1",
@@ -38,17 +38,17 @@ def pod(name: str, uid: str = "", **fields: Any) -> dict[str, Any]:
 
 
 class Pods:  # 11 attributes: pods, their history and the scripted refusals of one server
-    """Pods and the history of their changes.
+    """Pods of the fake API server and the history of their changes.
 
     Attributes:
-        version: of the latest change.
-        oldest: version before which the history is lost.
-        page_size: pods in a page, if that is less than the client's limit.
-        held: number of changes at the end of the history that watches do not show yet.
-        budgets: by the name of a pod, the message of the disruption budget that keeps it.
-        last_disruptions: by the name of a pod, the message of a disruption budget that permits one disruption more.
-        several_budgets: names of the pods with two disruption budgets.
-        ended: pairs of name and grace period of the evicted and deleted pods.
+        version: resource version of the latest change.
+        oldest: resource version before which the history is lost.
+        page_size: maximum number of pods in a page, if it is less than the client's limit.
+        held: number of latest changes that watches do not send yet.
+        budgets: message of the disruption budget that forbids the eviction of a pod, by pod name.
+        last_disruptions: message of a disruption budget that allows one more disruption of a pod, by pod name.
+        several_budgets: names of the pods with more than one disruption budget.
+        ended: name and grace period in seconds of each evicted or deleted pod, in order.
     """
 
     def __init__(self) -> None:
@@ -65,24 +65,27 @@ class Pods:  # 11 attributes: pods, their history and the scripted refusals of o
         self._pages: dict[str, tuple[list[Any], int]] = {}
 
     def put(self, value: dict[str, Any]) -> None:
-        """Create or change a pod."""
+        """Create or change a pod and record the change."""
         uid = value["metadata"]["uid"]
         self._record("MODIFIED" if uid in self.pods else "ADDED", value)
 
     def delete(self, uid: str) -> None:
-        """Delete a pod."""
+        """Delete a pod and record the change."""
         self._record("DELETED", self.pods[uid])
 
     def compact(self) -> None:
-        """Lose the history, so that versions before the latest change expire; pages too."""
+        """Drop the history and the pages, so that all versions before the latest change expire."""
         self.oldest, self._pages = self.version, {}
 
     def end(
         self, namespace: str, name: str, options: dict[str, Any], *, by_eviction: bool
     ) -> tuple[int, dict[str, Any]]:
-        """Evict or delete a pod: it has a deletion timestamp until its kubelet ended it; with grace 0 it is removed.
+        """Evict or delete a pod; return HTTP status and response body.
 
-        Texts are those of kube-apiserver 1.36.
+        The pod receives a deletion timestamp, as until its kubelet has ended it; with grace period 0 it is removed
+        immediately.
+
+        Error texts are those of kube-apiserver 1.36.
         """
         found = [
             each
@@ -113,7 +116,10 @@ class Pods:  # 11 attributes: pods, their history and the scripted refusals of o
         return (201 if by_eviction else 200), {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def _disruption(self, name: str) -> tuple[int, dict[str, Any]] | None:
-        """Take a disruption from the budget of a pod, before its version is compared; return the refusal, if any."""
+        """Use one allowed disruption of a pod's budget; return the refusal, ``None`` if the disruption is allowed.
+
+        The budget is charged before the pod's version is compared, as by kube-apiserver.
+        """
         if name in self.several_budgets:
             message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
             return 500, {**ERROR_STATUS, "message": message, "code": 500}
@@ -137,7 +143,7 @@ class Pods:  # 11 attributes: pods, their history and the scripted refusals of o
         self.history.append((self.version, kind, value))
 
     def page(self, query: str) -> tuple[int, dict[str, Any]]:
-        """Return status and body of a list."""
+        """Return the HTTP status and the body of one page of the pod list."""
         fields = {key: values[0] for key, values in parse_qs(query).items()}
         selector, _, phase = fields.get("fieldSelector", "").partition(",status.phase=")
         if selector != SELECTOR:
@@ -157,7 +163,7 @@ class Pods:  # 11 attributes: pods, their history and the scripted refusals of o
         return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items[:size]}
 
     def changes(self, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield version and event of each change after a version; an error and no more if it has expired."""
+        """Yield the version and the event of each change after a version; only an error event if it has expired."""
         if version < self.oldest:
             message = f"too old resource version: {version} ({self.oldest})"
             yield (
@@ -169,6 +175,6 @@ class Pods:  # 11 attributes: pods, their history and the scripted refusals of o
         yield from ((at, {"type": kind, "object": value}) for at, kind, value in shown if at > version)
 
     def bookmark(self, version: int) -> dict[str, Any]:
-        """Return a bookmark. Source: Kubernetes API concepts, watch bookmarks."""
+        """Return a bookmark event of a watch. Source: Kubernetes API concepts, "Watch bookmarks"."""
         metadata = {"resourceVersion": str(version), "creationTimestamp": None}
         return {"type": "BOOKMARK", "object": {"kind": "Pod", "apiVersion": "v1", "metadata": metadata}}

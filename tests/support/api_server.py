@@ -1,7 +1,7 @@
-"""A double of the Kubernetes API server: exactly the endpoints that the agent uses, over HTTPS on loopback.
+"""Fake Kubernetes API server with exactly the endpoints that the agent uses, over HTTPS on loopback.
 
-Objects have uids and resource versions; a write with an outdated version or another uid is a conflict. Refusals have
-the texts recorded from kube-apiserver 1.36 with NodeRestriction. Faults are scripted.
+Objects have uids and resource versions; a write with an outdated version or another uid is a conflict. Error texts are
+recorded from kube-apiserver 1.36 with NodeRestriction. Tests can script faults.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _LABELS = ("kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os")
 
 @dataclass
 class Fault:
-    """An answer in place of the next one, or a behaviour of the connection.
+    """Response in place of the next response, or a fault of the connection.
 
     Attributes:
         status: HTTP status.
-        body: body of the answer.
+        body: body of the response.
         headers: additional headers.
-        behaviour: ``close`` closes before an answer, ``close-after`` carries out the request and then closes, ``hang``
-            sends nothing until the server stops, ``slow`` sends half a body and then nothing.
+        behaviour: ``close`` closes the connection before a response, ``close-after`` carries out the request and then
+            closes the connection, ``hang`` sends no byte until the server stops, ``slow`` sends only half of the body.
     """
 
     status: int = 500
@@ -53,7 +53,7 @@ class Fault:
 
 @dataclass
 class Received:
-    """One request."""
+    """Request received by the fake API server."""
 
     method: str
     path: str
@@ -65,14 +65,15 @@ class Received:
 
 
 class ApiServer:  # 14 attributes: state, faults and requests of one server
-    """State of the double; set its attributes and read ``requests`` from a test.
+    """State of the fake API server; tests set its attributes and read ``requests``.
 
     Attributes:
-        node_identity: whether the client is a node certificate under NodeRestriction, not a service account.
+        node_identity: whether the client is authenticated as a node, with NodeRestriction, and not as a service
+            account.
         token: accepted bearer token; a client certificate is accepted too.
         pods: pods of the node.
         applied: types of the conditions that each field manager applied.
-        bookmark_s: time after which a quiet watch gets a bookmark.
+        bookmark_s: seconds without a change after which a watch sends a bookmark.
     """
 
     def __init__(self) -> None:
@@ -92,7 +93,7 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
         self._version = 100
 
     def put(self, collection: str, name: str, value: dict[str, Any]) -> dict[str, Any]:
-        """Store an object with a new version; return it."""
+        """Store an object with a new resource version; return the stored object."""
         self._version += 1
         old = self.objects[collection].get(name, {})
         uid = old.get("metadata", {}).get("uid") or value.get("metadata", {}).get("uid") or f"uid-{self._version}"
@@ -109,11 +110,11 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
         return self.objects[LEASES]["node-1"]
 
     def seen(self, method: str, suffix: str = "") -> list[Received]:
-        """Return the requests of a method whose path has this end."""
+        """Return the received requests with an HTTP method and a path that ends with ``suffix``."""
         return [each for each in self.requests if each.method == method and each.path.endswith(suffix)]
 
     def answer(self, request: Received) -> tuple[int, dict[str, Any]]:
-        """Carry out a request; return status and object."""
+        """Carry out a request; return the HTTP status and the object."""
         request = replace(request, path=EVENT_NAMESPACE.sub(EVENTS, request.path))
         if request.path == REVIEWS or request.path.startswith(NAMESPACES):
             return self._review(request) if request.path == REVIEWS else self._end_pod(request)
@@ -132,7 +133,7 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
         return (200, stored) if request.method == "GET" else self._change(request, collection, name, sub, stored)
 
     def _authorise(self, request: Received, collection: str, name: str, sub: str) -> tuple[int, dict[str, Any]] | None:
-        """Return the refusal of a request by its identity; ``None`` if it is allowed."""
+        """Return the refusal of a request that its identity may not send; ``None`` if it is allowed."""
         if not collection:
             return _status(404, "NotFound", "the server could not find the requested resource")
         if request.token != self.token and not request.subject:
@@ -145,7 +146,7 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
         return _status(403, "Forbidden", f'{_KINDS[collection]} "{name}" is forbidden: {about}')
 
     def _end_pod(self, request: Received) -> tuple[int, dict[str, Any]]:
-        """Evict or delete a pod."""
+        """Evict or delete the pod of a request; return the HTTP status and the response body."""
         namespace, _, name, *sub = unquote(request.path[len(NAMESPACES) :]).strip("/").split("/")
         resource = "/".join(["pods", *sub])
         if request.token != self.token and not request.subject:
@@ -157,7 +158,7 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
         return self.pods.end(namespace, name, options, by_eviction=evicts)
 
     def _review(self, request: Received) -> tuple[int, dict[str, Any]]:
-        """Return whether the identity has a rule."""
+        """Return the response to an access review: whether the identity has the requested permission."""
         if request.token != self.token and not request.subject:
             return _status(401, "Unauthorized", "Unauthorized")
         asked = request.body["spec"]["resourceAttributes"]
@@ -197,7 +198,7 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
         return self._restriction(collection, name, stored, value) or (200, self.put(collection, name, value))
 
     def _applied(self, request: Received, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return an object with the conditions that a field manager applied, in place of its earlier ones."""
+        """Return an object with the conditions that a field manager applied, replacing its earlier conditions."""
         manager = parse_qs(request.query)["fieldManager"][0]
         given = {each["type"]: each for each in request.body["status"].get("conditions", ())}
         dropped = self.applied.get(manager, set()) - given.keys()
@@ -209,7 +210,7 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
     def _restriction(
         self, collection: str, name: str, before: dict[str, Any], after: dict[str, Any]
     ) -> tuple[int, dict[str, Any]] | None:
-        """Return the refusal of NodeRestriction; its texts are those of kube-apiserver."""
+        """Return the refusal of a write by NodeRestriction, with kube-apiserver's text; ``None`` if it is allowed."""
         if not self.node_identity:
             return None
         if collection == LEASES and name != "node-1":
@@ -229,7 +230,10 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
 
 
 def merge(old: Any, patch: Any, key: str = "") -> Any:
-    """Return a strategic merge: maps by key, conditions and addresses by type, other lists replaced, null deletes."""
+    """Return the strategic merge of two objects.
+
+    Maps are merged by key, conditions and addresses by type; other lists are replaced; null deletes a key.
+    """
     if isinstance(patch, dict):
         base = dict(old) if isinstance(old, dict) else {}
         for name, value in patch.items():
@@ -253,7 +257,7 @@ def _status(code: int, reason: str, message: str) -> tuple[int, dict[str, Any]]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection; ``double`` is set by a subclass."""
+    """HTTP handler of one connection; a subclass sets ``double`` to the fake API server."""
 
     double: ApiServer
     protocol_version = "HTTP/1.1"
@@ -300,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _watch(self, version: int) -> None:
-        """Stream the changes after a version until the client leaves, or an error was sent."""
+        """Stream the changes after a version until the client disconnects or an error event is sent."""
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
@@ -318,7 +322,7 @@ class _Handler(BaseHTTPRequestHandler):
                 break
         self.wfile.write(b"0\r\n\r\n")
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request  # noqa: N815 - names of http.server
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request  # noqa: N815 - names defined by http.server
 
     def _send(self, status: int, text: str, headers: dict[str, str]) -> None:
         body = text.encode()
@@ -338,7 +342,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving_api(server: ApiServer, context: Callable[[], ssl.SSLContext]) -> Iterator[str]:
-    """Serve on a loopback port; yield the URL. The TLS context is made for each connection."""
+    """Serve the fake API server on a loopback port; yield its URL. The TLS context is created for each connection."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True

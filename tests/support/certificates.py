@@ -1,4 +1,4 @@
-"""A private CA with certificates for a server on loopback and for clients, made by openssl."""
+"""Private CA with certificates for a server on loopback and for clients, created by openssl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
 class Authority:
-    """A CA in a directory: ``NAME.crt`` and ``NAME.key`` for each certificate."""
+    """Private CA in a directory, with ``NAME.crt`` and ``NAME.key`` for each certificate."""
 
     def __init__(self, directory: Path) -> None:
         if shutil.which("openssl") is None:
@@ -31,7 +31,7 @@ class Authority:
         return self.directory / "ca.crt"
 
     def issue(self, name: str, subject: str = "/CN=localhost", *, days: int = 2, names: str = "") -> Path:
-        """Issue a certificate for loopback or other names; a negative number of days makes it expired."""
+        """Issue a certificate for loopback or other names; a certificate with negative ``days`` is expired."""
         (self.directory / "names").write_text(f"subjectAltName={names or 'DNS:localhost,IP:127.0.0.1'}\n")
         self._run("req", *_KEY, "-subj", subject, *self._out(name, f"{name}.csr"))
         signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", str(days))

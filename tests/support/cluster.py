@@ -1,4 +1,4 @@
-"""A real control plane and kubelet on a node of their own, from the binaries in ``KUBE_BIN_DIR``."""
+"""Real control plane and kubelet on a separate node, from the binaries in ``KUBE_BIN_DIR``."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ Document = dict[str, Any]
 
 
 def binary_directory() -> Path | None:
-    """Return the directory with the binaries; ``None`` if none is configured."""
+    """Return the directory with the Kubernetes binaries; ``None`` if no directory is configured."""
     chosen = os.environ.get(VARIABLE)
     return Path(chosen) if chosen else None
 
 
 def unavailable() -> str | None:
-    """Return the reason that no real cluster can run here; ``None`` if one can."""
+    """Return the reason why no real cluster can run on this machine; ``None`` if a cluster can run."""
     directory = binary_directory()
     if directory is None:
         return f"{VARIABLE} names no directory with {', '.join(BINARIES)}"
@@ -63,7 +63,7 @@ def unavailable() -> str | None:
 
 
 class RefusedError(Exception):
-    """The API server refused a request of a test."""
+    """Refusal of a test's request by the API server."""
 
     def __init__(self, status: int, document: Document) -> None:
         super().__init__(f"{status} {document.get('message')}")
@@ -72,7 +72,7 @@ class RefusedError(Exception):
 
 
 class _RelayConnection(http.client.HTTPSConnection):
-    """A connection over a Unix socket that is relayed to the API server."""
+    """HTTPS connection over a Unix socket that is relayed to the API server."""
 
     def __init__(self, path: Path, context: ssl.SSLContext) -> None:
         super().__init__("127.0.0.1", _PORT, timeout=30, context=context)
@@ -91,7 +91,7 @@ class _RelayConnection(http.client.HTTPSConnection):
 
 
 class Cluster:
-    """The control plane on a node; parts are started by the tests that need them."""
+    """Control plane on a node; tests start the components that they need."""
 
     def __init__(self, node: ClusterNode, directory: Path) -> None:
         self.node = node
@@ -106,7 +106,7 @@ class Cluster:
             "kubelet-server": f"/CN={NAME}",
             "service-accounts": "/CN=service-accounts",
         }.items():
-            self.authority.issue(name, subject, names=_NAMES, days=30)  # doctor warns in the last days
+            self.authority.issue(name, subject, names=_NAMES, days=30)  # avoids the expiry warning of doctor
         self._socket = node.base / "api.sock"
 
     def __enter__(self) -> Self:
@@ -116,14 +116,14 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: all processes end with the node."""
+        """Do nothing, since all processes end with the node."""
 
     def file(self, name: str) -> str:
-        """Return the path of a certificate or key."""
+        """Return the path of a certificate or key file."""
         return str(self.authority.directory / name)
 
     def kubeconfig(self, identity: str, *, token: str = "") -> Path:
-        """Write a kubeconfig with a certificate, or with a token instead."""
+        """Write a kubeconfig with a client certificate or with a token; return its path."""
         user = {"token": token} if token else {}
         if not token:
             user = {"client-certificate": self.file(f"{identity}.crt"), "client-key": self.file(f"{identity}.key")}
@@ -143,11 +143,11 @@ class Cluster:
         return path
 
     def start(self, name: str, *options: str) -> Part:
-        """Start a binary in the node."""
+        """Start a Kubernetes binary in the node."""
         return self.node.start(name, str(self.binaries / name), *options)
 
     def start_api_server(self) -> None:
-        """Start etcd and the API server where they do not run."""
+        """Start etcd and the API server unless they are running."""
         if "etcd" not in self.node.parts:
             self.start(
                 "etcd",
@@ -186,7 +186,7 @@ class Cluster:
         reclaim.poll("the API server is ready again", self._is_ready, timeout_s=_START_S, interval_s=0.2)
 
     def compact(self) -> None:
-        """Remove all earlier revisions from etcd. Source: etcd API guide, gRPC gateway."""
+        """Compact etcd: remove all earlier revisions. Source: etcd API guide, gRPC gateway."""
         self.node.run(sys.executable, "-c", _COMPACT)
 
     def start_controllers(self) -> None:
@@ -210,7 +210,7 @@ class Cluster:
         reclaim.poll("the default service account exists", lambda: self.exists(account), timeout_s=_START_S)
 
     def start_kubelet(self, **settings: object) -> None:
-        """Start the kubelet with settings beside those that the node needs."""
+        """Start the kubelet with ``settings`` in addition to the settings that the node requires."""
         config = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -245,18 +245,23 @@ class Cluster:
         )
         reclaim.poll("the kubelet's node is ready", self.is_node_ready, timeout_s=_START_S, interval_s=0.2)
 
-    # ---- requests of the administrator
+    # ---- requests with the administrator's certificate
 
     def request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, content_type: str = JSON
     ) -> Document:
-        """Return the object in the answer; raises RefusedError, or OSError without an answer."""
+        """Send a request to the API server; return the object in the response.
+
+        Raises:
+            RefusedError: the API server refused the request.
+            OSError: the API server does not respond.
+        """
         text = self.text(method, path, body, content_type=content_type)
         document: Document = json.loads(text)
         return document
 
     def text(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, content_type: str = JSON) -> str:
-        """Return the answer as text; raises as ``request``."""
+        """Send a request to the API server; return the response body as text. Raises the errors of :meth:`request`."""
         context = ssl.create_default_context(cafile=self.authority.ca_file)
         context.load_cert_chain(self.file("admin.crt"), self.file("admin.key"))
         connection = _RelayConnection(self._socket, context)
@@ -279,12 +284,12 @@ class Cluster:
         return self.request("GET", path)
 
     def items(self, path: str) -> Sequence[Document]:
-        """Return the items of a list."""
+        """Return the items of the list at a path of the API server."""
         items: list[Document] = self.request("GET", path)["items"]
         return items
 
     def exists(self, path: str) -> bool:
-        """Return whether an object exists."""
+        """Return whether the API server has an object at a path."""
         try:
             self.request("GET", path)
         except RefusedError as error:
@@ -294,7 +299,7 @@ class Cluster:
         return True
 
     def apply(self, path: str, document: Mapping[str, Any]) -> Document:
-        """Create or change an object."""
+        """Create or change an object by server-side apply; return the object."""
         target = f"{path}?fieldManager=test&force=true"
         return self.request("PATCH", target, document, content_type=APPLY)
 
@@ -302,14 +307,14 @@ class Cluster:
         return self.get(f"{NODES}/{NAME}")
 
     def condition(self, kind: str) -> Document:
-        """Return a condition of the node; empty without one."""
+        """Return a condition of the node by type; empty if the node lacks that condition."""
         return next((each for each in self.node_object()["status"].get("conditions", ()) if each["type"] == kind), {})
 
     def is_node_ready(self) -> bool:
         return self.exists(f"{NODES}/{NAME}") and self.condition("Ready").get("status") == "True"
 
     def audit(self) -> list[Document]:
-        """Return the requests that the API server answered, oldest first."""
+        """Return the entries of the API server's audit log, oldest first."""
         lines = (self.node.base / "audit.log").read_text().splitlines()
         return [json.loads(line) for line in lines if line.endswith("}")]
 

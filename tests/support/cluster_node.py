@@ -1,7 +1,7 @@
-"""A node of its own on this machine: mount, network, UTS and PID namespaces with a disk, and a real containerd in them.
+"""Separate node on this machine: mount, network, UTS and PID namespaces with a disk and a real containerd.
 
-All default paths of a node are valid in it. Mounts, sysctls and processes end with its first process, so that nothing
-remains on the machine.
+All default paths of a node are valid in these namespaces. Mounts, sysctls and processes end with the first process of
+the node, so that none remains on the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DISK_MIB = 1024
 _STOP_S = 20.0
 _LOG_LINES = 60
 
-# $1 is the base directory. A kubelet sets sysctls of the whole machine: files of a tmpfs cover them.
+# $1 is the base directory. A kubelet sets sysctls of the whole machine, so that files of a tmpfs are mounted over them.
 _ENTER = """
 set -e
 base=$1
@@ -64,7 +64,7 @@ echo entered
 exec sleep infinity
 """
 
-# A network plugin that configures nothing: pods have the network of the node, or none.
+# Network plugin without effect: pods have the network of the node or no network.
 _CNI_PLUGIN = """#!/bin/sh
 cat > /dev/null
 test "$CNI_COMMAND" != ADD || echo '{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "198.51.100.2/24"}]}'
@@ -74,11 +74,11 @@ _CNI_CONFIG = '{"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "non
 
 
 class ClusterError(Exception):
-    """A part of the cluster failed; the text contains the end of its log."""
+    """Failure of a process of the cluster; the text contains the end of its log."""
 
 
 class Part:
-    """One process of the node, with its log."""
+    """Process of the node, with its log."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
@@ -95,7 +95,7 @@ class Part:
 
 
 class ClusterNode:
-    """The namespaces of a node and its containerd, as a context manager."""
+    """Context manager for the namespaces of a node and its containerd."""
 
     def __init__(self) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="nodeagent-cluster-"))
@@ -118,27 +118,31 @@ class ClusterNode:
 
     @property
     def logs(self) -> list[tuple[str, str]]:
-        """Titles and ends of the logs of all parts."""
+        """Title and end of the log of every process of the node."""
         return [(part.name, part.log_tail()) for part in self.parts.values()]
 
     def path(self, inside: str) -> Path:
-        """Return the path outside of a file of the node."""
+        """Return the path of a node's file as seen from outside the node."""
         return Path(f"/proc/{self._init}/root{inside}")
 
     def pods(self) -> Pods:
-        """Return a client of the runtime; the caller closes it."""
+        """Return a CRI client of the node's runtime; the caller must close the client."""
         return Pods(self.path(CONTAINERD))
 
     def command(self, *words: str) -> list[str]:
-        """Return a command in the namespaces of the node."""
+        """Return the arguments that run a command in the namespaces of the node."""
         return ["nsenter", f"--target={self._init}", "--mount", "--uts", "--net", "--pid", "--", *words]
 
     def run(self, *words: str) -> str:
-        """Return the output of a command in the node; raises ClusterError if it fails."""
+        """Run a command in the node and return its output.
+
+        Raises:
+            ClusterError: the command failed.
+        """
         return run(self.command(*words), ClusterError, timeout_s=60)
 
     def start(self, name: str, *words: str) -> Part:
-        """Start a process in the node; its output is appended to the log of this name."""
+        """Start a process in the node; its output is appended to the log with its name."""
         log = self.base / f"{name}.log"
         with log.open("ab") as out:
             process = subprocess.Popen(
@@ -146,7 +150,7 @@ class ClusterNode:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**environment(), "PYTHONPATH": str(ROOT)},  # entering a mount namespace changes the directory
+                env={**environment(), "PYTHONPATH": str(ROOT)},  # nsenter changes the working directory
                 start_new_session=True,
             )
         part = self.parts[name] = Part(name, process, log)
@@ -157,7 +161,7 @@ class ClusterNode:
         return self.start(name, sys.executable, "-m", module, *words)
 
     def stop(self, name: str, *, kill: bool = False) -> None:
-        """Stop a process that was started by name."""
+        """Stop the process with a name, by SIGTERM or with ``kill`` by SIGKILL."""
         part = self.parts.pop(name)
         for pid in _children(part.process.pid) or [part.process.pid]:
             with contextlib.suppress(ProcessLookupError):
@@ -169,9 +173,9 @@ class ClusterNode:
             raise ClusterError(f"{name} did not stop within {_STOP_S:g} s\n{part.log_tail()}") from error
 
     def close(self) -> None:
-        """End all processes and remove all files; idempotent."""
+        """End all processes of the node and remove all its files; idempotent."""
         if self._holder is not None:
-            self._holder.kill()  # unshare --kill-child: with it the first process, and with that all others
+            self._holder.kill()  # unshare --kill-child: kills the whole PID namespace
             self._holder.communicate()
             self._holder = None
         for part in self.parts.values():
@@ -220,7 +224,7 @@ class ClusterNode:
         self.import_images([images.pause_image(images.PAUSE)])
 
     def import_images(self, made: Iterable[images.Image]) -> None:
-        """Import images and wait until the runtime lists them."""
+        """Import images into containerd and wait until CRI lists them."""
         archive = images.write_oci(self.base / "images.tar", *made)
         self.run("ctr", "-n", "k8s.io", "images", "import", str(archive.path))
         archive.path.unlink()
@@ -241,6 +245,6 @@ def _children(pid: int) -> list[int]:
 
 
 def _runtime_cgroups() -> list[Path]:
-    """Return the cgroups of containers that have no parent of their own, and that of the CRI plugin."""
+    """Return the cgroups of containers without a configured parent, and the cgroups ``k8s.io`` of the CRI plugin."""
     roots = [path for path in _CGROUPS.glob("*/k8s.io") if path.is_dir()]
     return [*roots, *(path for root in roots for path in root.iterdir() if path.is_dir())]

@@ -1,4 +1,4 @@
-"""Runs of the command line, in this process where possible: an interpreter takes half a second of CPU time."""
+"""Runs of the command line, if possible in this process: a new interpreter costs half a second of CPU time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from nodeagent.cli.start import main
 
 ROOT: Final = Path(__file__).parents[2]
 _OWN_PROCESS: Final = frozenset({"run", "demo"})
-"""Commands that install signal handlers, lock memory or configure logging for the whole process."""
+"""Commands that are run in a separate process: they install signal handlers, lock memory or configure logging."""
 
 
 def nodeagent(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run ``nodeagent ARGUMENTS`` without a terminal; return exit code and output.
+    """Run ``nodeagent ARGUMENTS`` without a terminal; return the exit code and the output.
 
     An unexpected exception of a command in this process is raised, not printed.
     """

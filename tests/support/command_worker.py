@@ -1,8 +1,8 @@
-"""A process of one user that runs commands of the agent one after the other: the imports take most of a cold start.
+"""Process of one user that runs commands of the agent sequentially, since imports dominate the time of a cold start.
 
-The clocks of the agent are ahead of those of the machine, so that a new node has images and containers of some days,
-and slow, so that no age depends on the duration of a test. The configuration takes the place of that in ``/etc``, and
-no environment variable configures the agent.
+The clocks of the agent are ahead of the machine's clocks, so that images and containers of a new node are days old, and
+slow, so that no age depends on the duration of a test. The configuration of a role replaces the configuration in
+``/etc``, and no environment variable configures the agent.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path(__file__).parents[2]
 _SPEED: Final = 1e-3
-"""Seconds of the clocks per second of the machine."""
+"""Seconds by the agent's clocks per second of the machine."""
 _OWN_OPTIONS: Final = ("NODEAGENT_", "COLUMNS", "FORCE_COLOR", "PYTHON")
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The user of a process, and its view of the node.
+    """User of a worker process, with the configuration and the clocks of its commands.
 
     Attributes:
-        group: the only supplementary group; -1 for none.
-        config: the default configuration.
-        ahead_s: seconds that the clocks are ahead at the start.
-        started_at: start of the slow clocks, equal for all processes, and ``started_s`` by CLOCK_BOOTTIME.
+        group: id of the only supplementary group; -1 for none.
+        config: path of the default configuration.
+        ahead_s: seconds by which the clocks are ahead at the start.
+        started_at: wall time at the start of the slow clocks, equal for all processes; ``started_s`` is that start by
+            CLOCK_BOOTTIME in seconds.
     """
 
     uid: int
@@ -56,10 +57,10 @@ class Role:
 
 
 class CommandWorker:
-    """The process, as a context manager."""
+    """Context manager for the process that runs the commands of a role."""
 
     def __init__(self, role: Role, directory: Path) -> None:
-        """Start the process in a working directory."""
+        """Start the process with ``directory`` as working directory."""
         self._process = subprocess.Popen(
             _command(role), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=directory, env=_environment(), text=True
         )
@@ -75,7 +76,10 @@ class CommandWorker:
             self._process.stdout.close()
 
     def run(self, columns: int | None, *arguments: str, interrupt_s: float = 0.0) -> Shown:
-        """Run ``nodeagent ARGUMENTS`` on a terminal, or in a pipe; SIGINT ends it after ``interrupt_s`` unless 0."""
+        """Run ``nodeagent ARGUMENTS`` on a terminal of ``columns``, or in a pipe for ``None``.
+
+        The command is interrupted by SIGINT after ``interrupt_s`` seconds; 0 disables the interruption.
+        """
         if self._process.stdin is None or self._process.stdout is None:
             raise ValueError("the process has no pipes")
         self._process.stdin.write(f"{json.dumps([columns, arguments, interrupt_s])}\n")
@@ -88,7 +92,7 @@ class CommandWorker:
 
 @contextmanager
 def running_daemon(role: Role, log: Path) -> Iterator[int]:
-    """Run the daemon with the configuration and the clocks of a role; return its process id."""
+    """Run the daemon with the configuration and the clocks of a role; yield its process id."""
     with (
         log.open("w") as out,
         subprocess.Popen(
@@ -112,16 +116,16 @@ def _environment() -> dict[str, str]:
 
 
 def _serve(role: Role) -> None:
-    """Run the commands of standard input as the user of a role, without a standard input of their own."""
+    """Run the commands given on standard input as the user of a role; the commands have an empty standard input."""
     for module in pkgutil.walk_packages(nodeagent.__path__, "nodeagent."):
-        if not module.name.endswith("__main__"):  # before the change of the user, who may not read the checkout
+        if not module.name.endswith("__main__"):  # imported as root, since the user may have no access to the checkout
             importlib.import_module(module.name)
     for words in (
         ()
         if role.uid == 0
         else (("doctor",), ("node", "describe"), ("pressure", "--direct"), ("gc", "images", "-n", "-o", "json"))
     ):
-        in_pipe(*words)  # imports as root what the command imports later, from the standard library too
+        in_pipe(*words)  # imports as root the modules that commands import later, also those of the standard library
     os.setgroups([] if role.group < 0 else [role.group])
     if role.uid:
         os.setresgid(role.uid, role.uid, role.uid)
@@ -144,7 +148,7 @@ def _view(role: Role) -> Iterator[None]:
     def elapsed_s(clock: SystemClock) -> float:
         return role.ahead_s + (monotonic_s(clock) - role.started_s) * _SPEED
 
-    def now(clock: SystemClock) -> datetime:  # by one clock of the machine, so that it never goes back
+    def now(clock: SystemClock) -> datetime:  # derived from the monotonic clock: never set back
         return started_at + timedelta(seconds=elapsed_s(clock))
 
     with (
@@ -158,7 +162,7 @@ def _view(role: Role) -> Iterator[None]:
 
 
 def _continue(*arguments: str) -> NoReturn:
-    """Run the bare daemon in this process, where a fresh interpreter would have the clocks of the machine."""
+    """Run the bare daemon in this process, since a new interpreter would use the clocks of the machine."""
     sys.argv[1:] = arguments[2:]
     daemon_main()
     sys.exit()

@@ -1,4 +1,4 @@
-"""A private, real containerd: its own root, state and socket, and optionally its own small image filesystem."""
+"""Private real containerd with separate root, state and socket, and optionally a small dedicated image filesystem."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _live: dict[Path, Containerd] = {}
 
 
 class ContainerdError(Exception):
-    """The daemon or its client failed; the text contains their output."""
+    """Failure of containerd or of ``ctr``; the text contains the output."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopFs:
     """A dedicated filesystem for containerd's root, in a sparse file; xfs needs 300 MiB or more.
 
-    ``inodes`` bounds the inode count (ext4), ``reserved_percent`` is the share that ext4 reserves for root.
+    ``inodes`` is the number of inodes (ext4 only); ``reserved_percent`` is the share that ext4 reserves for root.
     """
 
     size_mib: int = 512
     kind: Literal["ext4", "xfs"] = "ext4"
     inodes: int | None = None
     reserved_percent: int = 5
-    native_mib: int = 0  # of another filesystem, for the snapshotter native
+    native_mib: int = 0  # size of another filesystem, for the snapshotter native
 
     def mount(self, file: Path, point: Path) -> None:
         with file.open("wb") as sparse:
@@ -59,13 +59,13 @@ class LoopFs:
             LoopFs(self.native_mib).mount(file.with_suffix(".native"), point / "io.containerd.snapshotter.v1.native")
 
     def attach(self, file: Path, point: Path) -> None:
-        """Mount an existing file."""
+        """Mount an existing filesystem image."""
         point.mkdir(parents=True, exist_ok=True)
         _run(["mount", "-t", self.kind, "-o", "loop", str(file), str(point)])
 
 
 class Options(TypedDict, total=False):
-    """Options of a Containerd besides its version."""
+    """Options of :class:`Containerd` in addition to its version."""
 
     imagefs: LoopFs | None
     sandbox_image: str
@@ -74,12 +74,12 @@ class Options(TypedDict, total=False):
 
 
 class Containerd:
-    """A private containerd, as a context manager.
+    """Context manager for a private containerd.
 
-    Its exit stops every started container and shim, unmounts, detaches loop devices and removes all files, also after a
-    crash; the next run removes the leftovers of a killed one. ``version`` other than ``host`` runs Debian's package of
-    that version in a mount namespace of its own, where the temporary directory has the same path as outside. ``config``
-    is appended to the generated file.
+    The exit of the context stops every started container and shim, unmounts, detaches loop devices and removes all
+    files, also after a crash of containerd. After a killed test run, the next run removes its files and processes. A
+    ``version`` other than ``host`` runs Debian's package of that version in a separate mount namespace, in which the
+    temporary directory has the same path as outside. ``config`` is appended to the generated configuration.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Containerd:
 
     @property
     def log_file(self) -> Path:
-        """Log of the daemon."""
+        """Log file of the daemon."""
         return self.base / "containerd.log"
 
     @property
@@ -153,7 +153,7 @@ class Containerd:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the daemon and wait until CRI is available."""
+        """Start containerd and wait until CRI is available."""
         if self.running:
             raise ContainerdError("containerd is already running")
         command = self._inside("containerd", "--config", str(self.base / "config.toml"))
@@ -167,33 +167,33 @@ class Containerd:
             raise ContainerdError(f"{error}\n{self.log_tail()}") from error
 
     def stop(self) -> None:
-        """Stop the daemon as systemd would; containers continue to run."""
+        """Stop containerd by SIGTERM, as systemd does; containers continue to run."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the daemon; containers continue to run."""
+        """Kill containerd by SIGKILL; containers continue to run."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Stop and start the daemon."""
+        """Stop and start containerd."""
         self.stop()
         self.start()
 
     def freeze(self) -> None:
-        """Suspend the daemon: its socket accepts connections, but calls hang."""
+        """Suspend containerd by SIGSTOP: its socket accepts connections, but calls hang."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Resume a suspended daemon."""
+        """Resume a suspended containerd."""
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop the daemon and remove all its resources; idempotent."""
+        """Stop containerd and remove all its resources; idempotent."""
         for client in [*self._pods, *([self._cri] if self._cri else [])]:
             client.close()
         if self._process is not None:
             self.kill()
-        # The namespace is closed first: its own mounts of the image filesystem would keep the loop device busy.
+        # The namespace is closed first: mounts of the image filesystem in it would keep the loop device busy.
         reclaim.kill_all(self.base)
         if self._namespace is not None:
             self._namespace.close()
@@ -203,16 +203,15 @@ class Containerd:
             _live.pop(self.base, None)
 
     def ctr(self, *arguments: str, namespace: str = "k8s.io", stdin: bytes = b"") -> str:
-        """Run this version's ``ctr`` and return its output; raises ContainerdError with its error."""
+        """Run ``ctr`` of this version and return its output; raise ContainerdError with its error output."""
         return _run(self._inside("ctr", "--address", str(self.socket), "--namespace", namespace, *arguments), stdin)
 
     def import_images(self, archive: images.Archive | Path, *, pulled: bool = False, into: str = "overlayfs") -> None:
-        """Import an archive and, where its contents are known, wait until CRI lists every image of it.
+        """Import an archive and, if its contents are known, wait until CRI lists all its images.
 
-        CRI lists imported images with a delay, on 2.x of seconds for hundreds of them: it updates its list by events.
-
-        An archive with artifacts is not unpacked, and there is no wait for it: CRI lists no artifact. With ``pulled``
-        the images get the labels of a pull under their names, so that they count as images of a registry.
+        CRI updates its list by events, on 2.x with a delay of seconds for hundreds of images. An archive with artifacts
+        is not unpacked and its import is not waited for, since CRI lists no artifacts. With ``pulled`` the images have
+        the labels of a pull by their names, so that they count as images of a registry.
         """
         path = archive if isinstance(archive, Path) else archive.path
         known = isinstance(archive, images.Archive) and not archive.has_artifacts
@@ -233,11 +232,11 @@ class Containerd:
             )
 
     def fill(self, available_bytes: int) -> None:
-        """Fill the image filesystem with a ballast file up to ``available_bytes``; further calls change its size.
+        """Fill the image filesystem by a ballast file until ``available_bytes`` are available; later calls resize it.
 
-        Only for a daemon with an ``imagefs`` of its own. Blocks reserved by ext4 for root are not available, yet the
-        daemon, as root, can use them: ``reserved_percent=0`` for a disk that is full for root too. Raises
-        ContainerdError when less is available already.
+        Only for a containerd with a dedicated ``imagefs``. Blocks reserved by ext4 for root are not available, but
+        containerd, as root, can use them; with ``reserved_percent=0`` the disk is also full for root. Raises
+        ContainerdError if fewer bytes are already available.
         """
         if self.imagefs is None:
             raise ContainerdError("cannot fill the image filesystem: daemon created without imagefs")
@@ -252,23 +251,24 @@ class Containerd:
                 os.posix_fallocate(file.fileno(), 0, surplus)
 
     def checkpoint(self) -> None:
-        """Save a copy of the image filesystem for ``rewind``; restarts the daemon.
+        """Save a copy of the image filesystem for :meth:`rewind`; containerd is restarted.
 
-        Only for a daemon with an ``imagefs`` of its own and without running sandboxes, whose mounts would keep it
-        busy. The filesystem contains the whole state: images, container records and the state of the CRI plugin.
+        Only for a containerd with a dedicated ``imagefs`` and without running sandboxes, since their mounts would keep
+        the filesystem busy. The filesystem contains the whole state: images, container records and the state of the CRI
+        plugin.
         """
         imagefs = self._detach()
         _run(["cp", "--sparse=always", str(self._imagefs_file), str(self._kept_file)])
         self._resume(imagefs)
 
     def rewind(self) -> None:
-        """Restore the image filesystem from the checkpoint; restarts the daemon."""
+        """Restore the image filesystem from the checkpoint; containerd is restarted."""
         imagefs = self._detach()
         _run(["cp", "--sparse=always", str(self._kept_file), str(self._imagefs_file)])
         self._resume(imagefs)
 
     def pods(self) -> Pods:
-        """Return a pod maker on this daemon, closed with it; logs go below ``log_root``."""
+        """Return a CRI client that is closed with this containerd; its pods write logs below ``log_root``."""
         pods = Pods(self.socket, log_root=self.log_root, cgroup_parent=reclaim.cgroup_parent(self.base))
         self._pods.append(pods)
         return pods
@@ -278,7 +278,7 @@ class Containerd:
         return reclaim.shims(self.base)
 
     def log_tail(self) -> str:
-        """Return the end of the daemon's log, without the many lines of its start."""
+        """Return the end of containerd's log, without the many lines of the start-up."""
         if not self.log_file.exists():
             return ""
         with self.log_file.open("rb") as log:
@@ -315,12 +315,12 @@ class Containerd:
         self.start()
 
     def _enter(self) -> None:
-        """Create the mount namespace of a version that is not the host's, with the current mounts."""
+        """Create the mount namespace of a version other than ``host``, with the current mounts."""
         if self.version != "host":
             self._namespace = rootfs.Namespace(rootfs.ensure(self.version), self.base)
 
     def _detach(self) -> LoopFs:
-        """Stop the daemon if it runs and unmount its image filesystem."""
+        """Stop containerd if it is running, and unmount its image filesystem."""
         if self.imagefs is None:
             raise ContainerdError("cannot save or restore the image filesystem: daemon created without imagefs")
         if self.running:
@@ -367,12 +367,12 @@ class Containerd:
 
 
 def live() -> list[Containerd]:
-    """Return the daemons not yet closed, for their logs."""
+    """Return the containerds that are not closed yet; used to report their logs."""
     return list(_live.values())
 
 
 def unavailable(version: Version = "host") -> str | None:
-    """Return the reason that no real containerd can run here; ``None`` if one can."""
+    """Return the reason why no real containerd can run on this machine; ``None`` if containerd can run."""
     if os.geteuid() != 0:
         return "a real containerd requires root"
     needed = ["ctr", "containerd", "runc"] if version == "host" else ["mmdebstrap", "nsenter", "unshare"]

@@ -14,7 +14,7 @@ REGISTRIES = "certs.d"
 
 
 def config_text(major: int, base: Path, sandbox_image: str, extra: str) -> str:
-    """Return the configuration of a major version with its files below ``base``, followed by ``extra``."""
+    """Return the configuration for a major version, with all files below ``base``, followed by ``extra``."""
     unused = ("aufs", "btrfs", "devmapper", "zfs", "blockfile", "erofs")
     disabled = [f"io.containerd.snapshotter.v1.{name}" for name in unused]
     common = f"""\

@@ -1,7 +1,7 @@
-"""Messages of the CRI calls made by the test harness, encoded from and decoded to documents.
+"""CRI messages of the test harness, encoded from dictionaries and decoded to dictionaries.
 
-They are described here and built at run time in a separate descriptor pool, so that they cannot collide with the
-agent's generated ones.
+The message types are created at run time in a separate descriptor pool, so that they cannot collide with the agent's
+generated message types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-# One message per line: its fields as name=number:type. A leading * is a list, "map" is string to string.
+# One message per line, with its fields as name=number:type. A leading * marks a list; "map" is a map of strings.
 _MESSAGES = """
 Empty
 Int64Value value=1:int64
@@ -64,7 +64,7 @@ PullImageResponse image_ref=1:string
 VersionResponse version=1:string runtime_name=2:string runtime_version=3:string runtime_api_version=4:string
 """
 
-# method -> request and response message; the service follows from the method
+# request and response message of each method; the service is derived from the method
 _METHODS = {
     "Version": ("Empty", "VersionResponse"),
     "RunPodSandbox": ("RunPodSandboxRequest", "RunPodSandboxResponse"),
@@ -85,7 +85,7 @@ _IMAGE_METHODS = {"ListImages", "RemoveImage", "PullImage"}
 
 
 def path(method: str) -> str:
-    """Return the path of a method on the wire."""
+    """Return the gRPC path of a method."""
     service = "ImageService" if method in _IMAGE_METHODS else "RuntimeService"
     return f"/runtime.v1.{service}/{method}"
 
@@ -97,7 +97,7 @@ def encode(method: str, document: Document) -> bytes:
 
 
 def decode(method: str, raw: bytes) -> Document:
-    """Return the response of a method as a document with all fields."""
+    """Return the decoded response of a method as a dictionary with all fields."""
     _, answered = _METHODS[method]
     return json_format.MessageToDict(
         _classes()[answered].FromString(raw),

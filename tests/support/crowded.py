@@ -1,7 +1,8 @@
 """Simulated node with the names of a production cluster: ``python -m tests.support.crowded DIR``.
 
-Long registry references, an image with twenty tags, restarted containers, finished pods. DIR gets the runtime's socket
-``s``, the log roots and a configuration; the runtime is served until SIGTERM. Ids and ages are the same in every run.
+The node has long registry references, an image with twenty tags, restarted containers and finished pods. DIR contains
+the runtime's socket ``s``, the log roots and a configuration; the runtime is served until SIGTERM. Ids and ages are
+equal in every run.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _MIB: Final = 1 << 20
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 24 * _HOUR_S
 _HALF_S: Final = 1800.0
-"""Added to every age, so that its display does not change for half an hour."""
+"""Seconds added to every age, so that the displayed age does not change for half an hour."""
 
 
 def crowded_node(root: Path) -> SimNode:
-    """Return the node."""
+    """Return the simulated node."""
     node = SimNode(clock=SimClock(datetime.now(UTC)), root_path=str(root))
     old_s = 40 * _DAY_S + _HALF_S
     node.add_image(PAUSE, layers=[Layer("pause", 4096)], pinned=True, age_s=old_s)
@@ -75,7 +76,7 @@ def crowded_node(root: Path) -> SimNode:
 
 
 def write_config(directory: Path) -> Path:
-    """Write a configuration with thresholds exceeded by the node."""
+    """Write a configuration with image GC thresholds that the node exceeds."""
     path = directory / "config.toml"
     path.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{directory}/s"\n[state]\ndirectory = "{directory}/state"\n'

@@ -28,13 +28,13 @@ _OLDEST: Final = "registry.example.com/shop/web:v1"
 
 
 class Screen(NamedTuple):
-    """One step of the tour.
+    """Step of the demo tour.
 
     Attributes:
-        sentence: its purpose, shown first.
-        arguments: of the agent's command.
-        codes: exit codes of a success.
-        images: whether the command takes the minimum age of images.
+        sentence: purpose of the step, printed first.
+        arguments: arguments of the ``nodeagent`` command.
+        codes: exit codes that count as success.
+        images: whether the command has the option ``--minimum-age``.
     """
 
     sentence: str
@@ -68,7 +68,7 @@ SCREENS: Final = (
 
 
 def main() -> int:
-    """Show the tour; fall back to the simulated node where no containerd can run."""
+    """Show the demo tour; show the simulated node if no containerd can run. Return the exit code."""
     reason = unavailable()
     if reason is not None:
         print(f"no real containerd here ({reason}); showing the simulated node instead")
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def _show(node: WornNode) -> Iterator[str]:
-    """Print the screens; yield the failures of their commands, and screens that do not fit a terminal."""
+    """Print the screens; yield an error for each failed command and for each screen larger than 80 x 24."""
     for number, screen in enumerate(SCREENS, 1):
         age = ("--minimum-age", node.minimum_age) if screen.images else ()
         code, output = _on_terminal(*screen.arguments, *age, "--config", str(node.config))
@@ -102,7 +102,7 @@ def _show(node: WornNode) -> Iterator[str]:
 
 
 def _on_terminal(*arguments: str) -> tuple[int, str]:
-    """Return exit code and output of a command on a terminal of 80 x 24, its errors last, without progress."""
+    """Run a command on a terminal of 80 x 24; return its exit code and output, followed by its error output."""
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
@@ -114,7 +114,7 @@ def _on_terminal(*arguments: str) -> tuple[int, str]:
     ) as process:
         os.close(slave)
         received = b""
-        with suppress(OSError):  # EIO: the other end is closed
+        with suppress(OSError):  # EIO: the command has closed the terminal
             while part := os.read(master, 1 << 16):
                 received += part
         errors = process.stderr.read() if process.stderr is not None else b""

@@ -1,4 +1,4 @@
-"""A descriptor store in the test process, in place of systemd's."""
+"""File descriptor store in the test process, in place of systemd's store."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from nodeagent.host.fdstore import DescriptorStore
 
 
 class CopyingStore(DescriptorStore):
-    """A descriptor store that copies descriptors as systemd does.
+    """File descriptor store that duplicates descriptors as systemd does.
 
     Attributes:
-        number: the copy; ``None`` without one.
-        copies: number of copies so far.
+        number: the stored descriptor; ``None`` if the store is empty.
+        copies: number of descriptors stored so far.
     """
 
     def __init__(self) -> None:
@@ -21,14 +21,14 @@ class CopyingStore(DescriptorStore):
         self.copies = 0
 
     def keep(self, number: int) -> bool:
-        """Replace the copy."""
+        """Store a duplicate of a descriptor, replacing the stored descriptor."""
         self.forget()
         self.number = os.dup(number)
         self.copies += 1
         return True
 
     def forget(self) -> bool:
-        """Close the copy."""
+        """Close the stored descriptor."""
         number, self.number = self.number, None
         if number is not None:
             os.close(number)

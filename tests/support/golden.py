@@ -1,7 +1,7 @@
-"""Stored outputs of commands on a real node: the form of their files, and the removal of what differs between runs.
+"""Stored outputs of commands on a real node: format of the files, and replacement of text that differs between runs.
 
-Columns are found again by the blanks that all lines of a table share, so that a line out of its columns ends the table
-and changes the output. Cells of volatile columns become constants, and every column gets the width that it needs.
+Columns of a table are detected by the spaces common to all lines, so that a misaligned line ends the table and changes
+the output. Cells of volatile columns are replaced by constants, and every column is printed with minimum width.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHORT_AGE: Final = re.compile(r"(?<!\S)(\d{1,2}(m\d{1,2})?s|\d{1,2}m|\d{1,3}ms)
 
 
 def _bar(cell: str) -> str:
-    """Return a bar and its percentage with constants of the same width, without blanks between them."""
+    """Return a usage bar and its percentage as constants of equal width, without spaces between them."""
     return _BAR.sub(lambda found: f"{'▒' * len(found[1])}{'·' * len(found[2])}{'9' * (len(found[3]) - 1)}%", cell)
 
 
@@ -45,19 +45,19 @@ _CELLS: Final[Mapping[str, Callable[[str], str]]] = {
     "CATEGORY": lambda cell: re.sub(r"(?<= )/\S*(/|…\S*)", "/run/node/", cell),
     "USED": lambda cell: re.sub(r"·+9+%", "··99%", cell),
 }
-"""Columns that differ between runs, by their headings."""
+"""For each heading of a column that differs between runs, the function that replaces its cells."""
 
 _MACHINE: Final = (
     *("Name", "Hostname", "InternalIP", "cpu", "memory", r"ephemeral-storage", r"hugepages-\w+", "Machine ID"),
     *("System UUID", "Boot ID", "Kernel Version", "OS Image", "Architecture", "Container Runtime Version"),
     "Kubelet Version",
 )
-"""Lines of ``node describe`` with facts of the machine."""
+"""Labels of the lines of ``node describe`` that contain facts of the machine."""
 _MACHINE_CHECKS: Final = (
     *("clock", "cgroups", "pressure-stalls", "memory-thresholds", "cache-reclaim", "logind-delay", "inhibitor"),
     *("journal", "unit"),
 )
-"""Checks of ``doctor`` of the machine alone."""
+"""Checks of ``doctor`` that depend only on the machine."""
 _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern, re.MULTILINE), constant)
     for pattern, constant in (
@@ -85,7 +85,7 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\bin \d+ms\b", "in 9ms"),
         (r"^(?:memory|io|cpu)\.psi\.\w+ .*\n", ""),
         (r"^(nodefs|memory\.available|pid\.available)( +)[█░].*$", r"\1\2..."),
-        (r"^(eviction +)(?:waiting|running|paused) .*$", r"\1..."),  # it is paused at its next poll
+        (r"^(eviction +)(?:waiting|running|paused) .*$", r"\1..."),  # the loop is paused only at its next poll
         (r"^eviction: operator: .*\n(?:  .*\n)*", ""),
         (r"\bhold \d\b", "hold 9"),
         (r"^(imagefs +[█░]+ +\d+%) \S+ MiB of", r"\1 ### MiB of"),
@@ -98,7 +98,7 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
 
 
 def normalised(text: str) -> str:
-    """Return an output without what differs between runs and machines."""
+    """Return an output in which text that differs between runs or machines is replaced by constants."""
     lines = list(_tables(text.split("\n")))
     text = "\n".join(lines)
     for pattern, constant in _TEXTS:
@@ -107,7 +107,7 @@ def normalised(text: str) -> str:
 
 
 def _tables(lines: Sequence[str]) -> Iterator[str]:
-    """Yield lines, with constants in the volatile columns of tables."""
+    """Yield the lines, with constants in the volatile columns of tables."""
     number = 0
     while number < len(lines):
         if not _HEADING.fullmatch(lines[number]):
@@ -126,7 +126,7 @@ def _volatile(heading: str) -> bool:
 
 
 def _columns(lines: Sequence[str]) -> tuple[list[int], int]:
-    """Return the starts of the columns of a table, and the number of its lines, heading included."""
+    """Return the start positions of a table's columns, and the number of its lines including the heading."""
     width = max(map(len, lines))
     blank = [each == " " for each in lines[0].ljust(width)]
     wanted = len(_gaps(blank))
@@ -140,7 +140,7 @@ def _columns(lines: Sequence[str]) -> tuple[list[int], int]:
 
 
 def _gaps(blank: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return starts and ends of the runs of blank places between columns."""
+    """Return the start and end positions of the runs of spaces between columns."""
     found, place = [], 0
     for is_blank, run in groupby(blank):
         length = len(list(run))
@@ -167,7 +167,7 @@ def _rewritten(lines: Sequence[str], starts: Sequence[int]) -> Iterator[str]:
 
 
 def stored_form(outputs: Mapping[str, str]) -> str:
-    """Return the file of the outputs of one command: equal ones once, below the list of their circumstances."""
+    """Return the file text for the outputs of one command: each distinct output once, below its roles and widths."""
     circumstances: dict[str, list[str]] = {}
     for circumstance, text in outputs.items():
         circumstances.setdefault(text, []).append(circumstance)
@@ -175,6 +175,6 @@ def stored_form(outputs: Mapping[str, str]) -> str:
 
 
 def joined(out: str, err: str, code: int) -> str:
-    """Return standard output, the marked lines of standard error, and the exit code unless it is 0."""
+    """Return standard output, the lines of standard error with a prefix, and the exit code unless it is 0."""
     marked: Iterable[str] = (f"stderr: {line}\n" for line in err.splitlines())
     return "".join([out, *marked, f"exit code {code}\n" if code else ""])

@@ -1,6 +1,6 @@
 """Simulated node with hostile names, chosen by tenants: ``python -m tests.support.hostile DIR``.
 
-DIR gets the runtime's socket ``s``, the log roots and a configuration; the runtime is served until SIGTERM.
+DIR contains the runtime's socket ``s``, the log roots and a configuration; the runtime is served until SIGTERM.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAMES: Final = (
     "\\x1b[31m\\n",
     "umläut→",
 )
-"""All are valid in a protobuf string, including NUL."""
+"""Hostile names. All are valid in a protobuf string, even with NUL."""
 
 UID: Final = "0f1e2d3c-4b5a-4968-8778-695a4b3c2d1e"
 DIRECTORIES: Final = (
@@ -44,7 +44,7 @@ DIRECTORIES: Final = (
     b"[red]\x1b[31m_\n\xe2\x80\xae_" + UID[::-1].encode(),
     b"\xfe\xff no pod [y]",
 )
-"""Names below the pod log root; the first two belong to deleted pods."""
+"""Directory names below the pod log root; the first two are of deleted pods."""
 
 LINKS: Final = (b"w\xff_ns_app-" + b"ab" * 32 + b".log", b"[b]\x1b[2J\n.log")
 TARGET: Final = b"/nonexistent/\xff\x1b[31m[/z]"
@@ -53,7 +53,7 @@ _OLD_S: Final = 30 * 86_400.0
 
 
 def hostile_node(root: Path) -> SimNode:
-    """Return the node; some containers run, some are dead, some images are unused."""
+    """Return the simulated node; some containers run, some containers are dead, some images are unused."""
     node = SimNode(clock=SimClock(datetime.now(UTC)), root_path=str(root))
     node.add_image(PAUSE, layers=[Layer("pause", 4096)], pinned=True, age_s=_OLD_S)
     for number, name in enumerate(NAMES):
@@ -93,13 +93,13 @@ def write_logs(pods: Path, links: Path) -> None:
 
 
 def write_config(directory: Path) -> Path:
-    """Write a configuration that removes as much as possible, with write access for the user of the test."""
+    """Write a configuration that removes as many items as possible, with write access for the user of the test."""
     path = directory / "config.toml"
     group = grp.getgrgid(os.getgid()).gr_name
     path.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{directory}/s"\n[state]\ndirectory = "{directory}/state"\n'
         f'[container_gc]\npod_log_root = "{directory}/pods"\ncontainer_log_root = "{directory}/containers"\n'
-        'minimum_age = "0s"\nmax_per_pod_container = 0\nlog_minimum_age = "0s"\n'  # a change time is never old
+        'minimum_age = "0s"\nmax_per_pod_container = 0\nlog_minimum_age = "0s"\n'  # ctime cannot be set
         '[image_gc]\nhigh_threshold_percent = 1\nlow_threshold_percent = 0\nminimum_age = "0s"\n'
         f'[control]\nsocket = "{directory}/control.sock"\ngroup = "{group}"\ngroup_may_act = true\n'
         '[metrics]\nlisten = "off"\n[shutdown]\nenabled = "off"\n'

@@ -1,4 +1,4 @@
-"""A FUSE mount whose server never answers, as a tenant can leave one in a volume."""
+"""FUSE mount with a server that never responds, as a tenant can create it in a volume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def hung_mount(directory: Path) -> Iterator[None]:
-    """Mount a filesystem that answers no request, until the end of the block; any access of its files hangs meanwhile.
+    """Mount a FUSE filesystem until the end of the block; any access to its files hangs.
 
     Raises:
         OSError: the kernel has no FUSE, or the caller is not root.
@@ -33,4 +33,4 @@ def hung_mount(directory: Path) -> Iterator[None]:
         finally:
             _libc.umount2(os.fsencode(directory), _MNT_DETACH)
     finally:
-        os.close(server)  # ends the waiting requests with an error
+        os.close(server)  # waiting requests end with an error

@@ -1,7 +1,7 @@
-"""Generated image archives: layers of chosen sizes around a static busybox, without registry or network.
+"""Generated image archives: layers of given sizes on a static busybox, without registry or network.
 
-An archive contains many images and each shared layer once, so that one import adds hundreds of images quickly. Archives
-are functions of their descriptions: equal descriptions give equal digests, in every run.
+An archive can contain many images and has each shared layer once, so that one import adds hundreds of images quickly.
+Archives are reproducible: equal descriptions result in equal digests in every run.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _CREATED = "2024-01-01T00:00:00Z"
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One entry of a layer: ``content`` if given, else ``size_bytes`` of incompressible data, or zeros.
+    """Entry of a layer with the given ``content``, otherwise with ``size_bytes`` of incompressible data or zeros.
 
-    The content follows from path, size and ``seed``; ``link_to`` makes a symlink instead, ``same_as`` a hard link to
-    an earlier entry.
+    Incompressible data is derived from path, size and ``seed``. With ``link_to`` the entry is a symbolic link, with
+    ``same_as`` a hard link to an earlier entry.
     """
 
     path: str
@@ -69,7 +69,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer of files; ``gzip_level`` 0 stores without compression (media type gzip), ``None`` writes a plain tar."""
+    """Layer of files; ``gzip_level`` 0 is gzip without compression, ``None`` a plain tar."""
 
     files: tuple[File, ...]
     gzip_level: int | None = 0
@@ -77,9 +77,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image of ``layers``, bottom first, listed under every name in ``tags`` (full references).
+    """Image of ``layers``, bottom first, with every name in ``tags`` (full references).
 
-    ``volumes`` are the paths declared as volumes.
+    ``volumes`` are the paths declared as volumes in the image configuration.
     """
 
     tags: tuple[str, ...]
@@ -92,10 +92,10 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A multi-platform image: one index over several images, whose own tags are not used.
+    """Multi-platform image: an index of several images; the tags of these images are ignored.
 
-    ``absent`` lists architectures with a manifest in the index and without content in the archive, as after a pull for
-    one platform.
+    ``absent`` lists architectures with a descriptor in the index but without content in the archive, as after a pull
+    for one platform.
     """
 
     tags: tuple[str, ...]
@@ -105,7 +105,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An OCI artifact: a manifest whose config is no image config. Its archive must be imported without unpacking."""
+    """OCI artifact: a manifest without an image config. Its archive must be imported without unpacking."""
 
     tags: tuple[str, ...]
     files: tuple[File, ...]
@@ -114,9 +114,9 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Digests of one written image, as the runtime reports them.
+    """Digests of one written image, as reported by the runtime.
 
-    ``config_digest`` is CRI's image id; for an index it is that of this machine's platform.
+    ``config_digest`` is CRI's image id; for an index, it is the image id for this machine's platform.
     """
 
     tags: tuple[str, ...]
@@ -129,7 +129,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A written tarball and its images, in the order of their descriptions."""
+    """Written archive and its images, in the order of their descriptions."""
 
     path: Path
     images: tuple[Built, ...]
@@ -150,7 +150,7 @@ def blob(name: str, size_bytes: int, *, seed: int = 0, gzip_level: int | None = 
 
 @cache
 def busybox_layer() -> Layer:
-    """Return the base layer: a static busybox with its applets as symlinks, /tmp and /etc/passwd. About 2 MB."""
+    """Return the base layer of about 2 MB: a static busybox with its applets as symlinks, /tmp and /etc/passwd."""
     return Layer(
         (
             File("bin/busybox", content=BUSYBOX.read_bytes(), mode=0o755),
@@ -165,24 +165,24 @@ def busybox_layer() -> Layer:
 def image(
     *tags: str, layers: Sequence[Layer] = (), command: Sequence[str] = FOREVER, volumes: Sequence[str] = ()
 ) -> Image:
-    """Return a runnable image: busybox below the given layers."""
+    """Return a runnable image with a busybox layer below the given layers."""
     return Image(tags, (busybox_layer(), *layers), tuple(command), volumes=tuple(volumes))
 
 
 def pause_image(*tags: str) -> Image:
-    """Return a sandbox image that shares no layer with the others; its process sleeps forever."""
+    """Return a sandbox image that shares no layer with other images; its process never exits by itself."""
     layer = Layer((File("busybox-pause", content=BUSYBOX.read_bytes(), mode=0o755),), gzip_level=1)
     return Image(tags or (PAUSE,), (layer,), ("/busybox-pause", "sleep", "2147483647"))
 
 
 def repository(tag: str) -> str:
-    """Return a reference without its tag; a port is not part of a tag."""
+    """Return a reference without its tag; the port of a registry is not mistaken for a tag."""
     name, colon, last = tag.rpartition(":")
     return name if colon and "/" not in last else tag
 
 
 def host_architecture() -> str:
-    """Return the architecture of this machine in the terms of the image specification."""
+    """Return the architecture of this machine as named by the OCI image specification."""
     machine = platform.machine()
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
@@ -199,7 +199,7 @@ class _Blob:
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes each blob once into the tarball, with one layer in memory at a time."""
+    """Writer that adds each blob once to the archive, with one layer in memory at a time."""
 
     tar: tarfile.TarFile
     root: str = "blobs/sha256/"
@@ -297,9 +297,9 @@ class _Writer:
 
 
 def write_oci(path: Path, *described: Image | Index | Artifact, digest_names: bool = True) -> Archive:
-    """Write an OCI layout tarball with all described images; their names are in containerd's own annotation.
+    """Write an OCI image layout archive of the described images, with names in containerd's annotation.
 
-    With ``digest_names`` each repository also gets its name by digest, as after a pull.
+    With ``digest_names`` each image also has a name by digest per repository, as after a pull.
     """
     entries: list[dict[str, object]] = []
     results = []
@@ -324,7 +324,10 @@ def write_oci(path: Path, *described: Image | Index | Artifact, digest_names: bo
 
 
 def write_docker(path: Path, *described: Image) -> Archive:
-    """Write a docker-archive (``docker save``) tarball; the runtime makes the manifests, so ``digest`` is empty."""
+    """Write a docker-archive (``docker save``) of the described images.
+
+    ``digest`` of the images is empty, since the runtime generates the manifests at the import.
+    """
     rows = []
     results = []
     with tarfile.open(path, "w") as tar:
@@ -343,7 +346,7 @@ def write_docker(path: Path, *described: Image) -> Archive:
 
 
 def layer_tar(layer: Layer) -> bytes:
-    """Return the layer as an uncompressed tar: parents before children, no timestamps."""
+    """Return the layer as an uncompressed tar, with parents before children and without timestamps."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         made: set[str] = set()

@@ -1,4 +1,4 @@
-"""Fake kernel files: cgroup v2 and the files of proc that the agent reads."""
+"""Fake kernel files: cgroup v2 and the ``/proc`` files that the agent reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GIB = 1 << 30
-# All lines in the kernel's order, so that a read of a wrong line is detected.
+# All lines are in the kernel's order, so that tests detect a reader of the wrong line.
 _STAT = """\
 anon 1048576
 file {file}
@@ -30,7 +30,7 @@ _EVENTS = "low 0\nhigh 0\nmax 0\noom {kills}\noom_kill {kills}\noom_group_kill 0
 
 
 def make_tree(root: Path, *, memory_bytes: int = 16 * GIB, controllers: str = "cpuset cpu io memory pids") -> Path:
-    """Write the files of a node with this memory, and return the cgroup directory."""
+    """Write the kernel files of a node with ``memory_bytes`` of memory; return the root cgroup directory."""
     base = root / "sys/fs/cgroup"
     base.mkdir(parents=True)
     (base / "cgroup.controllers").write_text(f"{controllers}\n")
@@ -51,7 +51,7 @@ def add_cgroup(
     kills: int = 0,
     processes: Iterable[int] = (),
 ) -> Path:
-    """Write one cgroup, and return its directory."""
+    """Write the files of one cgroup; return its directory."""
     directory = root / "sys/fs/cgroup" / path.strip("/")
     directory.mkdir(parents=True, exist_ok=True)
     files = {

@@ -1,7 +1,7 @@
-"""A command that kills itself at a statement of its history: ``python -m tests.support.killed_command NUMBER ...``.
+"""Command that kills itself at an SQL statement of its history: ``python -m tests.support.killed_command NUMBER ...``.
 
-SIGKILL arrives before the statement, or during it from another thread after DELAY_US microseconds. Without a kill, the
-number of statements is written to standard error.
+SIGKILL is sent before the statement, or during the statement by another thread after DELAY_US microseconds. If the
+command is not killed, the number of its statements is written to standard error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kubelet's pod list on a loopback port, with answers recorded from a real kubelet."""
+"""Fake kubelet API with the pod list on a loopback port; responses are recorded from a real kubelet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Answer:
 
 @contextmanager
 def kubelet(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Serve one answer on a loopback port; yield the URL."""
+    """Serve one response to all requests on a loopback port; yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -57,7 +57,7 @@ def kubelet(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[s
 
 
 def pod_list(*names: str, source: str = "api") -> bytes:
-    """Return a list of running pods with one image each, as annotated by the kubelet."""
+    """Return the kubelet's list of running pods with the given names, as JSON, with the kubelet's annotations."""
     items = [
         {
             "metadata": {

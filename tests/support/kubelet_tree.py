@@ -1,4 +1,4 @@
-"""Fake root directory for the detection of a kubelet: processes, sockets, state and configuration."""
+"""Fake root directory for kubelet detection: processes, sockets, state and configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ESTABLISHED = "01"
 
 
 def make_node(root: Path) -> Path:
-    """Write a node with process 1 and without a kubelet, and return its root directory."""
+    """Write the files of a node with process 1 and without a kubelet; return its root directory."""
     (root / "proc").mkdir(parents=True)
     add_process(root, 1, "systemd", ("/sbin/init",))
     for network in ("proc/1/net", "proc/self/net"):
@@ -62,7 +62,10 @@ def add_process(
     inside: Iterable[int] = (),
     state: str = "S (sleeping)",
 ) -> Path:
-    """Write a process, and return its directory; ``inside`` are its PIDs in nested namespaces, outermost first."""
+    """Write the ``/proc`` files of a process; return its directory.
+
+    ``inside`` has its PIDs in nested namespaces, outermost first.
+    """
     directory = root / "proc" / str(pid)
     directory.mkdir(exist_ok=True)
     (directory / "comm").write_text(f"{name[:15]}\n")
@@ -84,7 +87,7 @@ def add_process(
 def add_socket(
     root: Path, port: int, *, uid: int = 0, state: str = LISTENING, network: str = "proc/1/net", name: str = "tcp"
 ) -> None:
-    """Add a row to a socket table in the kernel's format."""
+    """Add a row to a socket table of ``/proc/net`` in the kernel's format."""
     path = root / network / name
     number = len(path.read_text().splitlines()) - 1
     address, none = ("00000000", "00000000") if name == "tcp" else ("0" * 32, "0" * 32)
@@ -97,7 +100,7 @@ def add_socket(
 
 
 def add_file(root: Path, name: str) -> None:
-    """Write an empty file and the directories above it."""
+    """Write an empty file and create its parent directories."""
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("")

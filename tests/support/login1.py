@@ -1,9 +1,9 @@
-"""A private message bus, and a simulated logind on it that delays shutdowns like the real one.
+"""Private message bus with a simulated logind that delays shutdowns as logind does.
 
-Its locks are FIFOs in a directory, as in logind: they outlive its restart, are released when the last copy of the
-descriptor is closed, and are refused during a shutdown. The simulation never shuts a machine down.
+Inhibitor locks are FIFOs in a directory, as in logind: they outlive a restart, are released when the last copy of the
+file descriptor is closed, and are refused during a shutdown. The simulation never shuts a machine down.
 
-Source: org.freedesktop.login1(5); the behaviour of systemd-logind 257 for points that it does not cover.
+Source: org.freedesktop.login1(5); for behaviour that it does not define, systemd-logind 257.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configura
 
 
 def unavailable() -> str | None:
-    """Return the reason that no private bus can be started here; ``None`` if one can."""
+    """Return the reason why no private bus can be started on this machine; ``None`` if a bus can be started."""
     return None if shutil.which("dbus-daemon") else "no dbus-daemon on this machine (Debian: apt install dbus-daemon)"
 
 
 class PrivateBus:
-    """A dbus-daemon that can be stopped and started again at the same address."""
+    """dbus-daemon that can be stopped and started again at the same address."""
 
     def __init__(self, directory: Path) -> None:
         self._socket = directory / "bus"
@@ -62,7 +62,7 @@ class PrivateBus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the bus; returns once it accepts connections."""
+        """Start the bus and wait until it accepts connections."""
         self._socket.unlink(missing_ok=True)
         process = subprocess.Popen(
             ["dbus-daemon", f"--config-file={self._config}", "--nofork", "--nopidfile", "--print-address=1"],
@@ -73,7 +73,7 @@ class PrivateBus:
         assert process.stdout.readline(), "dbus-daemon did not start"
 
     def stop(self) -> None:
-        """Kill the bus; all connections break."""
+        """Kill the bus, which breaks all connections."""
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGKILL)
@@ -82,7 +82,7 @@ class PrivateBus:
 
 @dataclass(eq=False)
 class Lock:
-    """One granted lock."""
+    """Granted inhibitor lock."""
 
     what: str
     who: str
@@ -101,16 +101,16 @@ class Lock:
 
 @dataclass(eq=False)
 class Login1:
-    """logind's manager object.
+    """Manager object of the simulated logind.
 
     Attributes:
-        calls: members called, in order.
-        executed: number of shutdowns that proceeded past all locks.
-        refuse: name of the error that Inhibit returns; empty for none.
-        descriptors: number of descriptors in an answer of Inhibit.
-        before_inhibit: awaited before each Inhibit.
-        before_answer: awaited between the grant of a lock and the answer.
-        after_get: called with the name of each property after its answer.
+        calls: names of the called D-Bus methods, in order.
+        executed: number of shutdowns that were executed after the locks were released or the limit expired.
+        refuse: name of the D-Bus error that Inhibit returns; empty for success.
+        descriptors: number of file descriptors in a response of Inhibit.
+        before_inhibit: function that is awaited before each Inhibit call is handled.
+        before_answer: function that is awaited between the grant of a lock and the response.
+        after_get: function that is called with the name of a property after each response with its value.
     """
 
     address: str
@@ -145,7 +145,7 @@ class Login1:
         assert await bus.request_name(NAME, NameFlag.DO_NOT_QUEUE) is RequestNameReply.PRIMARY_OWNER
 
     async def stop(self) -> None:
-        """Disconnect from the bus. The locks are kept; a delayed shutdown is cancelled, as by logind."""
+        """Disconnect from the bus. Locks are kept; a delayed shutdown is cancelled, as when logind is stopped."""
         self._drop_shutdown()
         bus, self._bus = self._bus, None
         if bus is not None:
@@ -159,7 +159,7 @@ class Login1:
             self.close_reader(lock)
 
     async def rejoin(self) -> None:
-        """Reconnect to a restarted bus, with all state kept."""
+        """Reconnect to a restarted bus; all state is kept."""
         preparing, timeout = self.preparing, self._timeout
         self._timeout = None
         await self.stop()
@@ -167,7 +167,10 @@ class Login1:
         await self.start()
 
     def request_shutdown(self, operation: str = "poweroff") -> None:
-        """Signal a shutdown, and wait for the locks up to the limit; without an operation as before systemd 255."""
+        """Signal a shutdown and wait up to the limit for the release of the locks.
+
+        Without ``operation`` the signal is that of systemd before 255.
+        """
         assert not self.preparing
         if operation:
             self.emit("PrepareForShutdownWithMetadata", "ba{sv}", True, {"type": Variant("s", operation)})
@@ -177,7 +180,7 @@ class Login1:
         self._proceed()
 
     def cancel_shutdown(self) -> None:
-        """Cancel the shutdown, and signal the cancellation."""
+        """Cancel the shutdown and signal the cancellation."""
         self._drop_shutdown()
         self.emit("PrepareForShutdown", "b", False)
 
@@ -186,7 +189,7 @@ class Login1:
         self._bus.send(Message.new_signal(PATH, MANAGER, member, signature, list(body)))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition on calls and locks is true."""
+        """Wait until a condition on the calls and locks is true."""
         async with asyncio.timeout(WITHIN_S):
             while not condition():
                 self._changed.clear()
@@ -214,14 +217,14 @@ class Login1:
         asyncio.get_running_loop().add_reader(lock.reader, self._ended, lock)
 
     def close_reader(self, lock: Lock) -> None:
-        """Close the reading end of a lock, which logind polls."""
+        """Close the read end of a lock's FIFO, which logind polls."""
         if lock.reader >= 0:
             asyncio.get_running_loop().remove_reader(lock.reader)
             os.close(lock.reader)
             lock.reader = -1
 
     def _ended(self, lock: Lock) -> None:
-        """Remove a lock; called once its last writer has closed it."""
+        """Remove a lock whose FIFO has no writer left."""
         self.close_reader(lock)
         lock.fifo.unlink()
         self.locks.remove(lock)

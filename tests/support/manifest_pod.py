@@ -1,8 +1,8 @@
-"""The agent's printed static pod, run through CRI as the kubelet runs it.
+"""Pod from the manifest printed by the agent, run through CRI as the kubelet runs a static pod.
 
-Directories of the node that every machine has, such as ``/var/log/pods``, are replaced by directories of the test, at
-the same path on both sides of the mount, as in the manifest. The rest is taken from the manifest: mounts, propagation,
-user, capabilities, seccomp, read-only root, PID and network namespaces.
+Host directories such as ``/var/log/pods`` are replaced by directories of the test, which have the same path on the host
+and in the container, as in the manifest. All other fields are used as in the manifest: mounts, propagation, user,
+capabilities, seccomp, read-only root, PID and network namespaces.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _HOST_TO_CONTAINER = 1
 
 
 class ManifestPod:
-    """A pod of one printed manifest."""
+    """Pod of a printed manifest."""
 
     def __init__(self, pods: Pods, manifest: Document, directories: Mapping[str, Path]) -> None:
-        """Run the sandbox.
+        """Run the sandbox of the pod.
 
         Args:
-            pods: creates the pod.
-            manifest: the printed pod.
-            directories: replacements of directories of the node.
+            pods: CRI client that creates the pod.
+            manifest: the printed pod manifest.
+            directories: replacements of host directories, by path in the manifest.
         """
         self._pods = pods
         self._spec: Document = manifest["spec"]
@@ -45,7 +45,7 @@ class ManifestPod:
         )
 
     def start(self, command: Sequence[str]) -> Container:
-        """Start a container of the manifest with another command."""
+        """Start the container of the manifest with another command."""
         self._attempt += 1
         for name in self._paths().values():
             Path(name).mkdir(parents=True, exist_ok=True)
@@ -64,18 +64,18 @@ class ManifestPod:
         return container
 
     def run(self, command: Sequence[str], *, timeout_s: float = 120) -> tuple[int, str, str]:
-        """Run a command in a container to its end; return exit code, standard output and error output."""
+        """Run a command in a new container until it exits; return exit code, standard output and standard error."""
         container = self.start(command)
         code = self._pods.wait_exited(container, timeout_s=timeout_s).exit_code
         assert container.log_file is not None
         return code, read_log(container.log_file, "stdout"), read_log(container.log_file, "stderr")
 
     def remove(self) -> None:
-        """Remove the pod."""
+        """Stop and remove the pod."""
         self._pods.remove_sandbox(self.sandbox)
 
     def _paths(self) -> dict[str, str]:
-        """Return the host's directory of each volume that has one."""
+        """Return the host directory of each hostPath volume, by volume name."""
         found = {each["name"]: each["hostPath"]["path"] for each in self._spec["volumes"] if "hostPath" in each}
         return {name: self._directories.get(path, path) for name, path in found.items()}
 
@@ -106,9 +106,9 @@ class ManifestPod:
 
 
 def read_log(path: Path, stream: str) -> str:
-    """Return the text of a stream in a container's log, once all of it is written.
+    """Wait until a container's log is complete; return the text of one of its streams.
 
-    Source: CRI log format: time, stream, ``P`` for a part of a line or ``F`` for its end, text.
+    Source: CRI log format: time, stream, ``P`` for a partial line or ``F`` for a full line or its end, text.
     """
     reclaim.poll(f"the log {path} exists", path.exists)
     text = []

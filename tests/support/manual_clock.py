@@ -1,4 +1,4 @@
-"""Clock for tests, whose monotonic time is set by the test."""
+"""Clock for tests with a monotonic time that is set by the test."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ MIDNIGHT: Final = datetime(2026, 1, 10, tzinfo=UTC)
 
 
 class ManualClock:
-    """Constant wall time, and a monotonic time in seconds that changes only by assignment to ``at_s``."""
+    """Clock with a constant wall time and a monotonic time in seconds that changes only by assignment to ``at_s``."""
 
     def __init__(self, now: datetime = MIDNIGHT, *, at_s: float = 0.0) -> None:
-        """Start at a wall time and a monotonic time."""
+        """Start the clock at a wall time and a monotonic time."""
         self.at_s = at_s
         self._now = now
 

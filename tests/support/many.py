@@ -1,4 +1,4 @@
-"""A real containerd with many small images over few shared base images."""
+"""Real containerd with many small images on a few shared base images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ MINIMUM_MIB = 1500
 
 
 def fill(containerd: Containerd, going: int, staying: int = 0, *, shared: int = 4, own: int = 5) -> None:
-    """Import images, and ``KEPT``, which shares all its layers with some of them.
+    """Import ``going`` removable and ``staying`` protected images, and ``KEPT``.
+
+    ``KEPT`` has no own layer: it shares all its layers with an eighth of the images.
 
     Each image has a busybox layer, ``shared`` layers common to an eighth of the images, and ``own`` layers.
     """
@@ -38,7 +40,7 @@ def fill(containerd: Containerd, going: int, staying: int = 0, *, shared: int = 
 
 
 def configure(containerd: Containerd) -> Path:
-    """Write an agent configuration that removes everything except ``KEPT``, and return its path."""
+    """Write an agent configuration that removes all unused images except protected ones; return its path."""
     path = containerd.base / "nodeagent.toml"
     path.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{containerd.socket}"\n'

@@ -1,4 +1,4 @@
-"""Reports of simulated nodes for a fleet."""
+"""Node reports of a simulated fleet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def planned(*removals: PlannedRemovals, pending_bytes: int = 0, shortfall_bytes: int = 0) -> PlannedPass:
-    """Return a planned pass."""
+    """Return the report of a planned pass."""
     return PlannedPass(
         scope="all",
         removals=removals,
@@ -39,7 +39,7 @@ def report(
     warnings: tuple[str, ...] = (),
     conditions: tuple[str, ...] = (),
 ) -> NodeReport:
-    """Return the report of a node."""
+    """Return the report of a simulated node."""
     return NodeReport(
         observed_at=observed_at,
         node=node,
@@ -66,7 +66,7 @@ def report(
 
 
 def fleet(count: int) -> Iterator[NodeReport]:
-    """Yield the reports of a fleet with two versions, two roles, and some nodes with warnings."""
+    """Yield the reports of a fleet with two agent versions, two roles, and some nodes with warnings."""
     for number in range(count):
         removals = PlannedRemovals(kind="image", count=number % 40, bytes=(number % 40) << 28, without_size=0)
         dead = PlannedRemovals(kind="container", count=3, bytes=3 << 20, without_size=1)

@@ -1,4 +1,4 @@
-"""The process of a test in the role of an unprivileged user."""
+"""Execution of a test as an unprivileged user, in the test process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ UNPRIVILEGED_UID = 65534
 
 @contextmanager
 def as_other_user(uid: int = UNPRIVILEGED_UID) -> Iterator[None]:
-    """Run the block with this effective user; requires root.
+    """Run the block with an effective user id; requires root.
 
-    Daemons of earlier tests have locked this process into memory. Above its limit of locked memory an unprivileged
-    process can allocate no stack for a thread, and ``Thread.start()`` waits forever, so the memory is unlocked first.
-    Source: mlockall(2), ``RLIMIT_MEMLOCK``.
+    Daemons of earlier tests have locked the memory of this process. Above the limit of locked memory, an unprivileged
+    process cannot allocate a thread stack, and ``Thread.start()`` waits forever. The memory is therefore unlocked
+    first. Source: mlockall(2), ``RLIMIT_MEMLOCK``.
     """
     ctypes.CDLL(None).munlockall()
     os.seteuid(uid)

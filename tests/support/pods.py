@@ -1,7 +1,7 @@
-"""CRI client in place of the kubelet: creates and lists pods and containers, as plain values.
+"""CRI client in place of the kubelet: creates and lists pods and containers as plain values.
 
-The agent's own stubs are deliberately not used. They lack the calls that create pods, and a listing read through
-the code under test would not be independent; ``cri_messages`` has the messages.
+The agent's gRPC stubs are deliberately not used. They lack the calls that create pods, and lists decoded by the code
+under test would not be independent of it; ``cri_messages`` has separate message types.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from tests.support.cri_messages import Document
 
-NODE = 2  # NamespaceMode.NODE
+NODE = 2  # CRI NamespaceMode.NODE
 SANDBOX_STATES = ("READY", "NOTREADY")
 CONTAINER_STATES = ("CREATED", "RUNNING", "EXITED", "UNKNOWN")
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A created sandbox; ``config`` is the sent configuration, required again for the creation of a container."""
+    """Created sandbox; ``config`` is the sent configuration, which is also required to create a container."""
 
     id: str
     name: str
@@ -41,7 +41,7 @@ class Sandbox:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A created container; ``log_file`` is the path of its log if the sandbox has a log directory."""
+    """Created container; ``log_file`` is the path of its log if the sandbox has a log directory."""
 
     id: str
     name: str
@@ -52,7 +52,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A sandbox in CRI's list; ``state`` is one of SANDBOX_STATES."""
+    """Sandbox in CRI's list; ``state`` is a value of SANDBOX_STATES."""
 
     id: str
     name: str
@@ -66,7 +66,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class ContainerInfo:
-    """A container in CRI's list; ``state`` is one of CONTAINER_STATES."""
+    """Container in CRI's list; ``state`` is a value of CONTAINER_STATES."""
 
     id: str
     sandbox_id: str
@@ -81,7 +81,7 @@ class ContainerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ContainerExit:
-    """Exit of a container."""
+    """Exit code and termination reason of a container."""
 
     state: str
     exit_code: int
@@ -90,7 +90,7 @@ class ContainerExit:
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """An image in CRI's list."""
+    """Image in CRI's list."""
 
     id: str
     tags: tuple[str, ...]
@@ -100,11 +100,11 @@ class ImageInfo:
 
 
 class Pods:
-    """A CRI client that creates pods as the kubelet does, on one socket.
+    """CRI client on one socket that creates pods as the kubelet does.
 
-    ``log_root`` replaces /var/log/pods: a sandbox gets ``<namespace>_<name>_<uid>`` below it by default.
-    ``cgroup_parent`` is the default parent cgroup of sandboxes; all used parents are in ``cgroup_parents``.
-    Calls raise ``grpc.RpcError``; each has a deadline of ``timeout_s``.
+    ``log_root`` replaces /var/log/pods: by default, the log directory of a sandbox is ``<namespace>_<name>_<uid>``
+    below it. ``cgroup_parent`` is the default parent cgroup of sandboxes; all used parents are in ``cgroup_parents``.
+    Calls raise ``grpc.RpcError``; each call has a deadline of ``timeout_s``.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Pods:
     def call(
         self, method: str, request: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> Document:
-        """Make one CRI call with a document and return the response as a document with all fields."""
+        """Make one CRI call with the request as a dictionary; return the response as a dictionary with all fields."""
         rpc: Callable[..., Document] = self._channel.unary_unary(
             cri_messages.path(method),
             request_serializer=bytes,
@@ -161,11 +161,11 @@ class Pods:
         host_pid: bool = False,
         runtime_handler: str = "",
     ) -> Sandbox:
-        """Run a sandbox in the host's network namespace, with labels and logs of the kubelet.
+        """Run a sandbox in the host's network namespace, with the labels and the log directory of the kubelet.
 
-        It has no ``kubernetes.io/config.source``, as pods of a node without a kubelet have none.
-        ``labels`` and ``annotations`` override those of the kubelet. A second sandbox of the same pod takes the ``uid``
-        of the first one and the next ``attempt``.
+        The sandbox has no annotation ``kubernetes.io/config.source``, as a pod on a node without a kubelet. ``labels``
+        and ``annotations`` override those of the kubelet. A second sandbox of a pod requires the ``uid`` of its first
+        sandbox and the next ``attempt``.
         """
         uid = uid or str(uuid.uuid4())
         if log_directory is None and self.log_root is not None:
@@ -211,11 +211,12 @@ class Pods:
         more_mounts: Sequence[Document] = (),
         security: Mapping[str, Any] | None = None,
     ) -> Container:
-        """Create a container, not yet started; an empty ``command`` runs that of the image.
+        """Create a container without starting it; an empty ``command`` selects the command of the image.
 
         ``log_path`` is relative to the sandbox's log directory, by default ``<name>/<attempt>.log``. ``mounts`` maps
-        host paths to paths inside, ``image_volumes`` references of images (containerd 2.1 and later); ``resources`` are
-        the fields of CRI's LinuxContainerResources; ``more_mounts`` and ``security`` are messages of CRI.
+        host paths to container paths, ``image_volumes`` maps image references to container paths (containerd 2.1 and
+        later); ``resources`` are the fields of CRI's LinuxContainerResources; ``more_mounts`` and ``security`` are
+        messages of CRI.
         """
         log_path = f"{name}/{attempt}.log" if log_path is None else log_path
         log_file = sandbox.log_directory / log_path if sandbox.log_directory and log_path else None
@@ -264,18 +265,22 @@ class Pods:
         return container
 
     def stop(self, container: Container, *, grace_s: int = 0) -> None:
-        """Stop a container: SIGTERM, then SIGKILL after ``grace_s`` seconds; SIGKILL at once for 0."""
+        """Stop a container by SIGTERM, and by SIGKILL after ``grace_s`` seconds; with 0, only by SIGKILL."""
         self.call(
             "StopContainer", {"container_id": container.id, "timeout": grace_s}, timeout_s=self.timeout_s + grace_s
         )
 
     def wait_exited(self, container: Container, *, timeout_s: float = 10) -> ContainerExit:
-        """Wait for the end of the container and return its exit; raises TimeoutError at the deadline."""
+        """Wait for the exit of a container and return it.
+
+        Raises:
+            TimeoutError: the container has not exited within ``timeout_s``.
+        """
         deadline = time.monotonic() + timeout_s
         while (status := self.status(container.id)).state != "EXITED":
             if time.monotonic() > deadline:
                 raise TimeoutError(f"container {container.name} is {status.state} after {timeout_s} s")
-            time.sleep(0.01)  # polled, since no event reports a state change of another process
+            time.sleep(0.01)  # polled, since CRI events are not read here
         return status
 
     def status(self, container_id: str) -> ContainerExit:
@@ -290,12 +295,12 @@ class Pods:
         self.call("StopPodSandbox", {"pod_sandbox_id": sandbox.id})
 
     def remove_sandbox(self, sandbox: Sandbox) -> None:
-        """Remove a sandbox and its containers, stopping it first."""
+        """Stop and remove a sandbox and its containers."""
         self.stop_sandbox(sandbox)
         self.call("RemovePodSandbox", {"pod_sandbox_id": sandbox.id})
 
     def remove_made(self) -> None:
-        """Remove the remaining sandboxes of this client."""
+        """Remove the remaining sandboxes that this client created."""
         existing = {one.id for one in self.list_sandboxes()}
         while self.made:
             sandbox = self.made.pop()
@@ -309,7 +314,7 @@ class Pods:
         self.call("RemoveImage", {"image": {"image": image}})
 
     def pull_image(self, image: str) -> str:
-        """Pull an image; return its id or digest name."""
+        """Pull an image; return the image reference in CRI's response, an id or a name by digest."""
         return str(self.call("PullImage", {"image": {"image": image}})["image_ref"])
 
     def version(self) -> tuple[str, str]:
@@ -357,7 +362,7 @@ class Pods:
 
 
 def link_log(links: Path, container: Container) -> Path:
-    """Create the kubelet's symlink in /var/log/containers for a container's log, and return its path."""
+    """Create the kubelet's symbolic link in /var/log/containers to a container's log; return the path of the link."""
     if container.log_file is None:
         raise ValueError(f"container {container.name} has no log file")
     sandbox = container.sandbox

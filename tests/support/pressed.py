@@ -1,4 +1,4 @@
-"""A node under disk pressure on a real containerd: a writing pod, other pods, and the daemon with its log.
+"""Node under disk pressure on a real containerd: a writing pod, other pods, and the daemon with its log.
 
 Images and writable layers are on a small dedicated filesystem, so that the signals of ``imagefs`` are real.
 """
@@ -35,7 +35,7 @@ _START_S = 60.0
 
 @dataclass
 class Pod:
-    """A pod with its only container."""
+    """Pod with its only container."""
 
     sandbox: Sandbox
     container: Container
@@ -43,10 +43,10 @@ class Pod:
 
 @dataclass
 class PressedNode:
-    """A containerd with a dedicated image filesystem, its pods, and the configuration of the agent.
+    """Containerd with a dedicated image filesystem, its pods, and the configuration of the agent.
 
     Attributes:
-        directory: configuration, state and log of the agent, on another filesystem.
+        directory: directory for configuration, state and log of the agent, on another filesystem.
         nodefs: directory used as the kubelet's root, which determines nodefs; ``None`` for the machine's own disk.
         container_gc: additional lines of the table ``container_gc`` of the configuration.
         runtime: additional lines of the table ``runtime`` of the configuration.
@@ -70,7 +70,7 @@ class PressedNode:
 
     @property
     def available_bytes(self) -> int:
-        """Bytes available on the image filesystem."""
+        """Available bytes on the image filesystem."""
         usage = os.statvfs(self.containerd.root)
         return usage.f_bavail * usage.f_frsize
 
@@ -80,7 +80,7 @@ class PressedNode:
         return os.statvfs(self.containerd.root).f_favail
 
     def import_images(self, *, unused: bool = False) -> None:
-        """Import the image of the pods, with ``unused`` also three unused images of 12 MiB each."""
+        """Import the image of the pods; with ``unused``, also import three unused images of 12 MiB each."""
         imported = [images.image(APP)]
         if unused:
             imported += [images.image(tag, layers=[images.blob(tag.rpartition(":")[2], 12 * MIB)]) for tag in UNUSED]
@@ -105,9 +105,10 @@ class PressedNode:
         mounts: Mapping[Path, str] | None = None,
         pod_uid: str = "",
     ) -> Pod:
-        """Run a burstable pod as a kubelet would, and wait until its command has created the file ``done``.
+        """Run a burstable pod as a kubelet does, and wait until its command has created the file ``done``.
 
-        The command is followed by a sleep until SIGTERM. Sandbox and container get the labels and annotations.
+        After the command, the container sleeps until SIGTERM. Sandbox and container have the given labels and
+        annotations.
         """
         uid = pod_uid or str(uuid.uuid4())
         parent = f"{self.pods.cgroup_parent}/kubepods/burstable/pod{uid}"
@@ -139,20 +140,20 @@ class PressedNode:
         return self.created[name]
 
     def run_writer(self, name: str, mib: int, *, runtime_handler: str = "") -> Pod:
-        """Run a pod with ``mib`` MiB in its writable layer, synced to disk."""
+        """Run a pod that writes ``mib`` MiB to its writable layer, synced to disk."""
         command = f"dd if=/dev/zero of=/data bs=1M count={mib} 2>/dev/null; sync"
         pod = self.run_pod(name, command, runtime_handler=runtime_handler)
         os.sync()
         return pod
 
     def with_nodefs(self, filesystem: LoopFs) -> Path:
-        """Mount a dedicated filesystem as nodefs, with the logs of pods created later; return its mount point."""
+        """Mount a dedicated filesystem as nodefs, with the logs of later pods on it; return its mount point."""
         self.nodefs = self.containerd.log_root
         filesystem.mount(self.containerd.base / "nodefs.img", self.nodefs)
         return self.nodefs
 
     def touch(self, name: str, path: str) -> None:
-        """Create a file in the root filesystem of a pod."""
+        """Create an empty file in the root filesystem of a pod."""
         (self._root(self.created[name].container) / path.lstrip("/")).touch()
 
     def layer(self, pod: Pod) -> Path:
@@ -166,7 +167,7 @@ class PressedNode:
         return {names[each.sandbox_id] for each in self.pods.list_containers() if each.state == "RUNNING"}
 
     def configure(self, eviction: str) -> Path:
-        """Write the configuration with these lines for evictions; return its path."""
+        """Write the configuration of the agent with the given eviction settings; return its path."""
         config = self.directory / "nodeagent.toml"
         state = self.directory / "state"
         config.write_text(
@@ -205,7 +206,7 @@ interval = "1s"
 
     @contextmanager
     def daemon(self, eviction: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the daemon with these eviction settings until the end of the block."""
+        """Run the daemon with the given eviction settings until the end of the block."""
         config = self.configure(eviction)
         started = len(self.events("eviction_monitoring_started"))
         command = [*self._with_nodefs(), sys.executable, "-m", "nodeagent", "run", "--config", str(config)]
@@ -224,13 +225,13 @@ interval = "1s"
                     assert process.wait(timeout=20) == 0
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
-        """Return the log events of a name; without a name all events."""
+        """Return the log events with a name; without a name, return all events."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [each for each in found if not name or each["event"] == name]
 
     def wait_for(self, name: str, count: int = 1, *, timeout_s: float = 60) -> list[dict[str, Any]]:
-        """Wait for ``count`` events of a name; return them."""
+        """Wait for ``count`` log events with a name; return the events."""
         try:
             reclaim.poll(
                 f"{count} x {name}", lambda: len(self.events(name)) >= count, timeout_s=timeout_s, interval_s=0.1
@@ -240,17 +241,17 @@ interval = "1s"
         return self.events(name)
 
     def wait_passes(self, count: int) -> None:
-        """Wait until the eviction loop has made ``count`` more passes."""
+        """Wait until the eviction loop has finished ``count`` more passes."""
         ends = self._passes() + count
         reclaim.poll(f"{count} more passes", lambda: self._passes() >= ends, timeout_s=60 + 10 * count, interval_s=0.1)
 
     @property
     def metrics_socket(self) -> Path:
-        """Socket of metrics and health probes."""
+        """Path of the socket for metrics and health probes."""
         return self.containerd.base / "metrics.sock"
 
     def _passes(self) -> int:
-        """Return the passes of the eviction loop, by its metrics."""
+        """Return the number of passes of the eviction loop, from the daemon's metrics."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10)
             connection.connect(str(self.metrics_socket))

@@ -1,7 +1,8 @@
-"""A node with the names of a production cluster on a real containerd, and its configuration.
+"""Node with the names of a production cluster on a real containerd, and its agent configuration.
 
-Long registry references, an image with many names, restarted containers, a finished pod, images that are pinned,
-protected or without a name, a leaked snapshot. Names and sizes are the same in every run, also the lengths of paths.
+The node has long registry references, an image with many names, restarted containers, a finished pod, a leaked
+snapshot, and images that are pinned, protected or without a name. Names, sizes and the lengths of paths are equal in
+every run.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProductionNode:
-    """The runtime, and the directories and the configuration of the agent."""
+    """Containerd of the node, and directories and configuration of the agent."""
 
     containerd: Containerd
     pods: Pods
@@ -54,7 +55,7 @@ class ProductionNode:
 
 
 def fill(containerd: Containerd, directory: Path) -> ProductionNode:
-    """Fill a freshly started containerd with the image filesystem ``IMAGEFS``; ``directory`` is that of the agent."""
+    """Fill a newly started containerd on the image filesystem ``IMAGEFS``; ``directory`` is for files of the agent."""
     for name in ("links", "pods", "run"):
         (directory / name).mkdir()
     (directory / "cri.sock").symlink_to(containerd.socket)
@@ -73,7 +74,7 @@ def fill(containerd: Containerd, directory: Path) -> ProductionNode:
 
 
 def _measure_often(containerd: Containerd) -> None:
-    """Restart the daemon with a shorter interval between its measurements of writable layers than ten seconds."""
+    """Restart containerd with writable layers measured every second instead of every ten seconds."""
     config = containerd.base / "config.toml"
     before = "  restrict_oom_score_adj = true\n"
     config.write_text(config.read_text().replace(before, f"{before}  stats_collect_period = 1\n"))
@@ -120,7 +121,7 @@ def _wait_for_end(node: ProductionNode, made: Container) -> None:
 
 
 def write_config(node: ProductionNode, group: grp.struct_group) -> None:
-    """Write a configuration in dry run, with thresholds exceeded by the node, for members of a group."""
+    """Write a dry-run configuration with thresholds that the node exceeds and with access for members of a group."""
     directory = node.directory
     os.chown(node.control_socket.parent, 0, group.gr_gid)
     node.control_socket.parent.chmod(0o750)

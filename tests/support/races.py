@@ -1,9 +1,9 @@
-"""Races of an image removal with other clients: creations, imports and tags of the images that are being removed.
+"""Races of an image removal with other clients that create containers from the removed images, import or tag them.
 
-A round imports the images, starts a removal, and at random instants during it creates containers from random images,
-pulls them and creates containers at once, imports them again or tags them. At the end of the round every container must
-have its image record: the runtime can then restart it without a registry. The removal is a parameter, so that the same
-round also shows the races of bare RemoveImage calls and of the kubelet's logic.
+A round imports the images and starts a removal. At random times during the removal, random images are used: a container
+is created, with or without a preceding pull, or the image is imported again or tagged. At the end of the round every
+container must have its image record, which the runtime requires to restart the container without a registry. The
+removal is a parameter, so that a round can also measure the races of bare RemoveImage calls and of the kubelet's logic.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 REPOSITORY = "registry.test/raced"
 _ABSENT = ("failed to resolve image", "failed to get image from containerd")
 _NAME_DELETED = ("failed to create image reference", "from containerd image store: image ")
-_SHARING = 4  # images with the same base layer
+_SHARING = 4  # number of images with the same base layer
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts over rounds.
+    """Counters over all rounds.
 
     Attributes:
-        opportunities: creations, pulls, imports and tags.
-        pulled: successful pulls.
-        repeated: pulls that failed since a name was deleted between containerd's calls for it, and were repeated.
-        created: successful creations.
-        absent: creations that found no image record, as after any removal.
-        broken: pulls that failed, and creations that failed after they had found the record, by error.
+        opportunities: number of attempted creations, pulls, imports and tags.
+        pulled: number of successful pulls.
+        repeated: number of pulls repeated because an image name was deleted between containerd's calls.
+        created: number of successful creations.
+        absent: number of creations that failed since the image record did not exist, as after any removal.
+        broken: number of failed pulls, and of creations that failed although the image record existed, by error text.
         lost: containers without an image record at the end of the round.
-        incomplete: image names at the end of a round whose content is missing.
-        removed: images reported as removed.
-        removal_s: total duration of the removals.
+        incomplete: image names with missing content at the end of a round.
+        removed: number of images reported as removed.
+        removal_s: total duration of the removals, in seconds.
     """
 
     opportunities: int = 0
@@ -82,14 +82,14 @@ class Counts:
 
 
 class RaceField:
-    """A daemon with images that are removed and used at the same time, round by round."""
+    """Containerd with images that are removed and used concurrently, in rounds."""
 
     def __init__(
         self, containerd: Containerd, *, count: int = 24, seed: int = 0, registry: Registry | None = None
     ) -> None:
-        """Write the archives; ``seed`` determines the random choices, not their timing.
+        """Write the image archives; ``seed`` determines the random choices but not the timing.
 
-        With a ``registry``, which gets the images, some uses are pulls.
+        With a ``registry``, the images are added to the registry, and some uses are pulls.
         """
         self._containerd = containerd
         self._registry = registry
@@ -111,7 +111,7 @@ class RaceField:
         self.counts = Counts()
 
     def configure(self, extra: str = "") -> Path:
-        """Write an agent configuration that removes every unused image, and return its path."""
+        """Write an agent configuration that removes every unused image; return its path."""
         path = self._containerd.base / "nodeagent.toml"
         path.write_text(
             f'role = "standalone"\n[runtime]\nendpoint = "unix://{self._containerd.socket}"\n'
@@ -121,7 +121,9 @@ class RaceField:
         return path
 
     def run_round(self, removal: Removal, *, uses: int = 40, clients: int = 4) -> None:
-        """Run one round: up to ``uses`` random uses of the images during ``removal``, which returns the images removed.
+        """Run one round: up to ``uses`` random uses of the images during ``removal``.
+
+        ``removal`` is a function that removes images and returns the number of removed images.
 
         Uses that a busy machine delays beyond the end of the removal are omitted.
         """
@@ -152,9 +154,9 @@ class RaceField:
             self._remove_aliases()
 
     def settle(self, pods: Pods) -> None:
-        """Wait until CRI's image list agrees with containerd's image names, except those whose content is missing.
+        """Wait until CRI's image list agrees with containerd's image names, except names with missing content.
 
-        CRI cannot list these; they are counted as incomplete.
+        CRI cannot list images with missing content; these are counted as incomplete.
         """
 
         def agrees() -> bool:
@@ -171,19 +173,19 @@ class RaceField:
         return [line.split()[0] for line in self._containerd.ctr("images", "ls").splitlines()[1:]]
 
     def import_missing(self) -> None:
-        """Import the images again unless all of them are present."""
+        """Import all images again unless every image is present."""
         present = set(self.names())
         if any(built.config_digest not in present for built in self.archive.images):
             self._containerd.import_images(self.archive)
 
     def incomplete(self) -> list[str]:
-        """Return the image names whose content is missing."""
+        """Return the image names with missing content."""
         lines = self._containerd.ctr("images", "check").splitlines()[1:]
         own = [line for line in lines if self._repository in line or _is_id(line)]
         return [line for line in own if "complete" not in line.split()]
 
     def partial(self) -> dict[str, set[str]]:
-        """Return the present names of images of which some, not all, are present."""
+        """Return the names of partly removed images: those of which some but not all names exist."""
         present = set(self.names())
         found = {}
         for built in self.archive.images:
@@ -201,7 +203,7 @@ class RaceField:
         ended: threading.Event,
         plans: list[tuple[float, float, Built]],
     ) -> None:
-        """Use images at their instants, in seconds from the start of the removal, until the removal ends."""
+        """Use images at the planned times, in seconds from the start of the removal, until the removal ends."""
         started.wait()
         began = time.perf_counter() + 0.05
         for at, kind, built in plans:
@@ -240,10 +242,10 @@ class RaceField:
             self.counts.created += 1
 
     def _pull(self, pods: Pods, built: Built) -> bool:
-        """Pull an image as the kubelet does before it creates a container; return whether that succeeded.
+        """Pull an image as the kubelet does before it creates a container; return whether the pull succeeded.
 
-        containerd creates, updates and reads a name in several calls; a deletion in between fails the pull, as with any
-        removal, and the kubelet pulls again. Source: CRI ``PullImage``, ``createImageReference``.
+        containerd creates, updates and reads a name in several calls. A deletion between these calls fails the pull,
+        with any kind of removal, and the kubelet repeats the pull. Source: CRI ``PullImage``, ``createImageReference``.
         """
         for again in (False, True):
             try:
@@ -265,7 +267,8 @@ class RaceField:
         try:
             self._containerd.ctr("images", "import", str(self._single[built.tags[0]].path))
         except ContainerdError as error:
-            # Its image was removed before it was unpacked, or its name was created between its Update and its Create.
+            # The image was removed before ctr unpacked it, or another client created the name between Update and Create
+            # of ctr.
             if "not found" not in str(error) and "already exists" not in str(error):
                 raise
 
@@ -279,7 +282,8 @@ class RaceField:
                 raise
 
     def _check(self, pods: Pods) -> None:
-        # The runtime creates containers by the name that is the image's id; CRI lists an image by its other names too.
+        # The runtime creates containers by the image name that equals the image id; CRI's list also has images without
+        # it.
         named = set(self.names())
         self.counts.lost += [
             f"{each.name}: {each.image_ref}" for each in pods.list_containers() if each.image_ref not in named
@@ -293,21 +297,21 @@ class RaceField:
 
 
 def remove_one_by_one(pods: Pods, built: Sequence[Built]) -> int:
-    """Remove images with one RemoveImage call after the other, without any check."""
+    """Remove images by sequential RemoveImage calls without any check; return the number of images."""
     for each in built:
         pods.remove_image(each.config_digest)
     return len(built)
 
 
 def remove_at_once(pods: Pods, built: Sequence[Built]) -> int:
-    """Remove images with concurrent RemoveImage calls, without any check."""
+    """Remove images by concurrent RemoveImage calls without any check; return the number of images."""
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda each: pods.remove_image(each.config_digest), built))
     return len(built)
 
 
 def remove_as_kubelet(pods: Pods, built: Sequence[Built]) -> int:
-    """Remove images as the kubelet does: list the users once, then remove the unused images one after the other.
+    """Remove images as the kubelet does: list their users once, then remove the unused images sequentially.
 
     Source: kubelet image manager, ``detectImages`` and ``freeSpace``.
     """

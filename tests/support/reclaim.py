@@ -1,7 +1,7 @@
-"""Removal of all resources of a private containerd, by its base directory alone.
+"""Removal of all resources of a private containerd, found only by its base directory.
 
-Processes are found by the paths in their arguments, mounts by /proc/self/mountinfo, loop devices by their backing
-file. The same code therefore serves an orderly teardown, a crashed containerd and a killed earlier run.
+Processes are found by the paths in their arguments, mounts by /proc/self/mountinfo, loop devices by their backing file.
+The code therefore works after a normal exit, after a crash of containerd, and after a killed test run.
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ _PATIENCE_S = 10.0
 
 
 class ReclaimError(Exception):
-    """Resources of a private containerd could not be removed; the text lists the remaining ones."""
+    """Failure to remove resources of a private containerd; the text lists the remaining resources."""
 
 
 def make_base() -> Path:
-    """Create a base directory named after this process, short because of the 107 bytes of a socket path."""
+    """Create a base directory named after this process, with a short path: socket paths have at most 107 bytes."""
     pid = os.getpid()
     return Path(tempfile.mkdtemp(prefix=f"{BASE_PREFIX}{pid}-{_start_time(pid)}-"))
 
 
 def cgroup_parent(base: Path) -> str:
-    """Return the default parent cgroup of this base's pods."""
+    """Return the default parent cgroup of the pods of a base directory."""
     return f"/{CGROUP_PREFIX}{base.name.removeprefix(BASE_PREFIX)}"
 
 
 def poll(state: str, ready: Callable[[], bool], *, timeout_s: float = _PATIENCE_S, interval_s: float = 0.01) -> None:
-    """Wait for a state of another process; raises TimeoutError with its description ``state``."""
+    """Wait until a condition is true.
+
+    Raises:
+        TimeoutError: the condition is false after ``timeout_s``; the text contains its description ``state``.
+    """
     deadline = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > deadline:
@@ -53,7 +57,11 @@ def poll(state: str, ready: Callable[[], bool], *, timeout_s: float = _PATIENCE_
 
 
 def reclaim(base: Path, cgroup_parents: Iterable[str] = ()) -> None:
-    """Kill, unmount, detach and remove all resources below ``base``; raises ReclaimError if resources remain."""
+    """Kill, unmount, detach and remove all resources of ``base``.
+
+    Raises:
+        ReclaimError: resources remain.
+    """
     sockets = shim_sockets(base)
     cgroups = {_CGROUPS / path.lstrip("/") for path in (cgroup_parent(base), *cgroup_parents)}
     kill_all(base)
@@ -69,7 +77,7 @@ def reclaim(base: Path, cgroup_parents: Iterable[str] = ()) -> None:
 
 
 def leftovers(base: Path) -> list[str]:
-    """Describe the remaining resources of a base directory: processes, mounts, loop devices, cgroups, files."""
+    """Return descriptions of the remaining processes, mounts, loop devices, cgroups and files of a base directory."""
     return [
         *(f"process {pid}: {_arguments(pid)[:1]}" for pid in processes(base)),
         *(f"mount {mount}" for mount in mounts(base)),
@@ -80,7 +88,7 @@ def leftovers(base: Path) -> list[str]:
 
 
 def sweep() -> list[Path]:
-    """Reclaim the resources of earlier runs whose process has ended, and return their directories."""
+    """Remove the resources of earlier test runs that have ended; return their base directories."""
     swept = []
     for base in Path(tempfile.gettempdir()).glob(f"{BASE_PREFIX}*-*-*"):
         pid, start_time, _ = base.name.removeprefix(BASE_PREFIX).split("-", 2)
@@ -91,14 +99,14 @@ def sweep() -> list[Path]:
 
 
 def processes(base: Path) -> list[int]:
-    """Return the running processes of ``base``, daemon first: containerd, shims, their processes, lost containers."""
+    """Return the process ids of ``base``: containerd, shims, their child processes, containers without a shim."""
     daemons = [pid for pid in _pids() if str(base / "config.toml") in _arguments(pid)]
     own = shims(base)
     return list(dict.fromkeys([*daemons, *own, *_descendants(own), *_lost_containers(base)]))
 
 
 def shims(base: Path) -> list[int]:
-    """Return the shims that serve the containerd of ``base``; each names its socket in its arguments."""
+    """Return the shims of the containerd of ``base``, found by the containerd socket in their arguments."""
     socket = str(base / "containerd.sock")
     return [
         pid
@@ -108,14 +116,14 @@ def shims(base: Path) -> list[int]:
 
 
 def mounts(base: Path) -> list[str]:
-    """Return the mount points at or below ``base``, the newest first."""
+    """Return the mount points at or below ``base``, newest first."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     decoded = [point.encode().decode("unicode_escape") for point in points]
     return [point for point in reversed(decoded) if Path(point).is_relative_to(base)]
 
 
 def loops(base: Path) -> list[str]:
-    """Return the loop devices whose backing file is below ``base``."""
+    """Return the loop devices with a backing file below ``base``."""
     found = []
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
@@ -125,7 +133,7 @@ def loops(base: Path) -> list[str]:
 
 
 def shim_sockets(base: Path) -> list[Path]:
-    """Return the shims' own sockets, which containerd 1.x keeps in /run/containerd/s for any state directory."""
+    """Return the sockets of the shims, which containerd 1.x creates in /run/containerd/s for any state directory."""
     sockets = []
     for address in base.glob("state/io.containerd.runtime.v2.task/*/*/address"):
         with contextlib.suppress(OSError):
@@ -134,7 +142,7 @@ def shim_sockets(base: Path) -> list[Path]:
 
 
 def alive(pid: int) -> bool:
-    """Return whether the process runs; ``False`` for a zombie."""
+    """Return whether a process is running; ``False`` for a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -142,9 +150,9 @@ def alive(pid: int) -> bool:
 
 
 def kill_all(base: Path) -> None:
-    """Kill every process of ``base``."""
+    """Kill every process of ``base`` and wait until all have ended."""
 
-    # Repeated, as the daemon could start another shim meanwhile.
+    # Repeated, since containerd may start another shim before its end.
     def none_left() -> bool:
         victims = processes(base)
         for pid in victims:
@@ -157,7 +165,7 @@ def kill_all(base: Path) -> None:
 
 
 def unmount(point: Path) -> None:
-    """Unmount, and wait for the end of its users and for the removal of its loop device."""
+    """Unmount a filesystem; wait until no process uses it and its loop device is removed."""
     poll(f"{point} is no longer busy", lambda: str(point) not in mounts(point) or _unmount(str(point), 0))
     poll("its loop device is removed", lambda: not loops(point.parent))
 
@@ -178,7 +186,7 @@ def _unmount(point: str, flags: int) -> bool:
 
 
 def _detach_loops(base: Path) -> None:
-    # Unmounting clears the device asynchronously; detach it only after a timeout.
+    # The kernel detaches the device asynchronously after the unmount; detach it explicitly only after a timeout.
     try:
         poll("loop devices are detached", lambda: not loops(base), timeout_s=2)
     except TimeoutError:
@@ -187,7 +195,7 @@ def _detach_loops(base: Path) -> None:
 
 
 def _remove_cgroup(path: str) -> None:
-    """Remove a cgroup's tree in every hierarchy; parents are kept, since other daemons may use them."""
+    """Remove a cgroup and its children in every hierarchy; parents are kept, since other containerds may use them."""
     for directory in _cgroup_directories(path):
         for child in sorted(directory.rglob("*"), reverse=True):
             if child.is_dir():
@@ -196,13 +204,13 @@ def _remove_cgroup(path: str) -> None:
 
 
 def _remove_empty_cgroup(directory: Path) -> None:
-    with contextlib.suppress(OSError, TimeoutError):  # busy: still in use
+    with contextlib.suppress(OSError, TimeoutError):  # still in use, or already removed
         poll("cgroup empties", lambda: not (directory / "cgroup.procs").read_text(), timeout_s=1)
         directory.rmdir()
 
 
 def _cgroup_directories(path: str) -> list[Path]:
-    """Return a cgroup's directories: one on a cgroup v2 machine, one per hierarchy on v1."""
+    """Return the directories of a cgroup: one directory with cgroup v2, one directory per hierarchy with v1."""
     roots = [_CGROUPS, *(root for root in _CGROUPS.iterdir() if root.is_dir())] if _CGROUPS.is_dir() else []
     return [directory for root in roots if (directory := root / path.lstrip("/")).is_dir()]
 
@@ -236,7 +244,7 @@ def _pids() -> list[int]:
 
 
 def _arguments(pid: int) -> list[str]:
-    """Return the arguments of a process; none for kernel threads, zombies and ended processes."""
+    """Return the arguments of a process; empty for kernel threads, zombies and ended processes."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
     except OSError:

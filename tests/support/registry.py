@@ -1,7 +1,7 @@
 """Read-only image registry on a loopback port, for pulls by a real containerd.
 
-Its images are those of OCI archives. containerd 1 pulls from a loopback address by HTTP without configuration.
-Source: OCI distribution specification, ``pull``.
+The registry serves the images of OCI archives. containerd 1 pulls from a loopback address by HTTP without
+configuration. Source: OCI distribution specification, "Pull".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOBS = "blobs/sha256/"
 
 
 class Registry:
-    """A registry that is served until :meth:`close`; add archives of images named below ``host``."""
+    """Registry that is served until :meth:`close`; the added archives must have image names below ``host``."""
 
     def __init__(self) -> None:
         registry = self
@@ -70,12 +70,12 @@ class Registry:
         self.close()
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop the registry."""
         self._server.shutdown()
         self._server.server_close()
 
     def announce(self, base: Path) -> None:
-        """Configure HTTP for this registry in the containerd 2 below ``base``, which reads the file at each pull."""
+        """Configure HTTP for this registry in the containerd 2 of ``base``, which reads the file at each pull."""
         directory = base / REGISTRIES / self.host
         directory.mkdir(parents=True)
         (directory / "hosts.toml").write_text(f'server = "http://{self.host}"\n')
@@ -93,7 +93,7 @@ class Registry:
                 self._manifests[repository, tag] = image.digest
 
     def find(self, path: str) -> tuple[str, str, bytes] | None:
-        """Return digest, media type and content of the manifest or blob at a path; ``None`` if absent."""
+        """Return digest, media type and content of the manifest or blob at a URL path; ``None`` if it is missing."""
         parts = path.removeprefix("/v2/").split("/")
         repository, kind, reference = "/".join(parts[:-2]), parts[-2] if len(parts) > 1 else "", parts[-1]
         digest = self._manifests.get((repository, reference), reference)

@@ -1,4 +1,4 @@
-"""A real part that tests require, such as a containerd: without it they are skipped with a reason, or fail in CI."""
+"""Hooks for tests that require a real component, such as containerd: without it, they are skipped or fail in CI."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class RequiredPart:
-    """Hooks for the ``conftest.py`` of a directory whose tests require the part.
+    """pytest hooks for the ``conftest.py`` of a directory with tests that require a component.
 
-    A ``conftest.py`` assigns the methods to its own names: a registered plugin would apply to all directories.
+    A ``conftest.py`` assigns the methods to module-level names: a registered plugin would apply to all directories.
     """
 
     def __init__(
@@ -25,13 +25,13 @@ class RequiredPart:
         unavailable: Callable[[], str | None],
         read_logs: Callable[[], list[tuple[str, str]]],
     ) -> None:
-        """Create the hooks.
+        """Create the hooks for a component.
 
         Args:
-            name: name of the part in messages.
-            marker: marker of the tests that require it.
-            unavailable: returns the reason that it is unavailable; ``None`` if it is available.
-            read_logs: returns titles and logs of the running parts, for reports of failed tests.
+            name: name of the component in messages.
+            marker: marker of the tests that require the component.
+            unavailable: function that returns the reason why the component is unavailable; ``None`` if it is available.
+            read_logs: function that returns titles and logs of the running components, for reports of failed tests.
         """
         self._name = name
         self._marker = marker
@@ -40,7 +40,7 @@ class RequiredPart:
         self._skipped: dict[str, str] = {}
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a test without the part; fail it in CI."""
+        """Skip a test if its component is unavailable; fail the test in CI."""
         if item.get_closest_marker(self._marker) is None:
             return
         reason = self._unavailable()
@@ -53,14 +53,14 @@ class RequiredPart:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Add the logs of the running parts to the report of a failed test."""
+        """Add the logs of the running components to the report of a failed test."""
         report = yield
         if report.failed and item.get_closest_marker(self._marker) is not None:
             report.sections += self._read_logs()
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """List the reasons of skipped tests with their number."""
+        """Print the reasons of skipped tests with the number of tests."""
         if not self._skipped:
             return
         terminalreporter.section(f"NOT TESTED: {self._name} unavailable", red=True, bold=True)

@@ -1,4 +1,4 @@
-"""Other versions of containerd: Debian root filesystems, built once and cached, entered by a mount namespace."""
+"""Debian root filesystems with other versions of containerd, built once, cached, and entered by a mount namespace."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _SUITES: dict[PackagedVersion, str] = {"1.7": "trixie", "2.1": "unstable"}
 _PACKAGES = "containerd,runc,busybox-static"
 _KEYRING = "usr/share/keyrings/debian-archive-keyring.gpg"
 
-# $1 is the root filesystem, the other arguments are directories to mount in it at their own path. The root is bound
-# onto itself because containerd searches its root in mountinfo. It becomes the root of the namespace and the old one is
-# removed: a chroot would keep copies of every mount of the host, and with them the loop devices of other tests.
+# $1 is the root filesystem; the other arguments are directories, which are mounted in it at equal paths. The root is
+# bind-mounted onto itself, since containerd searches its root in mountinfo. It becomes the root of the namespace and
+# the former root is unmounted: a chroot would keep copies of every mount of the host, and with them the loop devices of
+# other tests.
 _ENTER = """
 set -e
 root=$1; shift
@@ -45,21 +46,21 @@ exec cat
 
 
 class RootfsError(Exception):
-    """A root filesystem could not be built or entered; the text contains the error of the tool."""
+    """Failure to build or enter a root filesystem; the text contains the error of the tool."""
 
 
 def hold_namespace(
     command: Sequence[str], failure: str, within: Sequence[str] = ()
 ) -> tuple[subprocess.Popen[bytes], tuple[str, ...]]:
-    """Return a process in a new mount namespace, and the prefix of commands that run in it.
+    """Return a process in a new mount namespace, and the argument prefix of commands that run in the namespace.
 
     Args:
-        command: sets the namespace up, writes ``entered``, and exits at the end of its input.
+        command: command that configures the namespace, writes ``entered``, and exits at the end of its input.
         failure: start of the error message.
-        within: prefix of commands in the namespace to start from; that of this process by default.
+        within: argument prefix of the namespace in which the new one is created; by default that of this process.
 
     Raises:
-        RootfsError: the command wrote something else.
+        RootfsError: the output of the command is not ``entered``.
     """
     holder = subprocess.Popen(
         [*within, "unshare", "--mount", "--propagation", "private", *command],
@@ -76,10 +77,10 @@ def hold_namespace(
 
 
 class Namespace:
-    """A mount namespace whose root is a root filesystem, alive until closed or until this process ends.
+    """Mount namespace with a root filesystem as its root; it exists until it is closed or this process ends.
 
-    It outlives single daemons, since shims and their sockets survive a restart. The temporary directory and
-    mounts below ``base`` have the same path in it, so that paths reported by the daemon are valid outside.
+    The namespace outlives containerd, since shims and their sockets survive a restart. The temporary directory and
+    mounts below ``base`` have the same path in the namespace, so that paths reported by containerd are valid outside.
     """
 
     def __init__(self, root: Path, base: Path) -> None:
@@ -89,20 +90,22 @@ class Namespace:
         )
 
     def close(self) -> None:
-        """Release the namespace; it ends with its last process."""
-        self._holder.communicate()  # the shell exits at the end of its input
+        """Release the namespace; the kernel removes it when its last process ends."""
+        self._holder.communicate()  # the shell in the namespace exits at the end of its input
 
 
 def cache_directory() -> Path:
-    """Return the cache directory of root filesystems: NODEAGENT_TEST_CACHE, or the user's cache."""
+    """Return the cache directory of root filesystems: NODEAGENT_TEST_CACHE, or the user's cache directory."""
     chosen = os.environ.get("NODEAGENT_TEST_CACHE")
     return Path(chosen) if chosen else Path.home() / ".cache" / "nodeagent-tests"
 
 
 def ensure(version: PackagedVersion) -> Path:
-    """Return the root filesystem with this containerd, building a missing one (about 20 s, requires a mirror).
+    """Return the root filesystem with a containerd version, and build it if it is missing.
 
-    Versions follow from Debian suites: trixie has 1.7, unstable the current 2.x.
+    A build lasts about 20 s and requires a Debian mirror.
+
+    The version determines the Debian suite: trixie has 1.7, unstable has the current 2.x.
     """
     suite = _SUITES[version]
     cache = cache_directory()
@@ -117,7 +120,8 @@ def ensure(version: PackagedVersion) -> Path:
 def _build(suite: str, root: Path) -> None:
     options = []
     if suite == "unstable":
-        # An old host lacks the keys of unstable, and a mirror's Release file may have expired.
+        # An old host lacks the keys of unstable, so that trixie's keyring is used; a mirror's Release file may have
+        # expired.
         keyring = ensure("1.7") / _KEYRING
         options = [f"--keyring={keyring}", '--aptopt=Acquire::Check-Valid-Until "false"']
     partial = root.with_suffix(".partial")
@@ -133,7 +137,7 @@ def _build(suite: str, root: Path) -> None:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold the lock with this name, shared by all runs with this cache."""
+    """Hold the lock with a name during the block; all test runs with the cache directory share the lock."""
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

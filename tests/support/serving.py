@@ -1,4 +1,4 @@
-"""Simulated runtime served by a process of its own."""
+"""Simulated runtime served by a separate process."""
 
 from __future__ import annotations
 

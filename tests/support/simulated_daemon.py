@@ -1,4 +1,4 @@
-"""A daemon of its own process on a simulated node of another process."""
+"""Daemon in a separate process, on a simulated node in another process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROOT: Final = Path(__file__).parents[2]
 
 
 class SimulatedDaemon(NamedTuple):
-    """The process id of a daemon, its control socket and its log."""
+    """Process id, control socket and log of a daemon."""
 
     pid: int
     control_socket: Path
@@ -38,7 +38,7 @@ class SimulatedDaemon(NamedTuple):
 
 @contextmanager
 def simulated_daemon(directory: Path, configuration: str = "", role: str = "standalone") -> Iterator[SimulatedDaemon]:
-    """Run a daemon until the end of the block, with more settings than the paths in a directory."""
+    """Run a daemon until the end of the block, with its files in a directory and with additional settings."""
     (directory / "config.toml").write_text(_CONFIGURATION.format(directory, role) + configuration)
     for each in ("logs", "links", "run"):
         (directory / each).mkdir(exist_ok=True)
@@ -66,5 +66,5 @@ def _wait_for(path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
             client.connect(str(path))
             return
-        time.sleep(0.05)  # polled, since no event reports the start of another process
+        time.sleep(0.05)  # polled, since another process starts the socket
     raise TimeoutError(path)

@@ -1,7 +1,7 @@
 """Images with every kind of layer sharing that complicates the prediction of freed bytes.
 
-Bases, images built on images, siblings that differ in their last layer only, the same layer on different parents, many
-names for one image, artifacts, damaged images, images of another namespace; and an exited container.
+The node has base images, images built on images, siblings that differ only in the last layer, a layer on different
+parents, an image with many names, artifacts, damaged images, images of another namespace, and an exited container.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _THROWN_AWAY = f"{REGISTRY}/odd/thrown-away:v1"
 
 @dataclass(frozen=True, slots=True)
 class StackedNode:
-    """A containerd with stacked images, checkpointed.
+    """Containerd with images that share layers, and a checkpoint of its image filesystem.
 
     Attributes:
-        candidates: images removable through CRI: the manifests of each image id, in a fixed order.
-        contents: the described layers of each manifest, by digest.
-        container: an exited container, which references the layers of ``USED`` and its writable layer.
+        candidates: manifests of each image that can be removed through CRI, by image id, in a fixed order.
+        contents: described layers of each manifest, by manifest digest.
+        container: exited container, which references the layers of ``USED`` and a writable layer.
     """
 
     containerd: Containerd
@@ -49,7 +49,7 @@ class StackedNode:
 
 
 def stack(containerd: Containerd) -> StackedNode:
-    """Fill a freshly started containerd, which has an image filesystem of its own, and checkpoint it."""
+    """Fill a newly started containerd with a dedicated image filesystem, and save a checkpoint."""
     made = described()
     archive = images.write_oci(containerd.base / "stacked.tar", *made)
     artifacts = images.write_oci(containerd.base / "artifacts.tar", *_artifacts())
@@ -80,7 +80,7 @@ def stack(containerd: Containerd) -> StackedNode:
 
 
 def described() -> tuple[Image | Index, ...]:
-    """Return the images, each after its base image."""
+    """Return the descriptions of the images, each after its base image."""
     big, small, odd = _big_base(), _small_base(), _bottom_up_base()
     python = (*big, _few("python", 3, MIB), _many("python-modules", 300, 9000))
     java = (*small, _few("java", 2, 2 * MIB))
@@ -111,7 +111,7 @@ def described() -> tuple[Image | Index, ...]:
         _image("odd/whiteouts", *small, Layer((File("lib/small-0/.wh.0"), File("lib/.wh.small-1"), File("lib/new")))),
         _image("odd/hard-links", *big, _linked("linked", 40, 50 * KIB)),
         _image("odd/plain-tar", *big, _few("plain", 2, 600 * KIB, gzip_level=None)),
-        # Compressed in two ways, yet with one configuration: CRI lists one image.
+        # Two manifests with different compression and one configuration: CRI lists one image.
         _image("odd/once", *big, _few("twice", 2, 600 * KIB, gzip_level=0)),
         _image("odd/twice", *big, _few("twice", 2, 600 * KIB, gzip_level=1)),
         _image("odd/long-names", *odd, Layer(tuple(File(f"lib/long/{n:0200}", 10) for n in range(300)))),
@@ -122,7 +122,7 @@ def described() -> tuple[Image | Index, ...]:
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """Return the name of the snapshot of each layer. Source: OCI image specification, ChainID."""
+    """Return the snapshot key of each layer, bottom first. Source: OCI image specification, "Layer ChainID"."""
     chain: list[str] = []
     for diff_id in diff_ids:
         digest = hashlib.sha256(f"{chain[-1]} {diff_id}".encode()).hexdigest() if chain else ""
@@ -131,7 +131,7 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 def files(layers: Sequence[Layer]) -> dict[str, bytes]:
-    """Return the regular files in a container, by path."""
+    """Return the regular files that a container of these layers contains, by path."""
     visible: dict[str, bytes] = {}
     for layer in layers:
         for file in layer.files:
@@ -155,7 +155,7 @@ def _small_base() -> tuple[Layer, ...]:
 
 
 def _bottom_up_base() -> tuple[Layer, ...]:
-    """Return a base with the usual first layer second: the same blob, another snapshot."""
+    """Return a base with the common first layer as second layer: an equal blob in another snapshot."""
     return (_few("bottom", 1, 3 * MIB), images.busybox_layer())
 
 
@@ -172,7 +172,7 @@ def _many(name: str, count: int, up_to_bytes: int) -> Layer:
 
 
 def _linked(name: str, count: int, size_bytes: int) -> Layer:
-    """Return a layer of one file with many hard links, which occupy the space of one file."""
+    """Return a layer with one file and many hard links to it, which use the disk space of one file."""
     names = [f"lib/{name}/{n}" for n in range(count)]
     return Layer((File(names[0], size_bytes), *(File(each, same_as=names[0]) for each in names[1:])))
 
@@ -182,7 +182,7 @@ def _layers(one: Image | Index) -> tuple[Layer, ...]:
 
 
 def _artifacts() -> tuple[images.Artifact, ...]:
-    """Return two artifacts, one with an image's layer; CRI lists at most one, as they share their config."""
+    """Return two artifacts, one with a layer of an image; CRI lists at most one, since their configs are equal."""
     shared = gzip.compress(images.layer_tar(_few("java", 2, 2 * MIB)), 0, mtime=0)
     return (
         images.Artifact((ARTIFACTS[0],), (File("layer", content=shared), File("statement", MIB))),
@@ -191,7 +191,7 @@ def _artifacts() -> tuple[images.Artifact, ...]:
 
 
 def _lose(containerd: Containerd, digest: str) -> None:
-    """Delete a blob and free its bytes: a synchronous deletion collects garbage."""
+    """Delete a blob, and free its bytes by a synchronous deletion, which runs the garbage collection."""
     containerd.ctr("content", "rm", digest)
     containerd.ctr("images", "tag", DAMAGED, _THROWN_AWAY)
     containerd.ctr("images", "rm", "--sync", _THROWN_AWAY)

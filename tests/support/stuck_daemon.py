@@ -1,7 +1,7 @@
-"""Run the daemon with one more task, which blocks the event loop while a file exists.
+"""Run the daemon with an additional task that blocks the event loop while a file exists.
 
-Usage: ``python stuck_daemon.py CONFIG FILE``. For the test of the watchdog: the process runs, and its loops make no
-progress. The daemon itself cannot be blocked. Reloads are not supported.
+Usage: ``python stuck_daemon.py CONFIG FILE``. The test of the watchdog requires a running process whose loops make no
+progress; the unmodified daemon cannot be blocked. Reloads are not supported.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ POLL_S = 0.2
 
 
 class BlockingTask:
-    """Blocks the event loop while a file exists."""
+    """Task that blocks the event loop while a file exists."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Poll for the file until stopped."""
+        """Poll for the file until the task is stopped."""
         while not await wait_for_any(POLL_S, stop):
-            while os.path.exists(self._path):  # noqa: ASYNC240, PTH110 - blocking the loop is the purpose
+            while os.path.exists(self._path):  # noqa: ASYNC240, PTH110 - blocking the event loop is the purpose
                 pass
 
 

@@ -1,7 +1,7 @@
-"""Temporary copy of the machine's system directories, for real installations as root without a change of the machine.
+"""Temporary copy of the machine's system directories, for real installations as root without changing the machine.
 
-A mount namespace has overlays over the directories that an installation writes to, with their changes in memory. Such
-a copy can be made of another one, so that tests share one installation and change only their own copy.
+In a mount namespace, overlays with changes in memory cover the directories that an installation writes to. A copy can
+be created from another copy, so that tests share one installation and change only their own copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).parents[2]
 
-# $1 is an empty directory, $2 the layers of other copies, uppermost first, $3 the mount point of the machine's
-# directories below all layers; the other arguments are the covered directories. Layers are not overlays of overlays:
-# the kernel stacks at most two. A copy contains no systemd, so that no unit is started.
+# $1 is an empty directory, $2 the layers of other copies, uppermost first, and $3 the mount point of the machine's
+# directories below all layers; the other arguments are the covered directories. Layers are passed as lower directories
+# of one overlay, since the kernel stacks at most two overlays. A copy contains no systemd, so that no unit is started.
 _ENTER = """
 set -e
 base=$1 layers=$2 machine=$3; shift 3
@@ -43,7 +43,7 @@ exec cat
 
 
 def unavailable() -> str | None:
-    """Return the reason that no copy can be made here; ``None`` if one can."""
+    """Return the reason why no copy can be created on this machine; ``None`` if a copy can be created."""
     if os.geteuid() != 0:
         return "a mount namespace requires root"
     missing = find_missing(("unshare", "nsenter", "mount", "make"))
@@ -51,7 +51,7 @@ def unavailable() -> str | None:
 
 
 class SystemOverlay:
-    """A copy of the system directories, of the machine or of another copy, alive until closed."""
+    """Copy of the system directories of the machine or of another copy; it exists until it is closed."""
 
     def __init__(self, directory: Path, parent: SystemOverlay | None = None) -> None:
         directory.mkdir()
@@ -65,7 +65,7 @@ class SystemOverlay:
         self._holder, self.prefix = hold_namespace(script, "cannot cover the system directories", within)
 
     def run(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a shell script in the checkout; both outputs are in ``stdout``."""
+        """Run a shell script in the checkout; ``stdout`` of the result contains standard output and standard error."""
         environment = {key: value for key, value in os.environ.items() if key.startswith("PIP_") or key == "HOME"}
         return subprocess.run(
             [*self.prefix, "sh", "-c", f'cd "$0" && {{ {script}\n}}', str(CHECKOUT)],
@@ -79,14 +79,14 @@ class SystemOverlay:
         )
 
     def must(self, script: str, **variables: str) -> str:
-        """Run a script that must succeed, and return its output."""
+        """Run a shell script, assert that it succeeds, and return its output."""
         done = self.run(script, **variables)
         assert done.returncode == 0, f"{script}: exit {done.returncode}\n{done.stdout}"
         return done.stdout
 
     def close(self) -> None:
-        """Release the namespace; it ends with its last process."""
-        self._holder.communicate()  # the shell exits at the end of its input
+        """Release the namespace; the kernel removes it when its last process ends."""
+        self._holder.communicate()  # the shell in the namespace exits at the end of its input
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""The command line on a pseudo-terminal of a given width, in this process."""
+"""Runs of the command line in this process, on a pseudo-terminal of a given width or in a pipe."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ROWS = 50
 
 @dataclass(frozen=True)
 class Shown:
-    """The result of a command.
+    """Result of a command.
 
     Attributes:
-        out: standard output, as the terminal receives it but with plain newlines.
+        out: standard output as received by the terminal, with CR LF replaced by LF.
     """
 
     code: int
@@ -48,7 +48,7 @@ def on_terminal(columns: int, *arguments: str) -> Shown:
 
 
 def in_pipe(*arguments: str) -> Shown:
-    """Run ``nodeagent ARGUMENTS`` with its output captured."""
+    """Run ``nodeagent ARGUMENTS`` with a pipe as standard output."""
     out = StringIO()
     code, err = _run(arguments, out)
     return Shown(code, out.getvalue(), err)
@@ -69,7 +69,7 @@ def _drain(master: int, received: list[bytes]) -> None:
     while True:
         try:
             part = os.read(master, 1 << 16)
-        except OSError:  # EIO: the other end is closed
+        except OSError:  # EIO: the command has closed the terminal
             return
         if not part:
             return

@@ -1,4 +1,4 @@
-"""Relay between a Unix socket and a TCP port of the network namespace that it runs in.
+"""Relay connections from a Unix socket to a TCP port on loopback, in the network namespace of the relay process.
 
 ``python -m tests.support.unix_relay SOCKET PORT``
 """

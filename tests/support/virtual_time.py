@@ -1,4 +1,4 @@
-"""Event loop with virtual time, which advances when the loop is idle, so that waits take no real time."""
+"""Event loop with virtual time that advances when the loop is idle, so that waits need no real time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Event loop whose time starts at 0 and jumps to the next timer; for code without sockets.
+    """Event loop with a time that starts at 0 and is advanced to the next timer; for code without sockets.
 
-    Calls for another thread are made at once, in the thread of the loop.
+    Functions for an executor thread are called immediately in the thread of the loop.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         made = self.create_future()
         try:
             made.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - as in another thread
+        except Exception as error:  # noqa: BLE001 - an executor also passes every error to the future
             made.set_exception(error)
         return made
 
 
 class LoopClock:
-    """Clock of the running loop, from :data:`START` on."""
+    """Clock with the time of the running loop; the wall time starts at :data:`START`."""
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self.monotonic_s())
@@ -64,7 +64,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 def play(work: Coroutine[object, object, T]) -> T:
-    """Run a coroutine in virtual time."""
+    """Run a coroutine in virtual time; return its result."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
 

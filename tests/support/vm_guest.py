@@ -1,10 +1,10 @@
-"""Guest side of the control channel: runs commands of the test on the host, received over a virtio port.
+"""Guest side of the control channel: runs commands that the test on the host sends over a virtio port.
 
-systemd starts this file early with the distribution's Python, so that only the standard library is available.
-A message is eight bytes of length, a JSON head, and raw bytes, whose number is ``size`` in the head. The request's head
-has ``id``, ``argv``, ``env``, ``cwd`` and ``timeout_s``, its raw bytes are the standard input; the answer has ``id``,
-``code`` (None after a timeout), ``stdout`` and ``stderr`` as lengths of the two parts of the raw bytes, or ``error``
-when the command could not be started. Requests run concurrently.
+systemd starts this file early with the distribution's Python, so that only the standard library is available. A message
+is an eight-byte length, a JSON head, and raw bytes; ``size`` in the head is the number of raw bytes. The head of a
+request has ``id``, ``argv``, ``env``, ``cwd`` and ``timeout_s``; its raw bytes are the standard input. The head of a
+response has ``id``, ``code`` (null after a timeout), and ``stdout`` and ``stderr`` as lengths of the two parts of the
+raw bytes; if the command could not be started, the head has ``error`` instead. Requests run concurrently.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PORT = "nodeagent.control"
 _LENGTH = struct.Struct(">Q")
 _LOCK_CURRENT_AND_FUTURE_ON_FAULT = 1 | 2 | 4
 _AFTER_KILL_S = 5.0
-# This program is exempt from the OOM killer; commands must not inherit the exemption.
+# This program is exempt from the OOM killer; the commands that it runs must not inherit the exemption.
 _AS_ORDINARY = ("choom", "--adjust", "0", "--")
 
 
 class Channel:
-    """Messages over one descriptor; several threads may send, one may receive."""
+    """Message channel over one file descriptor; several threads may send, one thread may receive."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -61,12 +61,12 @@ class Channel:
         return bytes(parts)
 
     def nothing_read(self) -> None:
-        """Wait for the host: a port without a peer returns end of file, and poll(2) reports only a hang-up."""
+        """Wait for the host: a virtio port without a peer returns end of file, and poll(2) reports only a hang-up."""
         select.poll().poll(100)
 
 
 def serve(channel: Channel) -> None:
-    """Handle requests; never returns."""
+    """Handle requests forever."""
     while True:
         head, raw = channel.receive()
         threading.Thread(target=_answer, args=(channel, head, raw), daemon=True).start()
@@ -98,7 +98,7 @@ def _run(head: dict[str, Any], stdin: bytes) -> tuple[int | None, bytes, bytes]:
             os.killpg(process.pid, signal.SIGKILL)
         try:
             stdout, stderr = process.communicate(timeout=_AFTER_KILL_S)
-        except subprocess.TimeoutExpired as held:  # a child process in another session still has its output open
+        except subprocess.TimeoutExpired as held:  # a child process in another session still has the output pipes open
             stdout, stderr = held.output or b"", held.stderr or b""
         return None, stdout, stderr
     return process.returncode, stdout, stderr
@@ -112,7 +112,7 @@ def _port() -> Path:
 
 
 def main() -> None:
-    """Serve on the virtio port of this machine, in locked memory."""
+    """Lock the memory of this process and serve requests on the virtio port of this machine."""
     threading.stack_size(512 << 10)
     ctypes.CDLL(None).mlockall(_LOCK_CURRENT_AND_FUTURE_ON_FAULT)
     serve(Channel(os.open(_port(), os.O_RDWR)))

@@ -1,4 +1,4 @@
-"""Run pods in the node: read their descriptions as JSON, create them with ``pods``, write the results."""
+"""Run pods in the node: read their descriptions as JSON, create the pods by ``pods``, and write the results as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SOCKET = Path("/run/containerd/containerd.sock")
 LOG_ROOT = Path("/var/log/pods")
 _IMAGE_S = 30.0
 _CALL_S = 120.0
-_AT_ONCE = 3  # the node has two processors, and a creation waits for systemd and for the disk meanwhile
+_AT_ONCE = 3  # concurrent creations: the node has two processors, and each creation waits for systemd and for the disk
 
 
 def run(pods: Pods, described: dict[str, Any]) -> dict[str, str]:
-    """Run one pod of one container, and return the ids and the log."""
+    """Run one pod with one container; return the sandbox and container ids and the log path."""
     reclaim.poll(
         f"CRI lists {described['image']}",
         lambda: any(described["image"] in image.tags for image in pods.list_images()),

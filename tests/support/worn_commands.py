@@ -1,4 +1,4 @@
-"""Commands of the agent on a worn node, and its configuration."""
+"""Commands of the agent on a :class:`WornNode`, and changes of its configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 
 def nodeagent(node: WornNode, *arguments: str, code: int = 0) -> str:
-    """Run the command line against a node and return its output."""
+    """Run a ``nodeagent`` command with the configuration of a node; return its output."""
     ended = subprocess.run(
         [sys.executable, "-m", "nodeagent", *arguments, "--config", str(node.config)],
         capture_output=True,

@@ -1,6 +1,6 @@
-"""A worn node on a real containerd: a small, nearly full image filesystem, images that share layers, dead pods.
+"""Node after long use, on a real containerd: a small, nearly full image filesystem, shared layers, dead pods.
 
-Shared by the integration tests and the demo.
+The integration tests and the demo share this module.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class WornNode:
     """Images and pods of the node, by role.
 
     Attributes:
-        aged_at: monotonic time after the import of all images except the fresh one.
-        fresh_at: monotonic time before the import of the fresh one.
+        aged_at: monotonic time after the import of all images except the fresh image.
+        fresh_at: monotonic time before the import of the fresh image.
     """
 
     containerd: Containerd
@@ -53,7 +53,7 @@ class WornNode:
 
     @property
     def minimum_age(self) -> str:
-        """Current minimum age setting, above the age of the fresh image and below that of all others."""
+        """Minimum image age setting that is currently above the age of the fresh image and below all other ages."""
         return f"{time.monotonic() - (self.aged_at + self.fresh_at) / 2:.2f}s"
 
     @property
@@ -64,7 +64,7 @@ class WornNode:
 
 
 def wear(containerd: Containerd, *, used_percent: int = 91) -> WornNode:
-    """Fill a freshly started containerd, which has an image filesystem of its own, with the content of a used node."""
+    """Fill a newly started containerd with a dedicated image filesystem with the images and pods of a node in use."""
     link_root = containerd.base / "containers"
     link_root.mkdir(exist_ok=True)
     config = containerd.base / "nodeagent.toml"
@@ -89,7 +89,7 @@ def wear(containerd: Containerd, *, used_percent: int = 91) -> WornNode:
 
 
 def _old_images() -> list[images.Image]:
-    """Return two families of five versions over shared layers, and the images with a role."""
+    """Describe two image families, each with five versions on shared layers, and the images with a role."""
     made = []
     for name, base_mib, own_mib in (("web", 14, 3), ("worker", 10, 4)):
         base = images.blob(f"{name} base", base_mib * MIB)
@@ -108,7 +108,7 @@ def _old_images() -> list[images.Image]:
 
 
 def _run_pods(node: WornNode, link_root: Path) -> None:
-    """Run a healthy pod, one with four crashes, a deleted one, and a manually created container."""
+    """Run a healthy pod, a pod with four crashed attempts and a deleted pod, and create a container by ``ctr``."""
     pods = node.pods
     healthy = pods.run_sandbox("web", namespace="shop")
     node.running = pods.run_container(healthy, "web", USED_RUNNING)

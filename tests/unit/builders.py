@@ -1,4 +1,4 @@
-"""Shared builders for snapshots, so that a test contains only the facts it depends on.
+"""Shared builders of snapshots, so that a test contains only the relevant facts.
 
 Sizes are in MiB and times in seconds before ``NOW`` unless the name has another unit.
 """
@@ -43,7 +43,7 @@ DAY_S: Final = 86400.0
 
 
 def ago(seconds: float) -> datetime:
-    """Return the time ``seconds`` before ``NOW``; negative for the future."""
+    """Return the time ``seconds`` before ``NOW``; after ``NOW`` for negative ``seconds``."""
     return NOW - timedelta(seconds=seconds)
 
 
@@ -71,7 +71,7 @@ def pulled_from(listed: Image) -> frozenset[str]:
 
 
 def used(last_s: float | None = None, *, seen_s: float = DAY_S) -> ImageUsage:
-    """Return the recorded use of an image, first detected and last used the given seconds ago."""
+    """Return a recorded image use: last used ``last_s`` and first detected ``seen_s`` seconds ago."""
     return ImageUsage(ago(seen_s), None if last_s is None else ago(last_s))
 
 
@@ -99,7 +99,7 @@ def container(
     uid: str | None = None,
     **rest: Any,
 ) -> Container:
-    """Return a container of ``pod``, whose UID is ``uid-POD`` and whose sandbox is ``sb-POD``."""
+    """Return a container of ``pod``, with pod UID ``uid-POD`` and sandbox ``sb-POD`` by default."""
     labels = {
         "io.kubernetes.pod.name": pod,
         "io.kubernetes.pod.namespace": namespace,
@@ -120,12 +120,12 @@ def container(
 
 
 def synced(*uids: str) -> PodList:
-    """Return a synced list of the API server."""
+    """Return a synced pod list of the API server with these pod UIDs."""
     return PodList(PodListSource.API_SERVER, frozenset(uids), synced=True, listed_at=ago(0))
 
 
 def kubelet_list(*uids: str) -> PodList:
-    """Return a list of the kubelet, which marks itself as synced."""
+    """Return a pod list of the kubelet with these pod UIDs, marked as synced."""
     return PodList(PodListSource.KUBELET, frozenset(uids), synced=True)
 
 
@@ -139,7 +139,7 @@ def sandbox(
     labelled: bool = True,
     **rest: Any,
 ) -> Sandbox:
-    """Return a sandbox of ``pod``, named ``sb-POD``."""
+    """Return a sandbox of ``pod``, with the id ``sb-POD`` by default."""
     return Sandbox(
         id=f"sb-{pod}" if sandbox_id is None else sandbox_id,
         name=pod,
@@ -163,13 +163,13 @@ def log_directory(
     size_bytes: int | None = 4096,
     **tree: Any,
 ) -> PodLogDirectory:
-    """Return a pod log directory of a UID; ``tree`` has further facts of its content."""
+    """Return a pod log directory for a pod UID; ``tree`` sets further fields of its ``LogTree``."""
     shown = f"{namespace}_{pod}_{uid}" if name is None else name
     return PodLogDirectory(shown, uid, is_directory, LogTree(ago(modified_s), "digest", **tree), size_bytes)
 
 
 def log_link(container_id: str, *, modified_s: float = 3600, name: str | None = None) -> ContainerLogLink:
-    """Return a dead log link of a container."""
+    """Return a container log symlink with a missing target."""
     shown = f"web_shop_app-{container_id}.log" if name is None else name
     return ContainerLogLink(
         shown, container_id, f"/var/log/pods/shop_web_uid-web/app/{container_id}.log", ago(modified_s)
@@ -184,19 +184,19 @@ def piece(
     references: Sequence[ReferenceKind] = (),
     snapshotter: str = "overlayfs",
 ) -> StoredPiece:
-    """Return a snapshot; without snapshotter a blob."""
+    """Return a stored snapshot, or a blob if ``snapshotter`` is empty."""
     kind = PieceKind.SNAPSHOT if snapshotter else PieceKind.BLOB
     return StoredPiece(key, kind, size_mib * MIB, inodes, tuple(references), snapshotter)
 
 
 def image_filesystem(path: str, used_percent: int, *stores: str, capacity_mib: int = 1000) -> ImageFilesystem:
-    """Return one of several image filesystems, with these stores."""
+    """Return an image filesystem that contains these stores (snapshotters; empty for the content store)."""
     reading = replace(filesystem(used_percent, capacity_mib=capacity_mib), path=path, device_id=hash(path))
     return ImageFilesystem(path, frozenset(stores), reading)
 
 
 def graph(pieces: Iterable[StoredPiece], references: Mapping[str, Sequence[str]]) -> StorageGraph:
-    """Return a storage graph from image ids to keys of pieces."""
+    """Return a storage graph; ``references`` maps image ids to the keys of their pieces."""
     listed = tuple(pieces)
     at = {each.key: index for index, each in enumerate(listed)}
     return StorageGraph(listed, {image_id: tuple(at[key] for key in keys) for image_id, keys in references.items()})
@@ -206,9 +206,9 @@ def snapshot(
     *images: Image | tuple[Image, ImageUsage],
     **fields: Any,
 ) -> NodeSnapshot:
-    """Return a node booted ten days ago; an image without usage was first detected a day ago and never used.
+    """Return a snapshot of a node booted ten days ago.
 
-    The use of images has been observed for ten years.
+    An image without usage was first detected a day ago and never used. Image use has been observed for ten years.
     """
     listed = tuple(each if isinstance(each, Image) else each[0] for each in images)
     usage = {
@@ -234,11 +234,11 @@ def removed(plan: Plan) -> list[str]:
 
 
 def decided(plan: Plan, item_id: str) -> Decision:
-    """Return the decision on an item."""
+    """Return the decision on the item with this id; fail if the plan has none."""
     (decision,) = (each for each in plan.decisions if each.id == item_id)
     return decision
 
 
 def codes(plan: Plan) -> dict[str, str]:
-    """Return item id to reason code."""
+    """Return the reason code of each decision, by item id."""
     return {decision.id: decision.reason.code.value for decision in plan.decisions}

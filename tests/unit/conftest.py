@@ -1,4 +1,4 @@
-"""Debian programs of some tests; without them, tests are skipped with a visible reason, or fail in CI."""
+"""Fixtures of tests that require Debian programs: skipped with a reason if missing, failed in CI."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def private_bus(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Priv
 
 @pytest.fixture
 def promtool(request: pytest.FixtureRequest) -> str:
-    """Return the path of promtool, from the virtual environment (.ci/setup installs it there) or the system."""
+    """Return the path of promtool, in the virtual environment (installed by .ci/setup) or on the system."""
     found = shutil.which("promtool", path=f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
         _skip(

@@ -1,6 +1,6 @@
 """A daemon context with its control API on a real socket, on a simulated node.
 
-The caller is a peer set by the test, or the peer reported by the kernel: an unprivileged member of the group.
+The peer of a connection is set by the test, or reported by the kernel as an unprivileged group member.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ STRANGER = Peer(3, 4712, frozenset({4712}))
 IMAGE = "registry.example/app:v1"
 GROUP_NAME = "group-of-the-test"
 MEMBERS_GROUP = 4711 if os.geteuid() == 0 else os.getgid()
-"""Group of the unprivileged member; as root any number, also one without an existing group."""
+"""GID of the control group; a test run as root can use a GID without an existing group."""
 
 
-class Refused(Exception):  # noqa: N818 - a response, not a failure of the test
-    """A response with a problem document."""
+class Refused(Exception):  # noqa: N818 - an error response, not a test failure
+    """An error response of the control API with a problem document."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(status, detail)
@@ -72,7 +72,7 @@ class Refused(Exception):  # noqa: N818 - a response, not a failure of the test
 
 
 def parse_response(raw: bytes) -> tuple[int, list[dict[str, Any]]]:
-    """Return the status of a whole response, and its body's lines as JSON; 0 if the connection was closed instead."""
+    """Return the status code and the JSON lines of a complete response; status 0 if the connection was closed."""
     if not raw:
         return 0, [{"detail": "closed"}]
     wire = h11.Connection(h11.CLIENT)
@@ -91,7 +91,7 @@ def parse_response(raw: bytes) -> tuple[int, list[dict[str, Any]]]:
 
 @dataclass
 class Node:
-    """A daemon context with an agent and the socket of its control API."""
+    """A daemon context with an agent, and a client of its control socket."""
 
     context: DaemonContext
     sim: SimNode
@@ -104,7 +104,11 @@ class Node:
     async def exchange(
         self, operation: str, request: msgspec.Struct | None = None, *, body: bytes | None = None
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return status and documents of the response to a request, with another body if given."""
+        """Send a request, with ``body`` instead of its encoded fields if given.
+
+        Returns:
+            Status code and documents of the response.
+        """
         fields = {} if request is None else msgspec.structs.asdict(request)
         target, encoded = encode_request(OPERATIONS[operation], fields)
         sent = encoded if body is None else body
@@ -113,7 +117,10 @@ class Node:
         return parse_response(await asyncio.to_thread(self._send, head.encode() + sent))
 
     def _send(self, data: bytes) -> bytes:
-        """Send a request and return the whole response; a blocking socket reads the response to an unread request."""
+        """Send a request; return the complete response.
+
+        A blocking socket receives the response even if the server closes the connection without reading the body.
+        """
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(20)
             connection.connect(str(self.path))
@@ -128,21 +135,25 @@ class Node:
     async def ask(
         self, operation: str, request: msgspec.Struct | None = None, *, body: bytes | None = None
     ) -> dict[str, Any]:
-        """Return the document of a successful response; several of a stream as ``all``."""
+        """Return the document of a successful response; the documents of a stream in a list with the key ``all``.
+
+        Raises:
+            Refused: the response is a problem document.
+        """
         status, documents = await self.exchange(operation, request, body=body)
         if status != 200 or "problem" in documents[-1]:
             raise Refused(status, documents[-1].get("problem", documents[-1])["detail"])
         return documents[0] if len(documents) == 1 else {"all": documents}
 
     async def refused(self, operation: str, request: msgspec.Struct | None = None) -> tuple[int, str]:
-        """Return status and detail of a problem document."""
+        """Send a request that must fail; return status code and detail of the problem document."""
         with pytest.raises(Refused) as caught:
             await self.ask(operation, request)
         return caught.value.status, caught.value.detail
 
     @asynccontextmanager
     async def follow(self, operation: str) -> AsyncIterator[asyncio.StreamReader]:
-        """Send a request without fields; return the raw response as it arrives."""
+        """Send a request without fields; yield a reader of the raw response."""
         reader, writer = await asyncio.open_unix_connection(self.path)
         method, path = OPERATIONS[operation][:2]
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -194,12 +205,12 @@ async def serving(
     extra: str = "",
     sim: SimNode | None = None,
 ) -> AsyncIterator[Node]:
-    """Serve the control API; its socket is removed at the end.
+    """Serve the control API within the block; yield the node.
 
     Args:
-        tmp_path: for configuration, state and logs.
-        max_per_pod_container: number of dead containers to keep of each container; the node has two.
-        simulated_peers: whether the caller is ``Node.peer``, not the peer reported by the kernel.
+        tmp_path: directory of configuration, state and logs.
+        max_per_pod_container: dead containers kept per container; the node has two dead containers.
+        simulated_peers: whether ``Node.peer`` replaces the peer reported by the kernel.
         head: first lines of the configuration.
         extra: further sections of the configuration.
         sim: node with the items of a test; a node with two dead containers of one pod by default.
@@ -235,7 +246,7 @@ async def serving(
         asyncio.get_running_loop().set_exception_handler(lambda _, error: unhandled.append(error))
         stop = asyncio.Event()
         running = asyncio.ensure_future(ControlServer(context).run(stop))
-        while not node.logged("control_listening"):  # noqa: ASYNC110 - the log has no event to wait for
+        while not node.logged("control_listening"):  # noqa: ASYNC110 - log writes set no asyncio.Event
             await asyncio.sleep(0)
         yield node
         stop.set()
@@ -246,9 +257,9 @@ async def serving(
 
 @contextmanager
 def _unprivileged() -> Iterator[None]:
-    """Run the block as an unprivileged user in the group of the members.
+    """Run the block as an unprivileged user in the control group.
 
-    Without root, the user of the test is such a user.
+    A test without root privileges runs the block as its own user.
     """
     if os.geteuid() != 0:
         yield
@@ -266,7 +277,10 @@ def _unprivileged() -> Iterator[None]:
 
 @asynccontextmanager
 async def served_to_member(tmp_path: Path, *, max_per_pod_container: int) -> AsyncIterator[Node]:
-    """Serve an unprivileged member with write access; the kernel reports its credentials for every connection."""
+    """Serve an unprivileged group member with write access; yield the node.
+
+    Connections pass through a relay, so that the kernel reports the credentials of the member.
+    """
     tasks: set[asyncio.Task[None]] = set()
     async with serving(tmp_path, max_per_pod_container=max_per_pod_container, simulated_peers=False) as node:
         settings = node.context.settings

@@ -57,7 +57,7 @@ GRACE_S = 60.0
 
 @dataclass
 class Daemon:
-    """One run of the daemon."""
+    """A running daemon and its log."""
 
     place: Place
     context: DaemonContext
@@ -67,21 +67,21 @@ class Daemon:
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def logged(self, event: str = "") -> list[dict[str, Any]]:
-        """Return the logged events, or those with one name; only lines since the last call are parsed."""
+        """Return the logged events, or only the events named ``event``."""
         new = self.stream.getvalue()[self._read_to :]
         self._read_to += len(new)
         self._events += [json.loads(line) for line in new.splitlines()]
         return [each for each in self._events if not event or each["event"] == event]
 
     async def reload(self) -> Reloaded:
-        """Request a reload as the control API does."""
+        """Request a reload as the control API does; return its result."""
         waiting: asyncio.Future[Reloaded] = asyncio.get_running_loop().create_future()
         self.context.awaiting_reload.append(waiting)
         self.context.reload.set()
         return await asyncio.wait_for(waiting, 30)
 
     async def set(self, **changes: object) -> Reloaded:
-        """Write settings, reload, and wait until they are in force."""
+        """Write settings, reload, and wait until the new settings are in force; return the result of the reload."""
         self.place.write(**changes)
         reloaded = await self.reload()
         await self.wait_for_passes()
@@ -101,12 +101,12 @@ class Daemon:
         await self.wait_for_passes()
 
     async def trigger(self, loop: str) -> dict[str, Any]:
-        """Run a loop now, as ``nodeagent trigger LOOP --wait`` does."""
+        """Run a loop immediately, as ``nodeagent trigger LOOP --wait`` does; return its result."""
         shown: dict[str, Any] = json.loads(await self._service().trigger(api.TriggerRequest(loop=loop, wait=True)))
         return shown
 
     async def apply(self, scope: str) -> None:
-        """Run a pass, as ``nodeagent gc --yes`` of a group member does."""
+        """Run a GC pass, as ``nodeagent gc --yes`` of a group member does."""
         async for _ in self._service().apply(api.ApplyRequest(scope=scope)):
             pass
 
@@ -122,14 +122,14 @@ class Daemon:
         return shown
 
     def _service(self) -> ControlService:
-        """Return the service for a member of the group."""
+        """Return the control API service with a group member as the caller."""
         CALLER.set(Caller("member", is_root=False))
         return ControlService(self.context)
 
     async def wait_for_passes(self) -> None:
-        """Wait until every loop of the agent in force has finished a pass, or is paused."""
+        """Wait until every loop of the current agent has finished a pass or is paused."""
         async with asyncio.timeout(30):
-            while not self._settled():  # noqa: ASYNC110 - the log has no event to wait for
+            while not self._settled():  # noqa: ASYNC110 - log writes set no asyncio.Event
                 await asyncio.sleep(0.001)
 
     def _settled(self) -> bool:
@@ -146,7 +146,7 @@ class Daemon:
 
 @dataclass
 class Place:
-    """A node with runtime, configuration and state directory, for successive daemons."""
+    """A simulated node with runtime, configuration and state directory, for successive daemons."""
 
     directory: Path
     sim: SimNode = field(default_factory=SimNode)
@@ -170,13 +170,13 @@ class Place:
         return self.sim.clock.monotonic_s()
 
     def add_garbage(self) -> None:
-        """Add a dead container with an image that no other container uses."""
+        """Add a dead container and, unless present, its image, which no other pod uses."""
         if self.sim.resolve_image(IMAGE) is None:
             self.sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
         self.sim.add_container(self.sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600)
 
     def write(self, **changes: object) -> None:
-        """Change settings in the file; keys are dotted with two underscores."""
+        """Change settings in the configuration file; two underscores separate section and key."""
         self.settings |= changes
         here, top, tables = self.directory, [], dict[str, list[str]]()
         for key, value in self.settings.items():
@@ -192,21 +192,25 @@ class Place:
 
     @asynccontextmanager
     async def daemon(self, *, settled: bool = True) -> AsyncIterator[Daemon]:
-        """Run a daemon until the end of the block."""
+        """Run a daemon within the block; yield the daemon.
+
+        Args:
+            settled: whether to wait for the first pass of every loop.
+        """
         stream, clock = io.StringIO(), self.sim.clock
         logger = log.configure("json", "info", stream)
         context = DaemonContext(self.load(), logger, clock, LoopStatuses(clock), PassLock(clock))
         made = Daemon(self, context, stream)
 
         async def read(settings: Settings) -> Settings:
-            return checked(settings.origin)  # read in this process, since a child process takes a second
+            return checked(settings.origin)  # without a child process, which takes a second to start
 
         restore_pause(context)
         restore_grace(context.grace, context.settings)
         with (
             mock.patch.object(supervisor, "GRACE_POLL_S", 0.001),
             mock.patch.object(service, "read_again", read),
-            mock.patch.object(measurement, "SETTLE_WITHIN_S", 0.0),  # the disk of this machine shows no freed bytes
+            mock.patch.object(measurement, "SETTLE_WITHIN_S", 0.0),  # simulated removals free no bytes
         ):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(ReloadTask(context, Notifier({})).run(context.stop))
@@ -222,7 +226,7 @@ class Place:
 
 @asynccontextmanager
 async def place(**changes: object) -> AsyncIterator[Place]:
-    """Serve a simulated node; its daemon is a dry run unless ``changes`` disable it."""
+    """Serve a simulated node within the block; its daemon is in dry run unless ``changes`` disable dry run."""
     with tempfile.TemporaryDirectory(prefix="d") as name:
         made = Place(Path(name))
         made.write(
@@ -245,13 +249,13 @@ async def place(**changes: object) -> AsyncIterator[Place]:
 
 @asynccontextmanager
 async def daemon(**changes: object) -> AsyncIterator[Daemon]:
-    """Run a daemon on a new node."""
+    """Run a daemon on a new simulated node within the block; yield the daemon."""
     async with place(**changes) as here, here.daemon() as made:
         yield made
 
 
 async def refused(request: Any) -> bool:
-    """Return whether a request was refused."""
+    """Return whether a request fails with ``UsageError``."""
     with suppress(UsageError):
         await request
         return False

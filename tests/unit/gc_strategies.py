@@ -1,4 +1,4 @@
-"""Strategies of nodes and policies for the properties of garbage collection."""
+"""Hypothesis strategies of nodes and policies for property tests of garbage collection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 EXAMPLES = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
-"""A node is generated from many draws, so that generation is slow."""
+"""Hypothesis settings without the check for slow generation, since a node needs many draws."""
 
 PODS = ("p0", "p1", "p2", "p3")
 HEX = "0123456789abcdef"
@@ -81,7 +81,7 @@ def storages(draw: st.DrawFn, listed: tuple[Image, ...]) -> StorageGraph:
 
 @st.composite
 def references(draw: st.DrawFn, listed: tuple[Image, ...]) -> dict[str, str]:
-    """Return a container's reference to one of the images, or to an unlisted one."""
+    """Return the field of a container with a reference to a listed or to an unlisted image."""
     if not listed or draw(st.integers(0, 5)) == 0:
         return {"image_ref": "sha256:" + "9" * 64}
     chosen = draw(st.sampled_from(listed))

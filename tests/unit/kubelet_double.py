@@ -1,4 +1,4 @@
-"""Fake kubelet traces, set by a test and read with a manual clock."""
+"""A fake reader of kubelet traces (processes, ports, files), with a manual clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HandClock:
 
 
 class KubeletDouble:
-    """Fake reader of the traces; :meth:`set` also expires the cached reading."""
+    """Fake reader of kubelet traces."""
 
     def __init__(self, traces: KubeletTraces = NO_KUBELET) -> None:
         self.clock = HandClock()
@@ -37,12 +37,12 @@ class KubeletDouble:
         self.released = threading.Event()
 
     def set(self, traces: KubeletTraces, after_s: float = 60.0) -> None:
-        """Replace the traces and advance the clock."""
+        """Replace the traces, and advance the clock so that cached readings expire."""
         self.clock.seconds += after_s
         self.traces = traces
 
     def read(self, *, arguments: bool = True) -> KubeletTraces:
-        """Return the traces; a ``hanging`` kind of reading waits for ``released``."""
+        """Return the traces; a reading with ``arguments`` in ``hanging`` first waits for ``released``."""
         self.readings.append(arguments)
         if arguments in self.hanging:
             self.released.wait(30)

@@ -1,8 +1,8 @@
-"""Console examples of README and documents: each command is run on a simulated node, or checked by its arguments.
+"""Console examples of README and documents: each command runs on a simulated node, or its arguments are checked.
 
 A line of a ``console`` block starts with ``$`` (any user) or ``#`` (root); a line with ``>`` continues it. Commands of
-the agent are run, also inside ``kubectl exec`` and the like; paths of a node are replaced by those of a simulated one.
-A program without a check fails its example.
+the agent are executed, also inside ``kubectl exec``; node paths are replaced by paths of a simulated node.
+An example with an unchecked program fails.
 """
 
 from __future__ import annotations
@@ -41,19 +41,21 @@ _COMMENT: Final = re.compile(r"\s{2,}# .*$")
 _OPERATORS: Final = frozenset({"|", "||", "&&", ";"})
 _KEYWORDS: Final = frozenset({"do", "done"})
 _EXPECTED: Final[Mapping[str, frozenset[int]]] = {
-    "doctor": frozenset({0, 1, 3}),  # the machine of the test has findings of its own
-    "status": frozenset({0, 1}),  # not ready on a node without network
-    "gc": frozenset({0, 3}),  # the target may be out of reach
+    "doctor": frozenset({0, 1, 3}),  # the test machine can have findings
+    "status": frozenset({0, 1}),  # the daemon is not ready without a runtime network
+    "gc": frozenset({0, 3}),  # the target may be unreachable
     "evict": frozenset({0, 3}),
-    "shutdown": frozenset({0, 1}),  # no inhibitor lock without logind
+    "shutdown": frozenset({0, 1}),  # fails without logind
 }
 _RUN_ELSEWHERE: Final = frozenset({"reload", "du"})
-"""Commands of the daemon's main task, which the node of the test lacks, and of a walk through a whole filesystem. Tests
-of their own run them; the test of the documents checks their options."""
+"""Commands that are not run: the test node has no reload task, and ``du`` walks a whole filesystem.
+
+Separate tests run both commands; ``test_documents.py`` checks their options.
+"""
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """Return document and text of each block in a language."""
+    """Return document name and text of each code block in a language."""
     texts = [(each, each.read_text(encoding="utf-8")) for each in DOCUMENTS]
     return [(path.name, body) for path, text in texts for kind, body in _BLOCK.findall(text) if kind == language]
 
@@ -70,7 +72,7 @@ def lines(block: str) -> list[str]:
 
 
 def simple_commands(line: str) -> list[list[str]]:
-    """Return the programs of a line with their arguments, without redirections, loops and substitutions."""
+    """Return each command of a shell line as words, without redirections, loops and command substitutions."""
     text = re.sub(r"\bfor \w+ in \$\((.*?)\)", r"\1", line)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.commenters = ""
@@ -101,7 +103,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture
 def machine(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory with the files that examples name; the settings of the node are environment variables."""
+    """Return a directory with the files named in examples; set the settings of the node as environment variables."""
     for section, value in tomllib.loads(node.config.read_text()).items():
         for key, each in value.items() if isinstance(value, dict) else [("", value)]:
             name = f"{section}__{key}" if key else section
@@ -116,13 +118,13 @@ def machine(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def run_agent(arguments: list[str], machine: Path) -> None:
-    """Run a command of the agent; files of the node are those of the machine of the test."""
+    """Run a command of the agent, with file arguments replaced by files in ``machine``; check its exit code."""
     if arguments[0] in _RUN_ELSEWHERE and "--dry-run" not in arguments:
         return
     places = {each.name: str(each) for each in machine.iterdir()}
     given = [places.get(Path(each).name, each) for each in arguments]
     if given[:2] == ["config", "import"] and given[2].startswith("--"):
-        given.insert(2, places["kubelet.json"])  # no kubelet on the machine of the test
+        given.insert(2, places["kubelet.json"])  # the test machine has no kubelet configuration
     ended = nodeagent(*given)
     assert ended.returncode in _EXPECTED.get(arguments[0], {0}), f"{arguments}: {ended.stdout}{ended.stderr}"
 
@@ -197,7 +199,7 @@ def check_jq(arguments: list[str], machine: Path) -> None:
 
 
 def is_accepted(_: list[str], __: Path) -> None:
-    """Accept a program without a part of the agent in its arguments."""
+    """Accept any arguments, since the program uses no file, unit or command of the agent."""
 
 
 CHECKS: Final[Mapping[str, Callable[[list[str], Path], None]]] = {

@@ -1,4 +1,4 @@
-"""Atomic writes: complete content, given mode, and no remaining temporary file."""
+"""Atomic file writes: complete content, requested mode, no remaining temporary file."""
 
 from __future__ import annotations
 
@@ -79,4 +79,4 @@ def test_link_replaces_a_file_or_a_link(tmp_path: Path) -> None:
     path.write_text("a file")
     for target in ("first", "/second"):
         replace_link(path, target)
-        assert (os.readlink(path), list(tmp_path.iterdir())) == (target, [path])  # noqa: PTH115 - as text
+        assert (os.readlink(path), list(tmp_path.iterdir())) == (target, [path])  # noqa: PTH115 - compared as a string

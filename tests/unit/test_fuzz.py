@@ -59,7 +59,7 @@ def test_target_accepts_or_rejects_every_input_with_bounded_memory(targets: Mapp
     target = targets[name]
     inputs = mutations(target.seeds, Random(name))
     accepted = sum(map(target.run, islice(inputs, INPUTS[name] // 10)))
-    gc.collect()  # in a process with many objects, the interpreter collects rarely
+    gc.collect()  # automatic collection is rare in a process with many objects
     before_mib = rss_mib("self")
     accepted += sum(map(target.run, islice(inputs, INPUTS[name])))
     assert accepted > INPUTS[name] // 50, "the mutations no longer pass the first check"

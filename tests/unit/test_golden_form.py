@@ -1,4 +1,4 @@
-"""Removal of what differs between runs from stored outputs."""
+"""Removal of run-dependent text from stored outputs."""
 
 from __future__ import annotations
 

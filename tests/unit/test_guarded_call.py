@@ -1,4 +1,4 @@
-"""Guarded calls: at most one thread hangs, and calls before and after it have their results."""
+"""Guarded calls: at most one thread hangs, and calls succeed again after the hanging call returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT_S = 0.01
 
 
 class Hang:
-    """A function that returns after its release."""
+    """A function that hangs until ``released`` is set and returns its number of calls."""
 
     def __init__(self) -> None:
         self.started, self.released = threading.Event(), threading.Event()
@@ -62,7 +62,7 @@ async def test_hanging_call_occupies_one_thread_and_later_calls_fail_at_once(han
 
 
 async def result_after_return(guard: GuardedCall[int], result: int) -> int:
-    """Return the result of a call as soon as the one before it returned."""
+    """Return ``result`` through the guard, with retries while the hanging call has not returned."""
     while True:
         try:
             return await guard.run(lambda: result, within_s=600)
@@ -114,7 +114,7 @@ def test_call_that_hangs_is_guarded_in_a_later_event_loop(hang: Hang) -> None:
         hang.released.set()
 
     first = asyncio.new_event_loop()
-    first.run_until_complete(start())  # not closed with its threads, as asyncio.run does
+    first.run_until_complete(start())  # its threads continue, unlike with asyncio.run
     asyncio.run(again())
     first.run_until_complete(first.shutdown_default_executor())
     first.close()
@@ -139,5 +139,5 @@ async def test_error_of_an_abandoned_call_is_not_logged(
     assert await result_after_return(guard, 3) == 3
     assert is_cancelled or isinstance(caller.exception(), HangingCallError)
     del caller
-    gc.collect()  # asyncio logs an error that was not retrieved when its future is deleted
+    gc.collect()  # asyncio logs an unretrieved error at deletion of its future
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""The vocabulary check: banned words fail, quotations pass, names are split into words."""
+"""Vocabulary check: banned words fail, quotations pass, identifiers are split into words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reuse of the last result for the same arguments."""
+"""Reuse of the last result of a function for identical arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_function_is_called_once_for_the_same_objects_and_again_for_equal_ones()
         calls.append(numbers)
         return sum(numbers) * factor
 
-    first, equal = (1, 2), tuple([1, 2])  # noqa: C409 - another object
+    first, equal = (1, 2), tuple([1, 2])  # noqa: C409 - equal, but a different object
     assert [total(first, 1), total(first, 1), total(equal, 1), total(equal, 2), total(first, 1)] == [3, 3, 3, 6, 3]
     assert calls == [first, equal, equal, first]
 

@@ -1,4 +1,4 @@
-"""The locked dependencies: complete, of allowed versions, with hashes, and equal in all files."""
+"""Lock files of dependencies: complete, with allowed versions and hashes, and consistent with each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = {"runtime": "requirements.lock", "dev": "requirements-dev.lock", "build"
 
 
 def locked(file: str) -> dict[str, tuple[str, int]]:
-    """Return the version and the number of hashes of each package."""
+    """Return version and number of hashes of each package in a lock file, by package name."""
     found: dict[str, tuple[str, int]] = {}
     for entry in re.split(r"\n(?=\S)", (ROOT / FILES[file]).read_text().strip()):
         first, *hashes = entry.split(" \\\n    ")

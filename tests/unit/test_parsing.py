@@ -1,4 +1,4 @@
-"""JSON and YAML from outside: bombs end with an error, other texts with their values."""
+"""Parsing of untrusted JSON and YAML: oversized or deeply nested documents are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEVELS = range(1, 12)
 
 
 def levels(form: str) -> str:
-    """Return a mapping of levels, of which each has nine aliases of the level before."""
+    """Return a YAML mapping of levels; each level has nine aliases of the previous level."""
     return "a0: &a0 {k: v}\n" + "".join(
         f"a{level}: &a{level} {form.format(', '.join([f'*a{level - 1}'] * 9))}\n" for level in LEVELS
     )

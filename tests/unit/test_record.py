@@ -66,7 +66,7 @@ def test_unknown_field_is_not_replaced() -> None:
 
 
 def test_no_record_has_a_field_of_dataclasses_as_its_default() -> None:
-    """``dataclasses.field`` in a record would be its default value itself."""
+    """Check all records: a ``dataclasses.field`` in a record would itself become the default value."""
     for module in pkgutil.walk_packages(nodeagent.__path__, "nodeagent."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)

@@ -1,4 +1,4 @@
-"""Tests that require a real part are skipped with the reason without it, and fail in CI."""
+"""Tests that require a program or a real node: skipped with a reason if unavailable, failed in CI."""
 
 from __future__ import annotations
 

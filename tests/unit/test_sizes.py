@@ -1,4 +1,4 @@
-"""The check of sizes: limits, and exceptions with a reason beside them."""
+"""Check of code sizes: limits for files, functions and classes, and exceptions with a reason in a comment."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Eviction of one pod through the API server, where a kubelet ends its containers.
+"""Eviction of one pod through the API server; the kubelet stops the containers.
 
-The request has the UID and the version by which the pod was chosen as preconditions. An accepted request is no eviction
-yet: the pod counts as evicted when its processes ended. Static and mirror pods, and pods that the API server does not
-show now, are never requested.
+The preconditions of the request are the UID and resource version of the selected pod. After an accepted request, the
+pod counts as evicted only once its processes have ended. No request is sent for static pods, mirror pods, and pods that
+the API server does not list.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.2
 NEWER_WITHIN_S: Final = 2.0
-"""Time in which the watch shows the change that a conflict is about."""
+"""Maximum wait after a conflict (HTTP 409) until the watch delivers the newer version of the pod."""
 KILLED_WITHIN_S: Final = 10.0
-"""Least time for the end of a pod. Source: kubelet ``killPodNow``."""
+"""Minimum time limit for the end of a pod's processes. Source: kubelet ``killPodNow``."""
 _ATTEMPTS: Final = 3
 _LEAST_GRACE_S: Final = 1
-"""With 0 the API server removes the object before the pod has ended."""
+"""Minimum grace period of an eviction: with 0, the API server removes the Pod object before the processes end."""
 
 
 class EvictionRequests(Protocol):
-    """Requests about pods; each raises ``ApiServerError``. See :class:`EvictionApi`."""
+    """Eviction and deletion requests for pods; a failed request raises ``ApiServerError``. See :class:`EvictionApi`."""
 
     async def evict(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
-        """Evict a pod."""
+        """Request the eviction of a pod with this UID, and this resource version unless it is empty."""
 
     async def delete(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
-        """Delete a pod."""
+        """Request the deletion of a pod with this UID and resource version, despite its disruption budget."""
 
     def close(self) -> None:
-        """Close the connection; the next request opens another one."""
+        """Close the connection; the next request opens a new connection."""
 
 
 class ApiEvictor:
-    """Evicts through the API server."""
+    """Evictor of pods through the API server."""
 
     def __init__(  # noqa: PLR0913 - a dependency each
         self,
@@ -77,15 +77,15 @@ class ApiEvictor:
         """Compose an evictor.
 
         Args:
-            requests: about pods.
-            watched: pods of this node at the API server.
+            requests: sends eviction and deletion requests.
+            watched: pods of this node as watched at the API server.
             read_pods: returns the current pods of the runtime.
-            policy: protected pods.
+            policy: eviction policy with the protected pods.
             clock: measures durations.
             read_processes: returns the processes in cgroups; ``None`` if they cannot be read.
             verify_s: time added to the grace period until the processes of an evicted pod have to end.
-            jitter: returns a number from 0 to 1.
-            overrides_budgets: whether a pod that its disruption budget keeps may be deleted as the last resort.
+            jitter: returns a random number from 0 to 1, which shortens the delay of a repeated request.
+            overrides_budgets: whether a pod protected by its disruption budget may be deleted as the last resort.
         """
         self._requests = requests
         self._watched = watched
@@ -99,7 +99,7 @@ class ApiEvictor:
         self._memory = EvictionMemory()
 
     def held_back(self, eviction: Eviction) -> HeldBack | None:
-        """Return the reason against a request about a pod now; ``None`` without one."""
+        """Return the reason to postpone the request for a pod; ``None`` if the request can be sent now."""
         state, uid = self._watched.state, eviction.pod.uid
         if uid in self._memory.deletable:
             return None
@@ -113,7 +113,7 @@ class ApiEvictor:
         )
 
     def permit_deletion(self, uids: Collection[str]) -> frozenset[str]:
-        """Permit the deletion of refused pods in place of their next eviction; return the permitted ones."""
+        """Permit the deletion of pods whose eviction was refused by a budget; return the UIDs of permitted pods."""
         found = filter(self._memory.is_overridable, uids) if self._overrides_budgets else ()
         self._memory = replace(self._memory, deletable=frozenset(found))
         return self._memory.deletable
@@ -123,7 +123,7 @@ class ApiEvictor:
         try:
             return await self._evict(eviction, handle, hurry)
         finally:
-            self._requests.close()  # a reload drops the evictor, and evictions are rare
+            self._requests.close()  # evictions are rare, and a reload discards the evictor
 
     async def _evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         began_s, uid = self._clock.monotonic_s(), eviction.pod.uid
@@ -147,9 +147,9 @@ class ApiEvictor:
         if then is None or then.step is not Step.WAIT:
             unknown = then is not None and then.effect_unknown
             outcome = EvictionOutcome.FAILED if unknown else EvictionOutcome.REFUSED
-            return EvictionResult(outcome, answer.text, took_s, may_end=False)  # its next request shows the effect
+            return EvictionResult(outcome, answer.text, took_s, may_end=False)  # a further request will show the effect
         remaining, hurried = await self._wait_ended(eviction, handle, grace_s, hurry)
-        if remaining:  # it still ends, so that no other pod is evicted for the same shortage yet
+        if remaining:  # the pod may still end: until then no other pod is evicted for the same shortage
             self._memory = may_end(self._memory, uid, self._clock.monotonic_s())
         how = "deleted despite its disruption budget" if deletes else "evicted through the API server"
         detail = f"{how}: {remaining}" if remaining else how
@@ -158,14 +158,14 @@ class ApiEvictor:
         return EvictionResult(outcome, detail, took_s, hurried, may_end=bool(remaining))
 
     def _unknown_to_api(self, eviction: Eviction, spec: PodSpec | None) -> str:
-        """Return the reason that a pod cannot be requested; empty for none."""
+        """Return the reason that no request can be sent for a pod; empty if a request can be sent."""
         pod = eviction.pod
         if not self._watched.is_current:
             return "the pods of the API server are not current"
         if spec is None or spec.malformed or not spec.resource_version:
-            return "the API server does not show this pod"
+            return "the API server does not list this pod"
         if (spec.namespace, spec.name) != (pod.namespace, pod.name):
-            return "the API server shows another pod with this UID"
+            return "the API server lists another pod with this UID"
         return "kept: mirror pod" if ANNOTATION_MIRROR in spec.annotations else ""
 
     def _after(self, answer: Answer, eviction: Eviction, *, repeats: bool) -> Consequence:
@@ -185,7 +185,7 @@ class ApiEvictor:
         return Answer(200)
 
     async def _await_newer(self, spec: PodSpec) -> None:
-        """Wait until the watch shows another version of a pod, for a limited time."""
+        """Wait up to ``NEWER_WITHIN_S`` seconds until the watch delivers another version of a pod."""
         ends_s = self._clock.monotonic_s() + NEWER_WITHIN_S
         while self._clock.monotonic_s() < ends_s:
             current = self._watched.state.pods.get(spec.uid)
@@ -196,7 +196,10 @@ class ApiEvictor:
     async def _wait_ended(
         self, eviction: Eviction, handle: PodHandle, grace_s: int, hurry: asyncio.Event
     ) -> tuple[str, bool]:
-        """Wait for the end of the pod's processes; return the remaining ones as text, and whether it was hurried.
+        """Wait for the end of a pod's processes.
+
+        Returns:
+            The remaining processes as text, empty for none, and whether the grace period was shortened.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -207,7 +210,7 @@ class ApiEvictor:
             if hurry.is_set() and not hurried and grace_s > _LEAST_GRACE_S:
                 hurried = True
                 spec = self._watched.state.pods.get(eviction.pod.uid)
-                if spec is not None:  # its version has changed by the deletion
+                if spec is not None:  # no version: the accepted eviction changed the version
                     await self._send(spec, "", _LEAST_GRACE_S, deletes=False)
                 ends_s = min(ends_s, self._clock.monotonic_s() + KILLED_WITHIN_S + self._verify_s)
             if self._clock.monotonic_s() >= ends_s:
@@ -216,7 +219,10 @@ class ApiEvictor:
         return "", hurried
 
     async def _remaining(self, handle: PodHandle) -> str:
-        """Return the remaining processes as text, by the pod's cgroups, or by the runtime if they cannot be read."""
+        """Return the remaining processes of a pod as text; empty for none.
+
+        If the pod's cgroups cannot be read, the pod list of the runtime is used.
+        """
         processes = await asyncio.to_thread(self._read_processes, handle.cgroups) if handle.cgroups else None
         if processes is not None:
             return f"{len(processes)} processes are running" if processes else ""

@@ -1,7 +1,7 @@
 """Evictions by the role of the agent: through the API server beside a kubelet, otherwise through the runtime.
 
-The role is a fact that changes while the eviction loop runs. Beside a kubelet the agent never stops or removes the
-containers of an evicted pod: the kubelet would restart stopped ones, and it removes those of a deleted pod itself.
+The role can change while the eviction loop runs. Beside a kubelet, the agent never stops or removes the containers of
+an evicted pod: the kubelet would restart stopped containers, and removes the containers of a deleted pod itself.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from nodeagent.plan.kubernetes.eviction import HeldBack
 
 KUBELET_FREED_WITHIN_S: Final = 90.0
-"""Bound of the space of a pod whose containers a kubelet removes: at the latest by its collection, once a minute."""
+"""Maximum time until a kubelet has freed the space of an evicted pod: its container GC runs once a minute."""
 _ACTIVE: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
 
 class RoleEvictor:
-    """Evicts by the role evaluated last."""
+    """Evictor for the current role: through the API server beside a kubelet, otherwise through the runtime."""
 
     def __init__(self, local: Evictor, api: ApiEvictor, is_beside_kubelet: Callable[[], bool]) -> None:
         self._local = local
@@ -41,15 +41,15 @@ class RoleEvictor:
 
     @property
     def freed_within_s(self) -> float | None:
-        """The bound of the space of an evicted pod; ``None`` for that of a removal by the agent."""
+        """Maximum seconds until an evicted pod's space is freed; ``None`` if the agent removes its containers."""
         return KUBELET_FREED_WITHIN_S if self._is_beside_kubelet() else None
 
     def held_back(self, eviction: Eviction) -> HeldBack | None:
-        """Return the reason against an eviction now; ``None`` without one."""
+        """Return the reason to postpone an eviction; ``None`` if the pod can be evicted now."""
         return self._api.held_back(eviction) if self._is_beside_kubelet() else None
 
     def permit_deletion(self, uids: Collection[str]) -> frozenset[str]:
-        """Permit the deletion of refused pods as the last resort; return those that it is permitted for."""
+        """Permit the deletion of pods whose eviction was refused by a budget; return the UIDs of permitted pods."""
         return self._api.permit_deletion(uids) if self._is_beside_kubelet() else frozenset()
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
@@ -59,7 +59,7 @@ class RoleEvictor:
 
 
 class RoleCleaner:
-    """Removes the containers of evicted pods without a kubelet; beside one it observes their removal."""
+    """Cleaner of the containers of evicted pods; beside a kubelet, it only observes their removal."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RoleCleaner:
             local: removes containers.
             list_containers: returns all containers of the runtime.
             is_beside_kubelet: returns whether a kubelet manages this node.
-            watched: pods of this node at the API server.
+            watched: pods of this node as watched at the API server.
         """
         self._local = local
         self._list_containers = list_containers
@@ -96,6 +96,6 @@ class RoleCleaner:
         return CleanupResult(confirmed=bool(victim.layers))
 
     def _is_not_requested(self, uid: str) -> bool:
-        """Return whether the API server lists a pod as not being deleted, so that no eviction of it took effect."""
+        """Return whether the API server lists a pod without a deletion timestamp: its eviction had no effect."""
         spec = self._watched.state.pods.get(uid)
         return self._watched.is_current and spec is not None and not spec.deleting

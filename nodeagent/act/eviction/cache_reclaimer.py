@@ -16,30 +16,33 @@ if TYPE_CHECKING:
 
 
 class CacheReclaimer(Protocol):
-    """Reads and reclaims the page cache of pods."""
+    """Access to the page cache of pods: readings and reclaim."""
 
     async def read(self, pods: PodInventory) -> tuple[PodCache, ...]:
-        """Return the page cache of each pod, without pods of an unknown request and unreadable ones."""
+        """Return the page cache of each pod; pods with an unknown memory request or unreadable cgroups are omitted."""
 
     async def read_one(self, handle: PodHandle) -> CgroupCache | None:
-        """Return page cache, working set and stall time of a pod; ``None`` if unreadable."""
+        """Return page cache, working set and stall time of a pod; ``None`` if its cgroups are unreadable."""
 
     async def is_permitted(self, handle: PodHandle) -> bool:
         """Return whether the page cache of a pod can be reclaimed."""
 
     async def reclaim(self, handle: PodHandle, size_bytes: int, *, swap: bool) -> str:
-        """Reclaim page cache of a pod, with ``swap`` on a node with swap; return the error, empty without one."""
+        """Reclaim up to ``size_bytes`` of a pod's page cache; return the error text, empty on success.
+
+        ``swap`` states whether the node has swap.
+        """
 
 
 class CgroupCacheReclaimer:
-    """Reclaims through ``memory.reclaim``; see :class:`CacheReclaimer`."""
+    """Reclaimer through ``memory.reclaim`` of the pods' cgroups; see :class:`CacheReclaimer`."""
 
     async def read(self, pods: PodInventory) -> tuple[PodCache, ...]:
-        """Return the page cache of each pod, without pods of an unknown request and unreadable ones."""
+        """Return the page cache of each pod; pods with an unknown memory request or unreadable cgroups are omitted."""
         return await asyncio.to_thread(_read_all, pods)
 
     async def read_one(self, handle: PodHandle) -> CgroupCache | None:
-        """Return page cache, working set and stall time of a pod; ``None`` if unreadable."""
+        """Return page cache, working set and stall time of a pod; ``None`` if its cgroups are unreadable."""
         return await asyncio.to_thread(read_cache, handle.cgroups)
 
     async def is_permitted(self, handle: PodHandle) -> bool:
@@ -47,7 +50,10 @@ class CgroupCacheReclaimer:
         return await asyncio.to_thread(lambda: bool(handle.cgroups) and all(map(is_writable, handle.cgroups)))
 
     async def reclaim(self, handle: PodHandle, size_bytes: int, *, swap: bool) -> str:
-        """Reclaim page cache of a pod, with ``swap`` on a node with swap; return the error, empty without one."""
+        """Reclaim up to ``size_bytes`` of a pod's page cache; return the error text, empty on success.
+
+        ``swap`` states whether the node has swap.
+        """
         share = size_bytes // max(1, len(handle.cgroups))
         errors = [
             await asyncio.to_thread(reclaim_cache, each, share, swap=swap) for each in handle.cgroups if share > 0
@@ -69,5 +75,5 @@ def _read_all(pods: PodInventory) -> tuple[PodCache, ...]:
 
 
 def _request_bytes(pod: PodFacts) -> int | None:
-    """Return the memory request; ``None`` if unknown. A best-effort pod has none."""
+    """Return the memory request of a pod in bytes: 0 for a best-effort pod, ``None`` if unknown."""
     return 0 if pod.qos.value is QosClass.BEST_EFFORT else pod.memory_request_bytes.value

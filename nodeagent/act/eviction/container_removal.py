@@ -1,9 +1,9 @@
 """Removal of an evicted pod's containers, verified by the directories of their writable layers.
 
-Its logs and its sandbox are kept until node-level reclaim or container garbage collection removes both, since they
-show the cause of the usage. A sandbox is removed at once if the pod filled a file of it that the runtime mounts into
-containers, such as ``/etc/hostname``: that space is freed with the sandbox only, and other pods would be evicted until
-then. Volumes are not managed by the agent.
+The pod's logs and sandbox show the cause of the usage, so they are kept until node-level reclaim or container garbage
+collection removes both. A sandbox is removed immediately if the pod filled one of the sandbox files that the runtime
+mounts into containers, such as ``/etc/hostname``: only the removal of the sandbox frees that space, and other pods
+would be evicted until then. Volumes are not managed by the agent.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class CleanupResult(Record):
     """Result of one attempt to remove the containers of a victim.
 
     Attributes:
-        confirmed: whether all of them and their writable layers are verified to be removed.
+        confirmed: whether the removal of all containers and their writable layers is verified.
         removed: number of containers removed by this attempt.
-        running: whether the victim is not verified to be stopped and a container may be running; then none was removed.
-        detail: failures and remaining containers and layers; empty without any.
+        running: whether nothing was removed, as a container may run and the victim is not verified to be stopped.
+        detail: failures, remaining containers and remaining layers, as text; empty if there are none.
     """
 
     confirmed: bool
@@ -47,7 +47,7 @@ class CleanupResult(Record):
 
 
 class ContainerCleaner(Protocol):
-    """Removes the containers of evicted pods."""
+    """Remover of the containers of evicted pods."""
 
     async def clean_up(self, victim: Victim) -> CleanupResult:
         """Remove the containers of an evicted pod; may be repeated until the removal is confirmed.
@@ -59,7 +59,7 @@ class ContainerCleaner(Protocol):
 
 
 class CleanupActions(Protocol):
-    """Runtime calls of the removal. Source: CRI ``RuntimeService``."""
+    """Runtime calls for the removal of containers and sandboxes. Source: CRI ``RuntimeService``."""
 
     async def list_sandboxes(self) -> tuple[Sandbox, ...]:
         """Return all sandboxes."""
@@ -81,7 +81,7 @@ class CleanupActions(Protocol):
 
 
 class CriContainerCleaner:
-    """Removes containers through the container runtime.
+    """Remover of the containers of evicted pods, through the container runtime.
 
     Source: CRI ``StopPodSandbox``, ``RemoveContainer``, ``RemovePodSandbox``; kubelet ``removeContainer``.
     """
@@ -95,11 +95,11 @@ class CriContainerCleaner:
         """Compose a cleaner.
 
         Args:
-            actions: the runtime.
-            collect_garbage: runs the runtime's garbage collection and waits for it; ``None`` without such a call. Then
-                only the missing directory of a layer confirms its removal.
-            remove_orphans: removes directories of snapshots whose removal failed before. containerd does not retry it
-                until another snapshot is removed.
+            actions: calls to the container runtime.
+            collect_garbage: runs the runtime's garbage collection and waits for its end. With ``None``, only the
+                missing directory of a layer confirms the removal of the layer.
+            remove_orphans: removes the directories of snapshots whose removal failed. containerd itself retries a
+                failed removal only when another snapshot is removed.
         """
         self._actions = actions
         self._collect_garbage = collect_garbage
@@ -109,9 +109,9 @@ class CriContainerCleaner:
     async def clean_up(self, victim: Victim) -> CleanupResult:
         """Remove the containers of a pod; see :class:`ContainerCleaner`.
 
-        Only containers in the sandboxes of the eviction are removed, each after its state was read again: an exited
-        container cannot start again, and a created one cannot start once its sandbox is stopped. A container that may
-        be running is kept, with its sandbox.
+        Only containers in the sandboxes of the evicted pod are removed, each after a new reading of its state: an
+        exited container cannot start again, and a created container cannot start once its sandbox is stopped. A
+        container that may be running is kept, with its sandbox.
         """
         listed = await self._containers_of(victim)
         active = [each for each in listed if each.state in _ACTIVE]
@@ -151,10 +151,9 @@ class CriContainerCleaner:
         return [each for each in await self._actions.list_containers() if each.sandbox_id in victim.sandbox_ids]
 
     def _begin_stopping(self, victim: Victim, kept: set[str]) -> asyncio.Future[None]:
-        """Start to stop the sandboxes of a victim, except ``kept``.
+        """Stop the ready sandboxes of a victim in the background, except ``kept``; return the task.
 
-        It runs in the background, within the deadlines of its calls, since a hanging network plugin must not delay
-        the removal of containers.
+        A hanging network plugin must not delay the removal of containers.
         """
         running = self._stopping.get(victim.uid)
         if running is None or running.done():
@@ -166,7 +165,7 @@ class CriContainerCleaner:
         if self._stopping.get(uid) is ended:
             del self._stopping[uid]
         if not ended.cancelled():
-            ended.exception()  # asyncio logs an exception that no caller has retrieved
+            ended.exception()  # retrieved, since asyncio logs unretrieved exceptions
 
     async def _stop_sandboxes(self, victim: Victim, kept: set[str]) -> None:
         for sandbox in await self._actions.list_sandboxes():
@@ -174,7 +173,7 @@ class CriContainerCleaner:
                 await self._actions.stop_sandbox(sandbox.id)
 
     async def _stopped(self, stopping: asyncio.Future[None], errors: list[str]) -> bool:
-        """Wait up to ``STOP_WAIT_S``; return whether the sandboxes are stopped."""
+        """Wait up to ``STOP_WAIT_S`` seconds; return whether the sandboxes are stopped."""
         done, _ = await asyncio.wait({stopping}, timeout=STOP_WAIT_S)
         if not done:
             errors.append(f"no answer to StopPodSandbox within {STOP_WAIT_S:g} s")
@@ -189,7 +188,7 @@ class CriContainerCleaner:
     async def _remove_all(
         self, listed: Iterable[Container], states: Collection[ContainerState], errors: list[str]
     ) -> int:
-        """Remove the containers that are in one of these states now; return the number of removed containers."""
+        """Remove the containers whose current state is in ``states``; return the number of removed containers."""
         removed = 0
         for each in listed:
             try:
@@ -202,7 +201,7 @@ class CriContainerCleaner:
         return removed
 
     async def _remove_filled_sandboxes(self, victim: Victim, errors: list[str]) -> list[str]:
-        """Remove the stopped sandboxes with a large file; return the large files that remain."""
+        """Remove the stopped sandboxes that have a large file; return the paths of the remaining large files."""
         large = await asyncio.to_thread(_large, victim.sandbox_files)
         filled = {PurePosixPath(each).parent.name for each in large} & set(victim.sandbox_ids)
         if not filled:
@@ -216,12 +215,12 @@ class CriContainerCleaner:
         return await asyncio.to_thread(_large, large)
 
     async def _collect(self) -> str:
-        """Run the runtime's garbage collection; return the failure, empty on success."""
+        """Run the runtime's garbage collection; return the error text, empty on success."""
         if self._collect_garbage is None:
             return "garbage not collected: runtime.containerd_api is off"
         try:
             await self._collect_garbage()
-        except RuntimeUnsupportedError:  # not containerd: RemoveContainer removed the layer before it answered
+        except RuntimeUnsupportedError:  # not containerd: RemoveContainer also removed the layer
             return ""
         except NodeAgentError as error:
             return f"garbage not collected: {error}"

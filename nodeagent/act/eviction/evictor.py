@@ -1,9 +1,9 @@
 """Eviction of one pod: re-read it, stop its containers, and verify the end of its processes.
 
-For a hard threshold on memory or PIDs, without a grace period, the processes of the containers are killed directly
-before the runtime is asked to stop them: without free memory a runtime took up to 20 s for it, and the kernel's OOM
-killer came first. A runtime that does not list its pods within a second does not delay such a kill, since the
-directories of the containers' cgroups have their ids.
+For a hard threshold on memory or PIDs (no grace period), the agent kills the processes of the containers directly,
+before it calls StopContainer: without free memory, a runtime took up to 20 s to stop a container, and the OOM killer
+acted first. The kill requires no pod list from the runtime and waits at most 1 s for the list, since the names of the
+cgroup directories contain the container ids.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class EvictionResult(Record):
 
     Attributes:
         detail: cause of the outcome; may be empty.
-        took_s: time until its processes ended or the attempt ended.
-        hurried: whether its grace period was shortened.
+        took_s: seconds until the end of the pod's processes, or until the end of a failed attempt.
+        hurried: whether the grace period of the pod was shortened.
         may_end: whether the pod may still end after a failure; ``None`` if that depends on the resource.
     """
 
@@ -61,7 +61,7 @@ class EvictionResult(Record):
 
 
 class Evictor(Protocol):
-    """Evicts one pod: through the container runtime here, through the Kubernetes API elsewhere."""
+    """Evictor of pods, through the container runtime or through the Kubernetes API."""
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         """Evict a pod unless it changed since the plan was made.
@@ -69,7 +69,7 @@ class Evictor(Protocol):
         Args:
             eviction: the pod and its grace period.
             handle: its sandboxes, containers and cgroups.
-            hurry: set to shorten its grace period.
+            hurry: event that shortens the pod's grace period when set.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer; the pass ends.
@@ -80,14 +80,14 @@ class StopActions(Protocol):
     """Runtime calls that stop a pod. Source: CRI ``RuntimeService``."""
 
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
-        """Stop a container: TERM, then KILL after ``timeout_s``; success if it does not exist."""
+        """Stop a container: stop signal, then SIGKILL after ``timeout_s``; success if the container does not exist."""
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox; success if it is already stopped or does not exist."""
 
 
 class CriEvictor:
-    """Evicts through the container runtime.
+    """Evictor of pods through the container runtime.
 
     Source: CRI ``StopContainer``, ``StopPodSandbox``; kubelet ``killPod``.
     """
@@ -109,7 +109,7 @@ class CriEvictor:
         Args:
             actions: stops containers and sandboxes.
             read_pods: returns the current pods.
-            policy: protected pods.
+            policy: eviction policy with the protected pods.
             clock: measures durations.
             read_processes: returns the processes in cgroups; ``None`` if they cannot be read.
             kill_processes: kills the processes in cgroups; returns the error, empty for none.
@@ -159,7 +159,7 @@ class CriEvictor:
     async def _kill(self, cgroups: Sequence[str]) -> tuple[str, str]:
         """Kill the processes in the cgroups of containers; return the error, and the remaining processes as text.
 
-        The end of a killed process requires no call of the runtime. A large process takes seconds to free its memory.
+        Both texts are empty on success. A large process takes seconds to free its memory after SIGKILL.
         """
         error = await asyncio.to_thread(self._kill_processes, cgroups)
         ends_s = self._clock.monotonic_s() + self._verify_s
@@ -172,7 +172,7 @@ class CriEvictor:
         return "", ""
 
     def _running(self, pids: frozenset[int] | None) -> str:
-        """Return remaining processes as text."""
+        """Return the remaining processes as text; ``pids`` may be empty or ``None`` while memory is being freed."""
         if not pids:
             return f"processes not ended {self._verify_s:g} s after SIGKILL"
         shown = ", ".join(str(pid) for pid in sorted(pids)[:_SHOWN])
@@ -183,9 +183,9 @@ class CriEvictor:
         return self._read_processes(cgroups) == frozenset() and not self._is_populated(cgroups)
 
     async def _changed(self, eviction: Eviction, handle: PodHandle, *, within_s: float | None) -> EvictionResult | None:
-        """Return the result for a pod that ended or changed; ``None`` to evict it.
+        """Read a pod again; return the result if the pod ended or changed, ``None`` if it can be evicted.
 
-        Without an answer of the runtime ``within_s`` the pod counts as unchanged.
+        If the runtime does not list its pods within ``within_s`` seconds, the pod counts as unchanged.
         """
         try:
             pods = await asyncio.wait_for(self._read_pods(), within_s)
@@ -196,9 +196,9 @@ class CriEvictor:
     async def _stop_containers(
         self, handle: PodHandle, grace_s: float, hurry: asyncio.Event, cgroups: Sequence[str]
     ) -> list[str]:
-        """Stop all containers concurrently; return the errors. The wait for the runtime is bounded.
+        """Stop all containers of a pod concurrently, within a bounded time; return the error texts.
 
-        With ``cgroups`` their processes are killed when ``hurry`` is set.
+        When ``hurry`` is set, the processes in ``cgroups`` are killed directly.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -226,11 +226,11 @@ class CriEvictor:
         return await self._all(self._actions.stop_container(each, timeout_s) for each in handle.container_ids)
 
     def _close(self, handle: PodHandle) -> asyncio.Future[list[str]]:
-        """Start to stop the sandboxes, in the background and within the deadline of the calls."""
+        """Stop the sandboxes in the background; return the task, whose result is the error texts."""
         return self._in_background(self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids))
 
     async def _stop_and_close(self, handle: PodHandle) -> list[str]:
-        """Stop containers without processes, and then their sandboxes."""
+        """Stop the containers, whose processes were killed, then their sandboxes; return the error texts."""
         errors = await self._stop_all(handle, 0)
         return errors + await self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids)
 
@@ -242,7 +242,7 @@ class CriEvictor:
         return work
 
     async def _all(self, calls: Iterable[Awaitable[None]]) -> list[str]:
-        """Make calls concurrently; return the errors.
+        """Run runtime calls concurrently; return the error texts.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -258,9 +258,9 @@ class CriEvictor:
         return errors
 
     async def _wait_ended(self, handle: PodHandle, closing: asyncio.Future[list[str]]) -> str:
-        """Wait for the end of the pod's processes; return the remaining ones as text, empty for none.
+        """Wait for the end of a pod's processes; return the remaining processes as text, empty for none.
 
-        If the processes cannot be read, the answer of the runtime counts.
+        If the processes cannot be read, the end of the StopPodSandbox calls counts as the end of the processes.
         """
         ends_s = self._clock.monotonic_s() + self._verify_s
         while True:
@@ -279,7 +279,7 @@ class CriEvictor:
 def change_of(
     pods: PodInventory, eviction: Eviction, handle: PodHandle, policy: EvictionPolicy
 ) -> EvictionResult | None:
-    """Return the result for a pod that ended or changed since it was chosen; ``None`` to evict it."""
+    """Return the result for a pod that ended or changed since its selection; ``None`` if it can be evicted."""
     uid = eviction.pod.uid
     pod = next((each for each in pods.facts if each.uid == uid), None)
     if pod is None:
@@ -291,14 +291,17 @@ def change_of(
 
 
 def _is_killable(eviction: Eviction) -> bool:
-    """Return whether the kernel may kill processes of other pods, or start none, before a runtime stops this pod."""
+    """Return whether an eviction is for memory or PIDs, so that its containers may be killed directly.
+
+    Otherwise the OOM killer could act first, or the runtime could start no process to stop the pod.
+    """
     return eviction.status is not None and eviction.starved in _URGENT
 
 
 def _container_cgroups(handle: PodHandle) -> tuple[str, ...]:
-    """Return the cgroups of the running containers; empty unless each is known by a directory with its id.
+    """Return the cgroups of the running containers; empty unless every directory name contains the container id.
 
-    The pod's own cgroup is not used: other processes could be in a cgroup that is not a container's.
+    The pod's own cgroup is not used: it could also contain processes outside the containers.
     """
     known = [
         each.cgroup

@@ -1,4 +1,4 @@
-"""Node-level reclaim before an eviction, by the removers of garbage collection."""
+"""Node-level reclaim before an eviction, executed as garbage collection passes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SMALL = frozenset({ItemKind.SANDBOX, ItemKind.CONTAINER_LOG_LINK})
 
 
 class RunPreview(Protocol):
-    """Carries out a preview as a separate pass."""
+    """Execution of a preview as a separate pass."""
 
     async def __call__(self, preview: Preview, stop: asyncio.Event) -> PassReport:
         """Carry out exactly the removals of the preview.
@@ -50,7 +50,7 @@ class Reclaimed(Record):
     Attributes:
         report: report of the pass; ``None`` without removals.
         confirmed: whether the space of the removed items is verified to be freed.
-        path: of the image filesystem to relieve, of several; empty on a node with one.
+        path: path of the filesystem that needs the space; empty on a node with one image filesystem.
     """
 
     step: ReclaimStep
@@ -59,7 +59,7 @@ class Reclaimed(Record):
     path: str = ""
 
     def freed(self, *, inodes: bool = False) -> int | None:
-        """Return the predicted bytes, or inodes, of the removed items; ``None`` if unknown for any of them."""
+        """Return the predicted bytes, or inodes, of the removed items; ``None`` if unknown for any item."""
         if self.report is None:
             return 0
         total = 0 if inodes or self.path else self.report.collected_bytes
@@ -76,7 +76,7 @@ class Reclaimed(Record):
 
 
 class Reclaimer:
-    """Runs the steps of node-level reclaim."""
+    """Executor of the steps of node-level reclaim."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Reclaimer:
             run: carries out a preview.
             evicted: returns the pods evicted by this agent: UID to the ids of their sandboxes. Their remaining
                 containers, sandboxes and logs are removed, unless a pod of that UID was created again.
-            collect_garbage: runs the runtime's garbage collection and waits for it; ``None`` without such a call.
+            collect_garbage: runs the runtime's garbage collection and waits for its end; ``None`` if unavailable.
         """
         self._observe = observe
         self._policy = policy
@@ -126,21 +126,21 @@ class Reclaimer:
     async def _collected(self) -> bool:
         """Run the runtime's garbage collection; return whether it succeeded.
 
-        containerd removes the snapshots of removed containers asynchronously. The removal of images waits for that in
-        its own transaction.
+        containerd removes the snapshots of removed containers asynchronously, so the pass itself does not free their
+        space. Image removal waits for the garbage collection in its own transaction.
         """
         if self._collect_garbage is None:
             return False
         try:
             await self._collect_garbage()
-        except RuntimeUnsupportedError:  # not containerd: RemoveContainer removed the layer before it answered
+        except RuntimeUnsupportedError:  # not containerd: RemoveContainer also removed the layer
             return True
         except NodeAgentError:
             return False
         return True
 
     async def preview(self, step: ReclaimStep) -> Preview:
-        """Return the removals of a step.
+        """Return the preview of a step.
 
         Raises:
             NodeAgentError: the node could not be observed.
@@ -161,14 +161,14 @@ class Reclaimer:
             if step.other is not None:
                 found = tuple(_restricted(each, snapshot, step.other.stores) for each in found)
             return Preview(Scope.CONTAINERS, snapshot, found)
-        # An evicted pod's log directory is removed after its sandboxes, which no other step removes for nodefs alone.
+        # The log directory of an evicted pod is removable only after its sandboxes, which no other nodefs step removes.
         ids = {each.id for each in snapshot.sandboxes if each.uid in evicted}
         own = replace(plans.sandboxes, decisions=tuple(each for each in plans.sandboxes.decisions if each.id in ids))
         return Preview(Scope.CONTAINERS, snapshot, (own, plans.logs) if ids else (plans.logs,))
 
 
 def _watched_path(snapshot: NodeSnapshot) -> str:
-    """Return the path of the image filesystem of the eviction signals, of several; empty on a node with one.
+    """Return the path of the image filesystem measured by the eviction signals; empty on a node with only one.
 
     Source: kubelet, which uses the first of ``ImageFsInfo``.
     """
@@ -176,10 +176,10 @@ def _watched_path(snapshot: NodeSnapshot) -> str:
 
 
 def _path_of(other: OtherImageFilesystem, snapshot: NodeSnapshot) -> str:
-    """Return the path by which the snapshot names an image filesystem besides the first.
+    """Return the path, in the snapshot, of an additional image filesystem.
 
     Raises:
-        ObservationError: the snapshot has no such filesystem with a snapshotter, so that no image is known to be there.
+        ObservationError: the snapshot lists no snapshotter on that filesystem, so its images are unknown.
     """
     for each in snapshot.image_filesystems[1:]:
         if each.observed is not None and each.observed.device_id == other.device_id and each.stores - {""}:
@@ -188,13 +188,13 @@ def _path_of(other: OtherImageFilesystem, snapshot: NodeSnapshot) -> str:
 
 
 def _restricted(plan: Plan, snapshot: NodeSnapshot, stores: AbstractSet[str]) -> Plan:
-    """Return a plan of containers or sandboxes with those only whose writable layer is known to be in the stores."""
+    """Return a plan limited to containers or sandboxes with a writable layer in one of the snapshotters ``stores``."""
     ids = {key for key, snapshotter in snapshot.snapshotters.items() if snapshotter in stores}
     return replace(plan, decisions=tuple(each for each in plan.decisions if each.id in ids))
 
 
 def without_irreplaceable(policy: ImageGCPolicy) -> ImageGCPolicy:
-    """Return the policy of a step before the removal of images that cannot be pulled again."""
+    """Return the policy with images that cannot be pulled again kept; a later reclaim step removes them."""
     if policy.protection.irreplaceable is Irreplaceable.IGNORE:
         return policy
     return replace(policy, protection=replace(policy.protection, irreplaceable=Irreplaceable.NEVER))
@@ -208,7 +208,7 @@ def _still_evicted(evicted: Mapping[str, Collection[str]], sandboxes: Iterable[S
             continue
         current = newest.setdefault(each.uid, each)
         if each.created_at is None or current.created_at is None:
-            newest[each.uid] = current if current.created_at is None else each  # the order is unknown
+            newest[each.uid] = current if current.created_at is None else each  # age unknown: possibly newest
         elif each.created_at > current.created_at:
             newest[each.uid] = each
     return frozenset(uid for uid, each in newest.items() if each.created_at is not None and each.id in evicted[uid])

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_ROUNDS = 5
 EVICTION_TRIGGER = "eviction"
-"""Trigger of passes below an eviction threshold, which wait less for container creations in progress."""
+"""Trigger of passes for an exceeded eviction threshold, which wait less for container creations in progress."""
 
 _FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.IRREPLACEABLE_LAST})
 _NO_RECORDER = NoRecorder()
@@ -55,7 +55,7 @@ class UndoWindows(Protocol):
         """The configured undo window."""
 
     async def end_all(self) -> bool:
-        """End all undo windows, without a garbage collection; return whether there were any."""
+        """End all undo windows, without a garbage collection; return whether any window was open."""
 
 
 @runtime_checkable
@@ -64,11 +64,11 @@ class Settling(Protocol):
 
     @property
     def settled_s(self) -> float:
-        """Duration of the waits so far, in seconds."""
+        """Total duration of the waits so far, in seconds."""
 
 
 class MakeRemovers(Protocol):
-    """Creates the removers of a round."""
+    """Factory of the removers of a round."""
 
     def __call__(
         self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False, undo: UndoTerms | None = None
@@ -90,7 +90,7 @@ class RemovalCompletion(Record):
     Attributes:
         collect_garbage: runs the runtime's own garbage collection; called only for plans with pending bytes.
         recover: completes interrupted removals; called before each pass, except in a dry run.
-        undo: undo windows of image removals; without it removals free their space at once.
+        undo: undo windows of image removals; ``None`` if removals free their space immediately.
     """
 
     collect_garbage: Callable[[], Awaitable[None]]
@@ -99,7 +99,7 @@ class RemovalCompletion(Record):
 
 
 class Collector:
-    """Runs garbage collection passes."""
+    """Executor of garbage collection passes."""
 
     def __init__(  # noqa: PLR0913 - the collaborators of a pass
         self,
@@ -127,18 +127,20 @@ class Collector:
         return await self.preview(scope)
 
     async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
-        """Observe and plan without any change to the node; ``only`` restricts the removals, by id.
+        """Observe and plan without any change to the node; ``only`` limits the removals to these ids.
 
-        Interrupted removals are left as they are: their completion waits for seconds and takes the pass lock.
+        Interrupted removals are not completed, since their completion takes seconds and requires the pass lock.
         """
         return await preview_pass(self._observer, self._policy, scope, only)
 
     async def prepare_saved(self, saved: SavedPlan, current: GCPolicy) -> tuple[Preview, tuple[Drift, ...]]:
         """Complete interrupted removals, then observe and plan the removals of a saved plan.
 
-        Returned are the plans of the pass, and the listed items that are kept.
+        ``current`` is the policy in force. The policy of this collector must be the stricter combination of ``current``
+        and the saved policy.
 
-        ``current`` is the policy in force; this collector's policy must be the stricter of it and the saved one.
+        Returns:
+            The preview of the pass, and the items of the saved plan that are kept or no longer exist.
         """
         await self._recover()
         snapshot = await self._observer.observe(saved.scope)
@@ -160,7 +162,7 @@ class Collector:
         Args:
             preview: the plans of the first round, carried out as shown.
             trigger: cause of the pass, for the history.
-            stop: set to end the pass between two items.
+            stop: event that, when set, ends the pass between two items.
             max_rounds: with 1, only removals listed in ``preview`` are executed.
             on_result: called with each result.
             recorder: records each round before its first removal, and each result; not used by a dry run.
@@ -212,9 +214,10 @@ class Collector:
             await self._completion.recover()
 
     async def _collected(self, progress: PassProgress, current: Preview) -> bool:
-        """End undo windows and run the runtime's garbage collection as far as the plan counts on it.
+        """End undo windows and run the runtime's garbage collection if the plan relies on their space.
 
-        Returns false if the runtime is unavailable.
+        Returns:
+            Whether the pass can continue: false if the runtime is unavailable.
         """
         if self._dry_run or not (current.acts and (current.pending_bytes or current.ends_undo)):
             return True
@@ -242,10 +245,11 @@ class Collector:
         return undo_terms(progress.id, progress.trigger, undo.window, space_needed=current.ends_undo)
 
     def _enough(self, current: Preview) -> Callable[[Decision], bool] | None:
-        """Return a check that ends removals by threshold once the measured usage is low enough.
+        """Return a check that skips removals for space once the measured usage has reached the low threshold.
 
-        Upper-bound sizes can also be far too small, since the runtime reports compressed content; then the measurement
-        after each removal decides. With exact accounting all planned removals are carried out.
+        The check measures before each removal: with upper-bound accounting, predicted sizes can also be far too small,
+        since the runtime reports compressed content. With exact accounting, the limit is one percent lower, so that the
+        rounded percentage skips no planned removal. The result is ``None`` in a dry run and without a reading.
         """
         observed = readings_of(current.snapshot)
         if self._dry_run or not observed:
@@ -266,7 +270,7 @@ class Collector:
     async def _next_round(
         self, progress: PassProgress, current: Preview, results: Sequence[Result], max_rounds: int, stop: asyncio.Event
     ) -> Preview | None:
-        """Return the preview of a further round, ``None`` if none is needed. Only images are planned again."""
+        """Return the preview of a further round, for images only; ``None`` if no round is needed or possible."""
         if self._dry_run or current.scope is Scope.CONTAINERS or not readings_of(current.snapshot):
             return None
         if progress.rounds >= max_rounds or not any(result.decision.kind is ItemKind.IMAGE for result in results):

@@ -1,4 +1,4 @@
-"""Audit of leaks: reads the objects of the runtime on the host and its records, and compares them."""
+"""Leak audit: comparison of the runtime's objects on the host with the runtime's records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TASKS = "io.containerd.runtime.v2.task"
 
 
 class DeepAudit(Record):
-    """The result of an audit.
+    """Result of a leak audit.
 
     Attributes:
         compared: number of objects on the host that were compared with the records.
@@ -40,13 +40,13 @@ class DeepAudit(Record):
 async def audit_leaks(
     cri: CriClient, storage: StorageBackend, clock: Clock, socket: str, *, minimum_age_s: float
 ) -> DeepAudit:
-    """Return the objects of a containerd on the host without a record; nothing is changed.
+    """Return containerd's objects on the host that have no record in containerd; nothing is changed.
 
     Args:
-        cri: its CRI service.
-        storage: its own services.
-        clock: dates the audit.
-        socket: path of its socket, which identifies its shims.
+        cri: client of the CRI service.
+        storage: client of the containerd API.
+        clock: source of the time of the audit.
+        socket: path of containerd's socket, which identifies the shims of this containerd.
         minimum_age_s: age in seconds below which an object is omitted.
 
     Raises:
@@ -67,5 +67,5 @@ async def audit_leaks(
 
 
 def _exists(name: str) -> bool:
-    """Return whether a path still exists; true for names that are no paths."""
+    """Return whether a path still exists; true for names that are not paths."""
     return not name.startswith("/") or os.path.lexists(name)

@@ -1,7 +1,7 @@
 """Changes between successive dry runs of one loop.
 
-A dry run plans the same removals in every pass, as nothing is removed. Only changes are logged and recorded; an item
-that is planned for another reason counts as newly planned.
+A dry run removes nothing, so every pass plans the same removals again. Only changes are logged and recorded. An item
+with a changed reason code counts as newly planned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Dropped(Record):
     """An item that the previous dry run planned to remove and the current one does not.
 
     Attributes:
-        why: reason that keeps it now.
+        why: reason to keep the item now, as text.
     """
 
     kind: ItemKind
@@ -35,7 +35,7 @@ class Dropped(Record):
 
 
 class Changes(Record):
-    """The changes of a dry run since the previous one.
+    """Changes between the previous dry run and the current dry run.
 
     Attributes:
         planned: the newly planned removals, in order.
@@ -53,14 +53,14 @@ class Changes(Record):
 
 
 class DryRunWatch:
-    """Compares the dry runs of one loop.
+    """Comparison of the successive dry runs of one loop.
 
     Attributes:
         last: changes of the last dry run.
     """
 
     def __init__(self) -> None:
-        """Start without an earlier dry run: every removal is new."""
+        """Start without a previous dry run, so that the first report has new removals only."""
         self.last = Changes()
         self._planned: Mapping[_Key, tuple[str, ReasonCode]] = {}
         self._changed_in = ""
@@ -90,6 +90,6 @@ class DryRunWatch:
 
 
 def _decisions(report: PassReport, keys: Container[_Key]) -> dict[_Key, Decision]:
-    """Return the decisions on these items."""
+    """Return the decisions of a pass on the items with these keys, by key."""
     decided = ((each.kind, each.id, each) for plan in report.plans for each in plan.decisions)
     return {(kind, item_id): each for kind, item_id, each in decided if (kind, item_id) in keys}

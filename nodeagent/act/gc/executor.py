@@ -20,7 +20,7 @@ BATCH: Final = 8
 
 
 class Remover(Protocol):
-    """Removes one kind of item after re-reading its state."""
+    """Remover of one kind of item, which re-reads the state of an item before its removal."""
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the item of ``decision`` unless it changed since the plan was made.
@@ -33,7 +33,7 @@ class Remover(Protocol):
 
 @runtime_checkable
 class BatchRemover(Protocol):
-    """Removes several items per call; the work is complete only after :meth:`finish`."""
+    """Remover of several items per call; the removals are complete only after :meth:`finish`."""
 
     @property
     def batch_size(self) -> int:
@@ -44,7 +44,7 @@ class BatchRemover(Protocol):
     ) -> Sequence[Result | NodeAgentError]:
         """Remove the items of ``decisions`` that are unchanged; return the result or error of each, in order.
 
-        When ``stop`` is set, it begins no further item; the results of the remaining items are ``not-attempted``.
+        When ``stop`` is set, no further removal starts; the results of the remaining items are ``not-attempted``.
 
         Raises:
             RuntimeUnavailableError: the runtime is unavailable; the pass ends.
@@ -54,24 +54,24 @@ class BatchRemover(Protocol):
         """Complete the removals; return the results that differ from the results of :meth:`remove_many`.
 
         Raises:
-            RuntimeUnavailableError: the runtime is unavailable; it may complete the removals after a restart.
+            RuntimeUnavailableError: the runtime is unavailable; the runtime may complete the removals after a restart.
             NodeAgentError: the removals could not be confirmed.
         """
 
 
 class DryRunRemover:
-    """Reports each removal as a dry run, without effect on the node."""
+    """Remover without effect on the node, for dry runs."""
 
     async def remove(self, decision: Decision) -> Result:
         """Return the outcome ``dry-run``."""
         return Result(decision, Outcome.DRY_RUN)
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: it carries the results so far
-    """The pass ended early.
+class Interrupted(Exception):  # noqa: N818 - not an error: carries the results so far
+    """The pass was stopped, or the runtime became unavailable.
 
     Attributes:
-        results: one for every decision; ``not-attempted`` for decisions that were not reached.
+        results: result of every decision; ``not-attempted`` for decisions that were not reached.
         lost: reason that the runtime is unavailable; empty if the pass was stopped.
     """
 
@@ -95,13 +95,13 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
     Args:
         decisions: removals, in the plan's order.
         removers: the remover of each kind of item.
-        clock: for durations.
-        stop: when set, no further removal starts.
-        enough: evaluated before each removal; true skips it as not needed.
+        clock: measures durations.
+        stop: event; once set, no further removal starts.
+        enough: called before each removal; returns whether the removal is skipped as ``not-needed``.
         on_result: called with each result.
 
     Raises:
-        Interrupted: stopped, or the runtime is unavailable; carries the results so far.
+        Interrupted: the pass was stopped, or the runtime is unavailable; carries the results so far.
     """
     results: list[Result] = []
 
@@ -143,7 +143,7 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
 
 
 def _unless_stopped(results: Sequence[Result], stop: asyncio.Event) -> tuple[Result, ...]:
-    """Return the results unless a stop request prevented some removals of the last batch."""
+    """Return the results; raise Interrupted if a stop request prevented removals of the last batch."""
     if stop.is_set() and any(each.outcome is Outcome.NOT_ATTEMPTED for each in results):
         raise Interrupted(tuple(results), "")
     return tuple(results)
@@ -161,7 +161,7 @@ async def _remove_one(remover: Remover, decision: Decision) -> Result | NodeAgen
 def _next_batch(
     decisions: Sequence[Decision], position: int, removers: Mapping[ItemKind, Remover | BatchRemover]
 ) -> Sequence[Decision]:
-    """Return the next decisions of one kind: a batch for a batch remover, else one."""
+    """Return the next decisions on one kind of item: up to a batch for a batch remover, otherwise one decision."""
     kind = decisions[position].kind
     remover = removers[kind]
     if not isinstance(remover, BatchRemover):
@@ -173,7 +173,7 @@ def _next_batch(
 
 
 async def _finish(results: list[Result], removers: Mapping[ItemKind, Remover | BatchRemover]) -> list[Result]:
-    """Complete the batches; return the results with the corrections of the batch removers."""
+    """Complete the batches; return the results, corrected by the final results of the batch removers."""
     for remover in {id(each): each for each in removers.values()}.values():
         if not isinstance(remover, BatchRemover):
             continue

@@ -84,7 +84,7 @@ def past_undo(report: UndoReport, names: Mapping[str, str]) -> PastPass:
 
 
 def planned_action(decision: Decision, names: Mapping[str, tuple[str, ...]]) -> PastAction:
-    """Return the history record of a planned removal without an outcome; ``names`` are those of images, by id."""
+    """Return the history record of a planned removal without an outcome; ``names`` are image names by image id."""
     return PastAction(
         kind=decision.kind.value,
         item_id=decision.id,

@@ -1,10 +1,10 @@
-"""Image removal as a transaction on containerd: names are deleted, and restored if the image turns out to be used.
+"""Image removal as a transaction on containerd: image names are deleted, and restored if the image is in use.
 
-CreateContainer calls in progress appear in no list, so no check before a removal can see them. Here the content of the
-images is leased, their names are deleted, and the check comes afterwards: from then on no creation can begin. Images in
-use by then get their names back; for the others the release of the lease is the removal, with one garbage collection
-for all. See :mod:`nodeagent.runtime.image_leases` for the log of a transaction and
-:mod:`nodeagent.act.gc.removal_recovery` for an interrupted one.
+CreateContainer calls in progress appear in no list, so no check before a removal can detect them. A transaction
+therefore leases the content of the images and deletes their names, so that no new creation can start. Only then the
+transaction checks for use, and restores the names of images in use. The release of the lease removes all other images
+with one garbage collection. See :mod:`nodeagent.runtime.image_leases` for the log of a transaction and
+:mod:`nodeagent.act.gc.removal_recovery` for the recovery of an interrupted transaction.
 """
 
 from __future__ import annotations
@@ -38,27 +38,28 @@ if TYPE_CHECKING:
     from nodeagent.runtime.storage_backend import RemovalRecords
 
 WINDOW: Final = timedelta(hours=24)
-"""Lifetime of the lease of an interrupted transaction, as for containerd's own operations."""
+"""Lifetime of a transaction's lease, after which containerd deletes the lease; the same as containerd's default."""
 
 _UNDO_WITHIN_S: Final = 5.0
 LONGEST_DELETION_S: Final = 300.0
-"""Time after the creation of the lease in which names are deleted, much shorter than ``LONGEST_REMOVAL``.
+"""Maximum time from the creation of the lease to a deletion of names, much shorter than ``LONGEST_REMOVAL``.
 
-A process that was suspended for longer deletes none: another agent can have restored them and released the lease.
+A process that was suspended for longer deletes no names: another agent may have restored the names and released the
+lease.
 """
 
 LONGEST_REMOVAL: Final = timedelta(minutes=15)
-"""Age at which a removal whose process is unknown is taken for interrupted."""
+"""Age from which a removal by an unknown process counts as interrupted."""
 
 
 class NameActions(Protocol):
     """Changes to image names, provided by the storage backend. Source: containerd ``images.v1.Images``."""
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Delete a name with that target digest; return whether it existed."""
+        """Delete an image name if it has the digest ``target``; return whether the name existed."""
 
     async def get_image_names(self, names: Sequence[str]) -> tuple[StoredImage, ...]:
-        """Return the existing ones of these image names."""
+        """Return the records of those image names that exist."""
 
 
 class Candidate(Record):
@@ -70,7 +71,7 @@ class Candidate(Record):
 
     @property
     def stored(self) -> tuple[StoredImage, ...]:
-        """The stored names."""
+        """Records of the names in containerd."""
         return tuple(each.stored for each in self.names)
 
 
@@ -82,7 +83,7 @@ class OpenedLease(NamedTuple):
 
 
 class _Undo(NamedTuple):
-    """Undo of a removal: the end of its window, ``None`` without one, and the detail of its result."""
+    """Undo window of a removed image: its end, ``None`` if the image has no undo, and the detail text of the result."""
 
     until: datetime | None
     detail: str
@@ -95,13 +96,13 @@ class TransactionServices(Record):
     """Services and settings of all transactions of a remover.
 
     Attributes:
-        names: deletes names.
+        names: reads and deletes image names.
         records: the leases and the creations in progress.
-        keep_reasons: plans images again on fresh state; returns the reason by image id, for kept images only.
-        clock: for the end of undo windows.
-        waits: measures the time in which all transactions wait.
+        keep_reasons: plans the images again with the current state; returns the reason of each kept image, by id.
+        clock: source of time for undo windows and deadlines.
+        waits: measures the time in which all transactions are waiting.
         settle_s: maximum wait for creations in progress, once per transaction.
-        undo_terms: the undo window of the removals; ``None`` without one.
+        undo_terms: the undo window of the removals; ``None`` without an undo window.
     """
 
     names: NameActions
@@ -114,7 +115,7 @@ class TransactionServices(Record):
 
 
 class ImageTransaction:
-    """A removal of several images whose content is leased, in three steps in this order.
+    """Removal of several leased images: ``delete_names``, ``restore_used`` and ``release``, in this order.
 
     Attributes:
         results: result of each image, or the error of its removal, by decision id; complete after :meth:`release`.
@@ -133,13 +134,13 @@ class ImageTransaction:
         self._candidates = candidates
         self._extents = extents
         self._deleted: dict[str, Candidate] = {}  # candidates whose names are deleted, by image id
-        self._keep: dict[str, str] = {}  # image id to the reason of candidates whose deletion began and is undone
+        self._keep: dict[str, str] = {}  # keep reasons of candidates whose deletion is undone, by image id
         self._uncertain = False  # whether a deletion timed out, so that it can still take effect
-        self._undo: dict[str, _Undo] = {}  # of the images that have an undo window, by image id
+        self._undo: dict[str, _Undo] = {}  # undo windows by image id
         self._undo_lease_id = ""
 
     async def delete_names(self, stop: asyncio.Event) -> None:
-        """Delete the names of the images; ``stop`` prevents the deletion for images that are not begun."""
+        """Delete the names of the images; once ``stop`` is set, no deletion of a further image starts."""
         await self._undone_if_cancelled(
             run_bounded(lambda each: self._delete_image_names(each, stop), self._candidates)
         )
@@ -148,16 +149,16 @@ class ImageTransaction:
         """Wait for creations in progress, and restore the names of images in use.
 
         Raises:
-            NodeAgentError: a name could not be restored; the lease remains, and the next pass restores from it.
+            NodeAgentError: a name could not be restored; the lease is kept, and the next pass restores the name.
         """
         await self._undone_if_cancelled(self._check())
 
     async def release(self) -> list[Result]:
-        """Delete the lease, which decides the removal, and wait for the garbage collection.
+        """Delete the lease, which commits the removal, and wait for the garbage collection.
 
         Returns:
-            The results of the removed images. None, with the lease in place, if a deletion can still take effect: the
-            next pass restores a name that is deleted late.
+            The results of the removed images. The list is empty, and the lease is kept, if a name deletion can still
+            take effect: the next pass then restores the name.
         """
         if self._uncertain:
             return []
@@ -180,9 +181,10 @@ class ImageTransaction:
         return {image_id: each for image_id, each in self._deleted.items() if image_id not in self._keep}
 
     async def _check(self) -> None:
-        """Restore the images in use, until a reading finds no further one; the release follows that reading at once.
+        """Restore the images in use, until a reading finds no further image in use.
 
-        Restores and the creation of the undo lease take time, in which a creation can proceed.
+        Each restore and each creation of the undo lease is followed by a new reading, since a container creation can
+        proceed meanwhile. The release of the lease follows the last reading immediately.
         """
         if self._uncertain:
             self._keep |= dict.fromkeys(self._deleted, "effect of a name deletion unknown")
@@ -205,17 +207,17 @@ class ImageTransaction:
     async def _restore_all(self) -> None:
         """Restore all names, within a bounded time.
 
-        The lease remains: a cancelled deletion can still take effect, and the next pass restores its name again.
+        The lease is kept: a cancelled deletion can still take effect, and the next pass restores that name again.
         """
         with suppress(NodeAgentError, TimeoutError):
             async with asyncio.timeout(_UNDO_WITHIN_S):
                 await self._services.records.leases.restore(name for each in self._candidates for name in each.names)
 
     async def _delete_image_names(self, candidate: Candidate, stop: asyncio.Event) -> None:
-        """Delete an image's names, its id last: until then CRI can create containers from it.
+        """Delete the names of an image, its id last: CRI can create containers from the image until the id is deleted.
 
-        Its tags are read again first, since the names of the whole batch were read earlier: containerd before 2.0
-        would delete a tag that was moved to another image meanwhile. Digests and ids are not moved.
+        The tags are read again first, since the names of the whole batch were read earlier: containerd before 2.0
+        would delete a tag that was moved to another image meanwhile. Digests and ids never move.
         """
         decision, image_id = candidate.decision, candidate.image.id
         if stop.is_set():
@@ -262,7 +264,7 @@ class ImageTransaction:
         await self._services.records.leases.wait_for_writes(self._lease.id)
 
     async def _used(self, settled: Settled | NodeAgentError) -> dict[str, str]:
-        """Return the reasons to keep further deleted images; all if unreadable."""
+        """Return the keep reasons of deleted images in use, by image id; all images if their use is unreadable."""
         images = self._to_remove
         if isinstance(settled, NodeAgentError):
             return dict.fromkeys(images, f"image use unreadable: {settled}")
@@ -278,9 +280,9 @@ class ImageTransaction:
     async def _users_now(self, images: Mapping[str, Candidate], settled: Settled) -> dict[str, str]:
         tops = {image_id: self._extents[image_id].tops for image_id in images if image_id in self._extents}
         snapshotters = {node.kind.removeprefix(SNAPSHOTS) for each in tops.values() for node in each}
-        # A collection delays the release that follows, and the creations that could proceed until then.
+        # Wait for a garbage collection in progress: it would delay the release, and creations could proceed meanwhile.
         await self._wait_for_writes()
-        # Snapshots before containers: a creation that proceeds meanwhile is then seen as one or the other.
+        # Snapshots are read before containers, so that a creation in progress appears in at least one of the readings.
         records = self._services.records
         prepared = await records.creations.prepared(snapshotters, records.snapshotters())
         kept, named = await asyncio.gather(
@@ -294,7 +296,7 @@ class ImageTransaction:
         for image_id, candidate in images.items():
             snapshot = next((prepared[node.id] for node in tops.get(image_id, ()) if node.id in prepared), None)
             if snapshot is not None:
-                kept.setdefault(image_id, f"container {snapshot[:12]} is being created from it")
+                kept.setdefault(image_id, f"container {snapshot[:12]} is being created from the image")
             elif not tops.get(image_id) and settled.others:
                 kept.setdefault(image_id, "not unpacked, and the runtime has operations in progress")
             elif any(each.name in named or each.target in targets for each in candidate.stored):
@@ -305,7 +307,7 @@ class ImageTransaction:
         """Restore the names of kept images, before the lease is released.
 
         Raises:
-            NodeAgentError: a name could not be restored; the lease remains, and the next pass restores from it.
+            NodeAgentError: a name could not be restored; the lease is kept, and the next pass restores the name.
         """
         kept = [self._deleted[image_id] for image_id in image_ids]
         restored = await self._services.records.leases.restore(name for each in kept for name in each.names)
@@ -318,9 +320,9 @@ class ImageTransaction:
                 self.results[decision.id] = Result(decision, outcome, detail)
 
     async def _keep_for_undo(self) -> None:
-        """Keep the content of the images to be removed that have an undo window, in a lease of exactly these.
+        """Lease the content of exactly those images to remove that have an undo window.
 
-        An image without it is removed nevertheless: on a full disk no lease can be created.
+        If the lease fails, the images are removed nevertheless: on a full disk no lease can be created.
         """
         terms, leases = self._services.undo_terms, self._services.records.leases
         covered = [each for each in self._to_remove.values() if terms is not None and terms.covers(each.decision)]
@@ -358,7 +360,7 @@ def _identity(name: StoredImage) -> tuple[object, ...]:
 async def _all_done(calls: Iterable[Coroutine[object, object, object]]) -> None:
     """Wait for all calls, then raise their most uncertain error: runtime unavailable, timed out, any other.
 
-    Without the wait, a deletion still in progress after the error of another one could take effect after the restore.
+    Without the wait, a deletion still in progress after another deletion failed could take effect after the restore.
     """
     done = await asyncio.gather(*calls, return_exceptions=True)
     errors = [each for each in done if isinstance(each, BaseException)]

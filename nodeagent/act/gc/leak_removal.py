@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LeakRemover:
-    """Deletes unreferenced pieces in batches; before each batch all references are read again."""
+    """Remover of unreferenced blobs and snapshots in batches; all references are read again before each batch."""
 
     batch_size = BATCH
 
@@ -32,7 +32,7 @@ class LeakRemover:
         self._deleted = False
 
     async def remove_many(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
-        """Delete the pieces that are still unreferenced, in the plan's order: a snapshot after its children.
+        """Delete the blobs and snapshots that are still unreferenced, in plan order: a snapshot after its children.
 
         A stop request takes effect after the batch.
 
@@ -64,7 +64,7 @@ class LeakRemover:
         return Result(decision, Outcome.DONE if existed else Outcome.GONE)
 
     async def finish(self) -> tuple[Result, ...]:
-        """Collect garbage, which removes the deleted records' data from the disk."""
+        """Run the runtime's garbage collection, which removes the data of deleted records from disk."""
         if self._deleted:
             await self._storage.collect_garbage()
         return ()

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class HostLogs:
-    """Removes pod logs below the kubelet's log roots; paths are checked in ``host.log_removal``."""
+    """Remover of pod logs below the kubelet's log roots; paths are checked in ``host.log_removal``."""
 
     def __init__(self, pod_log_root: Path, container_log_root: Path, clock: Clock) -> None:
-        """Compose the remover from the log roots and the clock for the deadline of a tree reading."""
+        """Compose the remover; ``clock`` limits the time of a directory walk."""
         self._clock = clock
         self._pod_log_root = pod_log_root
         self._container_log_root = container_log_root
@@ -35,7 +35,7 @@ class HostLogs:
         return read_log_tree(self._pod_log_root, name, self._clock)
 
     def remove_pod_directory(self, name: str, uid: str, changed_at: datetime) -> int:
-        """Remove one pod log directory without entries changed after ``changed_at``; return the bytes freed."""
+        """Remove one pod log directory unless an entry changed after ``changed_at``; return the bytes freed."""
         return log_removal.remove_pod_log_directory(self._pod_log_root, name, uid, changed_at).size_bytes
 
     def remove_dead_link(self, name: str) -> bool:

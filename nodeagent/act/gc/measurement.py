@@ -27,7 +27,7 @@ _ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
 
 
 class Measurement:
-    """Measures the image filesystems of one pass: one, or each of several."""
+    """Measurement of all image filesystems of one pass."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Measurement:
         *,
         hurried: bool = False,
     ) -> None:
-        """Begin a measurement; ``stop`` ends waits.
+        """Prepare a measurement; ``stop`` ends its waits when set.
 
-        With ``hurried`` it waits for a moment only, and not while others consume the freed bytes: the caller
-        measures the effect itself, as the eviction loop does.
+        With ``hurried``, the wait for freed bytes is at most ``SETTLE_HURRIED_S`` seconds and ends when the available
+        bytes decrease: the caller (the eviction loop) measures the effect itself.
         """
         self._progress = progress
         self._read_filesystem = read_filesystem
@@ -52,22 +52,22 @@ class Measurement:
         """Measure every image filesystem of the pass.
 
         Raises:
-            NodeAgentError: one cannot be read.
+            NodeAgentError: a filesystem cannot be read.
         """
         return tuple([MeasuredFilesystem(each, await self._settled(each)) for each in self._before])
 
     async def missing_bytes(self, low: int) -> int:
-        """Measure the filesystems with a target and return the bytes still to be freed for a low threshold.
+        """Measure the filesystems with a target and return the bytes still to be freed to reach ``low`` percent usage.
 
-        Bytes that the end of undo windows frees are not missing.
+        Bytes that the end of undo windows will free count as freed.
 
         Raises:
-            NodeAgentError: one cannot be read.
+            NodeAgentError: a filesystem cannot be read.
         """
         return self.missing_after(await self.read(), low)
 
     def missing_after(self, measured: Sequence[MeasuredFilesystem], low: int) -> int:
-        """Return the bytes still to be freed according to a measurement, for the targets of the pass."""
+        """Return the bytes still to be freed to reach the targets of the pass, according to ``measured``."""
         return sum(missing for _, missing in self._shortfalls(measured, low))
 
     def shortfall_detail(self, measured: Sequence[MeasuredFilesystem], low: int) -> str:
@@ -76,7 +76,7 @@ class Measurement:
         return "" if found is None else self._detail(found[0], low)
 
     def _shortfalls(self, measured: Sequence[MeasuredFilesystem], low: int) -> list[tuple[MeasuredFilesystem, int]]:
-        """Return the measured filesystems with a target that miss it, with the missing bytes."""
+        """Return each measured filesystem that missed its target, with the missing bytes."""
         progress, found = self._progress, []
         targets = {target.path for plan in progress.plans for target in plan.targets}
         if not any(plan.wanted_bytes for plan in progress.plans if plan.kind == "images"):
@@ -110,11 +110,11 @@ class Measurement:
         return self._progress.collected_bytes + sum(decision.frees_bytes or 0 for decision in done)
 
     async def _settled(self, before: FsObservation) -> FsObservation:
-        """Measure a filesystem once it shows the freed bytes, or after a bounded wait.
+        """Measure a filesystem once the freed bytes are available, or after a bounded wait.
 
-        containerd sometimes collects in the background, XFS frees inodes and blocks with a delay, and Btrfs with the
-        next commit; a pass that measured at once would remove more than needed. Without exact accounting the freed
-        bytes are unknown, so there is no wait.
+        containerd sometimes collects garbage in the background, XFS frees inodes and blocks with a delay, and Btrfs
+        frees space with the next commit; after an immediate measurement, a pass would remove more than needed. Without
+        exact accounting the freed bytes are unknown, so the filesystem is measured immediately.
         """
         exact = any(plan.accounting is Accounting.LAYERS for plan in self._progress.plans)
         certain_bytes = max(0, self._predicted_bytes(before.path) * 98 // 100 - MEASUREMENT_SLACK_BYTES)
@@ -157,7 +157,7 @@ def readings_of(snapshot: NodeSnapshot) -> tuple[FsObservation, ...]:
 
 
 def is_relieved(paths: Sequence[str], read_filesystem: Callable[[str], FsObservation], low: int) -> bool:
-    """Return whether the usage of each of these filesystems is at most ``low`` percent; false if one is unreadable."""
+    """Return whether the usage of each of these filesystems is at most ``low`` percent; false if any is unreadable."""
     try:
         return all(read_filesystem(path).used_percent <= low for path in paths)
     except NodeAgentError:
@@ -165,9 +165,9 @@ def is_relieved(paths: Sequence[str], read_filesystem: Callable[[str], FsObserva
 
 
 def missing_bytes(observed: FsObservation, low: int) -> int:
-    """Return the bytes still to be freed for a low threshold in percent.
+    """Return the bytes still to be freed to reach the low threshold ``low`` in percent.
 
-    The arithmetic is the planner's. Usage in percent is rounded as in the kubelet: a target met to the byte can still
-    read one percent above the threshold, and such a pass would end as a shortfall.
+    The planner calculates the target in the same way. The usage percentage is not used: it is rounded as in the
+    kubelet, so it can be one percent above the threshold although the target is met to the byte.
     """
     return max(0, observed.capacity_bytes * (100 - low) // 100 - observed.available_bytes)

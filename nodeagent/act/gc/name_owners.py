@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def names_by_image(
     images: Collection[Image], stored: Mapping[str, tuple[StoredImage, bytes]]
 ) -> dict[str, tuple[ImageName, ...]]:
-    """Return every name of each image, including names that CRI cannot parse: those with the target of another one.
+    """Return all names of each image, by image id: every name with the same target as a CRI name of the image.
 
-    A remaining name would keep the content.
+    These include names that CRI cannot parse. Each remaining name would prevent the removal of the content.
     """
     by_target: dict[str, list[tuple[StoredImage, bytes]]] = {}
     for each in stored.values():
@@ -34,7 +34,7 @@ def names_by_image(
 def owners_by_target(
     images: Iterable[Image], stored: Mapping[str, tuple[StoredImage, bytes]]
 ) -> dict[str, frozenset[str]]:
-    """Return the ids of the images to which CRI attributes a name of each target."""
+    """Return, by target digest, the ids of the images to which CRI attributes a name with that target."""
     owners: dict[str, set[str]] = {}
     for image in images:
         for name in (*image.references, image.id):
@@ -49,8 +49,8 @@ def owners_by_target(
 def conflict(image_id: str, own: Sequence[ImageName], owners: Mapping[str, frozenset[str]]) -> str:
     """Return the reason to keep an image after one of its names was moved to another image; otherwise empty.
 
-    CRI processes the move of a tag with a delay and attributes it to the old image until then. The names of its new
-    target are those of the other image, which can be in use.
+    CRI processes a moved tag with a delay, and attributes the tag to the old image until then. Names with the new
+    target of the tag are names of the other image, which can be in use.
     """
     for each in own:
         others = owners.get(each.stored.target, frozenset()) - {image_id}

@@ -42,10 +42,10 @@ class Result(Record):
     """One planned removal with its outcome.
 
     Attributes:
-        detail: the cause; empty for an outcome without one.
+        detail: cause of the outcome; empty for an outcome without a cause.
         freed_bytes: bytes confirmed as freed by this item; ``None`` if not measured.
         duration_s: duration of the removal.
-        undo_until: end of its undo window, which frees its space; ``None`` without one.
+        undo_until: end of its undo window, which frees its space; ``None`` without an undo window.
     """
 
     decision: Decision
@@ -74,9 +74,9 @@ class PassReport(Record):
     """Plans, results and effect of one pass.
 
     Attributes:
-        plans: the plan of each round; a pass has several if items failed or less was freed than planned.
+        plans: the plans of all rounds; a pass has several rounds if items failed or less was freed than planned.
         before: the image filesystem in the first plan's snapshot.
-        after: the image filesystem after the last removal; ``None`` in a dry run.
+        after: the image filesystem after the last removal; ``None`` in a dry run and after a failed measurement.
         collected_bytes: size of the unreferenced content collected by the runtime on request.
         settled_s: part of ``duration_s`` spent waiting for container creations in progress.
         end_detail: the cause of an incomplete pass, as a sentence; empty if complete.
@@ -112,25 +112,25 @@ class PassReport(Record):
 
     @property
     def predicted_bytes(self) -> int:
-        """Predicted bytes of the items removed, without those in their undo window, and of the collection before."""
+        """Predicted bytes of removed items without an undo window, plus ``collected_bytes``."""
         freed = [each.decision.frees_bytes or 0 for each in self.removed if each.undo_until is None]
         return self.collected_bytes + sum(freed)
 
     @property
     def undo_until(self) -> datetime | None:
-        """Latest end of the undo windows of its removals; ``None`` without one."""
+        """Latest end of the undo windows of the removals; ``None`` without an undo window."""
         return max((each.undo_until for each in self.results if each.undo_until is not None), default=None)
 
     @property
     def undo_bytes(self) -> int:
-        """Predicted bytes that the end of its undo windows frees."""
+        """Predicted bytes that the end of the undo windows will free."""
         return bytes_in_undo_windows(self.results)
 
     @property
     def freed_bytes(self) -> int | None:
-        """Increase of the available bytes of the image filesystem, of several in all; ``None`` if not measured.
+        """Increase of the available bytes of all image filesystems; ``None`` if not measured.
 
-        It includes the writes and deletions of other processes during the pass, so it can be negative.
+        Writes and deletions of other processes during the pass are included, so the value can be negative.
         """
         if self.filesystems:
             known = [each.freed_bytes for each in self.filesystems if each.freed_bytes is not None]

@@ -1,4 +1,4 @@
-"""Record of a garbage collection pass: its planned removals before the first of them, then each outcome."""
+"""History record of a garbage collection pass: planned removals before the first removal, then each outcome."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class PassStart(Record):
-    """A pass before its first removal.
+    """Start of a pass, reported before the first removal.
 
     Attributes:
         planned: number of planned removals.
-        predicted_bytes: predicted bytes of these removals, without unknown ones.
-        pending_bytes: unreferenced bytes, collected first by the runtime.
+        predicted_bytes: predicted bytes of the removals of known size.
+        pending_bytes: unreferenced bytes that the runtime collects before the first removal.
     """
 
     pass_id: str
@@ -37,17 +37,17 @@ class PassStart(Record):
 
 
 class PassRecorder(Protocol):
-    """Records a pass while it runs."""
+    """Recorder of a running pass."""
 
     async def begin_round(self, progress: PassProgress, current: Preview) -> None:
-        """Record the removals of a round before the first of them."""
+        """Record the planned removals of a round, before its first removal."""
 
     def record(self, result: Result) -> None:
         """Record the outcome of the next removal of the round."""
 
 
 class NoRecorder:
-    """Recorder without effect."""
+    """Recorder without effect, for passes that are not recorded."""
 
     async def begin_round(self, progress: PassProgress, current: Preview) -> None:
         """Do nothing."""
@@ -57,7 +57,7 @@ class NoRecorder:
 
 
 class HistoryRecorder:
-    """Records one pass in the history, and reports its start."""
+    """Recorder of one pass in the history, which also reports the start of the pass."""
 
     def __init__(
         self, writer: HistoryWriter | None, clock: Clock, *, plan_id: str, on_start: Callable[[PassStart], None]
@@ -66,7 +66,7 @@ class HistoryRecorder:
 
         Args:
             writer: writes to the history; ``None`` to only report the start.
-            clock: for the duration of the pass.
+            clock: measures the duration of the pass.
             plan_id: id of the first plan.
             on_start: called once the first round is recorded, before its first removal.
         """
@@ -80,7 +80,7 @@ class HistoryRecorder:
         self._began_s = 0.0
 
     async def begin_round(self, progress: PassProgress, current: Preview) -> None:
-        """Record the removals of a round, and report the start of the pass."""
+        """Record the planned removals of a round; report the start of the pass in the first round."""
         self._names = {image.id: image.references for image in current.snapshot.images}
         self._position = len(progress.results)
         planned = tuple(planned_action(each, self._names) for each in current.removals)
@@ -120,7 +120,7 @@ class HistoryRecorder:
         )
 
     def record(self, result: Result) -> None:
-        """Record an outcome; outcomes are reported in the order of the plan."""
+        """Record the outcome of the next planned removal."""
         if self._writer is None or not self._pass_id:
             return
         duration_s = self._clock.monotonic_s() - self._began_s
@@ -128,6 +128,6 @@ class HistoryRecorder:
         self._position += 1
 
     def abandon(self, cause: str) -> None:
-        """Record the pass as interrupted, such as ``cancelled``, unless it removes nothing."""
+        """Record a started pass as interrupted, with a cause such as ``cancelled``."""
         if self._writer is not None and self._pass_id:
             self._writer.interrupt(self._pass_id, cause)

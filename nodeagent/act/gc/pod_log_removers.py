@@ -1,4 +1,4 @@
-"""Removers of pod log directories and container log links, each with a guard."""
+"""Removers of pod log directories and container log links; each reads the item again before its removal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PodLogRemover:
-    """Removes one pod log directory after reading its tree again."""
+    """Remover of one pod log directory, after a new reading of the directory tree."""
 
     def __init__(
         self, reader: FreshReader, logs: LogActions, policy: PodLogPolicy, template: NodeSnapshot, *, clock: Clock
@@ -37,13 +37,13 @@ class PodLogRemover:
 
     @cached_property
     def _listed(self) -> frozenset[str]:
-        """UIDs of the pods that the runtime listed; computed only for a removal."""
+        """UIDs of the pods that the runtime listed at the observation; computed for the first removal only."""
         return frozenset([each.uid for each in self._template.sandboxes]).union(
             [each.pod_uid for each in self._template.containers]
         )
 
     async def remove(self, decision: Decision) -> Result:
-        """Remove the directory unless its pod is in the runtime, or its tree changed, is open or cannot be read."""
+        """Remove the directory unless the runtime lists its pod, or its files changed, are open or unreadable."""
         planned = self._directories.get(decision.id)
         if planned is None or planned.tree is None:
             return Result(decision, Outcome.CHANGED, "kept: not read by the observation of this pass")
@@ -56,9 +56,9 @@ class PodLogRemover:
         if tree is None:
             return Result(decision, Outcome.GONE, "already removed")
         checked = replace(tree, unchanged_s=0.0)
-        if tree.digest == planned.tree.digest:  # the plan counts times that contradict the clock from their observation
+        if tree.digest == planned.tree.digest:  # the plan replaces implausible times by their observation
             checked = replace(tree, changed_at=planned.tree.changed_at, unchanged_s=planned.tree.unchanged_s)
-        # the removal of its containers is the last change of the directory of a pod that the runtime listed
+        # no minimum age for a pod listed at the observation: the removal of its containers changed the directory
         minimum_age_s = 0.0 if planned.uid in self._listed else self._policy.minimum_age_s
         kept = keep_tree(checked, self._policy, self._clock.now(), self._trust, minimum_age_s=minimum_age_s)
         if kept is not None:
@@ -71,7 +71,7 @@ class PodLogRemover:
 
 
 class LogLinkRemover:
-    """Removes one container log link whose target does not exist."""
+    """Remover of one container log link whose target does not exist."""
 
     def __init__(self, reader: FreshReader, logs: LogActions, container_of: Callable[[str], str]) -> None:
         self._reader = reader

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Reads the node."""
+    """Source of node snapshots."""
 
     async def observe(self, scope: Scope) -> NodeSnapshot:
         """Return the current state of the node, limited to ``scope``."""
@@ -31,7 +31,7 @@ class Preview(Record):
     """The plans of a pass, in order of execution, with their snapshot.
 
     Attributes:
-        removals: every removal, in order of execution. Computed.
+        removals: every removal, in order of execution; computed from ``plans``.
     """
 
     scope: Scope
@@ -60,9 +60,9 @@ class Preview(Record):
 
     @property
     def predicted_end(self) -> tuple[PassEnd, str]:
-        """The end of a pass in which every removal succeeds and frees the planned bytes, with its detail.
+        """End of the pass and its detail if every removal succeeds and frees the predicted bytes.
 
-        A dry run has this end; that of other passes is determined by measurement. Failures cannot be predicted.
+        A dry run reports this end; the end of any other pass is measured.
         """
         blocked = [plan.blocked for plan in self.plans if plan.blocked]
         if blocked:
@@ -76,9 +76,9 @@ class Preview(Record):
 async def preview_pass(
     observer: Observer, policy: GCPolicy, scope: Scope, only: frozenset[str] | None = None
 ) -> Preview:
-    """Observe and plan a pass without any change to the node; ``only`` restricts the removals, by id.
+    """Observe and plan a pass without any change to the node; ``only`` limits the removals to these ids.
 
-    Plans are computed in a thread, since those of large nodes take long enough to delay the other tasks of the daemon.
+    Plans are computed in a thread, since planning for a large node would delay the other tasks of the daemon.
     """
     snapshot = await observer.observe(scope)
     return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy, only))
@@ -87,10 +87,10 @@ async def preview_pass(
 def plans_for(
     scope: Scope, snapshot: NodeSnapshot, policy: GCPolicy, only: frozenset[str] | None = None
 ) -> tuple[Plan, ...]:
-    """Return the plans of a pass over ``scope``, in order of execution; ``only`` restricts the removals, by id."""
+    """Return the plans of a pass over ``scope``, in order of execution; ``only`` limits the removals to these ids."""
     if scope is Scope.IMAGES:
         return (plan_image_gc(snapshot, policy.images, only=only),)
-    from nodeagent.plan.gc.planner import plan_all, plan_containers  # noqa: PLC0415 - not for a list of images
+    from nodeagent.plan.gc.planner import plan_all, plan_containers  # noqa: PLC0415 - not needed for a list of images
 
     if scope is Scope.CONTAINERS:
         return plan_containers(snapshot, policy, only=only).plans
@@ -98,10 +98,10 @@ def plans_for(
 
 
 def plans_by_loop(snapshot: NodeSnapshot, policy: GCPolicy) -> tuple[Plan, ...]:
-    """Return the plans of the next pass of container GC and of that of image GC, on the same snapshot.
+    """Return the plans of the next container GC pass and of the next image GC pass, for the same snapshot.
 
-    Unlike in a pass over everything, an image is still referenced by the containers that container GC removes, as in
-    the lists of images and containers.
+    A plan of all items treats the containers planned for removal as removed. Here these containers still reference
+    their images, as in the lists of images and containers.
     """
     return (*plans_for(Scope.CONTAINERS, snapshot, policy), *plans_for(Scope.IMAGES, snapshot, policy))
 
@@ -111,12 +111,12 @@ def plans_for_saved(
 ) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
     """Return the plans under the policy in force, and the plans to carry out when a saved plan is applied.
 
-    The latter remove only items listed in the saved plan and removed on this snapshot both by ``current`` and by the
-    stricter of both policies. Two plans guarantee this: thresholds are not monotonic (a removal by age under one policy
-    can bring usage below the high threshold, which keeps other images), so that the stricter fields alone could remove
-    an item kept by ``current``.
+    The plans to carry out remove an item only if the saved plan lists the item, and if both ``current`` and the
+    stricter combination of both policies remove the item from this snapshot. The stricter policy alone is not
+    sufficient, since thresholds are not monotonic: a removal by age under ``current`` can reduce the usage below the
+    high threshold, so that ``current`` keeps an image that the stricter policy removes.
     """
-    from nodeagent.plan.gc.strictness import stricter  # noqa: PLC0415 - not for lists
+    from nodeagent.plan.gc.strictness import stricter  # noqa: PLC0415 - not needed for lists
 
     listed = frozenset([item.id for item in saved.removals])
     in_force = plans_for(saved.scope, snapshot, current, listed)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def new_pass_id(started_at: datetime) -> str:
-    """Return an id for a pass or an eviction."""
+    """Return a new unique id of a pass or an eviction: its start time and six random hexadecimal digits."""
     return f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
@@ -42,7 +42,7 @@ class PassProgress:  # 12 attributes: every part of the final report
         self.end: tuple[PassEnd, str] | None = None
 
     def failed_images(self) -> dict[str, str]:
-        """Return the ids of images that failed or changed in this pass, with the cause."""
+        """Return the cause of each failed or skipped image removal of this pass, by image id."""
         return {
             result.decision.id: result.detail
             for result in self.results
@@ -55,7 +55,7 @@ class PassProgress:  # 12 attributes: every part of the final report
         return bytes_in_undo_windows(self.results)
 
     def end_undo(self) -> int:
-        """Note that the undo windows of this pass have ended; return the bytes that were in them."""
+        """Mark the undo windows of this pass as ended; return the predicted bytes of their images."""
         size_bytes = self.undo_bytes
         self.results = [
             replace(each, undo_until=None, detail="undo window ended: more space is needed")
@@ -72,7 +72,7 @@ class PassProgress:  # 12 attributes: every part of the final report
         )
 
     def spent(self) -> Spent:
-        """Return the removals that count against the limits per pass."""
+        """Return the number and the bytes of removed images, which count against the limits per pass."""
         done = [
             result.decision
             for result in self.results

@@ -23,10 +23,10 @@ _CONCURRENCY = 8
 
 
 class RuntimeReader:
-    """Reads the current images, containers and sandboxes.
+    """Reader of the current images, containers and sandboxes.
 
-    Facts that never change for an id (a sandbox's own image, the images mounted by a container) are taken from the
-    plan's snapshot; they are read for ids missing in the snapshot.
+    Facts that never change for an id (the image of a sandbox, the images mounted by a container) are copied from the
+    plan's snapshot, and read from the runtime only for ids that are missing in the snapshot.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per source
@@ -62,13 +62,14 @@ class RuntimeReader:
         return {image_id: record.names for image_id, record in records.items()}
 
     async def image(self, image_id: str) -> Image | None:
-        """Return the current image; ``None`` if it is removed."""
+        """Return the current state of an image; ``None`` if the image does not exist."""
         return (await self.image_and_names(image_id))[0]
 
     async def image_and_names(self, image_id: str) -> tuple[Image | None, tuple[StoredImage, ...]]:
-        """Return the current image and its stored names, each with its target.
+        """Return the current state of an image, ``None`` if it does not exist, and containerd's records of its names.
 
-        The names in the plan's snapshot are read concurrently with the image. With CRI alone there are none.
+        Names from the plan's snapshot are read concurrently with the image. Without the containerd API, the result has
+        no names.
         """
         known = dict.fromkeys((*self._names.get(image_id, ()), image_id))
         image, names = await asyncio.gather(self._cri.image_status(image_id), self._storage.get_image_names(known))
@@ -99,7 +100,7 @@ class RuntimeReader:
         return containers, await self._with_images(sandboxes)
 
     async def pod_images(self) -> PodImages:
-        """Return the images named by the pods of this node."""
+        """Return the images referenced by the pods of this node."""
         return await self._read_pod_images()
 
     async def _read_volume_images(self, container_ids: Iterable[str]) -> None:
@@ -124,7 +125,7 @@ class RuntimeReader:
         return tuple(replace(each, image=self._sandbox_images.get(each.id, "")) for each in listed)
 
     async def sandbox_listed(self, sandbox_id: str) -> bool:
-        """Return whether the runtime has a sandbox."""
+        """Return whether a sandbox exists in the runtime."""
         try:
             await self._cri.sandbox_status(sandbox_id)
         except RuntimeNotFoundError:
@@ -132,14 +133,14 @@ class RuntimeReader:
         return True
 
     async def has_writable_layer(self, container_id: str) -> bool | None:
-        """Return whether the writable layer of a container or sandbox exists; ``None`` if that cannot be read."""
+        """Return whether the writable layer of a container or sandbox exists; ``None`` if unreadable."""
         try:
             return await self._layers.has_writable_layer(container_id)
-        except RuntimeUnsupportedError:  # no containerd
+        except RuntimeUnsupportedError:  # not containerd: no snapshots
             return False
         except RuntimeRequestError:
             return None
 
     async def container(self, container_id: str) -> Container | None:
-        """Return one container with its details; ``None`` if it is removed."""
+        """Return the current state of one container; ``None`` if the container does not exist."""
         return await self._cri.get_container(container_id)

@@ -1,7 +1,7 @@
-"""Completion of image removals that were interrupted: by a kill, a lost runtime, a full disk.
+"""Recovery of image removals that were interrupted by a kill of the agent, a runtime failure or a full disk.
 
-A lease that exists means that the removal was not decided, so the names are restored; see
-:mod:`nodeagent.runtime.image_leases`. Restored images can be removed by a later pass, with a check.
+An existing lease proves that the removal was not committed, so the image names are restored; see
+:mod:`nodeagent.runtime.image_leases`. A later pass can remove the restored images after a new check.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _MAX_ROUNDS: Final = 5
 
 
 class RemovalRecovery:
-    """Restores the images of interrupted removals and ends undo windows; at the daemon's start and before each pass."""
+    """Recovery of interrupted removals and release of expired undo windows, at daemon start and before each pass."""
 
     def __init__(self, storage: StorageBackend, lock_path: Path, clock: Clock, *, stable_s: float = _STABLE_S) -> None:
-        """Restore on ``storage``, under the lock of the node's passes.
+        """Prepare the recovery; ``lock_path`` is the node's pass lock file.
 
-        ``stable_s`` is the time for which all names have to be present before a lease is released.
+        ``stable_s`` is the time in seconds for which all names must exist before a lease is released.
         """
         self._stable_s = stable_s
         self._storage = storage
@@ -48,7 +48,7 @@ class RemovalRecovery:
         return notices
 
     async def describe(self) -> tuple[str, ...]:
-        """Return a sentence for each removal without decision or in its undo window; empty if they cannot be read."""
+        """Return a sentence for each uncommitted removal and each removal in its undo window; empty if unreadable."""
         records = self._storage.removals
         if records is None:
             return ()
@@ -62,9 +62,9 @@ class RemovalRecovery:
     async def run(self) -> None:
         """Restore the names of every interrupted removal, and free the space of removals whose undo window has ended.
 
-        A failure is a notice, and the next run retries. While another pass runs, on this node's lock, its removal is in
-        progress, not interrupted. So can be that of a pass on another lock, of an agent with another state directory:
-        it is left alone until no removal takes that long.
+        A failure is added to the notices, and the next run retries. A removal by a running pass with the same pass lock
+        is in progress, and is skipped. A removal with another lock (an agent with another state directory) may also be
+        in progress, and is skipped until its age exceeds ``LONGEST_REMOVAL``.
         """
         records = self._storage.removals
         if records is None:
@@ -84,10 +84,11 @@ class RemovalRecovery:
             self._notices.append(f"cannot restore the images of an interrupted removal: {error}; retried before a pass")
 
     def _is_interrupted(self, removal: OpenRemoval, own: str) -> bool:
-        """Return whether the process of a removal has ended; ``own`` is the identity of the lock that is held, if any.
+        """Return whether a removal counts as interrupted; ``own`` is the identity of the held pass lock, or empty.
 
-        It has if it was started in an earlier boot, or held the same lock. With another lock or an unknown one it may
-        be running, in another container too, where its pid means nothing.
+        The process of the removal has ended if it ran in an earlier boot, or held the same lock. A process with another
+        or an unknown lock may be running in another PID namespace; its removal counts as interrupted from the age
+        ``LONGEST_REMOVAL``.
         """
         boot, own_boot = removal.owner.partition(" ")[0], own.partition(" ")[0]
         if (own and removal.owner == own) or (boot and own_boot and boot != own_boot):
@@ -96,11 +97,11 @@ class RemovalRecovery:
 
     def _open_sentence(self, removal: OpenRemoval, own: str) -> str:
         count = len({name.image_id for name in removal.names})
-        fate = "the next pass restores them"
+        fate = "the next pass restores the images"
         if not self._is_interrupted(removal, own):
-            fate = "it is of an agent with another state directory"
+            fate = "the removal is of an agent with another state directory"
             if removal.opened_at is not None:
-                fate += f"; passes after {format_time(removal.opened_at + LONGEST_REMOVAL)} restore them"
+                fate += f"; passes after {format_time(removal.opened_at + LONGEST_REMOVAL)} restore the images"
         until = f"; containerd deletes it after {format_time(removal.expires_at)}" if removal.expires_at else ""
         return (
             f"lease {removal.lease_id} keeps the content of {count} images whose removal is in progress or was "
@@ -108,7 +109,7 @@ class RemovalRecovery:
         )
 
     async def _restore_all(self, records: RemovalRecords, removals: Sequence[OpenRemoval]) -> None:
-        """Restore at the same time, since each waits; a failure ends no other, and is raised afterwards."""
+        """Restore interrupted removals concurrently, since each restore waits; raise the first error last."""
         done = await asyncio.gather(*(self._restore(records, each) for each in removals), return_exceptions=True)
         self._notices += [each for each in done if isinstance(each, str)]
         for each in done:
@@ -116,10 +117,10 @@ class RemovalRecovery:
                 raise each
 
     async def _restore(self, records: RemovalRecords, removal: OpenRemoval) -> str:
-        """Restore the names of a removal and release its lease; return a sentence.
+        """Restore the names of a removal and release its lease; return the result as a sentence.
 
-        Deletions that the interrupted process had sent can still take effect after its end. The lease is released only
-        once all names were present for ``stable_s`` seconds, after those of undo windows of the same images.
+        Name deletions sent by the interrupted process can still take effect after its end. The lease is released only
+        after all names have existed for ``stable_s`` seconds, and after the undo leases on the same images.
         """
         leases = records.leases
         created: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""The removers of a pass on this node."""
+"""Factory of the removers of a pass on this node."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 class RemoverFactory(Record):
-    """Creates the removers of a round from its snapshot and policy.
+    """Factory of the removers of a round, from the snapshot and policy of the round.
 
     Attributes:
-        cri: the runtime.
+        cri: CRI client of the runtime.
         storage: the runtime's own image and layer records.
         logs: removal of logs.
-        clock: for the age of plans and logs.
+        clock: measures the age of plans and logs.
         read_holds: reads the current holds; blocking.
         find_unreferenced: reads the unreferenced blobs and snapshots.
         bulk: whether images are removed by name, in transactions, where the storage backend allows it.
-        settle_s: maximum wait for container creations in progress per transaction.
-        read_pod_images: reads the images named by the pods of this node.
+        settle_s: maximum wait per transaction for container creations in progress, in seconds.
+        read_pod_images: reads the images referenced by the pods of this node.
     """
 
     cri: CriClient
@@ -59,7 +59,7 @@ class RemoverFactory(Record):
         self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False, undo: UndoTerms | None = None
     ) -> Mapping[ItemKind, Remover | BatchRemover]:
         """Return the remover of each kind of item."""
-        # A missing storage graph means unreadable records during the observation; the guards then use CRI as well.
+        # Without a storage graph, containerd's records were unreadable at the observation: the guards use CRI alone.
         storage = self.storage if snapshot.storage is not None else CriOnlyStorage()
         reader = RuntimeReader(
             self.cri,

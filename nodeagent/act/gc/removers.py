@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 
 _CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 LONGEST_UNOBSERVED_S: Final = 600.0
-"""Maximum age of a plan for removals by age: use that began and ended since the plan was not observed."""
+"""Maximum age of a plan for removals by age: an image use that began and ended after the plan is not observed."""
 
 
 class FreshReader(Protocol):
-    """Readings of the guards, never from a cache."""
+    """Reader of the current runtime state for the guards, without a cache."""
 
     async def image(self, image_id: str) -> Image | None:
-        """Return the current image; ``None`` if it is removed."""
+        """Return the current state of an image; ``None`` if the image does not exist."""
 
     async def image_and_names(self, image_id: str) -> tuple[Image | None, tuple[StoredImage, ...]]:
-        """Return the current image and its stored names, each with its target; no names with CRI alone."""
+        """Return the current image and containerd's records of its names; no names without the containerd API."""
 
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
         """Return all containers with their mounted images, and all sandboxes with their own images."""
 
     async def pod_images(self) -> PodImages:
-        """Return the images named by the pods of this node."""
+        """Return the images referenced by the pods of this node."""
 
     async def container(self, container_id: str) -> Container | None:
-        """Return one container with its details; ``None`` if it is removed."""
+        """Return the current state of one container; ``None`` if the container does not exist."""
 
     async def sandbox_listed(self, sandbox_id: str) -> bool:
-        """Return whether the runtime has a sandbox."""
+        """Return whether a sandbox exists in the runtime."""
 
     async def has_writable_layer(self, container_id: str) -> bool | None:
-        """Return whether the writable layer of a container or sandbox exists; ``None`` if that cannot be read."""
+        """Return whether the writable layer of a container or sandbox exists; ``None`` if unreadable."""
 
 
 class RuntimeActions(Protocol):
@@ -86,14 +86,14 @@ class LogActions(Protocol):
         """Return a reading of one pod log directory; ``None`` if it does not exist."""
 
     def remove_pod_directory(self, name: str, uid: str, changed_at: datetime) -> int:
-        """Remove one pod log directory without entries changed after ``changed_at``; return the bytes freed."""
+        """Remove one pod log directory unless an entry changed after ``changed_at``; return the bytes freed."""
 
     def remove_dead_link(self, name: str) -> bool:
         """Remove a link whose target does not exist; return false if the target exists again."""
 
 
 class ImageRemover:
-    """Removes one image after planning it again on fresh state.
+    """Remover of one image, after a second plan with the current state of the runtime.
 
     Source: CRI ``RemoveImage``.
     """
@@ -112,16 +112,16 @@ class ImageRemover:
 
         Args:
             reader: reads the current state.
-            actions: the runtime.
+            actions: calls that change the runtime.
             policy: the plan's policy.
             template: the plan's snapshot, for facts that do not change within a pass.
-            clock: for the age of the plan.
+            clock: measures the age of the plan.
             read_holds: reads the current holds; blocking.
         """
         self._read_holds = read_holds
         self._reader = reader
         self._actions = actions
-        # the plan considered these already; the check is for use, not for space
+        # already considered by the plan: the guard checks the use of an image, not the need for space
         self._template = replace(template, sandboxes_unread=frozenset(), image_filesystems=())
         self._clock = clock
         protection = replace(policy.protection, keep_last_n_tags_per_repository=0)
@@ -151,7 +151,7 @@ class ImageRemover:
         return Result(decision, Outcome.DONE)
 
     async def _keep_reasons(self, images: Mapping[str, Image], decisions: Sequence[Decision]) -> dict[str, str]:
-        """Plan the images again on fresh state; return the reason by image id, for kept images only."""
+        """Plan the images again with the current state; return the reason of each kept image, by image id."""
         try:
             holds = await asyncio.to_thread(self._read_holds)
         except StoreError as error:
@@ -174,7 +174,7 @@ class ImageRemover:
         )
         by_age = {each.id for each in decisions if each.reason.code is ReasonCode.UNUSED_TOO_LONG}
         stale: dict[str, str] = {}
-        if unobserved_s > LONGEST_UNOBSERVED_S:  # such as during a wait for confirmation
+        if unobserved_s > LONGEST_UNOBSERVED_S:  # such as during the confirmation prompt
             reason = f"image use not observed for {format_duration(unobserved_s)} since the plan"
             stale = dict.fromkeys(by_age & images.keys(), reason)
         return stale | {
@@ -186,7 +186,7 @@ class ImageRemover:
         }
 
     def _time_since_plan(self) -> tuple[float, ClockTrust]:
-        """Return the seconds since the observation of the plan, on the boot clock, and the plan's clock now."""
+        """Return the seconds since the plan's observation, by the boot clock, and the clock trust at this moment."""
         clock = self._template.clock
         if clock.boottime_s is None:
             return max(0.0, (self._clock.now() - self._template.observed_at).total_seconds()), clock
@@ -195,13 +195,13 @@ class ImageRemover:
 
 
 class ImageRemoverWithoutLeases:
-    """Removes images through CRI on a runtime without leases, and keeps them on others.
+    """Remover of images through CRI, on a runtime without leases only.
 
-    On containerd, a failed reading of its records is no reason to remove images without a transaction.
+    On containerd, images are kept: unreadable records do not justify a removal without a transaction.
     """
 
     def __init__(self, remover: ImageRemover, list_leases: Callable[[], Awaitable[object]]) -> None:
-        """Compose the remover from the one that removes through CRI; ``list_leases`` fails without leases."""
+        """Compose the remover; ``list_leases`` raises RuntimeUnsupportedError on a runtime without leases."""
         self._remover = remover
         self._list_leases = list_leases
 
@@ -216,9 +216,9 @@ class ImageRemoverWithoutLeases:
 
 
 class ContainerRemover:
-    """Removes one dead container and then its logs.
+    """Remover of one dead container and then its logs.
 
-    In the reverse order a failed removal would lose the logs of a container that is kept.
+    In the reverse order, a failed removal would lose the logs of a kept container.
     Source: kubelet ``removeContainer``; CRI ``RemoveContainer``.
     """
 
@@ -234,7 +234,7 @@ class ContainerRemover:
             active = await self._pod_activity(container)
             if active:
                 return Result(decision, Outcome.CHANGED, f"kept: {active}")
-            container = await self._reader.container(decision.id)  # immediately before: it may have been started
+            container = await self._reader.container(decision.id)  # may have been started meanwhile
         if container is None:
             return Result(decision, Outcome.GONE, "already removed")
         if container.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
@@ -245,7 +245,8 @@ class ContainerRemover:
             if await self._reader.container(decision.id) is not None:
                 raise
         if await self._reader.container(decision.id) is not None:
-            return Result(decision, Outcome.FAILED, "the runtime reported its removal and still has it; logs kept")
+            detail = "the runtime reported the removal, but the item still exists; logs kept"
+            return Result(decision, Outcome.FAILED, detail)
         leftovers = [await self._remove_logs(container), await _leftover_layer(self._reader, decision.id)]
         return Result(decision, Outcome.DONE, "; ".join(filter(None, leftovers)), freed_bytes=decision.frees_bytes)
 
@@ -264,7 +265,7 @@ class ContainerRemover:
 
 
 class SandboxRemover:
-    """Stops and removes one sandbox.
+    """Remover of one sandbox, which is stopped first.
 
     Source: kubelet ``removeSandbox``; CRI ``StopPodSandbox``, ``RemovePodSandbox``.
     """
@@ -295,12 +296,12 @@ class SandboxRemover:
             if await self._reader.sandbox_listed(decision.id):
                 raise
         if await self._reader.sandbox_listed(decision.id):
-            return Result(decision, Outcome.FAILED, "the runtime reported its removal and still has it")
+            return Result(decision, Outcome.FAILED, "the runtime reported the removal, but the item still exists")
         return Result(decision, Outcome.DONE, await _leftover_layer(self._reader, decision.id))
 
 
 async def _leftover_layer(reader: FreshReader, container_id: str) -> str:
-    """Return the text for a writable layer that remains after a removal; empty if it is removed."""
+    """Return a warning if the writable layer of a removed container or sandbox remains; otherwise empty."""
     remains = await reader.has_writable_layer(container_id)
     if remains is None:
         return f"cannot read whether snapshot {container_id[:12]} remains; see nodeagent gc leaks"
@@ -308,10 +309,10 @@ async def _leftover_layer(reader: FreshReader, container_id: str) -> str:
 
 
 def changed_since(observed_at: datetime, names: Iterable[StoredImage], now: datetime) -> str:
-    """Return the reason to keep an image with these names if one of them changed after ``observed_at``; else empty.
+    """Return the reason to keep an image if one of its names changed after ``observed_at``; otherwise empty.
 
-    The plan's usage of the image is then out of date: a pull is followed by the creation of a container. A time after
-    ``now`` is from before a correction of the wall clock.
+    The plan is then out of date for the image, as a container is usually created after a pull. A change time after
+    ``now`` is ignored: the time precedes a correction of the wall clock.
     """
     latest = now + _CLOCK_TOLERANCE
     for each in names:
@@ -322,7 +323,7 @@ def changed_since(observed_at: datetime, names: Iterable[StoredImage], now: date
 
 
 def pod_activity(uid: str, sandbox_id: str, containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]) -> str:
-    """Return the reason that a pod is active; empty if it is not.
+    """Return the reason that a pod is active; empty if the pod is not active.
 
     A pod is active if one of its sandboxes is ready or one of its containers may be running.
     """

@@ -1,19 +1,19 @@
-"""Wait for container creations in progress, between the deletion of image names and the decision to remove.
+"""Wait for container creations in progress, between the deletion of image names and the final check for use.
 
-A creation that read an image record before it was deleted creates a lease a few milliseconds later, then its snapshot,
-then its container record. The wait has two parts:
+A creation that read an image record before its deletion creates a lease a few milliseconds later, then a snapshot, then
+a container record. The wait has two parts:
 
-1. A fixed time, within which every such creation requests its lease: it only builds the container's specification
-   until then. This part cannot be observed. Then a write to containerd's metadata, which is completed after those
-   requested before: creations can wait for a collection, or for the deletions of the next transaction. The longer the
-   write or the process was delayed, the longer the wait: such a machine delays creations too.
-2. Until each of the leases then seen without a snapshot has one or is deleted. Later leases belong to creations from
-   images that still have their record.
+1. A fixed time, in which every such creation builds its container specification and requests its lease; neither can be
+   observed. Then a write to containerd's metadata, which completes after all earlier writes, since creations can wait
+   for a garbage collection or for the deletions of the next transaction. The wait is extended if the write or the
+   agent is delayed, because the machine then delays creations too.
+2. A wait until each lease that had no snapshot after the first part has a snapshot or is deleted. Leases created later
+   are of creations from images that still have their record.
 
-A creation that needs more than the first part between record and lease is not seen. If it prepares its snapshot before
-the release, the snapshot is seen in the reading that decides; otherwise it fails, as after any removal, and no
-container is left without its image record. A creation that has its lease, but no snapshot at the end of the second
-part, keeps every image of the batch.
+A creation that takes longer than the first part from record to lease is not detected. If its snapshot exists before the
+release, the last reading finds the snapshot. Otherwise the creation fails, as after any removal, and no container
+exists without its image record. A creation with a lease, but without a snapshot at the end of the second part, prevents
+the removal of all images of the transaction.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 DEFAULT_SETTLE_S: Final = 1.0
 HURRIED_SETTLE_S: Final = 0.3
-"""Maximum wait below an eviction threshold, where a pod would be evicted otherwise."""
+"""Maximum wait in a pass for an exceeded eviction threshold: a longer wait would cause the eviction of a pod."""
 
 UNOBSERVABLE_S: Final = 0.25
-"""Time between record and lease of a creation. Longest seen with 4 clients on 2 cores: see the tests of races."""
+"""Maximum time from image record to lease of a creation. Source: the race tests, with 4 clients on 2 cores."""
 
 _POLL_S: Final = 0.03
 _PROMPT_S: Final = 0.05
-"""Delay of a write, and of this process, up to which the machine is not overloaded."""
+"""Maximum delay of a write, and of this process, on a machine that is not overloaded."""
 
 
 class CreationReadings(Protocol):
@@ -50,7 +50,7 @@ class CreationReadings(Protocol):
 
 
 class Settled(Record):
-    """Result of the wait.
+    """Result of a wait for container creations.
 
     Attributes:
         unprepared: whether a creation still has no snapshot.
@@ -62,10 +62,10 @@ class Settled(Record):
 
 
 class Waits:
-    """Measures the time in which concurrent transactions only wait.
+    """Measurement of the time in which all concurrent transactions are waiting.
 
     Attributes:
-        total_s: the time until the last change.
+        total_s: that time in seconds, up to the last state change of a transaction.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -76,7 +76,7 @@ class Waits:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count a transaction for the duration of the context."""
+        """Count a transaction as working for the duration of the context."""
         self._change(1, 0)
         try:
             yield
@@ -104,9 +104,9 @@ class Waits:
 async def settle(
     creations: CreationReadings, wait_for_writes: Callable[[], Awaitable[None]], clock: Clock, within_s: float
 ) -> Settled:
-    """Wait for the creations in progress, ``within_s`` seconds at the latest, plus two writes and a reading.
+    """Wait for container creations in progress, at most ``within_s`` seconds plus two writes and a reading.
 
-    ``wait_for_writes`` returns after the writes to containerd's metadata that other clients requested before.
+    ``wait_for_writes`` returns once the earlier writes of other clients to containerd's metadata have completed.
     """
     waited_s, pause_s = 0.0, min(UNOBSERVABLE_S, within_s)
     while True:

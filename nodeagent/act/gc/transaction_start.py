@@ -1,4 +1,4 @@
-"""The lease of an image transaction: created before anything is deleted, or the images are kept."""
+"""Creation of the lease of an image transaction, before any deletion; without the lease, the images are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LONG_WINDOW: Final = timedelta(days=36_500)
 RETRY_AFTER_S: Final = (0.1, 0.5)
-"""Waits before further attempts to create a lease that containerd refused."""
+"""Seconds to wait before each further attempt to create a refused lease."""
 
 
 class LeaseRefusedError(NodeAgentError):
@@ -36,13 +36,14 @@ async def begin(
 ) -> ImageTransaction | None:
     """Lease the content of images and return the transaction.
 
-    ``None`` if images can only be removed without it: the runtime has no leases, or not even the record of a lease can
-    be written to a full disk, where creations of containers fail too.
+    The result is ``None`` if images can only be removed without a transaction: the runtime has no leases, or the disk
+    is too full for the record of a lease (container creations then fail too).
 
     Args:
         services: services of the remover.
         candidates: the images to remove.
-        clock: the wall clock at the plan. A lease must not end early by a correction of an implausible one.
+        clock: trust in the wall clock at the plan. With an untrusted clock the lease has a very long lifetime, so that
+            a clock correction does not end the lease early.
 
     Raises:
         RuntimeUnavailableError: the runtime is unavailable.

@@ -1,10 +1,10 @@
 """Removal of images by their names: in transactions where the content can be leased, through CRI otherwise.
 
-Every CRI RemoveImage runs a garbage collection of its own, and each collection walks all of containerd's metadata. One
-for all images would be the shortest work, but not the shortest time: a collection removes the snapshots one after the
-other, each with a write to the disk, and so does the deletion of the names before it. So a batch has several
-transactions, and each deletes its names during the wait and the collection of the one before. Its lease is created
-while the one before deletes its names, since containerd writes nothing else then.
+Every CRI RemoveImage runs a separate garbage collection, and each collection walks all of containerd's metadata. A
+single collection for all images would be the least work, but would take longer: the deletion of names and the
+collection both write to disk sequentially. Therefore a batch has several transactions. Each transaction deletes its
+names while the previous transaction waits and collects, and creates its lease while the previous transaction deletes
+names.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Queue(NamedTuple):
     """Order of the transactions of a batch.
 
     Attributes:
-        start: held while a transaction creates its lease and waits for ``deletion``: one at most is that far ahead.
+        start: held while a transaction creates its lease and waits for ``deletion``, by one transaction at most.
         deletion: held while a transaction deletes its names.
     """
 
@@ -62,7 +62,7 @@ class _Queue(NamedTuple):
 
 
 class TransactionReader(FreshReader, Protocol):
-    """Readings for transactions."""
+    """Reader of the current runtime state for image transactions."""
 
     async def listed_images(self) -> Mapping[str, Image]:
         """Return the images that CRI lists, by id."""
@@ -72,10 +72,10 @@ class TransactionReader(FreshReader, Protocol):
 
 
 class TransactionalImageRemover(ImageRemover):
-    """Removes images by their names, many per transaction, each behind the guard of :class:`ImageRemover`.
+    """Remover of images by name, many per transaction, each after the checks of :class:`ImageRemover`.
 
-    A runtime without leases, and a disk too full for the record of one, leave CRI, one by one. After another refusal of
-    a lease the remaining images are kept.
+    Images are removed one by one through CRI if the runtime has no leases, or if the disk is too full for the record of
+    a lease. After any other refusal of a lease, the remaining images are kept.
 
     Attributes:
         batch_size: maximum number of images per call of :meth:`remove_many`.
@@ -99,8 +99,9 @@ class TransactionalImageRemover(ImageRemover):
     ) -> None:
         """Compose the remover; see :class:`ImageRemover` for the guard's arguments.
 
-        ``names`` deletes names, ``records`` has the leases and the creations in progress; ``settle_s`` is the maximum
-        wait for these, once per transaction; ``undo`` is the undo window of the removals, if any.
+        ``names`` reads and deletes image names, ``records`` has the leases and the creations in progress. ``settle_s``
+        is the maximum wait in seconds for creations in progress, once per transaction. ``undo`` is the undo window of
+        the removals; ``None`` without an undo window.
         """
         super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
         self._transaction_reader = reader
@@ -118,24 +119,24 @@ class TransactionalImageRemover(ImageRemover):
 
     @property
     def settled_s(self) -> float:
-        """Time so far in which every transaction waited for creations in progress, in seconds."""
+        """Seconds so far in which all transactions were waiting for creations in progress."""
         return self._services.waits.total_s
 
     async def remove_many(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
-        """Remove several images in transactions; skip images that are by now removed, in use or otherwise kept.
+        """Remove several images in transactions; skip images that are already removed, in use or kept by another rule.
 
         Args:
             decisions: the removals.
-            stop: when set, no further image is begun; the transactions are completed for the others.
+            stop: when set, no removal of a further image starts; started transactions are completed.
 
         Returns:
             The result of each image, or the error of its removal, in order.
 
         Raises:
-            RuntimeUnavailableError: the runtime is unavailable; an open transaction is restored by the next pass.
+            RuntimeUnavailableError: the runtime is unavailable; the next pass restores the images of open transactions.
         """
         chosen = await _catch(self._candidates(decisions))
-        if isinstance(chosen, NodeAgentError):  # once more: it would fail the whole batch
+        if isinstance(chosen, NodeAgentError):  # one retry, since the error fails the whole batch
             chosen = await _catch(self._candidates(decisions))
         if isinstance(chosen, NodeAgentError):
             return [chosen] * len(decisions)
@@ -147,11 +148,11 @@ class TransactionalImageRemover(ImageRemover):
     async def _transact_all(
         self, candidates: Sequence[Candidate], stop: asyncio.Event
     ) -> dict[str, Result | NodeAgentError]:
-        """Run the transactions of a batch; each deletes names when the one before has deleted its own.
+        """Run the transactions of a batch concurrently; only their name deletions run one after another.
 
         Raises:
-            RuntimeUnavailableError: the runtime became unavailable in every transaction. After other transactions the
-                result of their images is exact; the error is then that of the images of the interrupted ones.
+            RuntimeUnavailableError: the runtime became unavailable in every transaction. If any transaction completed,
+                the error is returned as the result of the images of the interrupted transactions instead.
         """
         parts = list(_parts(candidates))
         queue = _Queue(asyncio.Lock(), asyncio.Lock())
@@ -168,7 +169,7 @@ class TransactionalImageRemover(ImageRemover):
     async def _candidates(
         self, decisions: Sequence[Decision]
     ) -> tuple[dict[str, Result | NodeAgentError], list[Candidate]]:
-        """Return the results of images that are not removed, and the others with their names."""
+        """Return the results of images without a transaction, and the candidates for transactions with their names."""
         listed, stored = await asyncio.gather(
             self._transaction_reader.listed_images(), self._services.records.leases.list_names()
         )
@@ -199,7 +200,7 @@ class TransactionalImageRemover(ImageRemover):
                     decision, Outcome.CHANGED, "kept: too many names for the record of a removal"
                 )
             elif not any(each.is_id for each in own):
-                results[decision.id] = await _catch(self.remove(decision))  # not as CRI stores images
+                results[decision.id] = await _catch(self.remove(decision))  # no id among the names: not stored by CRI
             else:
                 candidates.append(Candidate(decision, image, own))
         return results, candidates
@@ -207,7 +208,7 @@ class TransactionalImageRemover(ImageRemover):
     async def _transact(
         self, candidates: Sequence[Candidate], stop: asyncio.Event, queue: _Queue
     ) -> dict[str, Result | NodeAgentError]:
-        """Remove images in one transaction, in its place of the queue."""
+        """Remove images in one transaction, in queue order; return the result of each image, by decision id."""
         decisions = [each.decision for each in candidates]
         with self._services.waits.working():
             async with queue.start:
@@ -257,8 +258,8 @@ class TransactionalImageRemover(ImageRemover):
     async def _still_listed(self, deleted: set[str]) -> frozenset[str]:
         """Return the ids that CRI still lists after a bounded wait, or lists again.
 
-        containerd's CRI service processes deletions from events, so it lists images for a while. There is no wait for
-        images that have a name again.
+        containerd's CRI service processes deletions from events, so it lists deleted images for a while. Images that
+        have a name again are returned without a wait.
         """
         listed = deleted & await self._transaction_reader.image_ids()
         named = {each.name for each in await self._services.names.get_image_names(sorted(listed))}
@@ -302,12 +303,12 @@ def _parts(candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
 
 
 def _recorded_bytes(names: Iterable[ImageName]) -> int:
-    """Return the size of the record of names in the labels of a lease, in base64."""
+    """Return the size in bytes of names recorded as base64 in the labels of a lease."""
     return sum(len(each.encoded) for each in names) * 4 // 3
 
 
 async def _catch(work: Coroutine[object, object, T]) -> T | NodeAgentError:
-    """Return the result of ``work``, or its error unless the runtime is unavailable."""
+    """Return the result of ``work`` or its error; raise RuntimeUnavailableError."""
     try:
         return await work
     except RuntimeUnavailableError:
@@ -317,7 +318,7 @@ async def _catch(work: Coroutine[object, object, T]) -> T | NodeAgentError:
 
 
 async def _caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
-    """Return the result of ``work``, or its error."""
+    """Return the result of ``work`` or its error, including RuntimeUnavailableError."""
     try:
         return await work
     except NodeAgentError as error:

@@ -1,7 +1,7 @@
 """Undo of image removals within their undo window.
 
-The undo itself is a removal without decision: first a lease of that kind is created on the content, from then on the
-names are restored after any interruption, by :mod:`nodeagent.act.gc.removal_recovery`.
+An undo first creates a lease like that of an uncommitted removal on the content. If the undo is interrupted,
+:mod:`nodeagent.act.gc.removal_recovery` therefore restores the names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
     from nodeagent.runtime.undo_leases import UndoableRemoval
 
-_IMPOSSIBLE: Final = "image removals cannot be undone: CRI's RemoveImage deletes at once"
+_IMPOSSIBLE: Final = "image removals cannot be undone: CRI's RemoveImage deletes immediately"
 _LISTED_WITHIN_S: Final = 20.0
 _FIRST_WAIT_S: Final = 0.02
 _LAST_WAIT_S: Final = 1.0
@@ -44,8 +44,8 @@ class UndoResult(Record):
     """One removed image with the outcome of its undo.
 
     Attributes:
-        names: the names that it had before its removal, without its id.
-        detail: the cause; empty for an outcome without one.
+        names: the names of the image before its removal, without its id.
+        detail: cause of the outcome; empty for an outcome without a cause.
     """
 
     image_id: str
@@ -59,7 +59,7 @@ class UndoReport(Record):
 
     Attributes:
         id: id of the undo in the history.
-        pass_id: the pass whose removals were undone.
+        pass_id: id of the pass whose removals were undone.
     """
 
     id: str
@@ -70,7 +70,7 @@ class UndoReport(Record):
 
     @property
     def failed(self) -> tuple[UndoResult, ...]:
-        """Results of images that are not restored."""
+        """Results of images whose undo failed."""
         return tuple(each for each in self.results if each.outcome is UndoOutcome.FAILED)
 
 
@@ -86,12 +86,12 @@ class ImageList(Protocol):
 
 
 class ImageUndo:
-    """Lists, undoes and ends image removals within their undo window."""
+    """Service that lists image removals in their undo window, undoes them and ends undo windows."""
 
     def __init__(
         self, storage: StorageBackend, images: ImageList, lock_path: Path, clock: Clock, window: timedelta
     ) -> None:
-        """Undo on ``storage``, under the lock of the node's passes; ``window`` is the configured undo window."""
+        """Compose the undo; ``lock_path`` is the node's pass lock file, ``window`` the configured undo window."""
         self._storage = storage
         self._images = images
         self._lock_path = lock_path
@@ -99,7 +99,7 @@ class ImageUndo:
         self.window = window
 
     async def list_undoable(self) -> tuple[UndoableRemoval, ...]:
-        """Return the removals that can be undone, newest first; none without containerd's services.
+        """Return the removals that can be undone, newest first; empty without the containerd API.
 
         Raises:
             NodeAgentError: containerd cannot list leases.
@@ -113,7 +113,7 @@ class ImageUndo:
         return tuple(each for each in found if not each.is_over(now))
 
     async def end_all(self) -> bool:
-        """End all undo windows, without a garbage collection; return whether there were any."""
+        """End all undo windows, without a garbage collection; return whether any window was open."""
         records = self._storage.removals
         if records is None:
             return False
@@ -125,14 +125,14 @@ class ImageUndo:
         return bool(found)
 
     async def undo(self, pass_id: str) -> UndoReport:
-        """Restore the images removed by a pass; the names that exist by now are kept as they are.
+        """Restore the images removed by a pass; names that exist again are not changed.
 
         Args:
-            pass_id: the pass, or the beginning of its id; empty for the newest pass that can be undone.
+            pass_id: id of the pass or a prefix of the id; empty for the newest pass that can be undone.
 
         Raises:
-            NotUndoableError: no removal of such a pass can be undone.
-            UsageError: ``pass_id`` is the beginning of several passes.
+            NotUndoableError: no removal of the pass can be undone.
+            UsageError: ``pass_id`` is a prefix of several pass ids.
             PassBusyError: another pass runs on this node.
             RuntimeUnavailableError: the runtime is unavailable; the next pass completes an undo that has begun.
             NodeAgentError: the runtime cannot undo removals.
@@ -155,7 +155,7 @@ class ImageUndo:
             return UndoReport(new_pass_id(started_at), chosen[0].pass_id, started_at, duration_s, tuple(results))
 
     async def _undo(self, records: RemovalRecords, removal: UndoableRemoval) -> list[UndoResult]:
-        """Restore the names of one transaction; a failure is the result of its images."""
+        """Restore the names of one transaction; return the result of each image, ``failed`` after an error."""
         try:
             lease_id = await records.undo.reopen(removal, window=WINDOW)
             restored = await records.leases.restore(removal.names)
@@ -168,7 +168,10 @@ class ImageUndo:
         return [_result(image_id, names, restored[image_id]) for image_id, names in by_image(removal.names)]
 
     async def _listed(self, results: list[UndoResult]) -> list[UndoResult]:
-        """Wait for a bounded time until CRI lists the restored images, which it reads from events."""
+        """Wait for a bounded time until CRI lists the restored images; return the results, failed if unlisted.
+
+        CRI adds restored images to its list with a delay, from containerd's events.
+        """
         missing = {each.image_id for each in results if each.outcome is UndoOutcome.RESTORED}
         waited_s, wait_s = 0.0, _FIRST_WAIT_S
         missing -= await self._images.image_ids()
@@ -177,7 +180,7 @@ class ImageUndo:
             waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
             missing -= await self._images.image_ids()
         return [
-            UndoResult(each.image_id, each.names, UndoOutcome.FAILED, "names restored; CRI does not list it")
+            UndoResult(each.image_id, each.names, UndoOutcome.FAILED, "names restored, but CRI does not list the image")
             if each.image_id in missing
             else each
             for each in results
@@ -188,8 +191,8 @@ def _chosen(undoable: Sequence[UndoableRemoval], pass_id: str) -> tuple[Undoable
     """Return the transactions of one pass.
 
     Raises:
-        NotUndoableError: there are none.
-        UsageError: ``pass_id`` is the beginning of several.
+        NotUndoableError: no removal of the pass can be undone.
+        UsageError: ``pass_id`` is a prefix of several pass ids.
     """
     if not undoable:
         raise NotUndoableError("nothing to undo: no image removal is in its undo window")
@@ -199,13 +202,13 @@ def _chosen(undoable: Sequence[UndoableRemoval], pass_id: str) -> tuple[Undoable
         others = ", ".join(dict.fromkeys(each.pass_id for each in undoable))
         raise NotUndoableError(f"nothing to undo in pass {pass_id}; passes that can be undone: {others}")
     if len(passes) > 1 and pass_id not in passes:
-        raise UsageError(f"{pass_id} is the beginning of several passes: {', '.join(passes)}")
+        raise UsageError(f"{pass_id} is a prefix of several pass ids: {', '.join(passes)}")
     name = pass_id if pass_id in passes else passes[0]
     return tuple(each for each in undoable if each.pass_id == name)
 
 
 def by_image(names: Iterable[ImageName]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each image id with its other names."""
+    """Yield each image id with the names of the image other than its id."""
     found: dict[str, list[str]] = {}
     for each in names:
         own = found.setdefault(each.image_id, [])
@@ -221,5 +224,5 @@ def _result(image_id: str, names: tuple[str, ...], restored: Restored) -> UndoRe
         return UndoResult(image_id, names, UndoOutcome.FAILED, detail)
     detail = f"kept as pulled since: {', '.join(restored.taken[:3])}" if restored.taken else ""
     if not restored.created:
-        return UndoResult(image_id, names, UndoOutcome.PRESENT, detail or "all names exist: pulled since")
+        return UndoResult(image_id, names, UndoOutcome.PRESENT, detail or "all names exist: image was pulled since")
     return UndoResult(image_id, names, UndoOutcome.RESTORED, detail)

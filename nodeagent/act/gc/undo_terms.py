@@ -1,4 +1,4 @@
-"""Undo window of a pass: the removals whose content is kept for a while, so that they can be undone."""
+"""Undo window of a pass: its duration, and the image removals that can be undone within the window."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class UndoTerms(Record):
     """The undo window of the removals of a pass.
 
     Attributes:
-        pass_id: the pass.
+        pass_id: id of the pass.
         window: time for which a removal can be undone.
-        only_by_age: whether the window is that of removals by maximum age only; other removals need the space at once.
+        only_by_age: whether only removals by maximum age have the window; all others free space immediately.
     """
 
     pass_id: str
@@ -37,14 +37,14 @@ class UndoTerms(Record):
 
 
 def undo_terms(pass_id: str, trigger: str, window: timedelta, *, space_needed: bool) -> UndoTerms | None:
-    """Return the undo window of a pass; ``None`` if its removals free space at once.
+    """Return the undo window of a pass; ``None`` if its removals free space immediately.
 
     Args:
-        pass_id: the pass.
-        trigger: its cause.
+        pass_id: id of the pass.
+        trigger: trigger of the pass.
         window: the configured window.
-        space_needed: whether the filesystem is above its threshold. A pass of the daemon then frees space at once; in a
-            pass requested by a user, the window ends with the next pass that needs the space.
+        space_needed: whether the filesystem is above its threshold. A pass of the daemon then frees space immediately;
+            in a pass requested by a user, the window ends with the next pass that needs the space.
     """
     manual = trigger in MANUAL_TRIGGERS
     if window.total_seconds() <= 0 or (space_needed and not manual):

@@ -1,12 +1,14 @@
-"""Delivery of TERM and KILL to containers, by the runtime and, where it is slow, directly.
+"""Delivery of TERM and KILL to containers: through the runtime, and directly if the runtime is slow.
 
-The runtime sends the stop signal of the image, so it is asked first. It confirms no delivery, since a stop request
-returns once the container has stopped. Two facts confirm it: a later request, which every runtime answers at once, was
-answered, so that the stop request has arrived; and the container has used CPU time since, which a handled signal takes.
-Otherwise the main process is signalled directly after a quarter of the phase, at most a second, and the request is
-cancelled; after a phase in which the runtime did not answer, the next phase is signalled directly at once. A second
-TERM, which many programs take as an order to exit without cleanup, follows only shortly before KILL: a busy container
-uses CPU time also while its shim hangs.
+The runtime sends the stop signal of the image, so StopContainer is called first. StopContainer returns only after the
+container has stopped, so it does not confirm the delivery of the signal. Delivery is confirmed by two facts: a later
+Version request was answered, so the stop request has arrived; and the container has used CPU time since then, as every
+handled signal does. Without confirmation after a quarter of the phase (at most 1 s), the main process is signalled
+directly and the request is cancelled. After a phase in which the runtime did not answer, the next phase is signalled
+directly from its start.
+
+Many programs handle a second TERM as an exit without cleanup, so a second TERM is sent only shortly before KILL. It is
+required because a busy container uses CPU time also while its shim hangs.
 """
 
 from __future__ import annotations
@@ -29,17 +31,17 @@ RETRY_S: Final = 0.2
 _BATCH: Final = 16
 _PATIENCE_S: Final = 1.0
 _POLL_S: Final = 0.05
-_DIRECT_KILL_S: Final = 0.5  # for the end of processes after a direct KILL, before the runtime is asked
+_DIRECT_KILL_S: Final = 0.5  # wait after a direct KILL, before StopContainer is called
 _EXIT_READS: Final = 4
 _SANDBOXES_AT_ONCE: Final = 8
 NO_ANSWER: Final = "the runtime did not answer in time"
 
 
 class Delivery:
-    """Sends signals to containers and reads their ends; every method returns at once or is a task of the run.
+    """Delivery of signals to containers, and detection of their end. Methods that are not ``async`` never block.
 
     Attributes:
-        searched: whether a complete search has found the processes of all containers that have any.
+        searched: whether a search was complete, so that containers without located processes have no processes.
     """
 
     def __init__(
@@ -48,8 +50,8 @@ class Delivery:
         """Prepare a delivery.
 
         Args:
-            stopper: the runtime.
-            processes: the processes of containers.
+            stopper: stops containers through the runtime.
+            processes: finds and signals the processes of containers directly.
             elapsed_ms: returns the milliseconds since the shutdown began.
             on_change: called after each change of a container.
         """
@@ -60,34 +62,34 @@ class Delivery:
         self.searched = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit_reads = asyncio.Semaphore(_EXIT_READS)
-        self._is_runtime_slow = False  # in the last phase
+        self._is_runtime_slow = False  # whether the runtime did not answer in the last phase
 
     def terminate(self, containers: Sequence[ContainerStop], timeout_s: int, within_ms: int) -> None:
         """Deliver TERM to containers.
 
         Args:
-            containers: all of one phase, in order.
-            timeout_s: time after which the runtime may send KILL by itself.
-            within_ms: time of the phase, of which a quarter may pass before direct signals.
+            containers: containers to stop, in order.
+            timeout_s: timeout of StopContainer, after which the runtime sends KILL.
+            within_ms: remaining time of the phase; after a quarter of that time, TERM is sent directly.
         """
         self._start(self._terminate(containers, timeout_s, within_ms))
 
     def terminate_finally(self, container: ContainerStop) -> None:
-        """Send TERM directly, once, to a container whose TERM was confirmed by the arrival of the request only."""
+        """Send one direct TERM to a container that has received TERM from the runtime only."""
         if not (container.direct or container.answered) and self._processes.terminate(container.id):
             container.direct = True
             self._on_change()
 
     def kill(self, container: ContainerStop, due_ms: int, last_ms: int) -> None:
-        """Send KILL to a container that has processes, until it has none.
+        """Send KILL to a container repeatedly, until the container has no processes.
 
-        Its first call is followed by others while this returns without a KILL: for a process that has had no CPU time
-        to receive its TERM, KILL is delayed.
+        KILL is delayed while the main process has had no CPU time to receive its TERM. The method then returns without
+        a KILL, and the caller repeats the call.
 
         Args:
             container: the container.
-            due_ms: time at which KILL was due, now or earlier.
-            last_ms: time of the last KILL of the run.
+            due_ms: due time of KILL, now or in the past, in milliseconds since the shutdown began.
+            last_ms: latest time of a KILL in the run, in milliseconds since the shutdown began.
         """
         if container.killer is not None:
             return
@@ -99,7 +101,7 @@ class Delivery:
         container.killer = self._start(self._kill(container))
 
     def observe(self, container: ContainerStop) -> bool:
-        """Update the end of a container; return whether it has ended."""
+        """Record the end of a container if its processes have ended; return whether the container has ended."""
         if container.ended_at_ms is None:
             populated = self._processes.is_populated(container.id)
             absent = populated is None and self.searched and container.observed
@@ -109,13 +111,16 @@ class Delivery:
         return container.ended_at_ms is not None
 
     def read_exits(self, record: PodRecord, ended_ms: Callable[[datetime], int], then: Callable[[], None]) -> None:
-        """Read the exit codes of a pod that has ended, then call ``then``; ``ended_ms`` converts a time of exit."""
+        """Read the exit codes of an ended pod in the background, then call ``then``.
+
+        ``ended_ms`` converts an exit time to milliseconds since the shutdown began.
+        """
         self._start(self._read_exits(record, ended_ms, then))
 
     async def stop_sandboxes(self, sandbox_ids: Iterable[str], within_s: float) -> None:
         """Stop sandboxes for up to ``within_s`` seconds.
 
-        A failure is ignored, since their containers have ended and the node shuts down.
+        Failures are ignored, since the containers have ended and the node shuts down.
         """
         at_once = asyncio.Semaphore(_SANDBOXES_AT_ONCE)
 
@@ -134,7 +139,7 @@ class Delivery:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # ---- TERM
+    # ---- delivery of TERM
 
     async def _terminate(self, containers: Sequence[ContainerStop], timeout_s: int, within_ms: int) -> None:
         patience_s = max(0.0, min(_PATIENCE_S, within_ms / 4000))
@@ -148,13 +153,13 @@ class Delivery:
             batch = containers[first : first + _BATCH]
             for each in batch:
                 each.call = self._start(self._request(each, timeout_s))
-            await asyncio.sleep(0)  # the requests are sent before the one that confirms them
+            await asyncio.sleep(0)  # sends the stop requests before the Version request
             answers = answers and await self._confirm(batch, until_s - loop.time())
         self._is_runtime_slow = not answers
         await self._confirm_all(containers, until_s)
 
     async def _confirm_all(self, containers: Sequence[ContainerStop], until_s: float) -> None:
-        """Confirm every TERM, by a direct one from ``until_s`` on."""
+        """Wait until every TERM is confirmed; from ``until_s`` on, send each unconfirmed TERM directly."""
         loop = asyncio.get_running_loop()
         while unconfirmed := [each for each in containers if each.signalled_at_ms is None and each.ended_at_ms is None]:
             overdue = loop.time() >= until_s
@@ -165,7 +170,7 @@ class Delivery:
             await self._confirm(unconfirmed, _PATIENCE_S if loop.time() >= until_s else until_s - loop.time())
 
     async def _confirm(self, batch: Sequence[ContainerStop], within_s: float) -> bool:
-        """Mark the containers whose TERM is confirmed; return whether the runtime has answered."""
+        """Mark the containers with a confirmed TERM; return whether the runtime answered within ``within_s`` s."""
         pending = [each for each in batch if each.signalled_at_ms is None and each.requested]
         try:
             async with asyncio.timeout(max(0.0, within_s)):
@@ -192,11 +197,11 @@ class Delivery:
             self._on_change()
 
     async def _request(self, container: ContainerStop, timeout_s: int) -> None:
-        """Request the stop of a container until the runtime reports its end."""
+        """Repeat the stop request for a container until the runtime reports the end of the container."""
         while container.ended_at_ms is None:
             requested_ms = self._elapsed_ms()
             if container.signalled_at_ms is not None and self._processes.is_populated(container.id) is not None:
-                return  # its processes are watched
+                return  # the end of its processes is observed directly
             try:
                 if container.signalled_at_ms is None:
                     container.requested = True
@@ -217,9 +222,10 @@ class Delivery:
             await asyncio.sleep(RETRY_S)
 
     def _retract(self, container: ContainerStop, requested_ms: int) -> None:
-        """Retract the confirmation of a TERM whose request the runtime soon refused.
+        """Withdraw the confirmation of a TERM if the runtime refused the stop request shortly after its arrival.
 
-        A lost connection retracts nothing: the request had arrived, and a second TERM may cost the pod its cleanup.
+        After a lost connection the confirmation remains valid: the request had arrived, and a second TERM could prevent
+        the cleanup of the pod.
         """
         if container.signalled_at_ms is None or container.direct:
             return
@@ -234,7 +240,7 @@ class Delivery:
             return True
         return status.state is ContainerState.EXITED
 
-    # ---- KILL
+    # ---- delivery of KILL
 
     async def _kill(self, container: ContainerStop) -> None:
         container.killed_unhandled = self._processes.has_pending_term(container.id)
@@ -261,14 +267,14 @@ class Delivery:
             await asyncio.sleep(0.02)
         return True
 
-    # ---- ends
+    # ---- exit codes of ended containers
 
     async def _read_exits(
         self, record: PodRecord, ended_ms: Callable[[datetime], int], then: Callable[[], None]
     ) -> None:
         for each in tuple(record.containers.values()):
             if each.call is not None:
-                await asyncio.wait({each.call})  # the runtime has processed the exit once it has answered
+                await asyncio.wait({each.call})  # until the runtime has processed the exit
             await self._read_exit(each, ended_ms)
         then()
 

@@ -1,8 +1,8 @@
 """Execution of a node shutdown: pods are stopped phase by phase, in parallel within a phase, within the budget.
 
-A phase ends when its pods have no processes left, at its deadline at the latest, whether the runtime has answered or
-not. Pods that still run at their deadline are killed, and the next phase starts without waiting for the kill. Exit
-codes and sandboxes follow after the last phase, so that the inhibitor lock is released at the end of the last pod.
+A phase ends when its pods have no processes left, and at the latest at its deadline, even without an answer of the
+runtime. Pods that are running at their deadline are killed, and the next phase starts without waiting for the kill.
+Exit codes and sandboxes follow after the last phase, so that the end of the last pod releases the inhibitor lock.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 _LIST_WITHIN_S: Final = 2.0
 _LIST_AGAIN_MS: Final = 5000
-_POLL_S: Final = 0.25  # for processes without a notification
+_POLL_S: Final = 0.25  # for processes whose end is not notified
 
 
 @dataclass
-class ShutdownRun:  # its collaborators, and the progress of one run that its tasks share
-    """One run over the phases, or the rest of an interrupted run.
+class ShutdownRun:  # many attributes: collaborators, and progress shared by the tasks of a run
+    """One run of the shutdown phases, or the remainder of an interrupted run.
 
     Attributes:
         elapsed_ms: returns the milliseconds since the shutdown began; never decreases.
         list_pods: lists the running pods.
         processes: the processes of containers.
-        on_phase: called at the start of a phase, with its number of known pods.
+        on_phase: called at the start of a phase, with the name of the phase and its number of known pods.
         on_pod: called with each pod whose outcome is final.
         on_change: called after each change of ``pods``.
         elapsed_at: converts a wall time to milliseconds since the shutdown began.
         before: pods of an interrupted run, by UID.
-        expects_pods: whether pods are known to run although none is cached. The phases then wait for the list.
+        expects_pods: whether pods are known to run although no pod is cached. The phases then wait for the pod list.
         list_problem: reason for the failure of the last list; empty after a success.
     """
 
@@ -101,13 +101,13 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         return tuple(each.outcome for each in self.pods)
 
     async def carry_out(self, cached: Sequence[RunningPod]) -> None:
-        """Stop all pods; returns once each has ended, at the end of the run at the latest.
+        """Stop all pods; return once every pod has ended, at the latest at the end of the run.
 
-        Requests of the runtime may be pending then; :meth:`settle` follows. When cancelled, pods without a stop
-        request continue to run.
+        Runtime requests may still be pending; the caller calls :meth:`settle` next. After a cancellation, pods without
+        a stop request continue to run.
 
         Args:
-            cached: the last list of running pods. They are stopped at once, while the runtime is listed again.
+            cached: the last list of running pods, which are stopped immediately, while the pods are listed again.
         """
         self.processes.on_change = self._wake.set
         locating = asyncio.create_task(self._locate(cached))
@@ -182,7 +182,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         self._wake.set()
 
     async def _list_again(self) -> None:
-        """List the running pods, and send the stop requests that are due."""
+        """List the running pods again, and send the stop requests that are due."""
         within_s = (self.ends_ms - self.elapsed_ms()) / 1000
         if not self._awaits_list:
             within_s = min(_LIST_WITHIN_S, within_s)
@@ -206,7 +206,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
     # ---- phases
 
     async def _run_phase(self, index: int) -> None:
-        """Stop the pods of a phase; returns once they have ended, at its deadline at the latest."""
+        """Stop the pods of a phase; return once the pods have ended, at the latest at the deadline of the phase."""
         self._current = index
         self._phase_started_ms = now_ms = self.elapsed_ms()
         members = sum(phase == index for phase, _ in self._placed.values())
@@ -227,7 +227,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             await self._wait(end_ms)
 
     async def _finish(self) -> None:
-        """Wait for the last kills; pods that have processes then count as failed until they end."""
+        """Wait for the last kills; set the outcome of pods that still have processes to failed until they end."""
         while True:
             self._observe()
             self._kill_due()
@@ -253,7 +253,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         self._wake.set()
 
     def _unfinished(self, phase: int | None) -> list[PodRecord]:
-        """Return the pods of a phase, or of all, that have processes."""
+        """Return the pods of a phase, or of all phases for ``None``, whose processes have not ended."""
         return [
             each
             for each in self._records.values()
@@ -273,7 +273,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         return max(end_ms, phase_end_ms(self.budget, self._current, start_ms, occupied))
 
     def _kill_due(self) -> None:
-        """Send the signals that are due."""
+        """Send each KILL and each final TERM that is due."""
         now_ms = self.elapsed_ms()
         last_ms = last_kill_ms(self._started_ms, self.ends_ms)
         for record, due_ms in self._dues():
@@ -285,7 +285,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
                     self._delivery.terminate_finally(each)
 
     def _dues(self) -> list[tuple[PodRecord, int]]:
-        """Return the pods that have processes, with the time of their KILL; earlier phases have ended."""
+        """Return the pods that have processes, with the due time of their KILL in milliseconds."""
         now_ms, phase_end_ms = self.elapsed_ms(), self._phase_end_ms()
         last_ms = last_kill_ms(self._started_ms, self.ends_ms)
         dues = []
@@ -295,7 +295,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         return dues
 
     async def _wait(self, until_ms: int) -> None:
-        """Wait for a change, the next signal or ``until_ms``."""
+        """Wait for a change, the due time of the next signal or ``until_ms``, for at most ``_POLL_S`` seconds."""
         now_ms, times = self.elapsed_ms(), [until_ms]
         for record, due_ms in self._dues():
             times.append(due_ms)
@@ -308,14 +308,14 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
         self._wake.clear()
 
     def _progressed(self) -> None:
-        """Record a change at once: a TERM that is not on disk is sent again after a crash of the agent."""
+        """Report a change immediately: after a crash, the agent sends every TERM again that is not in the record."""
         self._wake.set()
         self.on_change()
 
-    # ---- requests and ends
+    # ---- stop requests, and ends of pods
 
     def _request_due(self) -> None:
-        """Send a stop request to each pod of a started phase, and to each of its containers that has none yet."""
+        """Send stop requests to all containers without a stop request in the pods of started phases."""
         now_ms = self.elapsed_ms()
         due = [uid for uid, (phase, _) in self._placed.items() if phase <= self._current]
         stops: list[ContainerStop] = []
@@ -324,7 +324,8 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             known = self.before.get(uid)
             earlier = known.container_ids if known is not None and known.progress is not None else ()
             listed = self._running[uid].pod.container_ids
-            wanted = listed if record.is_final else dict.fromkeys((*listed, *earlier))  # earlier ones ended unobserved
+            # Containers of an interrupted run that are no longer listed have ended unobserved.
+            wanted = listed if record.is_final else dict.fromkeys((*listed, *earlier))
             new = [each for each in wanted if each not in record.containers]
             if new:
                 record.is_final, record.took_ms, record.outcome = False, None, PodOutcome.STOPPING
@@ -339,7 +340,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
                 if not self._delivery.observe(stop):
                     stops.append(stop)
         if stops:
-            # The agent sends KILL, so that a late TERM extends the time of a pod.
+            # The timeout is the end of the run: the agent itself sends KILL, so that a late TERM extends a pod's time.
             timeout_s = max(1, -(-(self.ends_ms - now_ms) // 1000))
             self._delivery.terminate(stops, timeout_s, self._phase_end_ms() - now_ms)
         self.on_change()
@@ -358,7 +359,7 @@ class ShutdownRun:  # its collaborators, and the progress of one run that its ta
             now_ms if progress is None or (ended and running.pod.container_ids) else progress.requested_at_ms,
             None if grace_s is None else round(grace_s * 1000),
         )
-        if known is not None and ended and not running.pod.container_ids:  # only its sandbox is left
+        if known is not None and ended and not running.pod.container_ids:  # only its sandbox remains
             record.outcome, record.is_final = known.outcome or PodOutcome.STOPPED, True
             record.took_ms, record.detail = known.took_ms, known.detail
         self._records[uid] = record

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class Stopper(Protocol):
-    """Stops containers and sandboxes.
+    """Runtime calls that stop containers and sandboxes.
 
     The methods raise errors of the runtime; a container or sandbox that was not found counts as stopped.
     """
 
     async def version(self) -> object:
-        """Answer once earlier requests have arrived."""
+        """Return once the runtime has received all earlier requests."""
 
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
-        """Send TERM to a container, and KILL after ``timeout_s`` seconds; returns once it has stopped."""
+        """Send TERM to a container, and KILL after ``timeout_s`` seconds; return once the container has stopped."""
 
     async def container_status(self, container_id: str) -> Container:
-        """Return a container with its exit code; raises RuntimeNotFoundError for an absent one."""
+        """Return a container with its exit code; raise RuntimeNotFoundError if the container does not exist."""
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox with its containers."""
@@ -42,79 +42,79 @@ class Processes(Protocol):
     on_change: Callable[[], None]
 
     async def locate(self, container_ids: Collection[str], /) -> bool:
-        """Find the processes of containers; return whether the others have none."""
+        """Find the processes of containers; return whether containers without found processes have no processes."""
 
     def watch(self, container_ids: Collection[str], /) -> None:
-        """Call ``on_change`` when one of the located containers has ended."""
+        """Call ``on_change`` when the processes of a located container have ended."""
 
     def is_located(self, container_id: str, /) -> bool:
-        """Return whether the processes of a container were found, ended or not."""
+        """Return whether the processes of a container were found; they may have ended since."""
 
     def is_populated(self, container_id: str, /) -> bool | None:
-        """Return whether a container has processes; ``None`` if not located."""
+        """Return whether a container has processes; ``None`` if its processes were not found."""
 
     def terminate(self, container_id: str, /) -> bool:
-        """Send TERM to the main process of a container; return whether it was signalled."""
+        """Send TERM to the main process of a container; return whether the process was signalled."""
 
     def kill(self, container_id: str, /) -> bool:
-        """Send KILL to all processes of a container; return whether one was signalled."""
+        """Send KILL to all processes of a container; return whether any process was signalled."""
 
     def has_stopped_shim(self, container_id: str, /) -> bool:
         """Return whether the runtime's shim of a container is stopped."""
 
     def has_pending_term(self, container_id: str, /) -> bool:
-        """Return whether TERM was sent to the main process of a container, which has not received it yet."""
+        """Return whether a TERM is pending in the main process of a container."""
 
     def is_delayed(self, container_id: str, /) -> bool:
-        """Return whether the main process of a container waits for a CPU, for memory or for a disk."""
+        """Return whether the main process of a container is waiting for CPU, memory or disk."""
 
     def cpu_us(self, container_id: str, /) -> int | None:
         """Return the CPU time of a container in microseconds; ``None`` if unknown."""
 
 
 class NoProcesses:
-    """No container is located; the runtime alone is used."""
+    """Substitute without access to processes, for shutdowns through the runtime alone."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
 
     async def locate(self, _container_ids: Collection[str], /) -> bool:
-        """Return False: no container is watched."""
+        """Return false: the search was not complete."""
         return False
 
     def watch(self, _container_ids: Collection[str], /) -> None:
-        """Watch none."""
+        """Do nothing."""
 
     def is_located(self, _container_id: str, /) -> bool:
-        """Return false."""
+        """Return false: the processes are unknown."""
         return False
 
     def is_populated(self, _container_id: str, /) -> bool | None:
-        """Return ``None``."""
+        """Return ``None``: the processes are unknown."""
         return None
 
     def terminate(self, _container_id: str, /) -> bool:
-        """Signal nothing."""
+        """Return false, without a signal."""
         return False
 
     def kill(self, _container_id: str, /) -> bool:
-        """Signal nothing."""
+        """Return false, without a signal."""
         return False
 
     def has_stopped_shim(self, _container_id: str, /) -> bool:
-        """Return false."""
+        """Return false: the shim is unknown."""
         return False
 
     def has_pending_term(self, _container_id: str, /) -> bool:
-        """Return false."""
+        """Return false: pending signals are unknown."""
         return False
 
     def is_delayed(self, _container_id: str, /) -> bool:
-        """Return false."""
+        """Return false: the process state is unknown."""
         return False
 
     def cpu_us(self, _container_id: str, /) -> int | None:
-        """Return ``None``."""
+        """Return ``None``: the CPU time is unknown."""
         return None
 
 
@@ -136,18 +136,20 @@ class ContainerStop:
 
     Attributes:
         requested: whether a stop request to the runtime is pending.
-        signalled_at_ms: delivery of TERM, confirmed by the runtime or sent directly; ``None`` before.
+        signalled_at_ms: time of TERM, confirmed by the runtime or sent directly, in milliseconds since the shutdown
+            began; ``None`` before.
         direct: whether TERM was sent directly.
         answered: whether the runtime reported its end.
         ended_at_ms: its end, in milliseconds since the shutdown began; ``None`` before.
-        end_inferred: whether its processes were not seen to end, so that the runtime's time of the end is used.
-        observed: whether its processes were seen, also by an earlier process of the agent.
-        killed: whether KILL was sent while it had processes; ``None`` if an earlier process of the agent may have.
-        kill_due_ms: first time at which KILL was due; ``None`` before.
+        end_inferred: whether the end of its processes was not observed, so that the runtime's exit time is used.
+        observed: whether its processes were found, by this or by an earlier process of the agent.
+        killed: whether KILL was sent while it had processes; ``None`` if an earlier process of the agent may have sent
+            KILL.
+        kill_due_ms: first due time of KILL, in milliseconds since the shutdown began; ``None`` before.
         killed_unhandled: whether KILL was sent while TERM was pending in its main process.
         cpu_us: CPU time in microseconds before the stop request; ``None`` if unknown.
         call: the pending stop request.
-        problem: last failure.
+        problem: error text of the last failure; empty without a failure.
     """
 
     id: str
@@ -169,7 +171,7 @@ class ContainerStop:
 
     @property
     def end(self) -> ContainerEnd:
-        """Its end, as input of the outcome."""
+        """End of the container, as input of ``pod_outcome``."""
         return ContainerEnd(self.ended_at_ms is not None, self.killed, self.exit_code)
 
 
@@ -178,8 +180,8 @@ class PodRecord:
     """One pod with a stop request.
 
     Attributes:
-        own_grace_ms: its termination grace period; ``None`` where not known.
-        phase: position of its phase.
+        own_grace_ms: its termination grace period; ``None`` if unknown.
+        phase: index of its phase.
         readings: number of pending readings of exit codes.
         is_final: whether ``outcome`` is final.
         is_overdue: whether it had processes at the end of the run.
@@ -201,36 +203,36 @@ class PodRecord:
 
     @property
     def running(self) -> list[ContainerStop]:
-        """Its containers that have not ended."""
+        """Containers of the pod that have not ended."""
         return [each for each in self.containers.values() if each.ended_at_ms is None]
 
     @property
     def signalled_at_ms(self) -> int | None:
-        """Delivery of TERM to the last of its containers; ``None`` while one is unconfirmed."""
+        """Time of the last TERM to its running containers; ``None`` while any TERM is unconfirmed."""
         times = [each.signalled_at_ms for each in self.containers.values() if each.ended_at_ms is None]
         known = [each for each in times if each is not None]
         return max(known) if known and len(known) == len(times) else None
 
     @property
     def known_outcome(self) -> PodOutcome:
-        """Its outcome; before its exit codes are known, the outcome that the usual exit codes have."""
+        """Outcome of the pod; until its exit codes are known, the outcome for the usual exit codes."""
         if self.is_final or self.took_ms is None:
             return self.outcome
         return pod_outcome([each.end for each in self.containers.values()])
 
     def end(self, now_ms: int) -> None:
-        """Record the end of its processes."""
+        """Record the duration from the stop request to the end of the pod's processes."""
         ended_ms = max((each.ended_at_ms or 0 for each in self.containers.values()), default=now_ms)
         self.took_ms = max(0, ended_ms - self.requested_at_ms)
 
     def exceed_time(self, problem: str) -> None:
-        """Count as failed from the end of the run on, until its processes end."""
+        """Set the outcome to failed at the end of the run; it changes if the pod's processes end later."""
         self.outcome, self.is_overdue = PodOutcome.FAILED, True
         for each in self.running:
             each.problem = each.problem or problem
 
     def conclude(self) -> None:
-        """Set the final outcome from the ends of its containers."""
+        """Set the final outcome and detail from the ends of the pod's containers."""
         ends = [each.end for each in self.containers.values()]
         self.outcome, self.is_final = pod_outcome(ends), True
         self.detail = exit_note(ends)
@@ -250,7 +252,7 @@ class PodRecord:
 
     @property
     def stopped(self) -> StoppedPod:
-        """The pod in the form of the records."""
+        """The pod as stored in the shutdown record."""
         pod = self.pod
         terms = {
             each.id: SentTerm(each.signalled_at_ms, each.direct)

@@ -1,1 +1,1 @@
-"""Documents of an observation of the node, created by the daemon for its clients and by commands without a daemon."""
+"""Documents made from an observation of the node, by the daemon for its clients or by commands without a daemon."""

@@ -62,11 +62,11 @@ def parse_simulated(texts: Sequence[str]) -> dict[Measurand, Amount]:
 
 
 async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPreview:
-    """Return the pod to evict, the eviction order and the reasons.
+    """Return the preview of the next eviction: the pod to evict, the eviction order and the reasons.
 
     Args:
-        agent: of the node.
-        simulate: assumed readings, each ``SIGNAL=AMOUNT``; ``SIGNAL@PATH=AMOUNT`` on another image filesystem.
+        agent: agent of the node.
+        simulate: simulated readings, each ``SIGNAL=AMOUNT``; ``SIGNAL@PATH=AMOUNT`` for another image filesystem.
 
     Raises:
         UsageError: a simulated amount is not valid, or its signal has no reading on this node.
@@ -83,7 +83,7 @@ async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPre
         await pod_reader.close()
     measured = await reader.read(layout)
     readings = replace(measured, observations=_simulated(measured.observations, amounts))
-    # A simulated amount counts for longer than the grace period of a soft threshold.
+    # Simulated amounts count as met for ten years, so that the grace period of every soft threshold has expired.
     first_met_s = {each: -_LONG_AGO_S for each in layout.thresholds if each.measurand in amounts}
     outstanding, unread = await asyncio.to_thread(_outstanding, settings)
     state = EvictionState(first_met_s=first_met_s, outstanding=outstanding)
@@ -98,7 +98,7 @@ async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPre
 
 
 def _outstanding(settings: Settings) -> tuple[tuple[OutstandingEffect, ...], tuple[str, ...]]:
-    """Return the outstanding effects of the running agent, and a warning if they cannot be read."""
+    """Return the eviction effects that the daemon still awaits, and a warning if their file is unreadable."""
     try:
         return EvictionFile(settings.state_directory).read(boot_id())[0], ()
     except StoreError as error:
@@ -106,7 +106,7 @@ def _outstanding(settings: Settings) -> tuple[tuple[OutstandingEffect, ...], tup
 
 
 def _simulated(observations: tuple[Observation, ...], amounts: Mapping[Measurand, Amount]) -> tuple[Observation, ...]:
-    """Return the observations with the simulated amounts.
+    """Return the observations, with simulated amounts in place of the readings.
 
     Raises:
         UsageError: this node has no reading of a simulated signal.
@@ -129,7 +129,7 @@ def _plans(
     layout: SignalLayout,
     observations: tuple[Observation, ...],
 ) -> tuple[EvictionPlan, EvictionPlan]:
-    """Return the plan of the pass, and the plan if node-level reclaim frees nothing."""
+    """Return the plan of the pass, and the plan for the case that node-level reclaim frees nothing."""
     policy = replace(settings.eviction.policy, max_observation_age_s=_LONG_AGO_S)
 
     def plan(reclaimed: frozenset[object]) -> EvictionPlan:

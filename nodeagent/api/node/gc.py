@@ -1,4 +1,4 @@
-"""Documents of garbage collection previews, explanations and disk usage, created in a thread as those of lists."""
+"""Documents of garbage collection previews, explanations and disk usage, created in a thread (see ``lists``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_SIMILAR: Final = 3
 
 
 async def preview_collection(agent: Agent, scope: Scope) -> Preview:
-    """Return the plans of a pass starting now.
+    """Return the preview of a pass that starts now.
 
     Raises:
         NodeAgentError: the node cannot be observed.
@@ -35,10 +35,10 @@ async def preview_collection(agent: Agent, scope: Scope) -> Preview:
 
 
 async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Preview:
-    """Return the plan for unreferenced blobs and snapshots.
+    """Return the preview of a removal of unreferenced blobs and snapshots.
 
     Args:
-        agent: of the node.
+        agent: agent of the node.
         minimum_age_s: age in seconds below which an item is kept.
         rooted: whether to include items referenced only by containerd.io/gc.root.
 
@@ -58,13 +58,13 @@ async def list_undoable(agent: Agent) -> UndoList:
     """Return the passes with image removals that can be undone.
 
     Raises:
-        NodeAgentError: the runtime cannot list them.
+        NodeAgentError: the runtime cannot list the leases of the removed images.
     """
     return UndoList.of(await agent.undo.list_undoable())
 
 
 async def explain_items(agent: Agent, name: str) -> Explanation:
-    """Return the verdicts of the images, containers and pods with a name, and their past removals.
+    """Return the verdicts on the images, containers and pods that match a name, and their past removals.
 
     Raises:
         NodeAgentError: the node cannot be observed.
@@ -90,7 +90,7 @@ async def explain_items(agent: Agent, name: str) -> Explanation:
 
 
 async def measure_disk_usage(agent: Agent, within_s: float) -> DiskUsage:
-    """Return the usage of the image filesystem by share; directories are measured for ``within_s`` seconds.
+    """Return the usage of the image filesystem by share; directories are measured for ``within_s`` s at most.
 
     Raises:
         NodeAgentError: the node cannot be observed.
@@ -99,7 +99,11 @@ async def measure_disk_usage(agent: Agent, within_s: float) -> DiskUsage:
 
 
 async def read_for_usage(agent: Agent) -> NodeSnapshot:
-    """Return a snapshot for ``break_down_usage``. Raises NodeAgentError: the node cannot be observed."""
+    """Return a snapshot for ``break_down_usage``.
+
+    Raises:
+        NodeAgentError: the node cannot be observed.
+    """
     return (await agent.collector.preview(Scope.ALL)).snapshot
 
 

@@ -1,6 +1,6 @@
 """Documents of the images, containers and pods of the node, each with its verdict.
 
-Documents are created in a thread: those of large nodes would delay the other tasks of the daemon.
+Documents are created in a thread, since documents of large nodes would delay the other tasks of the daemon.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def list_images(agent: Previews) -> lists.Images:
-    """Return every image, by name.
+    """Return every image with its verdict, sorted by name.
 
     Raises:
         NodeAgentError: the node cannot be observed.
@@ -40,7 +40,7 @@ def _images(preview: Preview) -> lists.Images:
 
 
 async def list_image_layers(agent: Previews) -> lists.ImageTree:
-    """Return the images by shared layers; those without unpacked layers last.
+    """Return the images by shared layers; images without unpacked layers are last.
 
     Raises:
         ObservationError: the layers of the images are unknown.
@@ -50,7 +50,7 @@ async def list_image_layers(agent: Previews) -> lists.ImageTree:
 
 
 def _image_tree(snapshot: NodeSnapshot) -> lists.ImageTree:
-    from nodeagent.plan.gc.layer_sharing import Stack, sharing_tree  # noqa: PLC0415 - for --tree only
+    from nodeagent.plan.gc.layer_sharing import Stack, sharing_tree  # noqa: PLC0415 - needed only for --tree
 
     if snapshot.storage is None:
         why = "; ".join(snapshot.warnings) or "runtime.containerd_api is off, or the runtime is not containerd"
@@ -61,7 +61,7 @@ def _image_tree(snapshot: NodeSnapshot) -> lists.ImageTree:
 
 
 async def list_containers(agent: Previews) -> lists.Containers:
-    """Return every container, by pod, name and attempt, newest first.
+    """Return every container with its verdict, sorted by pod, name and attempt, newest attempt first.
 
     Raises:
         NodeAgentError: the node cannot be observed.
@@ -84,7 +84,7 @@ def _containers(preview: Preview) -> lists.Containers:
 
 
 async def list_pods(agent: Previews) -> lists.Pods:
-    """Return every pod of the runtime, by namespace, name and UID.
+    """Return every pod of the runtime, sorted by namespace, name and UID.
 
     Raises:
         NodeAgentError: the node cannot be observed.

@@ -33,7 +33,7 @@ _READ_WITHIN_S: Final = 5.0
 
 
 async def rehearse_shutdown(agent: Agent) -> ShutdownPlan:
-    """Return the timeline of a shutdown starting now; no pod is stopped.
+    """Return the timeline of a shutdown that starts now; no pod is stopped.
 
     Raises:
         RuntimeUnavailableError: the runtime does not answer.
@@ -43,7 +43,7 @@ async def rehearse_shutdown(agent: Agent) -> ShutdownPlan:
     delay = await asyncio.to_thread(read_delay)
     budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
     delegated = budget.delegated_because
-    # only systemd has the time limit of the stop hook during a shutdown; the configured phases are shown
+    # systemd sets the time limit of the stop hook only during a shutdown, so the configured phases are shown
     shown_budget = shutdown_budget(settings.shutdown.phases, UNLIMITED) if delegated else budget
     plan = plan_shutdown(shown_budget, await _pods(agent))
     warnings = [*((delegated,) if delegated else budget.notes), *delay.warnings]
@@ -109,13 +109,13 @@ async def query_logind() -> tuple[LogindFacts | None, str]:
 
 
 def off_because(settings: Settings) -> str:
-    """Return the reason for disabled graceful shutdown on this node; empty if it is enabled."""
+    """Return the reason that graceful shutdown is disabled on this node; empty if it is enabled."""
     role = read_role(settings.role)
     return settings.shutdown.off_because(role.role, role.reason)
 
 
 def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
-    """Return whether logind lists a lock of the agent, with the evidence."""
+    """Return whether logind lists a shutdown delay lock of the agent, and the evidence as text."""
     if facts is None:
         return False, problem
     own_entries = [
@@ -129,7 +129,7 @@ def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
 
 
 def delay_limit(facts: LogindFacts | None, delay: LogindDelay) -> DelayLimit:
-    """Return the limit reported by logind; without an answer that of its files."""
+    """Return the delay limit reported by logind; without an answer, the limit in logind's configuration files."""
     return DelayLimit.of_logind(None if facts is None else facts.limit_us, delay.delay_us, delay.set_by)
 
 

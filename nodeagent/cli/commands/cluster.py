@@ -1,4 +1,4 @@
-"""Commands on the node's part in a Kubernetes cluster."""
+"""Commands that print Kubernetes objects: the Node object of this node, and manifests to run the agent in a cluster."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ def node_describe(
 ) -> None:
     """Show the node status: conditions, capacity, versions.
 
-    The node is read by this command, without a cluster. -o json and yaml print an object v1.Node.
+    The command reads the node itself; no cluster is needed. -o json and -o yaml print a v1.Node object.
     """
     from nodeagent.cli.node_description import describe  # noqa: PLC0415
 
@@ -34,14 +34,14 @@ def node_describe(
 ImageOption = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Image of the agent")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Namespace of the objects")]
 DryRunSwitch = Annotated[
-    bool, typer.Option("--dry-run/--no-dry-run", help="Plan and log only; the default until its plans were read")
+    bool, typer.Option("--dry-run/--no-dry-run", help="Plan and log only; --no-dry-run enables removals")
 ]
 SocketOption = Annotated[str, typer.Option("--socket", metavar="PATH", help="Socket of the container runtime")]
 ImageRootOption = Annotated[
     str, typer.Option("--image-root", metavar="DIR", help="Directory of the runtime's images and snapshots")
 ]
 ManifestsOption = Annotated[
-    str, typer.Option("--manifests", metavar="DIR", help="Directory of static pods; empty for none")
+    str, typer.Option("--manifests", metavar="DIR", help="Directory of static pod manifests; empty for none")
 ]
 _SOCKET = "/run/containerd/containerd.sock"
 _IMAGE_ROOT = "/var/lib/containerd"
@@ -66,7 +66,7 @@ def manifest_rbac(
     evict_pods: Annotated[bool, typer.Option("--evict-pods", help="Add the rule of kubernetes.evict_pods")] = False,
     override_disruption_budgets: Annotated[
         bool,
-        typer.Option("--override-disruption-budgets", help="Add the rule of that setting: deletion of pods"),
+        typer.Option("--override-disruption-budgets", help="Add the rule to delete pods despite disruption budgets"),
     ] = False,
     delete_failed_after: Annotated[
         bool, typer.Option("--delete-failed-after", help="Add the rule of that setting: deletion of failed pods")
@@ -74,7 +74,7 @@ def manifest_rbac(
 ) -> None:
     """Print service account, roles and bindings of the agent.
 
-    The roles have the rules that the agent uses and no others; a comment states the purpose of each. Pipe the output to
+    The roles contain only the rules that the agent uses; a comment states the purpose of each rule. Pipe the output to
     kubectl apply -f -.
     """
     from nodeagent.cli.manifests import print_rbac  # noqa: PLC0415
@@ -100,13 +100,13 @@ def manifest_daemonset(
         str, typer.Option("--max-unavailable", metavar="N|PERCENT", help="Nodes that are updated at a time")
     ] = "10%",
     pod_monitor: Annotated[
-        bool, typer.Option("--pod-monitor", help="Metrics on the node's address, and a PodMonitor")
+        bool, typer.Option("--pod-monitor", help="Serve metrics on the node address; add a PodMonitor")
     ] = False,
 ) -> None:
     """Print a DaemonSet for nodes with a kubelet.
 
-    Its configuration is a ConfigMap. The pod has the mounts and capabilities that the agent uses and no others; a
-    comment states the purpose of each.
+    The agent reads its configuration from a ConfigMap. The pod has only the mounts and capabilities that the agent
+    uses; a comment states the purpose of each.
     """
     from nodeagent import __version__  # noqa: PLC0415
     from nodeagent.cli.manifests import print_daemon_set  # noqa: PLC0415
@@ -128,7 +128,8 @@ def manifest_static_pod(
 ) -> None:
     """Print a static pod for a node with a kubelet.
 
-    Its configuration is /etc/nodeagent of the node, whose required content is a comment.
+    The agent reads its configuration from /etc/nodeagent on the node; a comment in the manifest shows the required
+    content.
     """
     from nodeagent import __version__  # noqa: PLC0415
     from nodeagent.cli.manifests import print_static_pod  # noqa: PLC0415

@@ -124,13 +124,14 @@ def gc_leaks(
     rooted: Annotated[
         bool, typer.Option("--rooted", help="Include items referenced only by containerd.io/gc.root")
     ] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="List objects of the host without a record instead")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="List host objects without a containerd record instead")] = False,
 ) -> None:
     """List unreferenced blobs and snapshots; --yes deletes them.
 
     An item is unreferenced if no image, container, lease, or other blob or snapshot refers to it. --deep compares the
     host with the records of containerd: directories and records of snapshots, blobs, ingests, mounts, shims, cgroups,
-    leases, directories of tasks and of CRI. It requires root and only lists, with the way to remove each kind.
+    leases, directories of tasks and of CRI. --deep requires root,
+    removes nothing, and prints the removal procedure of each kind.
     """
     from nodeagent.cli.gc import Request  # noqa: PLC0415
     from nodeagent.cli.leaks import collect_leaks  # noqa: PLC0415
@@ -156,8 +157,8 @@ def gc_undo(
 ) -> None:
     """Restore the images removed by a pass.
 
-    Images removed by age, and all images removed by commands, can be restored for the time image_gc.undo_window; their
-    space is freed afterwards, or when a pass needs more space. Images that were pulled again are kept as they are.
+    Images removed by age, and all images removed by commands, can be restored within image_gc.undo_window. Their disk
+    space is freed afterwards, or earlier if a pass needs more space. Images that were pulled again are not changed.
     """
     from nodeagent.cli.undo import UndoRequest, undo  # noqa: PLC0415
 
@@ -165,7 +166,7 @@ def gc_undo(
 
 
 class PlanScope(StrEnum):
-    """Kinds of items in a saved plan."""
+    """Kinds of items in a saved plan, as values of ``--scope``."""
 
     IMAGES = "images"
     CONTAINERS = "containers"
@@ -190,8 +191,7 @@ def plan(
 ) -> None:
     """Save a plan of the removals as JSON.
 
-    'nodeagent apply FILE' removes the listed items as far as they may still be removed; 'nodeagent plan diff' compares
-    two plans.
+    'nodeagent apply FILE' removes the listed items that are still removable; 'nodeagent plan diff' compares two plans.
     """
     if context.invoked_subcommand is not None:
         refuse_options_before_subcommand(context)
@@ -232,7 +232,7 @@ def apply(
 ) -> None:
     """Apply a saved plan.
 
-    Only listed items are removed, and only if they may still be removed; the exit code is 3 if the plan has drifted.
+    Only listed items that are still removable are removed; the exit code is 3 if the plan has drifted.
     For every setting the stricter of the plan and the current configuration applies. A plan made with options that
     are less strict than the configuration needs the same options here.
     """

@@ -1,4 +1,4 @@
-"""Commands that read the node and the daemon."""
+"""Commands that inspect the node and the daemon."""
 
 import sys
 from enum import StrEnum
@@ -36,7 +36,8 @@ def images(
 ) -> None:
     """List images with size, last use and verdict.
 
-    -o wide adds the bytes that the removal frees: of content without another reference, or marked as an upper bound.
+    -o wide adds the bytes freed by removing the image: the content that no other object references, or an upper bound,
+    which is marked.
     """
     from nodeagent.cli.image_tree import image_tree  # noqa: PLC0415
     from nodeagent.cli.lists import list_images  # noqa: PLC0415
@@ -83,7 +84,7 @@ def pods(
 ) -> None:
     """List pods with sandboxes, containers and deletion state.
 
-    SANDBOXES are ready of all, CONTAINERS are running of all.
+    SANDBOXES shows ready/total sandboxes, CONTAINERS shows running/total containers.
     """
     from nodeagent.cli.lists import list_pods  # noqa: PLC0415
     from nodeagent.cli.source import Source  # noqa: PLC0415
@@ -92,7 +93,7 @@ def pods(
 
 
 class MemoryChoice(StrEnum):
-    """The formulas of ``memory.available``."""
+    """Formulas of the signal ``memory.available``, as values of ``--memory``."""
 
     WORKING_SET = "working-set"
     MEM_AVAILABLE = "mem-available"
@@ -185,10 +186,10 @@ def explain(
 @with_list_options(PASSES)
 def history(
     pass_id: Annotated[
-        str | None, typer.Argument(metavar="PASS", help="Id of a pass, or its beginning: its details")
+        str | None, typer.Argument(metavar="PASS", help="Show the details of this pass; id or its beginning")
     ] = None,
     config: ConfigOption = None,
-    since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Oldest pass, such as 24h")] = "",
+    since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Maximum age of a pass, such as 24h")] = "",
     image: Annotated[
         str,
         typer.Option("--image", metavar="TEXT", help="Only images whose name or id contains TEXT"),
@@ -202,8 +203,9 @@ def history(
 ) -> None:
     """List past passes, newest first.
 
-    Details are each removal with its reason, its outcome and the bytes freed. REMOVED is of the planned removals, FREED
-    is measured. A pass that was killed is interrupted; removals without a recorded outcome are unknown.
+    The details list each removal with its reason, its outcome and the bytes freed. REMOVED shows removed/planned items,
+    FREED the measured bytes. The result of a killed pass is interrupted; the outcome of a removal without a record is
+    unknown.
     """
     from nodeagent.cli.history import EVERY_PASS, HistoryRequest, show_history  # noqa: PLC0415
 
@@ -230,8 +232,8 @@ def report(
     """Print the state of this node on one line, for a fleet.
 
     The line is a JSON document: version, role, planned removals with their bytes, filesystems, pressure, warnings.
-    --merge reads such lines from files or standard input and sums them up; of several reports of a node the newest
-    counts. Lines that are no reports are named on standard error, with exit code 3.
+    --merge reads the reports of many nodes from files or standard input and sums them up. Only the newest report of
+    each node is counted. Lines that are not reports are listed on standard error; the exit code is then 3.
     """
     from nodeagent.cli.report import merge_reports, show_report  # noqa: PLC0415
     from nodeagent.cli.source import Source  # noqa: PLC0415
@@ -271,7 +273,7 @@ def top(
 ) -> None:
     """Show signals and pods in eviction order, refreshed.
 
-    Without a terminal, or with another output format than table, it prints once.
+    Without a terminal, or with an output format other than table, the command prints once.
     """
     from nodeagent.cli.status import show_top  # noqa: PLC0415
 

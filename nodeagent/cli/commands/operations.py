@@ -53,7 +53,7 @@ def resume(config: ConfigOption = None) -> None:
 
 def api() -> None:
     """Print the OpenAPI document of the control API."""
-    import sys  # noqa: PLC0415 - not for every command
+    import sys  # noqa: PLC0415 - not needed by every command
 
     from nodeagent.api.codec import encode  # noqa: PLC0415
     from nodeagent.api.openapi import openapi  # noqa: PLC0415
@@ -75,7 +75,7 @@ def help_(
 
 
 class Shell(StrEnum):
-    """The shells with completion."""
+    """Shells with a completion script, as values of the argument SHELL."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -87,7 +87,7 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bas
 
     Image names, ids and pods are completed from the running daemon. 'nodeagent install' installs the scripts.
     """
-    import sys  # noqa: PLC0415 - not for every command
+    import sys  # noqa: PLC0415 - not needed by every command
 
     from nodeagent.cli.completion_scripts import SCRIPTS  # noqa: PLC0415
 
@@ -114,8 +114,8 @@ def reload(
 
     Changes, their effect on the next passes, and the reload grace period are printed. A faulty configuration is
     refused and changes nothing. After a switch of dry_run from true to false the first pass that removes or evicts
-    waits for reload_grace, 60s by default; 'nodeagent pause' stops it. With --dry-run the exit code is 3 if the effect
-    is unknown.
+    waits for reload_grace, 60s by default; 'nodeagent pause' stops the countdown. With --dry-run the exit code is 3 if
+    the effect is unknown.
     """
     from nodeagent.cli.control import reload as reload_agent  # noqa: PLC0415
 
@@ -162,7 +162,7 @@ def install(
     """Install or upgrade the agent on this node.
 
     The virtual environment, the unit, the journal catalog, completions, manual pages and a first configuration are
-    placed; an existing configuration is kept.
+    installed; an existing configuration is kept.
     """
     from nodeagent.cli.install import install as install_agent  # noqa: PLC0415
     from nodeagent.cli.manual import pages  # noqa: PLC0415
@@ -199,7 +199,7 @@ def config_check(config: ConfigOption = None) -> None:
 
 
 class ConfigOutput(StrEnum):
-    """The output formats of a configuration."""
+    """Output formats of ``nodeagent config show``."""
 
     TABLE = "table"
     TOML = "toml"

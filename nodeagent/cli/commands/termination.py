@@ -97,7 +97,7 @@ def shutdown_at_stop(
 ) -> None:
     """Stop the remaining pods in a node shutdown.
 
-    This is the stop command of the unit; it does nothing while systemd stops the unit alone.
+    This is the stop command of the unit. It stops no pod if systemd stops only the unit, without a node shutdown.
     """
     from nodeagent.cli.shutdown import run_stop_hook  # noqa: PLC0415
 

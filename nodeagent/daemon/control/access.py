@@ -15,9 +15,9 @@ def access_of(peer: Peer, settings: ControlSettings, group: int | None) -> Acces
     """Return the access right of the process at the other end of a connection.
 
     Args:
-        peer: the process at the time of its connect.
+        peer: credentials of the process when it connected.
         settings: whether members of the group have write access.
-        group: number of the configured group; ``None`` if the node has no such group.
+        group: GID of the configured group; ``None`` if the group does not exist on the node.
     """
     if peer.uid == 0:
         return Access.ACT

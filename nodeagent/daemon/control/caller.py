@@ -9,7 +9,7 @@ from nodeagent.record import Record
 
 
 class Caller(Record):
-    """The user of a request. Only root may relax the configuration or end root's holds and pauses."""
+    """User who sent a control request. Only root may relax the configuration or end root's holds and pauses."""
 
     name: str
     is_root: bool
@@ -17,4 +17,4 @@ class Caller(Record):
 
 _UNKNOWN: Final = Caller("?", is_root=False)
 CALLER: Final[ContextVar[Caller]] = ContextVar("caller", default=_UNKNOWN)
-"""Set by the control server before it reads a request body."""
+"""Caller of the current control request; set by the control server before it reads the request body."""

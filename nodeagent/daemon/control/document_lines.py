@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class DocumentLines:
-    """Lines of a stream of documents; an error after the start becomes the last line.
+    """JSON lines of a stream of documents; an error after the start of the response becomes the last line.
 
-    An iterator with ``aclose``, which also ends an unread stream, unlike that of a generator.
+    Not a generator: ``aclose`` of a generator that was never iterated would not close the source of its documents.
     """
 
     def __init__(self, documents: AsyncGenerator[str, None], problem: Callable[[Exception], Response]) -> None:
         """Create a stream without reading documents.
 
         Args:
-            documents: each one with its line break.
+            documents: JSON documents, each with its line break.
             problem: returns the problem document of an error.
         """
         self._documents = documents
@@ -30,10 +30,10 @@ class DocumentLines:
         self._failed = False
 
     async def start(self, within_s: float | None) -> None:
-        """Wait for the first document, for ``within_s`` seconds at most; an error until then is raised.
+        """Wait up to ``within_s`` seconds for the first document; ``None`` waits without a limit.
 
         Raises:
-            Exception: that of the documents.
+            Exception: the source of the documents failed before the first document.
         """
         self._first = asyncio.ensure_future(self._next())
         try:
@@ -49,7 +49,7 @@ class DocumentLines:
         return self
 
     async def __anext__(self) -> bytes:
-        """Return the next line."""
+        """Return the next JSON line; an error of the source becomes the last line."""
         if self._failed:
             raise StopAsyncIteration
         try:
@@ -67,7 +67,7 @@ class DocumentLines:
         return document.encode()
 
     async def aclose(self) -> None:
-        """End the stream and its documents."""
+        """Close the stream and the source of its documents."""
         if self._first is not None:
             self._first.cancel()
             await asyncio.wait({self._first})

@@ -1,4 +1,4 @@
-"""Work that holds a lock until its own end, even if its request ends before."""
+"""Work that holds a lock until the work finishes, even if its request is cancelled earlier."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 async def run_exclusively(lock: asyncio.Lock, work: Coroutine[object, object, T]) -> T:
-    """Return the result of work under a lock.
+    """Run work under a lock and return its result.
 
     A cancellation during the wait for the lock prevents the work. After a later cancellation the work continues under
     the lock, so that uninterruptible work, such as a thread, is never started twice.
 
     Raises:
-        Exception: that of the work.
+        Exception: the work failed.
     """
     try:
         await lock.acquire()
@@ -34,4 +34,4 @@ async def run_exclusively(lock: asyncio.Lock, work: Coroutine[object, object, T]
 def _release(lock: asyncio.Lock, ended: asyncio.Future[T]) -> None:
     lock.release()
     if not ended.cancelled():
-        ended.exception()  # raised to the caller unless cancelled
+        ended.exception()  # retrieved here: asyncio would log the exception if the caller was cancelled

@@ -1,6 +1,6 @@
-"""The reading operations of the control API.
+"""The read operations of the control API.
 
-Responses are the documents printed by the commands, created by the same functions.
+Responses are the documents that the commands print; the same functions create both.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _DEFAULT_PASSES: Final = 100
 
 
 class Readings:
-    """The operations with the access right to read. The control server checks the access of the caller before a call.
+    """Operations that require only read access. The control server checks the access of the caller before each call.
 
-    At most one observation of the node runs for root, and one for all other users; the same holds for walks of
-    directories, which take up to ten minutes, so that other requests do not wait for them.
+    At most one observation of the node runs for root, and one for all other users. Directory walks, which take up to
+    ten minutes, have separate locks, so that other requests do not wait for them.
     """
 
     def __init__(self, context: DaemonContext) -> None:
-        """Prepare the operations without readings."""
+        """Prepare the operations without reading the node."""
         self._context = context
         self._reader: StatusReader | None = None
         self._reader_agent: Agent | None = None
@@ -75,11 +75,11 @@ class Readings:
         return encode_line(await status_document(self._context.agent, self._status_reader(), self._context))
 
     async def pressure(self, _: requests.Empty) -> str:
-        """Return every signal against its thresholds."""
+        """Return the readings of all eviction signals with their thresholds."""
         return encode_line(await pressure_document(self._status_reader(), self._context.eviction))
 
     async def plan(self, request: requests.PlanRequest) -> str:
-        """Return the plan of a pass starting now; with a lifetime it can be saved and applied."""
+        """Return the plan of a pass that starts now; with ``lasts_seconds``, a signed plan for a later apply."""
         scope = parse_scope(request.scope)
         lasts_s = check_number(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
         if not lasts_s:
@@ -137,7 +137,7 @@ class Readings:
         return await self._document(gc.list_undoable)
 
     async def events(self, _: requests.Empty) -> AsyncIterator[str]:
-        """Yield events as they occur."""
+        """Yield log events of the daemon as they occur."""
         missed = 0
         with Subscription() as tail:
             while True:
@@ -148,7 +148,7 @@ class Readings:
                 yield encode_line({"schema": SchemaId.EVENT.value, **fields, **missing})
 
     async def preview_reload(self, _: requests.Empty) -> str:
-        """Return the changes and the effect of a reload without reloading; always of the agent's own file."""
+        """Return the changes and the effect of a reload of the agent's own configuration file, without reloading."""
         return encode_line(reload_document(await self._alone(preview_reload(self._context))))
 
     async def version(self, _: requests.Empty) -> str:
@@ -160,7 +160,7 @@ class Readings:
         return await self._document(lists.list_images)
 
     async def image_layers(self, _: requests.Empty) -> str:
-        """Return the images by shared layers."""
+        """Return the images grouped by shared layers."""
         return await self._document(lists.list_image_layers)
 
     async def containers(self, _: requests.Empty) -> str:
@@ -172,14 +172,14 @@ class Readings:
         return await self._document(lists.list_pods)
 
     async def explain(self, request: requests.ExplainRequest) -> str:
-        """Return the verdicts on the items with a name."""
+        """Return the verdicts on the images, containers and pods with a name, digest or id."""
         name = check_text(request.name, "name")
         if not name.strip():
             raise UsageError("name: give a name, digest or id of an image, a container or a pod")
         return await self._document(lambda agent: gc.explain_items(agent, name))
 
     async def disk_usage(self, request: requests.DiskUsageRequest) -> str:
-        """Return the usage of the image filesystem by share."""
+        """Return the usage breakdown of the image filesystem."""
         within_s = check_number(request.within_seconds, _LONGEST_MEASUREMENT_S, "within_seconds")
         agent, cancelled = require_agent(self._context), threading.Event()
 
@@ -191,15 +191,15 @@ class Readings:
             snapshot = await self._alone(gc.read_for_usage(agent))
             return await run_exclusively(self._walk_locks[CALLER.get().is_root], measure(snapshot))
         finally:
-            cancelled.set()  # after a disconnection, so that the walk does not delay that of the next client
+            cancelled.set()  # ends the walk of a disconnected client, so that the next client does not wait for it
 
     async def leaks(self, request: requests.LeaksRequest) -> str:
-        """Return unreferenced blobs and snapshots."""
+        """Return the unreferenced blobs and snapshots of the runtime."""
         minimum_age_s = check_number(request.minimum_age_seconds, _LONGEST_AGE_S, "minimum_age_seconds")
         return await self._document(lambda agent: gc.list_leaks(agent, minimum_age_s, rooted=request.rooted))
 
     async def node_report(self, _: requests.Empty) -> str:
-        """Return the state of the node for a summary of many."""
+        """Return the report of this node, for a summary of many nodes."""
         return await self._document(lambda agent: report_document(agent, self._status_reader(), self._context))
 
     async def eviction_preview(self, request: requests.EvictionPreviewRequest) -> str:
@@ -222,27 +222,27 @@ class Readings:
         """Return the configuration in force."""
         settings = self._context.settings
         found = EffectiveConfig.of(settings.values, dict(settings.sources))
-        if settings.origin.dry_run:  # of the command line, beside the settings
+        if settings.origin.dry_run:  # set on the command line, outside the settings
             found.settings["dry_run"] = Setting(value="true", source="command line")
         return encode_line(found)
 
     @property
     def _heavy(self) -> asyncio.Lock:
-        """Serialises observations of the node; root does not wait for other users."""
+        """Lock that serialises observations of the node: one for root, one for all other users."""
         return self._heavy_locks[CALLER.get().is_root]
 
     async def _alone(self, work: Coroutine[object, object, T]) -> T:
-        """Return the result of an observation, one at a time.
+        """Return the result of an observation of the node; observations run one at a time.
 
-        A waiting observation ends when its client disconnects. A started one is completed, and holds the lock until
-        then: each cancelled call to the runtime leaks about a kilobyte in the gRPC library.
+        A waiting observation ends when its client disconnects. A started observation is completed and holds the lock
+        until then, since each cancelled runtime call leaks about a kilobyte in the gRPC library.
         """
         return await run_exclusively(self._heavy, work)
 
     async def _document(
         self, make: Callable[[Agent], Coroutine[object, object, Document | Mapping[str, object]]]
     ) -> str:
-        """Return a document from an observation, encoded in a thread: a large one would delay other requests."""
+        """Return the document of an observation, encoded in a thread: a large document would delay other requests."""
         agent = require_agent(self._context)
 
         async def encoded() -> str:
@@ -257,7 +257,7 @@ class Readings:
         return self._reader
 
     async def _clock_trust(self) -> tuple[ClockReading, ClockTrust]:
-        """Return a reading of the clocks, with the trust in its wall clock."""
+        """Return a reading of the clocks, and whether its wall clock is trusted."""
         agent = self._context.agent
         at = read_clocks(self._context.clock)
         if agent is not None:

@@ -11,7 +11,7 @@ def parse_scope(text: str) -> Scope:
     """Return the scope of a plan.
 
     Raises:
-        UsageError: it is not images, containers or all.
+        UsageError: the scope is not images, containers or all.
     """
     try:
         scope = Scope(text)
@@ -23,7 +23,7 @@ def parse_scope(text: str) -> Scope:
 
 
 def check_number(value: float, most: float, name: str) -> float:
-    """Return a number from 0 to ``most``.
+    """Return ``value`` if it is between 0 and ``most``.
 
     Raises:
         UsageError: the field ``name`` is out of this range.
@@ -34,7 +34,7 @@ def check_number(value: float, most: float, name: str) -> float:
 
 
 def check_text(value: str, name: str) -> str:
-    """Return a text.
+    """Return ``value`` if it is a valid request text.
 
     Raises:
         UsageError: the field ``name`` is too long, or unprintable.

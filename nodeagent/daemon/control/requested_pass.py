@@ -52,7 +52,7 @@ class PlanKey:
         self._problem = ""
 
     async def read(self) -> bytes:
-        """Return this node's plan key, or a key of this process where the state directory is unavailable.
+        """Return the plan key of this node, or a key of this process if the state directory is unavailable.
 
         With a full or read-only state directory an operator must still be able to confirm removals. Plans signed with
         the fallback key are valid until the daemon stops.
@@ -69,7 +69,7 @@ class PlanKey:
 
 
 class RequestedPass:
-    """One pass on request."""
+    """One pass requested over the control API."""
 
     def __init__(
         self, context: DaemonContext, breakdowns: asyncio.Lock, on_result: Callable[[outcomes.Result], None]
@@ -77,9 +77,9 @@ class RequestedPass:
         """Prepare a pass.
 
         Args:
-            context: of the daemon.
-            breakdowns: serialises measurements of filesystem usage.
-            on_result: called with each result.
+            context: daemon context.
+            breakdowns: lock that serialises measurements of filesystem usage.
+            on_result: called with the result of each item.
         """
         self._context = context
         self._breakdowns = breakdowns
@@ -94,7 +94,7 @@ class RequestedPass:
             self._stop.set()
 
     async def apply_scope(self, scope: Scope, rounds: int) -> Report:
-        """Carry out a pass of a scope and return its report.
+        """Run a garbage collection pass over a scope and return its report.
 
         Raises:
             UsageError: the agent is paused, or the configuration disables the scope for this caller.
@@ -110,7 +110,8 @@ class RequestedPass:
         """Carry out a saved plan under the stricter of its policy and the policy in force; return its report.
 
         Raises:
-            UsageError: the plan is invalid, expired or not signed by this node; otherwise as ``apply_scope``.
+            UsageError: the plan is invalid, expired or not signed by this node, the agent is paused, or the
+                configuration disables the scope for this caller.
             NodeAgentError: the pass failed or was not started.
         """
         try:
@@ -147,9 +148,9 @@ class RequestedPass:
         plan_id: str = "",
         in_force: Agent,
     ) -> outcomes.PassReport:
-        """Wait for the pass lock and carry out a preview, if ``in_force`` is still the agent of the daemon.
+        """Wait for the pass lock, carry out the plans of a preview, and return the report of the pass.
 
-        ``in_force`` is the agent with the settings of the preview.
+        ``in_force`` is the agent of the daemon at the request; if a reload has replaced this agent, nothing is removed.
         """
 
         def on_item(result: outcomes.Result) -> None:
@@ -187,7 +188,7 @@ class RequestedPass:
 
 
 def _refuse_disabled(scope: Scope, settings: Settings) -> None:
-    """Refuse a disabled scope for a user other than root, as the trigger of its loop is refused."""
+    """Raise a ``UsageError`` for a disabled scope unless the caller is root, as for the trigger of a disabled loop."""
     if CALLER.get().is_root:
         return
     for disabled, of, name in (

@@ -1,8 +1,7 @@
 """The control server: the control socket, access to its operations, and the translation of errors.
 
-Credentials of a caller are recorded by the kernel at its connect. Access is decided on the request line,
-before a body is read. The service and its documents are imported with the first request, since most daemons receive
-none.
+The kernel records the credentials of a caller when it connects. Access is decided on the request line, before a body is
+read. The service and its documents are imported with the first request, since most daemons receive no request.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ _POLL_S: Final = 60.0
 _SWAP_POLL_S: Final = 0.2
 _RETRY_S: Final = 30.0
 _CLOSE_GRACE_S: Final = 65.0
-"""Time limit of requests to a server with changed settings; a reload takes up to 60 s."""
+"""Time limit of the remaining requests after a change of the control settings; a reload takes up to 60 s."""
 _LONG: Final = frozenset(
     {
         *("Plan", "Pods", "History", "PreviewReload", "Images", "ImageLayers", "Containers", "PodList", "Explain"),
         *("DiskUsage", "Leaks", "NodeReport", "EvictionPreview", "ShutdownPlan", "ShutdownStatus"),
     }
 )
-"""Reading operations that end when the client disconnects: others wait for them."""
+"""Read operations that are cancelled when the client disconnects, since other requests wait for their locks."""
 _FIRST_EVENT_WITHIN_S: Final = 0.5
 _NAMES_WITHIN_S: Final = 10.0
 _PROBLEMS: Final[Mapping[type[NodeAgentError], tuple[HTTPStatus, str]]] = {
@@ -75,7 +74,7 @@ _PROBLEMS: Final[Mapping[type[NodeAgentError], tuple[HTTPStatus, str]]] = {
 
 
 class ControlServer:
-    """Listens on the control socket of the settings in force, over reloads."""
+    """Listens on the control socket of the settings in force; reopens the socket after a reload that changes them."""
 
     def __init__(self, context: DaemonContext) -> None:
         """Create a control server that is not listening yet."""
@@ -124,16 +123,16 @@ class ControlServer:
             server.stop_listening()
             with suppress(OSError):
                 if os.lstat(path).st_ino == inode:  # another daemon may have replaced the socket
-                    path.unlink()  # noqa: ASYNC240 - a file in memory
+                    path.unlink()  # noqa: ASYNC240 - a file on tmpfs does not block
             if stop.is_set():
                 await server.close()
-            else:  # closed after the response to a reload over this socket
+            else:  # the response to a reload over this socket is sent before the close
                 closing = asyncio.ensure_future(server.close(grace_s=_CLOSE_GRACE_S))
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
 
     async def _while_configured(self, settings: ControlSettings, stop: asyncio.Event) -> None:
-        """Return once the daemon stops or other settings are in force."""
+        """Wait until the daemon stops or other control settings are in force."""
         renew = self._context.renew
         while not stop.is_set() and self._context.settings.control == settings:
             if await wait_for_any(_POLL_S, stop, renew) and renew.is_set():
@@ -153,14 +152,14 @@ class ControlServer:
         return routes
 
     async def _authorise(self, request: Request) -> None:
-        """Check the access of a caller and log a changing request.
+        """Check the access of the caller, set ``CALLER``, and log a request that changes state.
 
         Raises:
             RefusedRequestError: the caller has no access to the operation.
         """
         method = "GET" if request.method == "HEAD" else request.method
         name, peer = self._operations[request.route, method], request.peer
-        if peer is None:  # only over TCP, which this server does not use
+        if peer is None:  # only clients over TCP have no credentials; this server does not use TCP
             raise RefusedRequestError(problem(HTTPStatus.FORBIDDEN, "unknown caller", kind=ProblemType.ACCESS))
         settings = self._context.settings.control
         needed = OPERATIONS[name].access
@@ -179,13 +178,13 @@ class ControlServer:
         CALLER.set(Caller(user, peer.uid == ROOT))
 
     async def _names(self, peer: Peer, group: str) -> tuple[int | None, str]:
-        """Return the number of a group and the caller's name, from a directory that may be remote.
+        """Return the GID of a group and the name of the caller, from a user database that may be remote.
 
-        At most one thread waits for the directory: a lookup holds the lock until its end, even after the end of its
-        request.
+        At most one thread waits for the user database: a lookup holds the lock until it finishes, even if its request
+        was cancelled.
 
         Raises:
-            RefusedRequestError: no answer within 10 s.
+            RefusedRequestError: the user database did not answer within 10 s.
         """
         try:
             async with asyncio.timeout(_NAMES_WITHIN_S):
@@ -199,7 +198,7 @@ class ControlServer:
         async with self._loading:
             if self._service is None:
                 self._service = (await asyncio.to_thread(_load))(self._context)
-        from nodeagent.api.requests import parse_request, request_type  # noqa: PLC0415 - with the service
+        from nodeagent.api.requests import parse_request, request_type  # noqa: PLC0415 - imported with the service
 
         operation = OPERATIONS[name]
         if operation.streams and request.method == "HEAD":

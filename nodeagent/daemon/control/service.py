@@ -40,14 +40,14 @@ _TRIGGER_WITHIN_S: Final = 900.0
 _POLL_INTERVAL_S: Final = 0.1
 _STOP_WITHIN_S: Final = 8.0
 _MAX_HOLDS_OF_USER: Final = 100
-"""Of a user other than root: every pass reads all holds, and compiles the pattern of each."""
+"""Maximum holds of one user other than root: every pass reads all holds and compiles the pattern of each."""
 
 
 class ControlService(Readings):
-    """The operations of the control API. The control server checks the access of the caller before it calls one."""
+    """Operations of the control API. The control server checks the access of the caller before each call."""
 
     async def add_hold(self, request: requests.AddHoldRequest) -> str:
-        """Place a hold."""
+        """Place a hold and return it."""
         image, why = check_text(request.image, "image"), check_text(request.why, "why")
         seconds = check_number(request.seconds, LONGEST_HOLD_S, "seconds")
         if not seconds:
@@ -70,7 +70,7 @@ class ControlService(Readings):
         return encode_line(Hold.of(placed, at.wall, clock))
 
     async def remove_hold(self, request: requests.RemoveHoldRequest) -> str:
-        """Remove a hold; users other than root can remove only their own."""
+        """Remove a hold; users other than root can remove only their own holds."""
         caller, hold_id = CALLER.get(), check_text(request.id, "id")
         own = None if caller.is_root else caller.name
         removed = await asyncio.to_thread(self._holds().remove, hold_id, placed_by=own)
@@ -90,11 +90,11 @@ class ControlService(Readings):
         caller = CALLER.get()
         why = check_text(request.why, "why")
         work = pause(self._context, by=caller.name, is_root=caller.is_root, why=why, seconds=seconds)
-        await asyncio.shield(work)  # an incomplete pause would start at the next restart
+        await asyncio.shield(work)  # a cancelled pause may be stored already, and would start at the next restart
         return encode_line(Paused(until=self._context.clock.now() + timedelta(seconds=seconds)))
 
     async def resume(self, _: requests.Empty) -> str:
-        """End the pause."""
+        """End the pause; report whether the agent was paused."""
         caller = CALLER.get()
         was = await asyncio.shield(resume(self._context, by=caller.name, is_root=caller.is_root))
         return encode_line(Resumed(was_paused=was))
@@ -143,7 +143,7 @@ class ControlService(Readings):
             await wait_for_any(_POLL_INTERVAL_S, self._context.stop)
 
     async def reload(self, _: requests.Empty) -> str:
-        """Reload the configuration and return the effect; an invalid one changes nothing."""
+        """Reload the configuration and return the effect; an invalid configuration changes nothing."""
         waiting: asyncio.Future[Reloaded] = asyncio.get_running_loop().create_future()
         self._context.awaiting_reload.append(waiting)
         self._context.reload.set()
@@ -170,7 +170,7 @@ class ControlService(Readings):
             )
             return encode_line(Undone.of(report))
 
-        return await asyncio.shield(restore())  # a part of the names would be restored until the next pass
+        return await asyncio.shield(restore())  # if cancelled, only a part of the image names would be restored
 
     async def apply(self, request: requests.ApplyRequest) -> AsyncIterator[str]:
         """Carry out a pass or a saved plan; yield each result as it occurs, then the report."""
@@ -196,14 +196,14 @@ class ControlService(Readings):
                 yield message
             awaited = True
             yield encode_line(await work)
-        finally:  # the client may have disconnected: the pass then ends before its next item
+        finally:  # after a disconnection of the client, the pass ends before its next item
             requested.cancel()
             await self._end(work, awaited=awaited)
 
     async def _end(self, work: asyncio.Future[Report], *, awaited: bool) -> None:
         """Wait for a pass; at a stop of the daemon cancel it after ``_STOP_WITHIN_S``.
 
-        An unexpected error is logged, unless the pass was ``awaited``: the caller reports it then.
+        An unexpected error is logged, unless the pass was ``awaited``, since the caller then reports the error.
         """
         stopping = asyncio.ensure_future(self._context.stop.wait())
         both: set[asyncio.Future[Any]] = {work, stopping}

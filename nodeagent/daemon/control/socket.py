@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class ControlUnavailableError(NodeAgentError):
-    """The control socket cannot be created."""
+    """The control socket cannot be created, or another agent is listening on it."""
 
 
 def open_socket(path: Path, group: str) -> socket.socket:
-    """Return a socket bound to a path, for root and a group.
+    """Return the control socket, bound to a path with access for root and a group.
 
-    Only root can connect if the group does not exist or the owner cannot be changed.
+    Only root can connect if the group does not exist or the group of the socket cannot be changed.
 
     Raises:
-        ControlUnavailableError: the directory does not exist, or the path is another file or another agent's socket.
+        ControlUnavailableError: the directory does not exist, or the path is another agent's socket or not a socket.
         OSError: the socket cannot be created.
     """
     if not path.parent.is_dir():
@@ -32,7 +32,7 @@ def open_socket(path: Path, group: str) -> socket.socket:
     _remove_stale_socket(path)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        os.fchmod(made.fileno(), 0o600)  # bind derives the mode from this one, so that it is never wider
+        os.fchmod(made.fileno(), 0o600)  # bind derives the file mode from this mode, so that access is never wider
         made.bind(str(path))
         number = group_number(group)
         if number is not None and _set_group(path, number):
@@ -47,7 +47,8 @@ def open_socket(path: Path, group: str) -> socket.socket:
 def refuse_second_agent(path: Path | None) -> None:
     """Raise an error if another agent is listening on the control socket; two agents would both remove and evict.
 
-    A socket without a listener, as after a kill, is replaced later; one that this user cannot access is reported then.
+    A socket without a listener, such as that of a killed agent, is replaced by :func:`open_socket`, which also reports
+    a socket that this user cannot access.
 
     Raises:
         ControlUnavailableError: another agent is running.
@@ -59,7 +60,7 @@ def refuse_second_agent(path: Path | None) -> None:
             return
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
-    except OSError:  # a listener that accepts no connection
+    except OSError:  # a listener exists, but accepts no connection
         pass
     raise ControlUnavailableError(
         f"another agent is running: it is listening on control socket {path}; stop it (systemctl stop nodeagent), or "

@@ -1,4 +1,4 @@
-"""Composition of the eviction task: without a kubelet, or where pods are evicted through the API server."""
+"""Composition of the eviction task, for standalone nodes and for evictions through the API server."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ _ENDS = {
     EvictionOutcome.DRY_RUN: PassEnd.COMPLETE,
 }
 _BEGUN: Final = EvictionResult(EvictionOutcome.FAILED)
-"""Values of an eviction without a result."""
+"""Placeholder result of an eviction that has begun but has no result yet."""
 _BEGUN_WITHIN_S: Final = 0.5
 _FINISHED_WITHIN_S: Final = 0.1
 
 
 def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
-    """Return the eviction task; none where eviction is disabled in any role."""
+    """Return the eviction task, or no task if the configuration disables eviction in every role."""
     off = agent.settings.eviction.off_because(Role.STANDALONE)
     if off:
         context.loop_statuses.disabled(LOOP_NAME, off)
@@ -77,7 +77,7 @@ def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]
 
 
 class EvictionTask:
-    """Runs the eviction loop while evictions are enabled in the role of the agent; otherwise it waits."""
+    """Runs the eviction loop while evictions are enabled in the role of the agent; otherwise waits."""
 
     def __init__(self, context: DaemonContext, agent: Agent, make: Callable[[], DaemonTask]) -> None:
         """Prepare the task; ``make`` returns an eviction loop that ends when evictions are refused."""
@@ -86,7 +86,7 @@ class EvictionTask:
         self._make = make
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set."""
+        """Run the eviction loop while evictions are enabled, until ``stop`` is set."""
         logged = False
         while not stop.is_set():
             if off := await refusal(self._agent):
@@ -100,8 +100,9 @@ class EvictionTask:
     def _disable(self, off: str, *, log: bool) -> None:
         """Report the loop as disabled and reset the thresholds' grace periods, since signals are no longer evaluated.
 
-        Evicted pods whose containers are not removed yet remain recorded, here and in the state directory, with their
-        effects: a kubelet removes the containers itself, and without one the removal resumes when evictions do.
+        Evicted pods with remaining containers remain recorded, in the daemon context and in the state directory, with
+        their outstanding effects. A kubelet removes the containers itself; on a standalone node the removal resumes
+        together with evictions.
         """
         self._context.loop_statuses.disabled(LOOP_NAME, off)
         self._context.eviction = suspended(self._context.eviction, self._context.clock.monotonic_s())
@@ -121,7 +122,7 @@ class EvictionTask:
 
 
 async def refusal(agent: Agent) -> str:
-    """Return the reason that no pod is evicted on this node now; empty if eviction is enabled."""
+    """Return the reason for not evicting pods on this node now; empty if eviction is enabled."""
     role = await agent.evaluate_role()
     return agent.settings.eviction.off_because(role.role, role.reason)
 
@@ -179,7 +180,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
 
 
 def _make_evictor(agent: Agent, pod_reader: PodReader) -> tuple[Evictor, ContainerCleaner, Admission | None]:
-    """Return the evictor, the cleaner of its victims, and the admission where another party may refuse evictions."""
+    """Return the evictor, the container cleaner, and the admission of evictions through the API server or ``None``."""
     settings = agent.settings.eviction
     read_quickly = partial(pod_reader.read, with_usage=False, quick=True)
     local = CriEvictor(
@@ -230,17 +231,17 @@ class AgentEvictionHistory:
         self._writer = agent.history_writer if agent.record else None
 
     async def begin(self, record: EvictionRecord) -> None:
-        """Record a chosen eviction; the delay by a slow disk is bounded."""
+        """Record a chosen eviction, waiting at most ``_BEGUN_WITHIN_S`` for the disk."""
         if self._writer is not None:
             await self._writer.begin(past_eviction(record), _BEGUN_WITHIN_S)
 
     async def finish(self, record: EvictionRecord) -> None:
-        """Record a finished eviction; a slow disk does not delay the next one."""
+        """Record a finished eviction, waiting at most ``_FINISHED_WITHIN_S`` for the disk."""
         if self._writer is not None:
             await self._writer.finish(past_eviction(record), _FINISHED_WITHIN_S)
 
     def abandon(self, record: EvictionRecord, cause: str) -> None:
-        """Record a begun eviction as interrupted."""
+        """Record an unfinished eviction as interrupted."""
         if self._writer is not None:
             self._writer.interrupt(record.id, cause)
 
@@ -251,7 +252,7 @@ def _make_cleaner(agent: Agent) -> CriContainerCleaner:
 
 
 async def _collect_garbage(storage: StorageBackend) -> None:
-    """Run the runtime's garbage collection, and make the space that it freed visible.
+    """Run the garbage collection of the runtime; on Btrfs commit, so that the freed space is visible.
 
     Raises:
         NodeAgentError: the collection failed.
@@ -262,7 +263,7 @@ async def _collect_garbage(storage: StorageBackend) -> None:
 
 
 async def _remove_orphans(storage: StorageBackend, layers: Collection[str]) -> None:
-    """Remove the directories of these writable layers, whose snapshots no longer exist.
+    """Remove the orphaned snapshot directories of the snapshotters that stored these writable layers.
 
     Raises:
         NodeAgentError: the runtime failed or refused the call.

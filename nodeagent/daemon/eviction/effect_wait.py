@@ -24,10 +24,11 @@ class EffectWait:
         self._signals = signals
 
     async def wait(self, plan: EvictionPlan, *, unrecorded_effect: bool = False) -> float | None:
-        """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the amount available afterwards.
+        """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the available amount of the signal.
 
-        An effect that takes longer remains outstanding for the next passes. A pod that ended by itself has an effect
-        too, which is not recorded: ``unrecorded_effect``.
+        The amount is ``None`` if the plan has no threshold or the signal is unreadable. A slower effect remains
+        outstanding for the next passes. ``unrecorded_effect`` waits although no effect is recorded, such as for a pod
+        that ended by itself.
         """
         if plan.selected is None:
             return None
@@ -51,5 +52,5 @@ class EffectWait:
 
 
 def may_act(context: DaemonContext, actions: PassActions) -> bool:
-    """Return whether containers may be removed: neither in a dry run nor while passes are paused."""
+    """Return whether containers may be removed: not in a dry run, and not while passes are paused."""
     return not actions.dry_run and context.pass_lock.pause() is None

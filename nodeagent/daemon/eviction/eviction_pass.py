@@ -44,10 +44,10 @@ _ENDS_THE_PASS: Final = frozenset({EvictionOutcome.EVICTED, EvictionOutcome.GONE
 
 @dataclass(slots=True)
 class Attempts:
-    """State of earlier passes that restricts the next one.
+    """Outcomes of earlier passes that restrict the next pass.
 
     Attributes:
-        failed_s: pod UID to the monotonic times of its failed evictions.
+        failed_s: monotonic times of failed evictions in seconds, by pod UID.
         dry_run_steps: reclaim steps logged by a dry run since a threshold was met.
     """
 
@@ -55,10 +55,10 @@ class Attempts:
     dry_run_steps: set[ReclaimStep] = field(default_factory=set)
 
     def excluded(self, now_s: float) -> dict[str, str]:
-        """Return the pods whose eviction failed repeatedly in the last ten minutes, with the reason.
+        """Return the pods with repeated failed evictions in the last ten minutes: reason by pod UID.
 
-        After its first failure a pod is retried, since a hung runtime may respond by then; otherwise another pod would
-        be evicted.
+        A pod is retried after its first failure, since a hung runtime may respond by then and another pod would be
+        evicted otherwise.
         """
         since_s = now_s - _FAILED_KEPT_S
         recent = {uid: [at_s for at_s in times if at_s > since_s] for uid, times in self.failed_s.items()}
@@ -71,7 +71,7 @@ class Attempts:
 
 
 class EvictionPass:
-    """One pass that acts on an evaluation. It evicts at most one pod."""
+    """One eviction pass: acts on one evaluation of the thresholds and evicts at most one pod."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the loop's parts, and those of this pass
         self,
@@ -95,7 +95,7 @@ class EvictionPass:
         self._without_victim: frozenset[Threshold] = frozenset()
 
     async def run(self, evaluation: Evaluation, is_limit_check_due: Callable[[], bool]) -> PassResult:
-        """Reclaim on the node, then evict at most one pod, for a threshold or for its own storage limit.
+        """Run node-level reclaim, then evict at most one pod, for a threshold or for the storage limit of the pod.
 
         Args:
             evaluation: status of the thresholds.
@@ -125,7 +125,7 @@ class EvictionPass:
         return any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting)
 
     async def _relieve(self, evaluation: Evaluation) -> PassResult:
-        """Act on the most urgent threshold that is not known to be without a victim."""
+        """Act on the most urgent threshold for which a pod may still be evicted."""
         plan = await self._reclaim(evaluation)
         if plan.selected is None:
             return self._withheld(plan) or (PassResult.RECLAIMED if self._reclaimed else PassResult.NO_PRESSURE)
@@ -140,7 +140,7 @@ class EvictionPass:
         return await self._evict_one(evaluation, with_disk=with_disk)
 
     async def _reclaim(self, evaluation: Evaluation) -> EvictionPlan:
-        """Run the reclaim steps, each measured before the next; return the plan that remains."""
+        """Run the reclaim steps one by one, measuring the effect of each; return the remaining plan."""
         while True:
             plan = await self._plan(evaluation, await self._monitors.signals.read(), None, {})
             if not plan.reclaim or plan.selected is None or self._stop.is_set():
@@ -149,7 +149,7 @@ class EvictionPass:
             if step not in self._attempts.dry_run_steps and not await self._run_step(step, plan.selected):
                 return plan
             if step in self._node_reclaim.failed and step.other is not None:
-                self._without_victim |= {plan.selected.threshold}  # no pod is evicted while its images are unknown
+                self._without_victim |= {plan.selected.threshold}  # no pod is evicted before image reclaim
                 continue
             self._reclaimed.add(step)
             await self._effect_wait.wait(plan)
@@ -186,15 +186,16 @@ class EvictionPass:
                 return self._postponed(plan, held)
             if result.outcome is EvictionOutcome.FAILED and relieves_disk(plan.victim):
                 self._attempts.failed_s.setdefault(uid, []).append(self._context.clock.monotonic_s())
-                break  # the pod may still end, so that its effect is outstanding; memory pressure permits no such wait
+                break  # the pod may still end: its effect is outstanding; memory pressure permits no wait
         return PassResult.FAILED
 
     async def _admitted(
         self, make_plan: Callable[[dict[str, str]], Awaitable[EvictionPlan]], excluded: dict[str, str]
     ) -> tuple[EvictionPlan, HeldBack | None]:
-        """Return the plan whose victim may be evicted, and the reason to wait for that; refused pods are passed over.
+        """Return a plan without refused pods, and the reason to postpone its eviction; ``None`` if it may start.
 
-        With a refused pod for every candidate, the first of those that may be deleted despite that is the victim.
+        If every candidate is refused and the threshold is hard, the victim is the first pod that may be deleted instead
+        of evicted.
         """
         plan = await make_plan(excluded)
         while plan.victim is not None and (held := self._held_back(plan.victim)) is not None:
@@ -214,7 +215,7 @@ class EvictionPass:
         return None if admission is None else admission.held_back(eviction)
 
     def _postponed(self, plan: EvictionPlan, held: HeldBack) -> PassResult:
-        """Log that an eviction waits for the API server, and pass over its threshold: others are acted on."""
+        """Log an eviction that waits for the API server; pass over its threshold, so that the next is acted on."""
         if plan.selected is not None and plan.victim is not None and plan.victim.status is not None:
             self._without_victim |= {plan.selected.threshold}
         pod = plan.victim.pod if plan.victim is not None else None
@@ -229,14 +230,14 @@ class EvictionPass:
         return PassResult.POSTPONED
 
     async def _not_now(self, plan: EvictionPlan, held: HeldBack | None) -> PassResult | None:
-        """Return the result of a pass whose eviction waits, or that a stop, pause or refusal cancelled meanwhile."""
+        """Return the result of a pass that is postponed, stopped, paused or refused; ``None`` if it may evict."""
         if held is not None and not self._actions.dry_run:
             return self._postponed(plan, held)
         paused = self._stop.is_set() or self._context.pass_lock.pause() is not None
         return PassResult.CALLED_OFF if paused or await self._actions.refused() else None
 
     async def _measure_pods(self) -> PodInventory | None:
-        """Return the pods with their disk usage; ``None`` if a hard memory or PID threshold was met meanwhile."""
+        """Return the pods with their disk usage; ``None`` if a hard memory or PID threshold was met first."""
         work = asyncio.ensure_future(self._monitors.pods.read(with_disk=True))
         try:
             ignored = self._without_victim
@@ -262,7 +263,7 @@ class EvictionPass:
         )
 
     def _without_pod(self, plan: EvictionPlan) -> PassResult:
-        """Log a plan without a victim, and keep the thresholds that it passed over."""
+        """Log a plan without a victim, record the thresholds that it passed over, and return the result of the pass."""
         self._monitors.reporter.log_no_evictable_pod(plan)
         passed_over, self._without_victim = plan.without_victim - self._without_victim, plan.without_victim
         if plan.limited is not None:
@@ -272,7 +273,7 @@ class EvictionPass:
         return self._withheld(plan) or PassResult.NO_PRESSURE
 
     def _limited(self, plan: EvictionPlan) -> PassResult:
-        """Log that the limit of evictions keeps all pods."""
+        """Log that the eviction limit is reached, and return the result of the pass."""
         threshold = "" if plan.selected is None else plan.selected.threshold.text
         self._monitors.reporter.log_once(
             "eviction_limit_reached", why="; ".join(plan.plan.warnings), threshold=threshold
@@ -280,7 +281,7 @@ class EvictionPass:
         return PassResult.SLOWED if plan.slowed else PassResult.LIMITED
 
     def _withheld(self, plan: EvictionPlan) -> PassResult | None:
-        """Log an outstanding effect that withholds the pass; ``None`` if there is none."""
+        """Log an outstanding effect that withholds evictions; return the pass result, ``None`` without an effect."""
         if plan.withheld is None:
             return None
         self._monitors.reporter.log_withheld(plan.withheld)

@@ -1,8 +1,8 @@
 """The eviction loop: passes at an interval that depends on the distance to the thresholds.
 
-A PSI trigger or a cgroup memory event starts a pass at once. A pass evaluates the signals, runs node-level reclaim, and
-evicts at most one pod. Reclaim acquires the pass lock and ends a running garbage collection early; an eviction requires
-no lock.
+A PSI trigger or a cgroup memory event starts a pass immediately. A pass evaluates the signals, runs node-level reclaim,
+and evicts at most one pod. Reclaim acquires the pass lock and ends a running garbage collection early; an eviction
+requires no lock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EvictionLoop:
         """Compose the loop.
 
         Args:
-            context: has the eviction state, which outlives a reload.
+            context: daemon context with the eviction state, which outlives a reload.
             settings: thresholds, policy and intervals.
             actions: actions of the passes.
             monitors: observations of the passes.
@@ -81,7 +81,7 @@ class EvictionLoop:
             await self._actions.effects.close()
 
     async def run_pass(self, stop: asyncio.Event) -> float:
-        """Run one pass; return the seconds until the next one."""
+        """Run one pass; return the seconds until the next pass."""
         statuses, interval_s = self._context.loop_statuses, self._settings.interval_s
         statuses.running(LOOP_NAME, SLACK_S)
         try:
@@ -100,14 +100,14 @@ class EvictionLoop:
         self._runtime.answered()
         statuses.ended(LOOP_NAME, result.value)
         if result.ended_a_pod:
-            return min(SOONEST_S, interval_s)  # other pods may grow: the last evaluation precedes the eviction
+            return min(SOONEST_S, interval_s)  # the evaluation precedes the eviction; other pods may have grown since
         return interval_s if result.repeats else self._monitors.signals.next_poll_s(interval_s)
 
     def wake(self, name: str) -> None:
-        """Start a pass at once; ``name`` is the trigger that fired."""
+        """Start a pass immediately; ``name`` is the trigger that fired."""
         self._logger.debug("woken", by=name)
         if name == MEMORY_EVENTS:
-            self._monitors.pods.expire()  # the event may concern a pod that was not read yet
+            self._monitors.pods.expire()  # the event may concern a pod that is not cached yet
         self._woken.set()
 
     async def _run_pass(self, stop: asyncio.Event) -> PassResult:

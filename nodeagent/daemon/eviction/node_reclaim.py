@@ -26,10 +26,10 @@ _CANCEL_WITHIN_S: Final = 5.0
 
 
 class NodeReclaim:
-    """Runs reclaim steps; an eviction does not wait for the pass lock, a reclaim step does.
+    """Runs node-level reclaim steps, each under the pass lock; an eviction does not acquire that lock.
 
     Attributes:
-        failed: steps that failed.
+        failed: reclaim steps that failed in this pass.
     """
 
     def __init__(self, context: DaemonContext, actions: PassActions, monitors: Monitors) -> None:
@@ -42,11 +42,11 @@ class NodeReclaim:
     async def run_step(
         self, step: ReclaimStep, status: ThresholdStatus, without_victim: AbstractSet[Threshold] = frozenset()
     ) -> bool:
-        """Run one step, interrupted when a hard memory or PID threshold is met; return whether it was completed.
+        """Run one step, interrupted when a hard memory or PID threshold is met; return whether the step finished.
 
         Thresholds in ``without_victim`` interrupt no step, since no pod can be evicted for them. A failed step counts
-        as completed, so that it does not withhold evictions permanently. Afterwards the effect of the step is
-        outstanding, unless no space was freed.
+        as completed, so that it does not withhold evictions permanently. The effect of the step is outstanding
+        afterwards, unless no space was freed.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -101,7 +101,7 @@ class NodeReclaim:
                     return await work
                 end.set()
                 await asyncio.wait({work}, timeout=_CANCEL_WITHIN_S)
-                if not self._actions.dry_run:  # part of it may be removed, or the removal may still be running
+                if not self._actions.dry_run:  # some items may be removed already, or a removal may still be running
                     known = _succeeded(work)
                     partial = work.result() if known else Reclaimed(step, None)
                     await self._record_effect(partial, status, known=known)
@@ -110,7 +110,7 @@ class NodeReclaim:
                 work.cancel()
 
     async def _record_effect(self, done: Reclaimed, status: ThresholdStatus, *, known: bool = True) -> None:
-        """Record the effect of a step; with ``known`` false its report is incomplete."""
+        """Record the expected effect of a reclaim step; with ``known`` false the freed amount is unknown."""
         inodes = MEANINGS[status.threshold.signal].unit is Unit.INODES
         effect = effect_of_reclaim(
             done.step,

@@ -18,8 +18,8 @@ class OomKillMonitor:
 
     The first check records the counts only; the count of a cgroup created later started at 0.
 
-    A container's cgroup is removed with it, so that the pod's own count is compared too: a kill counted by the pod only
-    is logged for the container whose cgroup was removed since, if there is exactly one.
+    The cgroup of a container is removed with the container, so that the count of the pod cgroup is compared too. A kill
+    counted only by the pod cgroup is logged for the container with a removed cgroup, if exactly one was removed.
 
     Source: kernel cgroup-v2.rst, ``oom_kill`` of ``memory.events``, which counts descendants as well.
     """
@@ -29,7 +29,7 @@ class OomKillMonitor:
         self._counts: dict[str, int] | None = None
 
     async def check(self, pods: PodInventory) -> None:
-        """Log every kill in these pods since the last check."""
+        """Log every OOM kill in these pods since the last check."""
         directories = _directories(pods)
         counts = await asyncio.to_thread(_read, directories)
         if self._counts is None:
@@ -49,7 +49,7 @@ class OomKillMonitor:
                 self._log(pod.uid, pod.namespace, pod.name, container.name, container.id, count)
         kept = {
             key: count for key, count in self._counts.items() if key in directories
-        }  # unreadable this time, and not removed
+        }  # counts of cgroups of listed pods that were unreadable in this check
         self._counts = kept | counts
 
     def _increase(self, cgroup: str | None, counts: dict[str, int]) -> int:

@@ -1,7 +1,7 @@
 """Tracking of outstanding effects: recorded before an eviction, measured in every pass, logged when they end.
 
-The state is part of the daemon context and so outlives a reload; a file keeps it over a restart. Containers of evicted
-pods are removed in the background, since the runtime may take minutes and the signals must be read meanwhile.
+The state is part of the daemon context, so that it outlives a reload; a file preserves it over a restart. Containers of
+evicted pods are removed in the background, since the runtime may take minutes and the signals must be read meanwhile.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _FREED_WITH_PROCESSES: Final = (Shortage.MEMORY, Shortage.MEMORY_STALL, Shortage
 
 
 class _Retry(Record):
-    """The retry of a victim's clean-up.
+    """Retry of the removal of a victim's containers.
 
     Attributes:
-        at_s: monotonic time of the next attempt.
-        wait_s: the delay after that attempt.
-        detail: the last failure.
+        at_s: monotonic time of the next attempt, in seconds.
+        wait_s: delay after that attempt, in seconds.
+        detail: text of the last failure; empty without one.
     """
 
     at_s: float = 0.0
@@ -78,11 +78,11 @@ class OutstandingEffects:
         """Create the tracker without reading the state.
 
         Args:
-            context: has the eviction state.
+            context: daemon context with the eviction state.
             cleaner: removes the containers of victims.
             find_layers: returns the known directories of writable layers by container id; blocking.
-            file: keeps the state over a restart; ``None`` for none.
-            logger: of the loop.
+            file: file that preserves the state over a restart; ``None`` disables it.
+            logger: logger of the eviction loop.
         """
         self._context = context
         self._cleaner = cleaner
@@ -169,7 +169,7 @@ class OutstandingEffects:
         await self._writer.write(0)
 
     async def update(self, readings: SignalReadings, *, may_act: bool) -> None:
-        """Update all effects by current readings; with ``may_act`` retry failed removals of containers."""
+        """Update all effects from current readings; with ``may_act`` retry failed removals of containers."""
         before = self._context.eviction
         for uid in [each for each, work in self._cleanups.items() if work.done()]:
             self._end_cleanup(uid, self._cleanups.pop(uid), readings.at)
@@ -192,13 +192,13 @@ class OutstandingEffects:
     def is_outstanding(self, shortage: Shortage | None, path: str = "") -> bool:
         """Return whether an outstanding effect withholds all actions for a shortage.
 
-        ``path`` is that of an image filesystem besides the first.
+        ``path`` is the path of an additional image filesystem; empty for any other filesystem.
         """
         effects = self._context.eviction.outstanding
         return any(each.relieves(shortage, path) and not each.ineffective for each in effects)
 
     def end_cleared(self, shortage: Shortage | None) -> None:
-        """End the effects on memory or PIDs of a cleared threshold: both are freed with the processes."""
+        """End the outstanding effects of a cleared memory or PID threshold: both are freed with the processes."""
         if shortage in {Shortage.MEMORY, Shortage.PIDS}:
             state = self._context.eviction
             remaining = tuple(each for each in state.outstanding if each.shortage is not shortage)
@@ -231,7 +231,7 @@ class OutstandingEffects:
             detail = str(error)
         else:
             cleanup = work.result()
-            if cleanup.running and uid in self._restored:  # the earlier process was killed before it stopped the pod
+            if cleanup.running and uid in self._restored:  # the previous agent was killed before it stopped the pod
                 self._context.eviction = drop_eviction(self._context.eviction, uid)
                 return
             detail = cleanup.detail
@@ -274,7 +274,7 @@ class OutstandingEffects:
 
 
 def _is_tracked(victim: Victim, now_s: float) -> bool:
-    """Return whether a victim is still tracked; an unverified one for ``UNVERIFIED_VICTIM_S`` only."""
+    """Return whether a victim is still tracked; an unverified victim is tracked for ``UNVERIFIED_VICTIM_S`` only."""
     age_s = now_s - victim.at_s
     return 0 <= age_s < (VICTIM_KEPT_S if victim.verified else UNVERIFIED_VICTIM_S)
 

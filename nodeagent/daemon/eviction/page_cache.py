@@ -32,7 +32,7 @@ class PageCache:
     def __init__(
         self, reclaimer: CacheReclaimer, monitors: Monitors, clock: Clock, *, watch_s: float = _WATCH_S
     ) -> None:
-        """Create a reclaimer without an earlier reclaim; ``watch_s`` is the interval of readings during a step."""
+        """Create a reclaimer; ``watch_s`` is the interval of memory readings during a step, in seconds."""
         self._reclaimer = reclaimer
         self._signals = monitors.signals
         self._pods = monitors.pods
@@ -42,10 +42,10 @@ class PageCache:
         self._last_s: float | None = None
 
     async def relieve(self, status: ThresholdStatus) -> bool:
-        """Reclaim page cache for a met threshold; return whether that cleared it.
+        """Reclaim page cache for a met threshold; return whether the threshold was cleared.
 
-        Stops after a step that yields less than half of its prediction or whose pod then waits for memory, when the
-        kernel's estimate meets the threshold, and after five seconds.
+        Reclaim stops after a step that frees less than half of its prediction or after which the pod stalls on memory,
+        when MemAvailable meets the threshold too, and after five seconds.
         """
         threshold = status.threshold
         reading = await self._memory() if threshold.signal is Signal.MEMORY_AVAILABLE else None
@@ -83,7 +83,7 @@ class PageCache:
     async def _run_all(
         self, threshold: Threshold, steps: tuple[CacheStep, ...], pods: PodInventory
     ) -> tuple[str, list[CacheStep]]:
-        """Run the steps until one has a fault; return that, empty if the threshold is cleared, and the begun steps."""
+        """Run the steps until one fails; return the fault, empty if the threshold is cleared, and the started steps."""
         swap = await self._has_swap()
         ends_s = self._clock.monotonic_s() + WITHIN_S
         done: list[CacheStep] = []
@@ -138,6 +138,6 @@ def _is_cleared(threshold: Threshold, reading: Observation) -> bool:
 
 
 def _is_short(threshold: Threshold, reading: Observation) -> bool:
-    """Return whether the kernel's estimate meets a threshold too."""
+    """Return whether MemAvailable, the kernel's estimate, meets a threshold too; true if the estimate is unknown."""
     kernel = reading.kernel_available
     return kernel is None or kernel < threshold.limit(reading.capacity, with_reclaim=True)

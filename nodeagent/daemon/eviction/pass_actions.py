@@ -29,11 +29,11 @@ class ReclaimAction(Protocol):
     """Node-level reclaim; see :class:`Reclaimer`."""
 
     async def run(self, step: ReclaimStep, stop: asyncio.Event) -> Reclaimed:
-        """Observe, plan and carry out one step."""
+        """Observe, plan and carry out one reclaim step; return its outcome."""
 
 
 class EvictionHistory(Protocol):
-    """Records evictions, each before its first action and after its end."""
+    """Records each eviction, before its first action and after its end."""
 
     async def begin(self, record: EvictionRecord) -> None:
         """Record a chosen eviction, without a result."""
@@ -42,43 +42,43 @@ class EvictionHistory(Protocol):
         """Record a finished eviction."""
 
     def abandon(self, record: EvictionRecord, cause: str) -> None:
-        """Record a begun eviction as interrupted, such as ``cancelled``."""
+        """Record an unfinished eviction as interrupted, with a cause such as ``cancelled``."""
 
 
 class CacheRelief(Protocol):
     """Reclaim of page cache; see :class:`PageCache`."""
 
     async def relieve(self, status: ThresholdStatus) -> bool:
-        """Reclaim page cache for a met threshold; return whether that cleared it."""
+        """Reclaim page cache for a met threshold; return whether the threshold was cleared."""
 
 
 class Admission(Protocol):
-    """Evictions that another party may refuse; see :class:`RoleEvictor`."""
+    """Admission of evictions that the API server may refuse; see :class:`RoleEvictor`."""
 
     @property
     def freed_within_s(self) -> float | None:
-        """The bound of the space of an evicted pod; ``None`` for the default one."""
+        """Time limit in seconds for freeing the space of an evicted pod; ``None`` for the default limit."""
 
     def held_back(self, eviction: Eviction) -> HeldBack | None:
-        """Return the reason against an eviction now; ``None`` without one."""
+        """Return the reason to postpone an eviction; ``None`` if it may start now."""
 
     def permit_deletion(self, uids: Collection[str]) -> frozenset[str]:
-        """Permit the deletion of refused pods as the last resort; return those that it is permitted for."""
+        """Permit the deletion of refused pods as a last resort; return the UIDs of the permitted pods."""
 
 
 class PassActions(Record, kw_only=True):
     """Actions of the eviction passes.
 
     Attributes:
-        refused: returns the reason to evict no pod, such as a kubelet; empty without one.
+        refused: returns the reason for not evicting pods, such as a running kubelet; empty if evictions are enabled.
         evictor: evicts a pod.
         reclaimer: runs steps of node-level reclaim.
         effects: outstanding effects of evictions and reclaim.
         history: records evictions.
         dry_run: whether evictions are logged only.
-        settle_step_s: interval of the readings after an action.
+        settle_step_s: interval of the readings after an action, in seconds.
         page_cache: reclaims page cache before evictions for memory; ``None`` if disabled, and in a dry run.
-        admission: of evictions that may be refused; ``None`` where the agent alone evicts.
+        admission: admission of evictions through the API server; ``None`` where the agent evicts without it.
     """
 
     refused: Callable[[], Awaitable[str]]
@@ -93,7 +93,7 @@ class PassActions(Record, kw_only=True):
 
 
 class Monitors(NamedTuple):
-    """Observations of an eviction loop."""
+    """Monitors and reporter of an eviction loop."""
 
     signals: SignalMonitor
     pods: PodMonitor

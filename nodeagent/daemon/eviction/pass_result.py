@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PassResult(StrEnum):
-    """Result of an eviction pass. The values are part of the JSON output: they are added to, never changed."""
+    """Result of an eviction pass. The values are part of the JSON output: values are added, never changed."""
 
     NO_PRESSURE = "no-pressure"
     PRESSURE = "pressure"
@@ -29,13 +29,13 @@ class PassResult(StrEnum):
     WAITING = "waiting"
     """The effect of an earlier action is outstanding."""
     INEFFECTIVE = "ineffective"
-    """Evictions are withheld since the last one freed too little."""
+    """Evictions are withheld because the last eviction freed too little."""
     LIMITED = "limited"
     """The limit of evictions is reached."""
     SLOWED = "slowed"
     """The limit of evictions is reached; evictions for a hard memory threshold are spaced out."""
     POSTPONED = "postponed"
-    """The API server refused the eviction, or does not answer; it is tried again."""
+    """The API server refused the eviction, or does not answer; the eviction is retried."""
     NO_POD = "no-pod"
     URGENT = "urgent"
     """A hard memory or PID threshold was met during the disk usage measurement."""
@@ -50,7 +50,7 @@ class PassResult(StrEnum):
 
     @property
     def repeats(self) -> bool:
-        """Whether an immediate further pass would have the same result."""
+        """Whether an immediate next pass would have an equal result."""
         return self in _REPEATING
 
     @property
@@ -60,7 +60,7 @@ class PassResult(StrEnum):
 
 
 NO_VICTIM: Final = frozenset({PassResult.NO_POD, PassResult.LIMITED, PassResult.POSTPONED})
-"""Results for a threshold that no pod can be evicted for now, so that the next threshold is acted on."""
+"""Results for a threshold without an evictable pod; the next threshold is acted on."""
 _REPEATING: Final = frozenset(
     {
         PassResult.NO_POD,
@@ -79,8 +79,8 @@ class EvictionRecord(Record):
 
     Attributes:
         id: id of the record.
-        plan: the plan that selected its pod.
-        result: ``None`` before the eviction.
+        plan: the plan that selected the pod.
+        result: result of the eviction; ``None`` before its end.
         before: available amount of its signal before the eviction; ``None`` for a storage limit or if unread.
         after: available amount of its signal after the eviction; ``None`` as for ``before``.
     """

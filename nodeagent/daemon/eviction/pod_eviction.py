@@ -33,7 +33,7 @@ SLACK_S: Final = 60.0
 
 
 class PodEviction:
-    """Carries out the choice of a plan."""
+    """Evicts the victim of a plan."""
 
     def __init__(
         self, context: DaemonContext, actions: PassActions, monitors: Monitors, effect_wait: EffectWait
@@ -57,7 +57,7 @@ class PodEviction:
         Args:
             started_at: start of the pass, aware UTC.
             plan: the plan that chose the pod.
-            eviction: its victim.
+            eviction: victim of the plan, with the reason for its eviction.
             pods: the pods of the plan.
             readings: the signals of the plan.
 
@@ -98,7 +98,7 @@ class PodEviction:
         return result
 
     async def _carry_out(self, eviction: Eviction, pods: PodInventory, readings: SignalReadings) -> EvictionResult:
-        """Evict a pod with its effects outstanding; return the result."""
+        """Evict a pod, with its effects recorded as outstanding; return the result."""
         uid, hurry = eviction.pod.uid, asyncio.Event()
         outstanding = self._actions.effects
         layout = await self._signals.layout()

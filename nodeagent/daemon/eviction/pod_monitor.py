@@ -23,9 +23,9 @@ LISTED_WITHIN_S: Final = 1.0
 
 
 class PodMonitor:
-    """Reads the pods and logs OOM kills among them."""
+    """Reads the pods of the node and logs their OOM kills."""
 
-    def __init__(  # noqa: PLR0913 - a dependency each
+    def __init__(  # noqa: PLR0913 - each argument is a dependency
         self,
         read_pods: Callable[[bool], Awaitable[PodInventory]],
         oom_kills: OomKillMonitor,
@@ -41,10 +41,10 @@ class PodMonitor:
             read_pods: returns the pods of the node; with ``True`` their disk usage is measured.
             oom_kills: logs OOM kills.
             reporter: logs warnings.
-            clock: for the age of the last read.
+            clock: clock that measures the age of the last read.
             read_usage: returns the pods of the last list with their current memory and PIDs, without a runtime call;
                 ``None`` without a recent list.
-            listed_within_s: time limit of a list under memory pressure.
+            listed_within_s: time limit of a list under memory pressure, in seconds.
         """
         self._read_pods = read_pods
         self._oom_kills = oom_kills
@@ -57,11 +57,11 @@ class PodMonitor:
         self._limits_s: float | None = None
 
     async def read(self, *, with_disk: bool) -> PodInventory:
-        """Read the pods and return them.
+        """Read the pods of the node, log new OOM kills, and return the pods.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
-            RuntimeRequestError: the runtime refused one of its two lists.
+            RuntimeRequestError: the runtime refused to list sandboxes or containers.
         """
         pods = await self._read_pods(with_disk)
         self._reporter.logger.debug("pods_gathered", pods=len(pods.facts))
@@ -71,13 +71,13 @@ class PodMonitor:
         return pods
 
     async def read_urgently(self) -> PodInventory:
-        """Return the pods without disk usage; after a second without a list those of the last list, with a warning.
+        """Return the pods without disk usage; if the runtime is slow, the pods of the last list, with a warning.
 
-        Without free memory the runtime may answer too late: the kernel's OOM killer chooses a process of any pod.
+        Under memory pressure the runtime may answer only after the kernel's OOM killer has killed a process of any pod.
 
         Raises:
-            RuntimeUnavailableError: the runtime does not answer, and there is no recent list.
-            RuntimeRequestError: the runtime refused one of its two lists.
+            RuntimeUnavailableError: the runtime does not answer, and no recent list exists.
+            RuntimeRequestError: the runtime refused to list sandboxes or containers.
         """
         work = asyncio.ensure_future(self.read(with_disk=False))
         try:
@@ -95,9 +95,9 @@ class PodMonitor:
             work.cancel()
 
     async def refresh_if_due(self, *, near_threshold: bool) -> None:
-        """Check for OOM kills, and read the pods again if the last read is old: 2 s near a threshold, else 30 s.
+        """Check for OOM kills, and read the pods again if the last read is older than 30 s, or 2 s near a threshold.
 
-        With a current cache an eviction reads little, and the pages of the agent and the runtime are in memory.
+        With a current cache an eviction reads little, and the code pages of the agent and the runtime remain in memory.
         """
         if self._pods is not None:
             await self._oom_kills.check(self._pods)
@@ -111,7 +111,7 @@ class PodMonitor:
         self._read_s = -_WARM_FAR_S
 
     def is_limit_check_due(self) -> bool:
-        """Return whether to check pods against their storage limits, which walks directories; once a minute."""
+        """Return whether to check pods against their storage limits: once a minute, since it walks directories."""
         if self._pods is None or not any(map(has_limit, self._pods.facts)):
             return False
         now_s = self._clock.monotonic_s()

@@ -30,7 +30,7 @@ class EvictionReporter:
     """Logs changes, and each lasting state once.
 
     Attributes:
-        logger: of the loop.
+        logger: logger of the eviction loop.
     """
 
     def __init__(self, logger: FilteringBoundLogger) -> None:
@@ -65,7 +65,7 @@ class EvictionReporter:
                 self.logger.warning("eviction_warning", warning=warning)
 
     def log_once(self, event: str, **fields: object) -> bool:
-        """Log a lasting state unless it was the last one logged; return whether it was logged."""
+        """Log a lasting state unless it was the last logged state; return whether it was logged."""
         key = " ".join([event, *(str(fields.get(name, "")) for name in ("pod_uid", "threshold", "action"))])
         if key == self._last_state:
             return False

@@ -1,4 +1,4 @@
-"""Evaluation of the eviction signals, from pass to pass and while a pass waits."""
+"""Readings and evaluations of the eviction signals, in each pass and while a pass waits."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class SignalReader(Protocol):
     def evaluate_readings(
         self, layout: SignalLayout, readings: SignalReadings, state: EvictionState
     ) -> EvaluatedSignals:
-        """Return given readings, evaluated against the thresholds."""
+        """Return the evaluation of readings against the thresholds."""
 
     def now(self) -> Moment:
-        """Return the current instant."""
+        """Return the current wall time and monotonic time."""
 
 
 class SignalMonitor:
@@ -63,11 +63,11 @@ class SignalMonitor:
         """Create a monitor without initial readings.
 
         Args:
-            context: has the eviction state.
+            context: daemon context with the eviction state.
             reader: reads the signals.
-            read_layout: returns filesystems and thresholds; later calls change the image filesystems besides the first.
+            read_layout: returns filesystems and thresholds; later calls update only the additional image filesystems.
             reporter: logs changed thresholds and conditions.
-            watch_s: interval of the readings of :meth:`shortage_before`.
+            watch_s: interval of the readings of :meth:`shortage_before`, in seconds.
         """
         self._context = context
         self._reader = reader
@@ -88,9 +88,10 @@ class SignalMonitor:
         return await self._signal_layout()
 
     async def refresh_others_if_due(self) -> None:
-        """Find the image filesystems besides the first again, after a minute; near a threshold after five.
+        """Detect the additional image filesystems again, every minute, or every five minutes near a threshold.
 
-        They come and go with snapshotters and mounts. If the runtime does not answer in time, those known last remain.
+        Snapshotters and mounts add and remove these filesystems. If the runtime does not answer in time, the last known
+        filesystems are kept.
         """
         now_s = self.now().monotonic_s
         kept_s = _KEPT_NEAR_S if self.is_near_threshold(WHILE_MET_S) else LAYOUT_KEPT_S
@@ -104,7 +105,7 @@ class SignalMonitor:
                 self._layout = replace(found, paths=self._layout.paths)
 
     async def read(self, *, filesystems: bool = True) -> SignalReadings:
-        """Return current readings; without ``filesystems`` those of memory, PIDs and stalls, which are read sooner.
+        """Return the current readings; without ``filesystems`` only memory, PIDs and stalls, which are faster to read.
 
         Raises:
             NodeAgentError: the runtime does not report the image filesystem.
@@ -132,7 +133,7 @@ class SignalMonitor:
         return evaluation
 
     async def shortage_before(self, work: asyncio.Future[Any], ignored: AbstractSet[Threshold] = frozenset()) -> bool:
-        """Evaluate while ``work`` runs; return whether a hard memory or PID threshold was met before its end.
+        """Evaluate signals while ``work`` runs; return whether a hard memory or PID threshold was met before its end.
 
         Thresholds in ``ignored`` do not count: no pod can be evicted for them.
         """
@@ -157,11 +158,11 @@ class SignalMonitor:
         return next_poll_s(self._latest, self._previous, interval_s=interval_s)
 
     def is_near_threshold(self, interval_s: float) -> bool:
-        """Return whether a threshold may be met within a second."""
+        """Return whether a threshold may be met soon, so that the next poll is due within a second."""
         return self.next_poll_s(interval_s) < WHILE_MET_S
 
     def now(self) -> Moment:
-        """Return the current instant."""
+        """Return the current wall time and monotonic time."""
         return self._reader.now()
 
     async def _signal_layout(self) -> SignalLayout:

@@ -28,7 +28,7 @@ class EvictionStateWriter:
         self._problem = ""
 
     async def write(self, within_s: float) -> None:
-        """Start a write of the latest state, and wait for it for up to ``within_s``."""
+        """Start a write of the latest state, and wait up to ``within_s`` seconds for its end."""
         if self._file is None:
             return
         self._unwritten = True

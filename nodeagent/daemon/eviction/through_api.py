@@ -1,4 +1,4 @@
-"""Composition of evictions through the API server; imported only where they are configured."""
+"""Composition of evictions through the API server; imported only if such evictions are configured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def make_evictor(agent: Agent, local: Evictor, read_pods: Callable[[], Awaitable[PodInventory]]) -> RoleEvictor:
-    """Return the evictor of an agent; ``local`` evicts without a kubelet.
+    """Return the evictor of an agent; ``local`` evicts pods on a standalone node.
 
     Raises:
         ConfigError: no API server is configured.
@@ -48,7 +48,7 @@ def make_evictor(agent: Agent, local: Evictor, read_pods: Callable[[], Awaitable
 
 
 def make_cleaner(agent: Agent, local: ContainerCleaner) -> RoleCleaner:
-    """Return the cleaner of an agent; ``local`` removes the containers of evicted pods without a kubelet."""
+    """Return the cleaner of an agent; ``local`` removes the containers of evicted pods on a standalone node."""
     is_beside_kubelet = partial(_is_beside_kubelet, agent)
     return RoleCleaner(local, agent.cri.list_containers, is_beside_kubelet, agent.watched_pods)
 

@@ -1,9 +1,9 @@
-"""Admission of connections: limits per user and in all, with capacity reserved for root.
+"""Admission of connections: limits per user and in total, with capacity reserved for root.
 
 A server that is full sheds the connection that has been sending its request for the longest time: a complete request
-arrives within milliseconds, so an unfinished one is the most likely to be slow or hostile. The connection of a complete
-request is never shed. The bodies of all users but root share one limit: above it, unfinished requests of the user with
-the most bytes are shed.
+arrives within milliseconds, so an unfinished request is the most likely to be slow or hostile. The connection of a
+complete request is never shed. The bodies of all users but root share one limit: above it, unfinished requests of the
+user with the most bytes are shed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = 0
 _SMALL_BODY_BYTES: Final = 16 << 10
-"""A body up to this size is always received, so that large bodies of one user block no request of another one."""
+"""A body up to this size is always received, so that large bodies of one user block no request of another user."""
 KeyT = TypeVar("KeyT")
 
 
@@ -28,9 +28,9 @@ class ConnectionLimits(Record):
     Attributes:
         total: connections of all users but root.
         per_user: connections of one user but root. Clients over TCP count as one user.
-        root: connections of root, in addition.
-        body_bytes: bodies of all users but root, received so far, of requests without a response. It is above the
-            limit of one body.
+        root: connections of root, in addition to ``total``.
+        body_bytes: bytes of bodies received so far for unanswered requests of all users but root; larger than the limit
+            of one body.
     """
 
     total: int
@@ -47,7 +47,7 @@ class _Admitted:
 
     @property
     def is_large(self) -> bool:
-        """Whether the request can be shed for the body of another one."""
+        """Whether the request can be shed for the body of another request."""
         return self.unfinished and self.body_bytes > _SMALL_BODY_BYTES
 
 
@@ -55,7 +55,7 @@ class Admission(Generic[KeyT]):
     """The admitted connections of one server, by a key of the caller's choice, in the order of their admission."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
-        """Start without connections."""
+        """Create an admission without connections."""
         self._limits = limits
         self._admitted: dict[KeyT, _Admitted] = {}
 
@@ -64,10 +64,10 @@ class Admission(Generic[KeyT]):
         return len(self._admitted)
 
     def admit(self, key: KeyT, uid: int | None) -> tuple[bool, tuple[KeyT, ...]]:
-        """Admit a connection within the limits, or in place of one to shed.
+        """Admit a connection within the limits, or in place of a connection that is shed.
 
         Returns:
-            Whether it is admitted, and the connections to close for it, which no longer count.
+            Whether the connection is admitted, and the connections to close in its place, which no longer count.
         """
         shed: list[KeyT] = []
         for pool, limit in self._pools(uid):
@@ -83,18 +83,18 @@ class Admission(Generic[KeyT]):
         return True, tuple(shed)
 
     def finish_request(self, key: KeyT) -> None:
-        """Record that the request of a connection was received completely; it is not shed from now on."""
+        """Record that the request of a connection was received completely; the connection is no longer shed."""
         if key in self._admitted:
             self._admitted[key].unfinished = False
 
     def receive(self, key: KeyT, size_bytes: int) -> tuple[bool, tuple[KeyT, ...]]:
-        """Count the next part of a body, within the limit or in place of requests to shed.
+        """Count the next part of a body; above the limit, shed unfinished requests with large bodies.
 
         Returns:
-            Whether the body is received further, and the connections to close for it, which no longer count.
+            Whether to receive more of the body, and the connections to close in its place, which no longer count.
         """
         own = self._admitted.get(key)
-        if own is None:  # shed before
+        if own is None:  # the connection was shed before
             return False, ()
         own.body_bytes += size_bytes
         shed: list[KeyT] = []
@@ -110,12 +110,12 @@ class Admission(Generic[KeyT]):
         return True, tuple(shed)
 
     def _body_bytes(self, *users: int | None) -> int:
-        """Return the size of the bodies of some users, or of all but root."""
+        """Return the total bytes of the bodies of ``users``, or of all users but root."""
         pool = users or {each.uid for each in self._admitted.values()} - {ROOT}
         return sum(each.body_bytes for each in self._admitted.values() if each.uid in pool)
 
     def release(self, key: KeyT) -> None:
-        """Remove a connection; ignore one that was shed before."""
+        """Remove a connection; ignore a connection that was shed before."""
         self._admitted.pop(key, None)
 
     def _pools(self, uid: int | None) -> Iterator[tuple[_Pool, int]]:

@@ -37,7 +37,7 @@ _LINGER_BYTES: Final = 1 << 20
 _PART_BYTES: Final = 1 << 16
 _FEW_CHUNKS: Final = 64
 _MEAN_CHUNK_BYTES: Final = 256
-"""Least mean size of the chunks of a body beyond the first ones: each chunk takes about 15 us of CPU time."""
+"""Minimum mean size of the chunks of a body after the first chunks: each chunk uses about 15 us of CPU time."""
 _VARIABLE: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -49,9 +49,9 @@ class Deadlines(Record):
     """Time limits of one connection, in seconds.
 
     Attributes:
-        read_s: for the request head, and again for the body.
-        answer_s: for a handler until its response; the parts of a streamed body have none.
-        write_s: for each part that is sent.
+        read_s: limit for reading the request head, and again for reading the body.
+        answer_s: limit for a handler until its response; the parts of a streamed body have no limit.
+        write_s: limit for sending each part.
     """
 
     read_s: float = 5.0
@@ -60,7 +60,7 @@ class Deadlines(Record):
 
 
 class Router:
-    """Routes by path template, such as ``/v1/loops/{name}``; a variable is one segment, possibly empty."""
+    """Routes by path template, such as ``/v1/loops/{name}``; a variable matches one segment, which may be empty."""
 
     def __init__(self, routes: Mapping[str, Route]) -> None:
         """Compile the templates, which are matched in the given order."""
@@ -107,7 +107,7 @@ class _Current:
     """Request of a connection, as far as it is read, with its handler.
 
     Attributes:
-        without_body: whether the response has no body, as to ``HEAD``.
+        without_body: whether the response has no body, such as a response to ``HEAD``.
         watch_client: whether the handler is cancelled when the client disconnects.
     """
 
@@ -122,7 +122,7 @@ class Receipt(NamedTuple):
 
     Attributes:
         finish_request: called when the request was received completely.
-        receive_body: called with the size of each part of a body; returns whether the rest is received too.
+        receive_body: called with the size of each part of a body; returns whether to receive the rest of the body.
     """
 
     finish_request: Callable[[], None]
@@ -159,7 +159,7 @@ class HttpConnection:
         self._end: asyncio.Future[None] | None = None
 
     async def serve(self) -> None:
-        """Answer one request.
+        """Read one request and send its response.
 
         Raises:
             OSError: the client disconnected.
@@ -172,10 +172,10 @@ class HttpConnection:
                 await self._send(response)
         finally:
             if self._end is not None:
-                self._end.cancel()  # asyncio then reports no error of a read that has failed before
+                self._end.cancel()  # prevents asyncio from logging the exception of a failed read
 
     async def refuse(self, response: Response) -> None:
-        """Answer a connection without reading its request.
+        """Send a response without reading the request.
 
         Raises:
             OSError: the client disconnected.
@@ -252,10 +252,11 @@ class HttpConnection:
             return self._service.fail(request, error)
 
     async def _read_body(self, request: Request, limit: int) -> bytes:
-        """Return the body.
+        """Return the body of a request.
 
         Raises:
-            RefusedRequestError: it is longer than allowed; the rest is not read.
+            RefusedRequestError: the body is too long, has too many chunks, or exceeds the limit of all bodies; the rest
+                is not read.
         """
         too_long = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"request body larger than {limit} bytes")
         if int(request.headers.get("content-length", "0")) > limit:
@@ -335,7 +336,7 @@ class HttpConnection:
                     left -= len(data)
 
     async def _while_connected(self, work: Awaitable[T]) -> T:
-        """Return the result of some work, which is cancelled when the client disconnects.
+        """Return the result of ``work``, which is cancelled when the client disconnects.
 
         Raises:
             ClientDisconnectedError: the client disconnected.
@@ -352,17 +353,17 @@ class HttpConnection:
         finally:
             if not task.done():
                 task.cancel()
-                await asyncio.wait({task})  # a running generator cannot be closed
+                await asyncio.wait({task})  # the caller closes the generator, which must not be running then
                 if not task.cancelled() and isinstance(error := task.exception(), Exception):
                     self._service.fail(self._current.request, error)
 
     async def _read_to_end(self) -> None:
-        """Return once the client has closed its side; further input is discarded."""
+        """Discard input until the client has closed its side of the connection."""
         while await self._reader.read(_CHUNK_BYTES):
             pass
 
     async def _write_body(self, body: bytes) -> None:
-        """Send a whole body in parts, so that a slow client causes no second copy of it in memory."""
+        """Send a whole body in parts, so that a slow client causes no second copy of the body in memory."""
         async with asyncio.timeout(self._service.deadlines.write_s):
             for start in range(0, len(body), _PART_BYTES):
                 self._writer.write(self._wire.send(h11.Data(data=body[start : start + _PART_BYTES])) or b"")

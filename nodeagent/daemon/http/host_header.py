@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 
 def is_own_host(host: str, listen: Listen) -> bool:
-    """Return whether a ``Host`` header is one by which local clients address the agent.
+    """Return whether a ``Host`` header is valid for a request to the agent's own address.
 
     A web page can resolve a name of its own to 127.0.0.1 and read the responses through a local browser (DNS
-    rebinding); the header then has that name. At a loopback address it must be an IP address, ``localhost``, or the
-    name of the node. Unix sockets and other addresses accept every host: clients reach these by any name.
+    rebinding); the header then contains that name. At a loopback address the header must be an IP address,
+    ``localhost``, or the name of the node. Unix sockets and other addresses accept every host: clients reach these by
+    any name.
 
     Source: RFC 9110, 7.2.
     """

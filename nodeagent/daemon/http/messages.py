@@ -22,10 +22,10 @@ class Request(Record):
     """An HTTP request with its body.
 
     Attributes:
-        method: in upper case.
-        path: percent-encoded as received, without query.
-        query: parameters of the query; the last value of a repeated one.
-        headers: by lower-case name; values of a repeated one joined by a comma. Source: RFC 9110, 5.3.
+        method: HTTP method in upper case.
+        path: request path, percent-encoded as received, without query.
+        query: parameters of the query; the last value of a repeated parameter.
+        headers: headers by lower-case name; values of a repeated header are joined by commas. Source: RFC 9110, 5.3.
         body: the whole body.
         peer: credentials of the client; ``None`` over TCP.
         variables: values of the route's variables, such as ``name`` of ``/v1/loops/{name}``.
@@ -52,7 +52,7 @@ class Response(Record):
 
 
 class RefusedRequestError(Exception):
-    """A request with an error response, raised before or by a handler."""
+    """A request that is refused with an error response, by a handler or before its call."""
 
     def __init__(self, response: Response) -> None:
         super().__init__(response.status)
@@ -68,13 +68,13 @@ Raises:
 
 
 class Route(Record):
-    """A resource and the methods that it has.
+    """Handlers and limits of one path, by method.
 
     Attributes:
         handlers: by method; ``HEAD`` is answered by the handler of ``GET``.
-        body_bytes: limit of a request body by method; 0, no body, by default.
-        watched: methods whose handler is cancelled when the client closes the connection. With another method a
-            client may close its side after the request, as ``socat`` does.
+        body_bytes: limit of a request body in bytes, by method; 0 (no body) by default.
+        watched: methods whose handler is cancelled when the client closes the connection. With other methods a client
+            may close its side after the request, as ``socat`` does.
     """
 
     handlers: Mapping[str, Handler]
@@ -100,7 +100,7 @@ def problem(status: HTTPStatus, detail: str, *, kind: str = "about:blank", **mem
         status: an error status.
         detail: the failure, its cause and the fix.
         kind: URI of the problem type; with ``about:blank`` the status is the type.
-        members: further members.
+        members: further members of the document.
     """
     document = {"type": kind, "title": status.phrase, "status": status.value, "detail": detail, **members}
     return Response(status, json.dumps(document).encode() + b"\n", PROBLEM)

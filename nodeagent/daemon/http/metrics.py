@@ -1,8 +1,8 @@
 """Exposition of all metrics for Prometheus.
 
 Counters are those of ``telemetry.counters``; gauges are read from the node and from the loop statuses at each scrape.
-Of the client library only the modules for metrics and their text formats are imported; its package would import web
-servers, 2.4 MiB, that are not used here.
+Only the modules of the client library for metrics and text formats are imported: the whole package would import unused
+web servers (2.4 MiB).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PACKAGE: Final = "prometheus_client"
 
 @contextmanager
 def _without_servers() -> Iterator[None]:
-    """Import modules of the client library within the block without its package, which imports the web servers."""
+    """Permit imports of client library modules in the block without the package, which imports the web servers."""
     spec = importlib.util.find_spec(_PACKAGE) if _PACKAGE not in sys.modules else None
     if spec is None:
         yield
@@ -50,7 +50,7 @@ def _without_servers() -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.modules[_PACKAGE]  # a later import of the package is complete
+        del sys.modules[_PACKAGE]  # so that a later import loads the complete package
 
 
 with _without_servers():
@@ -61,13 +61,13 @@ with _without_servers():
 
 OPENMETRICS: Final = "application/openmetrics-text"
 TEXTFILE_TIME: Final = "nodeagent_textfile_timestamp_seconds"
-"""Metric of the metrics file only."""
+"""Metric that only the metrics file contains."""
 _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LAYOUT_RETRY_S: Final = 60.0
 
 
 class SignalReader:
-    """Reads the eviction signals of the node for metrics, also where eviction is disabled."""
+    """Reads the eviction signals of the node for metrics, even if eviction is disabled."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
@@ -80,7 +80,7 @@ class SignalReader:
     async def read(self) -> tuple[SignalLayout, SignalReadings] | None:
         """Return the signal layout and the readings; ``None`` while no agent is composed.
 
-        Without an answer of the runtime the image filesystem is missing from both.
+        If the runtime does not answer, both omit the image filesystem.
         """
         agent, now_s = self._context.agent, self._context.clock.monotonic_s()
         if agent is None:
@@ -111,11 +111,11 @@ class Exposition(Collector):
     """All metrics, and the registry that collects them."""
 
     def __init__(self, context: DaemonContext, read_signals: ReadSignals | None = None) -> None:
-        """Prepare the registry without readings.
+        """Create the registry without reading the node.
 
         Args:
             context: state of the daemon.
-            read_signals: reads the eviction signals; from this node unless given.
+            read_signals: reads the eviction signals; by default from this node.
         """
         self._context = context
         self._read_signals = read_signals or SignalReader(context).read
@@ -139,14 +139,14 @@ class Exposition(Collector):
     async def render_textfile(self) -> str:
         """Return all metrics of the agent in text format 0.0.4, with the time of this reading.
 
-        The metrics of the process are omitted: node_exporter exposes its own with the same names.
+        The metrics of the process are omitted: node_exporter exposes process metrics with the same names.
         """
         async with self._read_gauges():
             return _text_format((self._file_time(), *self.collect())).decode()
 
     @asynccontextmanager
     async def _read_gauges(self) -> AsyncIterator[None]:
-        """Set the gauges for one reading; other readings wait."""
+        """Set the gauges for the duration of the block; concurrent readings wait for its end."""
         async with self._one_at_a_time:
             self._gauges = Counters(self._context.clock)
             self._set_agent_gauges(self._gauges)
@@ -239,7 +239,7 @@ class Exposition(Collector):
 
 
 def _set_pod_list_gauges(gauges: Counters, state: PodListReading | None) -> None:
-    """Set the gauges of a pod list; none without a list, or before its first reading."""
+    """Set the gauges of a pod list; set nothing without a list or before its first reading."""
     if state is None or (state.observed_at is None and not state.error):
         return
     source = state.source.value

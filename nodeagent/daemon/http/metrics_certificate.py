@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _WITHIN_S: Final = 5.0
 _MOST_CAUSES: Final = 16
-"""Logged causes of failed handshakes, each once: other machines determine them."""
+"""Maximum number of logged causes of failed handshakes, since remote clients determine the causes."""
 
 
 class MetricsCertificate:
-    """The files of one listener. Files that cannot be read, as on a dead mount, occupy one thread at most."""
+    """Certificate of one listener. A read that hangs, such as on a dead mount, occupies one thread at most."""
 
     def __init__(self, files: TlsFiles, logger: FilteringBoundLogger) -> None:
-        """Create a source; nothing is read yet."""
+        """Create the source without reading the files."""
         self._files = files
         self._logger = logger
         self._guard = GuardedCall[tuple["Stamp", "ssl.SSLContext | ConfigError | None"]]()
@@ -36,7 +36,7 @@ class MetricsCertificate:
         self._causes: set[str] = set()
 
     async def load(self) -> Tls:
-        """Return the certificate of the files.
+        """Read the files and return their certificate.
 
         Raises:
             ConfigError: a file is missing, malformed or not trusted, or cannot be read in time.
@@ -50,9 +50,9 @@ class MetricsCertificate:
         return self._tls(made)
 
     async def renewed(self) -> Tls | None:
-        """Return the certificate if a file has changed since the last call.
+        """Return the certificate if a file has changed since the last call, else ``None``.
 
-        Files that cannot be used are logged once for each cause, and the certificate in force remains.
+        Files that cannot be used are logged once for each cause, and the certificate in force is kept.
         """
         made = await self._read()
         if isinstance(made, ConfigError):
@@ -67,12 +67,12 @@ class MetricsCertificate:
         return self._tls(made)
 
     async def _read(self) -> ssl.SSLContext | ConfigError | None:
-        """Return the context of changed files, or the error; ``None`` for unchanged files."""
+        """Return the TLS context of changed files, or the error; ``None`` for unchanged files."""
         try:
             stamp, made = await self._guard.run(partial(_read_changed, self._files, self._stamp), within_s=_WITHIN_S)
         except HangingCallError as error:
             return ConfigError(f"{self._files.certificate} {error}")
-        self._stamp = None if isinstance(made, ConfigError) else stamp  # a mode is corrected without another stamp
+        self._stamp = None if isinstance(made, ConfigError) else stamp  # reread: a corrected mode keeps the stamp
         return made
 
     def _tls(self, context: ssl.SSLContext) -> Tls:
@@ -90,7 +90,7 @@ class MetricsCertificate:
 
 
 def _read_changed(files: TlsFiles, known: Stamp | None) -> tuple[Stamp, ssl.SSLContext | ConfigError | None]:
-    """Return the stamp of the files, taken before their content, and their context or error if they have changed."""
+    """Return the stamp of the files, read before their content, and the TLS context or error of changed files."""
     stamp = read_stamp(files)
     if stamp == known:
         return stamp, None

@@ -39,7 +39,7 @@ _LAST_RETRY_S: Final = 60.0
 
 
 class MetricsTask:
-    """Serves at the address of the settings in force, over reloads; an unavailable address is retried."""
+    """Serves metrics and health at the configured address, across reloads; retries an unavailable address."""
 
     def __init__(self, context: DaemonContext, *, deadlines: Deadlines | None = None) -> None:
         """Compose the task; :meth:`run` opens the socket.
@@ -65,7 +65,7 @@ class MetricsTask:
         self._service = Service(router, self._check_host, self._fail, deadlines or Deadlines())
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until stopped."""
+        """Serve metrics and health until stopped."""
         while not stop.is_set():
             endpoint = listen, files = self._endpoint
             if listen is None:
@@ -102,7 +102,7 @@ class MetricsTask:
         server: HttpServer | None = None,
         certificate: MetricsCertificate | None = None,
     ) -> None:
-        """Return once the daemon stops or another address is in force; meanwhile replace a renewed certificate."""
+        """Wait until the daemon stops or another address is in force; replace a renewed certificate meanwhile."""
         if server is not None:
             self._loop_statuses.running(NAME, _SLACK_S)
         while not stop.is_set() and self._endpoint == endpoint:
@@ -113,11 +113,11 @@ class MetricsTask:
             await self._wait(_POLL_S, endpoint, stop)
 
     async def _wait(self, seconds: float, endpoint: Endpoint, stop: asyncio.Event) -> None:
-        """Wait, until another address is in force at the latest."""
+        """Wait for ``seconds``, or until another address is in force or the daemon stops."""
         if self._endpoint == endpoint:
             await wait_for_any(seconds, stop, self._context.renew)
         while self._context.renew.is_set() and self._endpoint == endpoint and not stop.is_set():
-            await wait_for_any(_SWAP_POLL_S, stop)  # the swap waits for the end of the running pass
+            await wait_for_any(_SWAP_POLL_S, stop)  # the swap of the settings waits for the running pass
 
     async def _retry(self, endpoint: Endpoint, cause: str, stop: asyncio.Event) -> None:
         """Log an unavailable address, once per address and cause, and wait before the next attempt."""
@@ -130,10 +130,10 @@ class MetricsTask:
         await self._wait(wait_s, endpoint, stop)
 
     async def _check_host(self, request: Request) -> None:
-        """Reject requests for a foreign host; otherwise the address decides on access.
+        """Reject requests with a foreign ``Host`` header; every other client of the address has access.
 
         Raises:
-            RefusedRequestError: the host is not one of this node.
+            RefusedRequestError: the ``Host`` header does not name this node.
         """
         (listen, _), host = self._endpoint, request.headers.get("host", "")
         if listen is not None and not is_own_host(host, listen):

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 _BACKLOG: Final = 64
 _SOCKET_MODE: Final = 0o660
 _MOST_REFUSALS: Final = 16
-"""Refused clients that are given time to read their response; more are disconnected at once."""
+"""Maximum number of refused clients with a pending response; further clients are disconnected immediately."""
 _CLOSE_WITHIN_S: Final = 10.0
 
 
 class Tls(Record):
-    """The certificate of a server.
+    """TLS settings of a server.
 
     Attributes:
         wrap: returns the encrypted stream of a connection, before its handshake.
@@ -46,10 +46,10 @@ class Tls(Record):
 
 
 class HttpServer:
-    """Serves one service on one socket. A failure of one connection never affects another one."""
+    """Serves one service on one socket. A failure of one connection never affects another connection."""
 
     def __init__(self, service: Service, limits: ConnectionLimits) -> None:
-        """Create a server without listening."""
+        """Create a server that is not listening yet."""
         self._service = service
         self._tls: Tls | None = None
         self._admission: Admission[asyncio.Task[None]] = Admission(limits)
@@ -59,14 +59,14 @@ class HttpServer:
         self._closed = False
 
     def use_tls(self, tls: Tls) -> None:
-        """Set the certificate of the next connections; it can be replaced while the server is listening."""
+        """Set the TLS settings of new connections; they can be replaced while the server is listening."""
         self._tls = tls
 
     async def start(self, bound: socket.socket) -> None:
         """Listen on a bound socket, which is closed with the server.
 
         Raises:
-            OSError: it cannot listen.
+            OSError: the socket cannot listen.
         """
         start = asyncio.start_unix_server if bound.family == socket.AF_UNIX else asyncio.start_server
         try:
@@ -76,7 +76,7 @@ class HttpServer:
             raise
 
     def stop_listening(self) -> None:
-        """Accept no further connection; a socket file remains."""
+        """Stop accepting connections; a socket file is kept."""
         if self._server is not None:
             self._server.close()
 
@@ -99,7 +99,7 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection in a separate task."""
         task = asyncio.current_task()
-        if task is None or self._closed:  # asyncio starts a task for each connection, also just before the close
+        if task is None or self._closed:  # the task of a connection may start after the close
             writer.transport.abort()
             return
         self._connections.add(task)
@@ -113,7 +113,7 @@ class HttpServer:
                 if admitted:
                     stream = await self._handshake(reader, writer, self._tls)
                     await HttpConnection(self._service, stream, stream, peer, receipt).serve()
-                return  # without a response if refused, since it would cost a handshake
+                return  # a refused client receives no response, since that would require a handshake
             connection = HttpConnection(self._service, reader, writer, peer, receipt)
             if admitted:
                 await connection.serve()
@@ -130,7 +130,7 @@ class HttpServer:
             writer.transport.abort()
 
     async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: Tls) -> TlsServerStream:
-        """Return an encrypted stream. Until then the connection counts as one without a request, which is shed first.
+        """Return an encrypted stream. Until then the connection has no complete request and can be shed.
 
         Raises:
             OSError: the handshake failed, or the client disconnected.
@@ -163,17 +163,17 @@ def _peer(writer: asyncio.StreamWriter) -> Peer | None:
     """Return the credentials of a client; ``None`` over TCP.
 
     Raises:
-        OSError: the kernel does not report them.
+        OSError: the kernel does not report the credentials.
     """
     connection: socket.socket = writer.get_extra_info("socket")
     return read_peer(connection) if connection.family == socket.AF_UNIX else None
 
 
 def bind(listen: Listen) -> socket.socket:
-    """Return a bound socket; a socket file of a dead process is replaced.
+    """Return a socket bound to an address or path; replace the socket file of a dead process.
 
     Raises:
-        OSError: it cannot be bound.
+        OSError: the address or path cannot be bound.
     """
     if listen.path:
         return _bind_path(listen.path)
@@ -193,7 +193,7 @@ def _bind_path(path: str) -> socket.socket:
     """Return a socket bound to a path, in place of the socket of a dead process."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        os.fchmod(bound.fileno(), _SOCKET_MODE)  # bind derives the mode from this one, so that it is never wider
+        os.fchmod(bound.fileno(), _SOCKET_MODE)  # bind derives the file mode from this mode: access is never wider
         try:
             bound.bind(path)
         except OSError as error:

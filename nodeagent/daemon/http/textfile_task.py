@@ -1,7 +1,7 @@
 """The metrics file task: writes all metrics for the textfile collector of node_exporter.
 
-The daemon writes as root, so the file is written only into a directory that no other user can change, by the rule of
-configuration files: a link placed there by another user would let the agent replace a file of root.
+The daemon writes as root, so the file is written only into a directory that no other user can change, as required of
+configuration files too: another user could place a symbolic link there and make the agent replace a file of root.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HINTS: Final = {
 
 
 class TextfileTask:
-    """Writes the file of the settings in force, over reloads, and removes it at the end.
+    """Writes the configured metrics file, across reloads, and removes the file at the end.
 
     A write that fails is retried at the next interval; its cause is logged once.
     """
@@ -49,7 +49,7 @@ class TextfileTask:
         self._reported: str | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Write the file until stopped."""
+        """Write the metrics file at each interval until stopped."""
         while not stop.is_set():
             settings = self._settings
             if not settings.textfile:
@@ -95,18 +95,18 @@ class TextfileTask:
         return self._exposition
 
     async def _wait(self, seconds: float, settings: MetricsSettings, stop: asyncio.Event) -> None:
-        """Wait, until other settings are in force at the latest."""
+        """Wait for ``seconds``, or until other settings are in force or the daemon stops."""
         if self._settings == settings:
             await wait_for_any(seconds, stop, self._context.renew)
         while self._context.renew.is_set() and self._settings == settings and not stop.is_set():
-            await wait_for_any(_SWAP_POLL_S, stop)  # the swap waits for the end of the running pass
+            await wait_for_any(_SWAP_POLL_S, stop)  # the swap of the settings waits for the running pass
 
 
 def _write_trusted(path: Path, text: str) -> None:
     """Replace the file, if no user other than root can change its directory.
 
     Raises:
-        ConfigError: the directory is not trusted, with the correction.
+        ConfigError: the directory is not trusted; the message contains the correction.
         OSError: the file cannot be written.
     """
     os.close(open_trusted(path.parent, directory=True))
@@ -114,7 +114,7 @@ def _write_trusted(path: Path, text: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove the file, so that its values do not outlive the daemon; not from a directory that is not trusted."""
+    """Remove the file, so that its values do not outlive the daemon; skip an untrusted directory."""
     with suppress(ConfigError, OSError):
         os.close(open_trusted(path.parent, directory=True))
         path.unlink()

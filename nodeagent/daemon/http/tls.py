@@ -16,7 +16,7 @@ class TlsServerStream:
     """The server's side of one TLS connection, with the methods of a stream reader and writer that a request needs."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext) -> None:
-        """Take an accepted connection; :meth:`handshake` comes first."""
+        """Wrap an accepted connection; call :meth:`handshake` before any other method."""
         self._writer = writer
         self._records = TlsRecords(reader, writer, context, None)
 
@@ -26,21 +26,21 @@ class TlsServerStream:
         return self._writer.transport
 
     async def handshake(self) -> None:
-        """Present the certificate, and verify that of the client where one is required.
+        """Present the server certificate, and verify the client certificate where one is required.
 
         Raises:
-            ssl.SSLError: no common version, or the client's certificate is missing, expired or not trusted.
+            ssl.SSLError: no common TLS version, or the client's certificate is missing, expired or not trusted.
             OSError: the connection was lost.
         """
         await self._records.call(self._records.tls.do_handshake)
 
     async def read(self, limit: int) -> bytes:
-        """Return received bytes; none after the end of the connection.
+        """Return up to ``limit`` received bytes; empty after the end of the connection.
 
-        The end of a request is known from its framing, so that a connection cut without a closing alert is an end.
+        An end without a ``close_notify`` alert counts as a regular end, since HTTP framing detects truncated requests.
 
         Raises:
-            ssl.SSLError: malformed records.
+            ssl.SSLError: the client sent malformed records.
             OSError: the connection was lost.
         """
         try:
@@ -67,7 +67,7 @@ class TlsServerStream:
         await self._writer.drain()
 
     def write_eof(self) -> None:
-        """End the server's direction; the client can still send."""
+        """Close the sending direction; the client can still send."""
         self._say_end()
         self._writer.write_eof()
 
@@ -85,7 +85,7 @@ class TlsServerStream:
         await self._writer.wait_closed()
 
     def _say_end(self) -> None:
-        """Send the closing alert, without a wait for that of the client."""
+        """Send the ``close_notify`` alert without waiting for the alert of the client."""
         with suppress(ssl.SSLError):
             self._records.tls.unwrap()
         if self._records.outgoing.pending and not self._writer.is_closing():

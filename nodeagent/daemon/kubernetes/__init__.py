@@ -1,8 +1,8 @@
-"""The node in a cluster: registration and heartbeats without a kubelet, the watch of its pods, and conditions.
+"""The node in a cluster: registration and heartbeats of a standalone node, the pod watch, conditions and Events.
 
-A registration has three loops of one session: registration until it succeeds, then the Lease and the status beside each
-other, each with a connection of its own, so that a slow status report does not delay the Lease. Local loops do not wait
-for any of them.
+A session registers the node, then runs loops for the Lease, the status and Events concurrently. Each loop has a
+separate connection, so that a slow status report does not delay the Lease. Local loops, such as eviction, do not wait
+for the API server.
 """
 
 from typing import Final
@@ -11,6 +11,6 @@ NAME: Final = "kubernetes"
 POD_WATCH: Final = "pod-watch"
 CONDITIONS: Final = "node-conditions"
 EVENTS: Final = "node-events"
-"""The task that sends Events about the node and its pods, over reloads."""
+"""Name of the task that sends Events about the node and its pods."""
 FAILED_PODS: Final = "failed-pods"
-"""The task that deletes failed pods."""
+"""Name of the task that deletes failed pods."""

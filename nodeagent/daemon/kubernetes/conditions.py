@@ -1,4 +1,4 @@
-"""The task that applies the agent's own conditions to the Node object, over reloads."""
+"""The task that applies the agent's own conditions to the Node object, across reloads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REMOVE_WITHIN_S: Final = 3.0
 
 
 class ConditionsTask(SessionTask):
-    """Applies conditions while that is configured; a reload that disables it removes them."""
+    """Applies the conditions while ``publish_conditions`` is enabled; a reload that disables it removes them."""
 
     name = CONDITIONS
 
@@ -36,7 +36,7 @@ class ConditionsTask(SessionTask):
             nodes.close()
 
     async def _report(self, nodes: NodeApi, settings: Settings, stop: asyncio.Event) -> None:
-        from nodeagent.observe.node_identity import read_foreign  # noqa: PLC0415 - with the client
+        from nodeagent.observe.node_identity import read_foreign  # noqa: PLC0415 - imported with the client
         from nodeagent.plan.kubernetes.conditions import (  # noqa: PLC0415
             REPORT_S,
             ConditionMemory,
@@ -63,7 +63,7 @@ class ConditionsTask(SessionTask):
                         self._logger.info("api_request_recovered", part="conditions")
             except ApiServerError as error:
                 failures, identified = failures + 1, False
-                wait_s = retry_s(failures, 0.0)  # also after 401 and 403, see PodWatchSession
+                wait_s = retry_s(failures, 0.0)  # 401 and 403 are retried too, as in PodWatchSession
                 if str(error) != logged:
                     logged = str(error)
                     self._logger.warning("api_request_failed", part="conditions", error=logged, hint="nodeagent doctor")
@@ -76,7 +76,7 @@ class ConditionsTask(SessionTask):
                     await nodes.apply_conditions(())
 
     def _loops(self) -> list[LoopResult]:
-        from nodeagent.plan.kubernetes.conditions import LoopResult  # noqa: PLC0415 - as above
+        from nodeagent.plan.kubernetes.conditions import LoopResult  # noqa: PLC0415 - imported with the client
 
         return [
             LoopResult(each.name, each.result, each.detail, is_disabled=each.activity is Activity.DISABLED)

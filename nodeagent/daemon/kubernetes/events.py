@@ -1,4 +1,4 @@
-"""The task that sends Events about the node and its pods, beside a kubelet and without one."""
+"""The task that sends Events about the node and its pods, beside a kubelet or on a standalone node."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class EventsTask(SessionTask):
-    """Sends Events while that is configured; without an event it sends no request."""
+    """Sends Events while ``publish_events`` is enabled; without a queued event no request is sent."""
 
     name = EVENTS
 
     def __init__(self, context: DaemonContext) -> None:
-        """Take the daemon context."""
+        """Create the task without an outbox."""
         super().__init__(context)
         self._outbox: EventOutbox | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until stopped."""
+        """Send Events until stopped."""
         try:
             await super().run(stop)
         finally:
@@ -47,8 +47,8 @@ class EventsTask(SessionTask):
             self._outbox.close()
 
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
-        from nodeagent.daemon.kubernetes.outbox import EventOutbox  # noqa: PLC0415 - with the client
-        from nodeagent.daemon.kubernetes.reporting import RegistrationReporter  # noqa: PLC0415 - with the client
+        from nodeagent.daemon.kubernetes.outbox import EventOutbox  # noqa: PLC0415 - imported with the client
+        from nodeagent.daemon.kubernetes.reporting import RegistrationReporter  # noqa: PLC0415 - imported with the client
 
         outbox = self._outbox = self._outbox or EventOutbox(self._context.clock, of_pods=True)
         outbox.open()
@@ -74,9 +74,9 @@ async def _identified(nodes: NodeApi) -> Node:
     """Return the Node object of this machine.
 
     Raises:
-        ApiServerError: the request failed, or the object is not proven to be of this machine.
+        ApiServerError: the request failed, or the Node object is missing or may describe another machine.
     """
-    from nodeagent.observe.node_identity import read_foreign  # noqa: PLC0415 - with the client
+    from nodeagent.observe.node_identity import read_foreign  # noqa: PLC0415 - imported with the client
 
     node = await nodes.get_node()
     if node is None:

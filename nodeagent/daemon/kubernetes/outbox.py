@@ -1,4 +1,4 @@
-"""Outbox of Events: collects log events, and sends them while the node is registered."""
+"""Outbox of Events: collects log events, and sends them as Events of the API server."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _EXISTS: Final = 409
 _ENDING: Final = "NamespaceTerminating"
 """Cause of the refusal of an Event in a namespace that is being deleted. Source: Kubernetes ``NamespaceLifecycle``."""
 _LATER: Final = frozenset({401, 403, 429})
-"""Refusals of the identity or of the moment; another refusal is of the Event itself."""
+"""HTTP statuses of refusals due to credentials or load; any other refusal concerns the Event itself."""
 
 
 class EventRequests(Protocol):
-    """Requests of Events."""
+    """Requests that create Events."""
 
     async def create_event(self, body: Mapping[str, Any]) -> None:
         """Create an Event.
@@ -48,26 +48,26 @@ class EventRequests(Protocol):
 
 
 class EventOutbox:
-    """Queue of Events; it is bounded, and outlives sessions and outages of the API server."""
+    """Bounded queue of Events, which outlives sessions and outages of the API server."""
 
     def __init__(self, clock: Clock, *, of_pods: bool = False) -> None:
-        """Create an empty outbox; ``of_pods`` adds Events about pods to those about the node."""
+        """Create an empty outbox; ``of_pods`` collects Events about pods in addition to the node."""
         self._clock = clock
         self._of_pods = of_pods
         self._lock = threading.Lock()  # log events are published by other threads too
         self._queue = EventQueue()
 
     def open(self) -> None:
-        """Collect log events from now on."""
+        """Start collecting log events."""
         self.close()
         subscribe(self.add)
 
     def close(self) -> None:
-        """Collect no more log events."""
+        """Stop collecting log events."""
         unsubscribe(self.add)
 
     def add(self, event: Mapping[str, object]) -> None:
-        """Add a log event if it is one of those sent."""
+        """Queue a log event if its name is selected for sending."""
         name = str(event.get("event"))
         pod = _pod_of(event) if self._of_pods and name in POD_SELECTED else None
         if name not in SELECTED and pod is None:
@@ -84,7 +84,7 @@ class EventOutbox:
     async def send(self, requests: EventRequests, node: Node, reporter: RegistrationReporter) -> float:
         """Send the oldest due event, if any; return the seconds until the next attempt.
 
-        An event that the API server refuses is dropped; others are sent again.
+        An event that the API server refuses for its content is dropped; after any other failure it is queued again.
         """
         with self._lock:
             self._queue, due = take_event(self._queue, self._clock.monotonic_s())
@@ -94,7 +94,7 @@ class EventOutbox:
             await requests.create_event(event_body(due, node.metadata.name, node.metadata.uid))
         except ApiServerRefusedError as error:
             if error.status == _EXISTS:
-                return 0.0  # an earlier attempt took effect
+                return 0.0  # an earlier attempt created the Event
             if (error.status in _LATER and _ENDING not in error.causes) or error.status >= 500:
                 self._put_back(due)
             return reporter.failed("events", error)
@@ -110,6 +110,6 @@ class EventOutbox:
 
 
 def _pod_of(event: Mapping[str, object]) -> PodReference | None:
-    """Return the pod that a log event names; ``None`` without one."""
+    """Return the pod named by a log event; ``None`` if the event names no pod."""
     namespace, name, uid = (str(event.get(key) or "") for key in ("pod_namespace", "pod_name", "pod_uid"))
     return PodReference(namespace, name, uid) if namespace and name and uid else None

@@ -1,4 +1,4 @@
-"""Watch of this node's pods: list, then changes until the watch ends, again and again."""
+"""Watch of this node's pods: list the pods, follow their changes, and reconnect when a watch ends."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ if TYPE_CHECKING:
     from nodeagent.plan.kubernetes.pod_watch import PodEvent
 
 WATCH_S: Final = 240
-"""Least duration of one watch; up to as much is added, so that the watches of nodes do not end together."""
+"""Minimum seconds of one watch; up to the same time is added at random, so that nodes do not reconnect together."""
 STORE_S: Final = 30.0
-"""Least time between two writes of the pods."""
+"""Minimum seconds between two writes of the pods to the state directory."""
 _SILENT_S: Final = 600.0
 _LASTED_S: Final = 5.0
-"""Duration from which a watch that ended without a change is no failure."""
+"""Minimum seconds after which a watch that ended without a change does not count as a failure."""
 _FRUITLESS: Final = 3
-"""Watches in a row that were refused or ended before a change, after which the pods are listed again."""
+"""Number of consecutive watches, refused or ended without a change, after which the pods are listed again."""
 _NO_FAULT_OF_THE_VERSION: Final = frozenset({401, 403, 429})
 _EXPIRED: Final = 410
 
 
 class EventStream(Protocol):
-    """One watch."""
+    """One watch of the pods."""
 
     async def open(self, resource_version: str, timeout_s: int) -> None:
-        """Start the watch. Raises ApiServerError if it is refused or not answered."""
+        """Start the watch. Raises ApiServerError if the API server refuses it or does not answer."""
 
     async def next_event(self) -> PodEvent | None:
-        """Return the next change; ``None`` at the end. Raises ApiServerError if it is lost or has expired."""
+        """Return the next change; ``None`` at the end. Raises ApiServerError if the watch is lost or has expired."""
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection of the watch."""
 
 
 class PodWatchParts(Record):
     """Collaborators of a session.
 
     Attributes:
-        list_pods: returns all pods and their version; raises ApiServerError.
-        foreign: returns the reason that the list may be of another node, empty for none; raises ApiServerError.
+        list_pods: returns all pods of the node and the resource version of the list; raises ApiServerError.
+        foreign: returns the reason to suspect a list of another node, empty without one; raises ApiServerError.
         make_watch: returns a new watch.
-        store: writes pods as of a time; raises StoreError.
+        store: writes the pods and the time of their observation; raises StoreError.
         jitter: returns a number from 0 to 1.
     """
 
@@ -97,7 +97,7 @@ class PodWatchSession:
         self._stored_s = 0.0
 
     async def run(self) -> None:
-        """List and watch; it ends by cancellation only."""
+        """List and watch the pods until cancelled."""
         while True:
             self._statuses.running(POD_WATCH, _SILENT_S)
             try:
@@ -126,13 +126,13 @@ class PodWatchSession:
         await self._store()
 
     async def _watch(self) -> float:
-        """Follow one watch until its end; return the seconds until the next."""
+        """Follow one watch until its end; return the seconds until the next watch."""
         watched, stream = self._watched, self._parts.make_watch()
         began_s = self._clock.monotonic_s()
         changed = False
         try:
             await stream.open(watched.state.resource_version, WATCH_S + int(WATCH_S * self._parts.jitter()))
-            self._fruitless += 1  # until a change is read
+            self._fruitless += 1  # reset when a change is read
             watched.state = after_connection(watched.state, self._clock.monotonic_s(), self._clock.now())
             self._succeeded()
             while (event := await stream.next_event()) is not None:
@@ -153,7 +153,7 @@ class PodWatchSession:
         """Record a failure; return the seconds until the next attempt."""
         self._failures += 1
         if isinstance(error, ApiServerRefusedError) and error.status not in _NO_FAULT_OF_THE_VERSION:
-            self._fruitless += 1  # such as a version from before a restored backup, which is too new now
+            self._fruitless += 1  # such as a resource version newer than a restored backup of etcd
         state, text = self._watched.state, str(error)
         expired = isinstance(error, ApiServerRefusedError) and error.status == _EXPIRED
         if expired or self._fruitless >= _FRUITLESS:
@@ -167,7 +167,7 @@ class PodWatchSession:
         self._statuses.ended(POD_WATCH, "failed", detail=text, failed=True)
         if not isinstance(error, ApiServerRefusedError):
             return retry_s(self._failures, self._parts.jitter())
-        # also after 401 and 403, which a starting API server gives until it has read its accounts and rules
+        # 401 and 403 are retried too: a starting API server returns them until it has read its accounts and rules
         return retry_s(self._failures, self._parts.jitter(), error.retry_after_s)
 
     def _succeeded(self) -> None:
@@ -178,7 +178,7 @@ class PodWatchSession:
             self._logger.info("api_request_recovered", part="pods")
 
     async def _store(self) -> None:
-        """Write changed pods, at most every ``STORE_S``; a failure is logged once and tried again later."""
+        """Write changed pods, at most every ``STORE_S``; a failure is logged, and the next change is written again."""
         state, now_s = self._watched.state, self._clock.monotonic_s()
         if self._stored is not None and now_s - self._stored_s < STORE_S:
             return

@@ -1,4 +1,4 @@
-"""The task that watches this node's pods at the API server, over reloads."""
+"""The task that watches this node's pods at the API server, across reloads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class PodWatchTask(SessionTask):
-    """Runs sessions while the watch is configured."""
+    """Runs watch sessions while the watch is configured."""
 
     name = POD_WATCH
     poll_s = CHANGE_POLL_S
 
     def _off_because(self, settings: Settings) -> str:
-        """Return whether the watch is not enabled, as with the settings of a standby configuration."""
+        """Return ``not enabled`` if the watch is not configured, such as in a standby configuration; else empty."""
         kubernetes = settings.kubernetes
         return "" if kubernetes.watch_pods and kubernetes.access is not None else "not enabled"
 
@@ -37,7 +37,7 @@ class PodWatchTask(SessionTask):
         self._ran = False
 
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
-        # import h11, ssl and the objects of the API, which a daemon without a watch does not load
+        # imported here, since a daemon without a watch does not need h11, ssl and the API objects
         from nodeagent.daemon.kubernetes.pod_session import PodWatchParts, PodWatchSession  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
         from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415

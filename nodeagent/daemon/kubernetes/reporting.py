@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from nodeagent.plan.kubernetes.registration import RegistrationPlan
 
 _LASTING: Final = frozenset({401, 403, 422})
-"""Refusals that another attempt alone does not change."""
+"""HTTP statuses of refusals that a retry alone does not resolve."""
 _OF_A_START: Final = frozenset({401, 403})
-"""Refusals that a starting API server also gives, until it has read its rules and service accounts."""
+"""HTTP statuses that a starting API server also returns until it has read its rules and service accounts."""
 _START_FAILURES: Final = 8
-"""Failures in a row, in about half a minute, after which such a refusal counts as lasting."""
+"""Number of consecutive failures (about half a minute) after which a 401 or 403 refusal counts as lasting."""
 _LASTING_RETRY_S: Final = 60.0
 _SLACK_S: Final = 60.0
 
 
 class RegistrationReporter:
-    """Reports failures, recoveries and refusals; counts the failures in a row for the back-off."""
+    """Reports failures, recoveries and refusals; counts consecutive failures for the back-off."""
 
     def __init__(self, logger: FilteringBoundLogger, statuses: LoopStatuses, name: str = NAME) -> None:
-        """Create a reporter; ``name`` is that of the task in the loop status."""
+        """Create a reporter; ``name`` is the name of the task in the loop status."""
         self._name = name
         self._logger = logger
         self._statuses = statuses
@@ -37,7 +37,7 @@ class RegistrationReporter:
         self._logged: dict[str, str] = {}
 
     def failed(self, part: str, error: ApiServerError) -> float:
-        """Record a failed request of a part such as ``lease``; return the seconds until the next attempt."""
+        """Record a failed request of a part, such as ``lease``; return the seconds until the next attempt."""
         failures = self._failures[part] = self._failures.get(part, 0) + 1
         text = str(error)
         if self._logged.get(part) != text:
@@ -51,14 +51,14 @@ class RegistrationReporter:
         return max(delay_s, _LASTING_RETRY_S) if lasting else delay_s
 
     def succeeded(self, part: str) -> None:
-        """Record a successful request."""
+        """Record a successful request of a part."""
         self._failures.pop(part, None)
         self._statuses.ended(self._name, "succeeded")
         if self._logged.pop(part, None) is not None:
             self._logger.info("api_request_recovered", part=part)
 
     def registered(self, plan: RegistrationPlan, name: str) -> None:
-        """Log a registration."""
+        """Log the registration of the node."""
         self._logged.pop("refused", None)
         self._logger.info(
             "node_registered", node=name, verdict=plan.verdict.value, because=plan.reason, kept=list(plan.kept)
@@ -69,16 +69,16 @@ class RegistrationReporter:
         self._logger.info("node_cordoned" if is_cordoned else "node_uncordoned", node=name)
 
     def refused(self, plan: RegistrationPlan, name: str) -> None:
-        """Log that the Node object is not taken, once per reason."""
+        """Log, once per reason, that the node is not registered."""
         if self._logged.get("refused") != plan.reason:
             self._logged["refused"] = plan.reason
             self._logger.warning("node_not_registered", node=name, verdict=plan.verdict.value, because=plan.reason)
         self._statuses.ended(self._name, plan.verdict.value, detail=plan.reason, failed=True)
 
     def ended(self, because: str, *, expected: bool) -> None:
-        """Log the end of the heartbeats; ``expected`` after a reload or a change of the role, which is logged too."""
+        """Log the end of the heartbeats; as a warning unless ``expected``, such as after a reload or a role change."""
         (self._logger.info if expected else self._logger.warning)("node_heartbeat_ended", because=because)
 
     def waiting(self, wait_s: float) -> None:
-        """Record the time of the next request."""
+        """Record that the next request starts in ``wait_s`` seconds."""
         self._statuses.waiting(self._name, wait_s, _SLACK_S)

@@ -1,4 +1,4 @@
-"""One session of registration and heartbeats, until the node may no longer be reported by this agent."""
+"""One session of registration and heartbeats, until this agent may no longer report the node."""
 
 from __future__ import annotations
 
@@ -52,29 +52,29 @@ _CONFLICT: Final = 409
 _LASTING: Final = frozenset({401, 403, 404, 422})
 """Refusals that last longer than a shutdown waits."""
 _RESOLUTION_S: Final = 0.001
-"""Rounding can leave a wait that is shorter than the resolution of any clock."""
+"""Shortest wait in seconds; rounding can leave a remainder below the resolution of the clock."""
 
 
 class NodeRequests(Protocol):
     """Requests about one node; each raises ``ApiServerError``."""
 
     async def get_node(self) -> Node | None:
-        """Return the Node object; ``None`` if there is none."""
+        """Return the Node object; ``None`` if it does not exist."""
 
     async def create_node(self, node: Node) -> Node:
-        """Create the Node object; return it as stored."""
+        """Create the Node object; return the stored object."""
 
     async def patch_node(self, patch: Mapping[str, Any]) -> Node:
-        """Change metadata or spec; return the object as stored."""
+        """Patch metadata or spec of the Node object; return the stored object."""
 
     async def patch_status(self, patch: Mapping[str, Any]) -> Node:
-        """Change the status; return the object as stored."""
+        """Patch the status of the Node object; return the stored object."""
 
     async def get_lease(self) -> Lease | None:
-        """Return the Lease; ``None`` if there is none."""
+        """Return the Lease; ``None`` if it does not exist."""
 
     async def write_lease(self, lease: Lease) -> Lease:
-        """Create or replace the Lease; return it as stored."""
+        """Create or replace the Lease; return the stored Lease."""
 
 
 class SessionEnd(StrEnum):
@@ -93,9 +93,9 @@ class SessionParts(Record):
     Attributes:
         lease_requests: requests of the Lease loop.
         status_requests: requests of the registration and the status loop, over another connection.
-        read_facts: observes the node.
-        refusal: returns the reason that this agent may not report the node now; empty if it may.
-        is_shutting_down: whether a graceful shutdown is in progress; without I/O.
+        read_facts: returns the current facts of the node.
+        refusal: returns the reason for not reporting the node now; empty if this agent may report it.
+        is_shutting_down: returns whether a graceful shutdown is in progress; does no I/O.
         jitter: returns a number from 0 to 1.
         send_event: sends a waiting Event, if any; returns the seconds until the next attempt.
         announcement: whether the API server knows of a shutdown.
@@ -126,8 +126,8 @@ class NodeSession:
         """Prepare a session.
 
         Args:
-            parts: collaborators.
-            policies: configured part of the registration and of the status.
+            parts: collaborators of the session.
+            policies: configuration of the registration and of the node status.
             clock: wall time of heartbeats, monotonic time of intervals.
             reporter: logs and counts failures.
             contested: whether another process renewed the Lease during the previous session.
@@ -191,7 +191,7 @@ class NodeSession:
     # ---- registration
 
     async def _register(self) -> Node | None:
-        """Return the Node object once it is registered; ``None`` if the session ends before."""
+        """Return the Node object once it is registered; ``None`` if the session ends earlier."""
         sighting: LeaseSighting | None = None
         while not self._ended.is_set() and not await self._is_refused():
             try:
@@ -219,7 +219,7 @@ class NodeSession:
         return None
 
     async def _apply(self, plan: RegistrationPlan, found: Node | None) -> Node | None:
-        """Carry out a plan; return the registered object, ``None`` for a refusal."""
+        """Carry out a plan; return the registered object, ``None`` if the plan refuses it."""
         if plan.node is not None:
             return await self._parts.status_requests.create_node(plan.node)
         if plan.patch is not None:
@@ -246,7 +246,7 @@ class NodeSession:
                 written.append(renewed.spec.renew_time)
                 lease = await self._parts.lease_requests.write_lease(renewed)
             except ApiServerError as error:
-                lease = None  # the effect of the write is unknown, or it was refused as outdated
+                lease = None  # the effect of the write is unknown, or the API server refused an outdated Lease
                 await self._wait(self._reporter.failed("lease", error))
                 continue
             self._reporter.succeeded("lease")
@@ -338,7 +338,7 @@ class NodeSession:
             await wait_for_any(await self._parts.send_event(node), self._ended)
 
     async def _wait_for_change(self, seconds: float, *, shutting_down: bool) -> None:
-        """Wait, at most until a graceful shutdown starts or is cancelled: logind's delay is a few seconds."""
+        """Wait ``seconds``, or until a graceful shutdown starts or is cancelled: logind's delay is a few seconds."""
         until_s = self._clock.monotonic_s() + seconds
         while (left_s := until_s - self._clock.monotonic_s()) > _RESOLUTION_S and not self._ended.is_set():
             if self._parts.is_shutting_down() is not shutting_down:

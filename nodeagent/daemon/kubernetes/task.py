@@ -1,4 +1,4 @@
-"""The task that registers a node without a kubelet, over reloads."""
+"""The task that registers a standalone node with the API server, across reloads."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     ReadFacts = Callable[[CriClient | None, frozenset[NodeCondition] | None], Awaitable[NodeFacts]]
 
 RUNTIME_LOST_S: Final = 30.0
-"""Time without an answer of the runtime until the node is not ready. Source: kubelet ``runtimeState`` threshold."""
+"""Seconds without an answer of the runtime until the node is not ready. Source: kubelet ``runtimeState`` threshold."""
 
 
 class RegistrationTask:
     """Runs sessions while registration is enabled, active and not refused."""
 
     def __init__(self, context: DaemonContext) -> None:
-        """Take the daemon context; :meth:`run` imports the client of the API server if it is needed."""
+        """Create the task; :meth:`run` imports the client of the API server if a session starts."""
         self._context = context
         self._logger = context.logger.bind(task=NAME)
         self._contested = False
@@ -44,7 +44,7 @@ class RegistrationTask:
         self._outbox: EventOutbox | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until stopped."""
+        """Run registration sessions until stopped."""
         try:
             await self._run(stop)
         finally:
@@ -69,14 +69,14 @@ class RegistrationTask:
                 await wait_for_any(ROLE_POLL_S, stop)
 
     def _disable(self, because: str, logged: str) -> None:
-        """Report the task as disabled; a node where it never was enabled has no row and no log entry of it."""
+        """Report the task as disabled, and log the reason if it changed."""
         self._context.loop_statuses.disabled(NAME, because)
-        if because != logged:  # a warning where the configuration is refused beside a kubelet
+        if because != logged:  # logged as a warning if a kubelet prevents the configured registration
             refused = not self._context.dry_run and self._context.roles.current.role is Role.BESIDE_KUBELET
             (self._logger.warning if refused else self._logger.info)("loop_disabled", loop=NAME, because=because)
 
     async def _refusal(self, settings: Settings) -> str:
-        """Return the reason that this agent does not report the node now; empty if it does."""
+        """Return the reason for not reporting the node now; empty if the agent may report it."""
         off = settings.kubernetes.off_because(Role.STANDALONE)
         if off:
             return off
@@ -90,7 +90,7 @@ class RegistrationTask:
         return settings.kubernetes.off_because(role.role, role.reason)
 
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
-        # import h11, ssl and the objects of the API, which a daemon without registration does not load
+        # imported here, since a daemon without registration does not need h11, ssl and the API objects
         from nodeagent.daemon.kubernetes.outbox import EventOutbox  # noqa: PLC0415
         from nodeagent.daemon.kubernetes.reporting import RegistrationReporter  # noqa: PLC0415
         from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts  # noqa: PLC0415
@@ -109,7 +109,7 @@ class RegistrationTask:
         lease, status, events = (NodeApi(ApiClient(access, credentials), name) for _ in range(3))
         outbox = self._outbox = self._outbox or EventOutbox(self._context.clock)
         if settings.kubernetes.publish_events:
-            outbox.close()  # another task sends them
+            outbox.close()  # EventsTask sends the Events
         else:
             outbox.open()
         reporter = RegistrationReporter(self._logger, self._context.loop_statuses)
@@ -150,11 +150,11 @@ class RegistrationTask:
 
 @dataclass
 class LastFacts:
-    """The last observation with a runtime; it outlives sessions, as a reload interrupts the runtime's client.
+    """The last observation with a runtime; it outlives sessions, since a reload interrupts the runtime client.
 
     Attributes:
-        facts: ``None`` before the first one.
-        at_s: its time in monotonic seconds.
+        facts: observed facts; ``None`` before the first observation.
+        at_s: monotonic time of the observation, in seconds.
     """
 
     facts: NodeFacts | None = None
@@ -168,9 +168,9 @@ class FactsSource:
         """Create a source.
 
         Args:
-            context: has the agent with the runtime, the eviction state and the pauses.
-            settings: in force during the session.
-            read: reads the facts with a runtime, or without.
+            context: daemon context with the agent, the eviction state and the pauses.
+            settings: settings of the session.
+            read: reads the facts, with or without a runtime.
             last: the last facts, replaced by each observation with a runtime.
         """
         self._context = context
@@ -179,11 +179,11 @@ class FactsSource:
         self._last = last
 
     def is_shutting_down(self) -> bool:
-        """Whether a graceful shutdown is in progress."""
+        """Return whether a graceful shutdown is in progress."""
         return self._context.pass_lock.pause_of(PausedBy.SHUTDOWN) is not None
 
     async def read(self) -> NodeFacts:
-        """Return the facts now; of a runtime that was lost less than 30 s ago, the last ones."""
+        """Return the current facts, or the last facts if the runtime was lost less than 30 s ago."""
         agent = self._context.agent
         enabled = not self._settings.eviction.off_because(Role.STANDALONE)
         pressure = self._context.eviction.reported if enabled else None

@@ -19,10 +19,10 @@ NAME: Final = "shutdown"
 
 
 class LogindService(Protocol):
-    """logind's unit; both methods block."""
+    """The systemd unit of logind; both methods block."""
 
     def runs_beside_the_bus(self) -> bool:
-        """Return whether the units of logind and of the bus are both active."""
+        """Return whether the units of logind and of the D-Bus system bus are both active."""
 
     def restart(self) -> None:
         """Restart logind; raises InhibitorError on failure."""
@@ -32,11 +32,11 @@ class HostServices(Record):
     """The services of the node that the inhibitor task uses.
 
     Attributes:
-        bus_address: address of the bus; empty for this machine's system bus.
+        bus_address: D-Bus address; empty for the system bus of this machine.
         root: root directory for logind's files.
         store: systemd's descriptor store, for a copy of the lock.
         logind: logind's unit.
-        boot_id: id of this start of the userspace; empty to read it.
+        boot_id: id of the current start of the userspace; empty to read the id from the node.
         runtime_directory: directory for records that the state directory cannot store.
     """
 
@@ -49,13 +49,13 @@ class HostServices(Record):
 
 
 class Intervals(Record):
-    """Intervals in seconds.
+    """Intervals of the inhibitor task, in seconds.
 
     Attributes:
-        refresh_s: between two refreshes of the pod cache.
-        retry_s: between two refreshes without the lock, and between two checks while disabled.
-        role_poll_s: between two readings of the role.
-        restart_after_s: from the loss of the lock to the decision on a restart of logind.
+        refresh_s: interval between two refreshes of the pod cache.
+        retry_s: interval between two refreshes without the lock, and between two checks while disabled.
+        role_poll_s: interval between two readings of the role.
+        restart_after_s: time from the loss of the lock to the decision on a restart of logind.
     """
 
     refresh_s: float = 30.0
@@ -68,8 +68,8 @@ class Enablement(Record):
     """Whether graceful shutdown is enabled now.
 
     Attributes:
-        disabled_because: reason, without a full stop; empty if it is enabled.
-        refused: whether it is configured "on" and refused beside a kubelet.
+        disabled_because: reason, without a full stop; empty if graceful shutdown is enabled.
+        refused: whether graceful shutdown is configured "on" but refused beside a kubelet.
     """
 
     disabled_because: str
@@ -77,7 +77,7 @@ class Enablement(Record):
 
 
 async def read_enablement(context: DaemonContext, *, max_age_s: float = FRESH_S) -> Enablement:
-    """Return whether graceful shutdown is enabled by the newest settings and a role of at most this age."""
+    """Return whether graceful shutdown is enabled by the settings and the role, read at most ``max_age_s`` ago."""
     settings = context.settings
     role = await context.roles.evaluate(settings.role, max_age_s=max_age_s)
     because = settings.shutdown.off_because(role.role, role.reason)

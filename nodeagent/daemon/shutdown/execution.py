@@ -1,6 +1,7 @@
-"""One shutdown of the node: pods are stopped, each outcome is logged at once, and progress is written to disk.
+"""One shutdown of the node: pods are stopped, each outcome is logged immediately, and progress is written to disk.
 
-The inhibitor task and the stop hook share this code; they differ in the waiting service and its limit.
+The inhibitor task and the stop hook share this code; they differ in the service that waits, logind or systemd, and in
+its time limit.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SANDBOXES_S: Final = 3.0
 
 
 class ShutdownInProgress:
-    """A shutdown that is being carried out."""
+    """A node shutdown in progress."""
 
     def __init__(  # noqa: PLR0913 - its collaborators
         self,
@@ -49,19 +50,19 @@ class ShutdownInProgress:
         earlier: NodeStop | None = None,
         expects_pods: bool = False,
     ) -> None:
-        """Prepare a shutdown, or the rest of an interrupted one; :meth:`carry_out` stops the pods.
+        """Prepare a shutdown, or the rest of an interrupted shutdown; :meth:`carry_out` stops the pods.
 
         Args:
             recorder: writes the progress to disk.
-            budget: phases with their times.
+            budget: phases of the shutdown with their time limits.
             stopper: stops containers.
             pods: the pod cache.
             kind: cause of the shutdown.
-            operation: requested operation; empty for that of ``earlier``.
+            operation: requested operation; empty to use the operation of ``earlier``.
             began_s: monotonic seconds of the request, from which the limit counts; by default now.
-            earlier: an interrupted shutdown of this boot. One that logind's signal began keeps its start, so only its
-                remaining time is used; at a stop of the unit the time restarts, since systemd waits for the unit then.
-            expects_pods: whether pods are recorded as running, so that the list is awaited.
+            earlier: an interrupted shutdown of this boot. A shutdown by logind's signal keeps its start and uses only
+                the remaining time. A stop of the unit starts anew, since systemd then waits for the unit.
+            expects_pods: whether pods are recorded as running, so that the shutdown waits for the pod list.
         """
         self._recorder = recorder
         self._clock = recorder.clock
@@ -99,14 +100,14 @@ class ShutdownInProgress:
 
     @property
     def stop(self) -> NodeStop:
-        """The record of this shutdown with its current progress."""
+        """Record of this shutdown with its current progress."""
         return replace(self._stop, pods=self._run.pods)
 
     async def carry_out(self) -> None:
-        """Stop all pods; returns once each has ended, at the end of the granted time at the latest.
+        """Stop all pods; return when all pods have ended, or at the end of the granted time.
 
-        When cancelled, pods without a stop request continue to run. In both cases :meth:`close` or
-        :meth:`interrupt` must follow; the inhibitor lock may be released before.
+        After a cancellation, pods without a stop request continue to run. The caller must call :meth:`close` or
+        :meth:`interrupt` afterwards, and may release the inhibitor lock before.
         """
         work = asyncio.create_task(self._run.carry_out(self._pods.pods))
         try:
@@ -130,7 +131,7 @@ class ShutdownInProgress:
         """Record the end of the shutdown, read exit codes, stop the sandboxes of ended pods, and return the record.
 
         Args:
-            end: recorded end; by default the current one, complete after :meth:`carry_out`.
+            end: end to record; by default the current value, which is complete after :meth:`carry_out`.
         """
         if end is not None:
             self._end(end)
@@ -147,7 +148,7 @@ class ShutdownInProgress:
         return stop
 
     async def interrupt(self) -> None:
-        """Record the progress for a successor that resumes the shutdown."""
+        """Record the progress for the next agent process, which resumes the shutdown."""
         await self._writer.finish()
         await asyncio.to_thread(self._recorder.write, self.stop)
 
@@ -155,12 +156,12 @@ class ShutdownInProgress:
         return elapsed_since(self._started_s, self._clock.monotonic_s())
 
     def _end(self, end: StopEnd) -> None:
-        """Record the end at its distance from the start, since the wall time may have been changed meanwhile."""
+        """Record the end as the start plus the monotonic duration, since the wall clock may have been changed."""
         ended_at = self._stop.started_at + timedelta(milliseconds=self._elapsed_ms())
         self._stop = replace(self._stop, end=end, ended_at=ended_at)
 
     def _elapsed_at(self, at: datetime) -> int:
-        """Return a wall time in milliseconds since the shutdown began; wrong by a change of the wall time since."""
+        """Return a wall time as milliseconds since the shutdown began; a wall clock change since then falsifies it."""
         age_s = (self._clock.now() - at).total_seconds()
         return elapsed_since(self._started_s, self._clock.monotonic_s() - age_s)
 
@@ -183,7 +184,7 @@ class ShutdownInProgress:
 
 
 class _ProgressWriter:
-    """Writes a shutdown's progress after each change, one write at a time, always the newest."""
+    """Writes the newest progress of a shutdown after each change, one write at a time."""
 
     def __init__(self, recorder: ShutdownRecorder, progress: Callable[[], NodeStop]) -> None:
         self._recorder = recorder
@@ -214,7 +215,8 @@ class _ProgressWriter:
     async def _run(self) -> None:
         self._dirty.clear()
         await asyncio.to_thread(self._recorder.write, self._progress())
-        # Its record has no pods: it follows the one of the shutdown, so that a successor always finds them.
+        # The activity record has no pods: it is written after the shutdown record, so that one record always has the
+        # pods.
         await asyncio.to_thread(self._recorder.record_activity, LastActivity.GOING_DOWN)
         while not self._finished:
             await self._dirty.wait()
@@ -223,7 +225,7 @@ class _ProgressWriter:
 
 
 def rehearse(budget: ShutdownBudget, pods: Sequence[RunningPod], logger: FilteringBoundLogger) -> None:
-    """Log the plan of a shutdown, pod by pod, without stopping any."""
+    """Log the plan of a shutdown, pod by pod, without stopping pods."""
     plan = plan_shutdown(budget, [each.pod for each in pods])
     for phase in plan.phases:
         for stop in phase.stops:
@@ -240,7 +242,7 @@ def rehearse(budget: ShutdownBudget, pods: Sequence[RunningPod], logger: Filteri
 
 
 def _shifted(pod: StoppedPod, by_ms: int) -> StoppedPod:
-    """Return the record of a pod on a time axis that begins later."""
+    """Return the record of a pod with its times relative to a start that is ``by_ms`` later."""
     terms = {container_id: replace(each, at_ms=each.at_ms - by_ms) for container_id, each in pod.terms.items()}
     return replace(pod, requested_at_ms=pod.requested_at_ms - by_ms, terms=terms)
 

@@ -1,4 +1,4 @@
-"""The pod cache: the last list of running pods, so that stopping them needs no prior reading at logind's signal."""
+"""The pod cache: the last list of running pods, so that a shutdown starts without a prior reading."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PodCache:
     Attributes:
         pods: running pods at the last reading.
         complete: whether all sources have been read since the agent started.
-        processes: the processes of their containers.
+        processes: the processes of the containers of these pods.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PodCache:
         self.processes = ContainerProcesses(clock)
 
     async def refresh(self) -> tuple[RunningPod, ...]:
-        """Read every source and return the running pods; where a better source fails, its last answer is kept.
+        """Read every source and return the running pods; if an optional source fails, its last answer is used.
 
         Raises:
             NodeAgentError: the runtime does not answer.
@@ -68,9 +68,9 @@ class PodCache:
         return pods
 
     async def refresh_quickly(self) -> tuple[RunningPod, ...]:
-        """Read the runtime's lists and return the running pods; for a new pod every source is read, for a limited time.
+        """Return the running pods from the runtime's lists; for a new pod, read every source for a limited time.
 
-        Without its definition a pod made since the last reading would be stopped as one of priority 0.
+        Without its definition, a pod created since the last reading would be stopped with priority 0.
 
         Raises:
             NodeAgentError: the runtime does not answer.
@@ -84,12 +84,12 @@ class PodCache:
         return pods
 
     async def close(self) -> None:
-        """Cancel pending readings."""
+        """Cancel pending readings of pods."""
         self.processes.close()
         await self._reader.close()
 
     async def _read_stop_signals(self) -> None:
-        """Read the stop signals of images not yet read; on an error the next refresh does."""
+        """Read the stop signals of images not read yet; after an error the next refresh retries."""
         self._signals = {each: known for each, known in self._signals.items() if each in self._images.values()}
         with suppress(NodeAgentError):
             for reference in sorted(set(self._images.values()) - self._signals.keys()):
@@ -98,7 +98,7 @@ class PodCache:
         self.processes.stop_signals = {each: number for each, number in numbers.items() if number is not None}
 
     async def _read(self) -> tuple[RunningPod, ...]:
-        """Read every source."""
+        """Read every source and return the running pods."""
         pods = self._store(await self._reader.read(with_usage=False))
         self._read_uids = frozenset(each.pod.uid for each in pods)
         return pods
@@ -113,7 +113,7 @@ class PodCache:
 class PodRuntime:
     """A runtime connection of the inhibitor task, with the pod cache that reads it.
 
-    It does not share the agent's connection: a reload closes that one, which would abort pending stop requests.
+    The connection is separate from the agent's, since a reload closes the latter and would abort pending stop requests.
 
     Attributes:
         cri: client for stop requests.

@@ -39,13 +39,13 @@ class PodMonitor:
         self.problem = ""
 
     async def use(self, settings: Settings) -> None:
-        """Connect to the runtime of these settings."""
+        """Close the current connection, and connect to the runtime of new settings."""
         await self.close()
         self._settings = settings
         self.connected()
 
     def connected(self) -> PodRuntime | None:
-        """Return the open connection, or a new one; ``None`` if no runtime is found, see ``problem``."""
+        """Return the open runtime connection, or a new one; ``None`` if no runtime is found, see ``problem``."""
         if self._runtime is None:
             roles = self._context.roles
             try:
@@ -61,10 +61,10 @@ class PodMonitor:
         return self._runtime
 
     async def connected_within(self, within_s: float) -> PodRuntime | None:
-        """Return a connection as soon as a runtime is found; ``None`` after ``within_s`` seconds without one."""
+        """Return a connection as soon as a runtime is found; ``None`` after ``within_s`` seconds without a runtime."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while self.connected() is None:  # noqa: ASYNC110 - a socket in the file system
+                while self.connected() is None:  # noqa: ASYNC110 - polls for a socket in the file system
                     await asyncio.sleep(_RETRY_S)
         return self.connected()
 
@@ -85,7 +85,7 @@ class PodMonitor:
             await asyncio.to_thread(self._recorder.record_activity, LastActivity.WATCHING, pods)
 
     async def complete(self, runtime: PodRuntime) -> None:
-        """Read every source if the lists are incomplete, as they are after a restart of the agent during a shutdown."""
+        """Read every source if the lists are incomplete, such as after a restart of the agent during a shutdown."""
         if runtime.pods.complete:
             return
         try:
@@ -95,11 +95,11 @@ class PodMonitor:
             self._recorder.logger.warning("shutdown_pods_unavailable", error=str(error) or "no answer in time")
 
     def record_again(self) -> None:
-        """Record the running pods at the next refresh, changed or not."""
+        """Record the running pods at the next refresh, even if they are unchanged."""
         self._recorded = None
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the runtime connection."""
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
             await runtime.close()

@@ -50,7 +50,7 @@ class ShutdownRecorder:
         return cls(files, History(directory), configured_retention(settings), clock, logger, boot_id)
 
     def follow(self, settings: Settings) -> None:
-        """Write to the state directory of other settings from now on."""
+        """Use the state directory and the retention of other settings for later records."""
         directory = settings.state_directory
         self.files, self.history, self.retention = (
             ShutdownFiles(directory, self.files.runtime_directory),
@@ -59,7 +59,7 @@ class ShutdownRecorder:
         )
 
     def last(self) -> NodeStop | None:
-        """Return the last stop; ``None`` if there was none or it cannot be read."""
+        """Return the record of the last node stop; ``None`` without a readable record."""
         try:
             return self.files.read_stop()
         except StoreError as error:
@@ -67,12 +67,12 @@ class ShutdownRecorder:
             return None
 
     def last_of_this_boot(self) -> NodeStop | None:
-        """Return the last stop, finished or not, if it began in this boot."""
+        """Return the last stop, finished or not, if the stop began in this boot, else ``None``."""
         last = self.last()
         return last if last is not None and last.boot_id == self.boot_id else None
 
     def in_progress(self) -> NodeStop | None:
-        """Return the stop of this boot that began and has not ended."""
+        """Return the unfinished node stop of this boot; ``None`` if no stop is in progress."""
         last = self.last_of_this_boot()
         return last if last is not None and last.end is StopEnd.IN_PROGRESS else None
 
@@ -110,7 +110,7 @@ class ShutdownRecorder:
             return None
 
     def has_running_pods(self) -> bool:
-        """Return whether the last records of this boot have running pods."""
+        """Return whether the last records of this boot contain running pods."""
         stop, boot = self.in_progress(), self.last_boot()
         if stop is not None:
             return any(each.outcome is None or not each.outcome.ended for each in stop.pods)
@@ -137,7 +137,7 @@ class ShutdownRecorder:
         )
 
     def _add_to_history(self, stop: NodeStop) -> None:
-        # The clock may be wrong; the next pass prunes by age.
+        # The wall clock may be wrong here; the next pass prunes old records.
         self.history.add_stop(stop, self.retention, self.clock.now(), clock_trusted=False)
         for problem in (self.history.problem, *self.history.take_notices()):
             if problem:
@@ -150,7 +150,7 @@ class ShutdownRecorder:
 
 
 def running_pods(pods: Iterable[RunningPod]) -> tuple[StoppedPod, ...]:
-    """Return running pods in the form of the records, by namespace, name and UID."""
+    """Return running pods as records, sorted by namespace, name and UID."""
     records = (StoppedPod(each.pod.uid, each.pod.namespace, each.pod.name) for each in pods)
     return tuple(sorted(records, key=lambda each: (each.namespace, each.name, each.uid)))
 

@@ -51,7 +51,7 @@ ANNOUNCE_WITHIN_S: Final = 2.0
 
 
 class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in progress
-    """Keeps the lock and the pod cache, and stops the pods at logind's signal."""
+    """Holds the inhibitor lock, refreshes the pod cache, and stops the pods at logind's signal."""
 
     def __init__(  # noqa: PLR0913 - its collaborators
         self,
@@ -93,7 +93,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
         self._signalled_s = 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep the lock until stopped or disabled; the next session resumes a shutdown in progress."""
+        """Hold the inhibitor lock until stopped or disabled; the next session resumes a shutdown in progress."""
         self._status.delay = await asyncio.to_thread(read_delay, self._host.root)
         await self._take_settings()
         inhibitor = asyncio.create_task(self._inhibitor.run())
@@ -119,7 +119,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
             await asyncio.to_thread(self._recorder.record_agent_stop)
 
     async def _wait(self, seconds: float, stop: asyncio.Event) -> None:
-        """Wait for the given time, at most until the wake event or until disabled."""
+        """Wait ``seconds``; end earlier at a stop, at the wake event, or when graceful shutdown is disabled."""
         poll_s = self._intervals.role_poll_s
         while seconds > 0:
             if await wait_for_any(min(seconds, poll_s), stop, self._wake):
@@ -129,7 +129,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
             seconds -= poll_s
 
     async def _disabled(self) -> bool:
-        """Apply a change of the settings or the role; return whether this ends the session."""
+        """Apply a change of the settings or the role; return whether the change ends the session."""
         enablement = await read_enablement(self._context, max_age_s=self._intervals.role_poll_s)
         if not enablement.disabled_because or (self._work is not None and not self._work.done()):
             return False
@@ -156,7 +156,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
             self._status.not_held(str(state), state.because, self._intervals.retry_s)
 
     async def _restart_logind_off_bus(self) -> None:
-        """Restart a logind without bus connection: it does not reconnect by itself, and would signal no shutdown."""
+        """Restart logind if it has no bus connection: it does not reconnect by itself, and would signal no shutdown."""
         now_s = self._context.clock.monotonic_s()
         if not self._settings.shutdown.restart_logind or self._settings.dry_run:
             return
@@ -187,13 +187,13 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
         return commands
 
     def _on_command(self, reported: ReportedCommand) -> None:
-        """Carry out a command from the bus. It runs inside the message handler, so it only starts tasks."""
+        """Carry out a command of the state machine. Runs in the D-Bus message handler, and only starts tasks."""
         self._context.lock_held = reported.state.held
         self._wake.set()
         self._carry_out(reported.command)
 
     def _carry_out(self, command: Command) -> None:
-        """Carry out a command, unless the reporter of its event does."""
+        """Carry out a command, except a command for the caller that reported the event."""
         logger, because = self._recorder.logger, command.because
         match command.kind:
             case CommandKind.REPORT_HELD:
@@ -231,13 +231,13 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
     # ---- shutdown
 
     def _start_work(self, work: Callable[[Collection[asyncio.Task[None]]], Coroutine[object, object, None]]) -> None:
-        """Start a task that first waits for all earlier ones: a cancelled one may still wait for others itself."""
+        """Start a task that first waits for all earlier tasks: a cancelled task may itself wait for other tasks."""
         self._work = task = asyncio.create_task(work(tuple(self._unfinished)))
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
 
     async def _shut_down(self, previous: Collection[asyncio.Task[None]]) -> None:
-        """Stop the pods and release the lock, even on errors; a stop of the agent or a cancellation ends it early."""
+        """Stop the pods and release the lock, even on errors; a stop of the agent or a cancellation ends early."""
         try:
             if previous:
                 await asyncio.wait(previous)
@@ -267,7 +267,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
             earlier = None
         budget, expects_pods = self._budget(), await asyncio.to_thread(self._recorder.has_running_pods)
         runtime = self._monitor.connected()
-        if runtime is None and expects_pods:  # it is restarting
+        if runtime is None and expects_pods:  # the runtime is restarting
             began_s = self._signalled_s if earlier is None else earlier.started_s
             used_ms = elapsed_since(began_s, self._context.clock.monotonic_s())
             runtime = await self._monitor.connected_within(max(0, budget.granted_ms - used_ms) / 1000)
@@ -323,7 +323,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
         self._wake.set()
 
     async def _end_work(self) -> None:
-        """Interrupt a shutdown in progress, to be resumed by the next session; wait for the record of an ended one."""
+        """Interrupt a shutdown in progress for the next session; wait for the record of an ended shutdown."""
         if self._work is None:
             return
         is_stopping_pods = self._inhibitor.machine.is_stopping_pods
@@ -340,7 +340,7 @@ class _LockStatus:
     """Log entries and loop status of the lock; each reason is logged once.
 
     Attributes:
-        delay: logind's limit according to its files.
+        delay: inhibitor delay limit from logind's configuration files.
         missing_because: last logged reason for a missing lock.
     """
 
@@ -352,14 +352,14 @@ class _LockStatus:
         self.missing_because = missing_because
 
     def is_new(self, limit_us: int | None, settings: object) -> bool:
-        """Return whether the budget was not logged for this limit and these settings; ``None`` is never new."""
+        """Return whether the budget is not logged yet for this limit and these settings; false for an unknown limit."""
         if limit_us is None or self._logged == (limit_us, settings):
             return False
         self._logged = limit_us, settings
         return True
 
     def log_budget(self, budget: ShutdownBudget, *, dry_run: bool) -> None:
-        """Log the budget with its warnings."""
+        """Log the shutdown budget with its warnings."""
         self._logger.info(
             "shutdown_ready",
             wanted_s=budget.requested_ms / 1000,
@@ -374,14 +374,14 @@ class _LockStatus:
             self._logger.warning("shutdown_warning", note=note, hint="nodeagent doctor --fix-logind")
 
     def held(self, budget: ShutdownBudget, next_s: float) -> None:
-        """Set the loop status for a held lock."""
+        """Set the loop status while the inhibitor lock is held."""
         if budget.delegated_because:
             self._loop_statuses.paused(NAME, budget.delegated_because, next_s + _SLACK_S)
         else:
             self._loop_statuses.waiting(NAME, next_s, _SLACK_S)
 
     def not_held(self, status: str, because: str, next_s: float) -> None:
-        """Set the loop status for a missing lock, and log a new reason."""
+        """Set the loop status while the inhibitor lock is missing, and log a new reason."""
         self._loop_statuses.paused(NAME, status, next_s + _SLACK_S)
         if because != self.missing_because:
             self.missing_because = because

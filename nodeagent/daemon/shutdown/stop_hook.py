@@ -1,7 +1,7 @@
 """The stop hook of the unit: stops pods during a shutdown of the node that logind did not signal or delay.
 
 Without the daemon, or without logind's signal, the stop of the unit is the first sign of a shutdown. systemd stops the
-unit before the runtime, since the unit is ordered after it, and waits up to the unit's ``TimeoutStopSec``.
+unit before the runtime, since the unit is ordered after the runtime, and waits up to the unit's ``TimeoutStopSec``.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ async def stop_pods_at_unit_stop(  # noqa: PLR0913 - its collaborators
 ) -> StopEnd | None:
     """Stop the pods in order if the node is shutting down and no other process of the agent has stopped them.
 
-    If logind has announced a shutdown and still waits for the daemon, this waits for it, too.
+    If logind has announced a shutdown and still waits for the daemon, the hook waits for the daemon too.
 
     Args:
         settings: the settings of the agent.
-        logger: for all events.
+        logger: logger of all events.
         unit_stop: the stop of the unit.
-        began_s: monotonic seconds of the start of the stop hook, from which its time counts; by default now.
-        this_boot: id of this start of the userspace; by default that of this machine.
+        began_s: monotonic seconds of the start of the stop hook, from which its time limit counts; by default now.
+        this_boot: id of the current start of the userspace; by default the id of this machine.
         runtime_directory: directory of the records that the state directory cannot store.
 
     Returns:
-        The end of this shutdown, or of the daemon's own if that was complete; ``None`` if no pod had to be stopped.
+        The end of this shutdown, or of the daemon's shutdown if that was complete; ``None`` if the hook stops no pods.
     """
     clock = SystemClock()
     began_s = clock.monotonic_s() if began_s is None else began_s
@@ -100,8 +100,8 @@ def _limit(unit_stop: UnitStop, clock: Clock, began_s: float) -> DelayLimit:
 def _wait_for_daemon(recorder: ShutdownRecorder, limit: DelayLimit) -> None:
     """Wait until the daemon, which systemd stops after this hook, has stopped the pods.
 
-    Without it they would be stopped by systemd in any order, since the lock ends with the daemon. A claim is tried only
-    while a shutdown is recorded as in progress, since the daemon's own must not fail.
+    Otherwise systemd would stop the pods in any order, since the lock is released when the daemon ends. The hook claims
+    the shutdown only while a shutdown is recorded as in progress, so that a claim of the daemon does not fail.
     """
     if recorder.in_progress() is None:
         return
@@ -114,7 +114,7 @@ def _wait_for_daemon(recorder: ShutdownRecorder, limit: DelayLimit) -> None:
 
 
 async def _stored_pods(settings: Settings, recorder: ShutdownRecorder) -> WatchedPods:
-    """Return the pods that the daemon watched last; at this time the network may be away."""
+    """Return the last pods watched by the daemon, from disk: during a shutdown the network may be down."""
     watched = WatchedPods(recorder.clock)
     if settings.kubernetes.watch_pods:
         try:

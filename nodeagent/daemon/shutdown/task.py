@@ -1,8 +1,8 @@
 """The inhibitor task: graceful shutdown across reloads, changes of the role and crashes.
 
-While graceful shutdown is enabled it runs one session, which keeps logind's inhibitor lock and the pod cache. A copy
-of the lock is in systemd's descriptor store: an agent that is killed during a shutdown receives the copy after its
-restart, reads the recorded progress, and resumes.
+While graceful shutdown is enabled, the task runs one session, which holds logind's inhibitor lock and refreshes the pod
+cache. A copy of the lock is in systemd's descriptor store: an agent that is killed during a shutdown receives the copy
+after its restart, reads the recorded progress, and resumes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class InhibitorTask:
 
     Attributes:
         recorder: writes the records of stops.
-        wake: event that applies changed settings at once.
+        wake: event that makes the session apply changed settings immediately.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class InhibitorTask:
         Args:
             context: the daemon context.
             host: services of the node; by default this machine's.
-            adopted: descriptor of a lock from an earlier run; by default the one in systemd's descriptor store.
+            adopted: descriptor of a lock from an earlier run; by default the descriptor in systemd's descriptor store.
             intervals: poll intervals other than the defaults.
         """
         self._context = context
@@ -74,7 +74,7 @@ class InhibitorTask:
                 await wait_for_any(self._intervals.retry_s, stop)
 
     async def _run_session(self, stop: asyncio.Event) -> None:
-        # imports dbus_fast, which a daemon without graceful shutdown does not load
+        # imported here, since a daemon without graceful shutdown does not need dbus_fast
         from nodeagent.daemon.shutdown.session import InhibitorSession  # noqa: PLC0415
 
         earlier = await asyncio.to_thread(self.recorder.last_of_this_boot)

@@ -1,9 +1,10 @@
 """Reclaim of active page cache before an eviction for memory.
 
-The kubelet's formula counts active page cache as used, so that a pod which reads a file twice can meet a memory
-threshold while the kernel could free all of that cache. Where the kernel's estimate shows no shortage, active cache of
-pods is reclaimed first. A cold cache is not read again; a hot one is back within seconds, and a pod is evicted then.
-Inactive cache is not used by the formula, so that its reclaim alone changes no signal; the kernel reclaims it first.
+The kubelet's formula counts active page cache as used, so a pod that reads a file twice can cause a memory threshold to
+be met although the kernel could free this cache. If the kernel's estimate (MemAvailable) shows no shortage, active page
+cache of pods is reclaimed first. Cold cache is not read again. Hot cache returns within seconds; if the threshold is
+met again by then, a pod is evicted. The formula does not count inactive cache as used, so reclaiming only inactive
+cache changes no signal; the kernel reclaims inactive cache first.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 REPEATED_AFTER_S: Final = 30.0
-"""Time after a reclaim in which a met threshold evicts a pod: the reclaimed cache was in use."""
+"""Seconds after a cache reclaim in which a met threshold evicts a pod instead: the reclaimed cache was in use."""
 MAX_STEP_BYTES: Final = 128 << 20
-"""Largest effect of one step: it took 0.2 to 0.9 s where it was measured."""
+"""Largest predicted effect of one reclaim step; measured duration of such a step: 0.2 to 0.9 s."""
 _MAX_INACTIVE_BYTES: Final = 512 << 20
 _MIN_POD_BYTES: Final = 4 << 20
 _MARGIN: Final = 1.1
@@ -34,10 +35,10 @@ class PodCache(NamedTuple):
     """Page cache of one pod.
 
     Attributes:
-        active_bytes: active file pages.
-        inactive_bytes: inactive file pages.
-        working_set_bytes: memory in use, with the active cache.
-        protected_bytes: the larger of its memory request and ``memory.low``.
+        active_bytes: active file pages of the pod's cgroup.
+        inactive_bytes: inactive file pages of the pod's cgroup.
+        working_set_bytes: memory usage without inactive file pages; includes the active page cache.
+        protected_bytes: the larger of the pod's memory request and ``memory.low``; not reclaimed.
     """
 
     uid: str
@@ -48,11 +49,12 @@ class PodCache(NamedTuple):
 
 
 class CacheStep(NamedTuple):
-    """One reclaim from one pod.
+    """One request to reclaim page cache from the cgroup of one pod.
 
     Attributes:
-        effect_bytes: predicted fall of the pod's working set.
-        size_bytes: amount to reclaim: the effect, and inactive cache, which the kernel reclaims first.
+        effect_bytes: predicted decrease of the pod's working set.
+        size_bytes: bytes to request from the kernel: ``effect_bytes`` plus the inactive cache, which the kernel
+            reclaims first.
     """
 
     uid: str
@@ -61,11 +63,11 @@ class CacheStep(NamedTuple):
 
 
 class StepReading(NamedTuple):
-    """Readings of a pod before or after a step.
+    """Memory readings of a pod before or after a reclaim step.
 
     Attributes:
-        stall_us: time for which its processes waited for memory since the creation of its cgroup.
-        at_s: monotonic time.
+        stall_us: memory stall time (PSI ``total``) of the pod's cgroup since its creation, in microseconds.
+        at_s: monotonic time of the reading in seconds.
     """
 
     working_set_bytes: int
@@ -74,9 +76,10 @@ class StepReading(NamedTuple):
 
 
 def missing_bytes(threshold: Threshold, reading: Observation, *, since_last_s: float | None) -> float:
-    """Return the bytes to reclaim for a met threshold; 0 if page cache is not the cause, or was reclaimed just now.
+    """Return the bytes of page cache to reclaim for a met threshold, with a margin of 10%.
 
-    Page cache is the cause if the kernel's estimate shows no shortage.
+    The result is 0 for signals other than ``memory.available``, without the kernel's estimate, if this estimate shows a
+    shortage, and within ``REPEATED_AFTER_S`` of the last reclaim.
     """
     if threshold.signal is not Signal.MEMORY_AVAILABLE or reading.kernel_available is None:
         return 0
@@ -88,17 +91,16 @@ def missing_bytes(threshold: Threshold, reading: Observation, *, since_last_s: f
 def plan_cache_reclaim(
     threshold: Threshold, reading: Observation, caches: Iterable[PodCache], *, since_last_s: float | None
 ) -> tuple[CacheStep, ...]:
-    """Return the steps that clear a threshold, largest active cache first; none if cache does not suffice.
+    """Return the reclaim steps that clear a threshold, largest active cache first; empty if the cache does not suffice.
 
-    There are no steps for another signal than ``memory.available``, without the kernel's estimate, if that shows a
-    shortage too, and if all reclaimable cache of the pods is less than the shortage. A pod keeps its request,
-    ``memory.low``, and half of its active cache.
+    The result is empty as well if ``missing_bytes`` is 0. A pod keeps half of its active cache; its working set is not
+    reduced below its memory request or ``memory.low``.
 
     Args:
-        threshold: a met one.
-        reading: the latest.
-        caches: of the pods.
-        since_last_s: time since the last reclaim; ``None`` for none.
+        threshold: the met threshold.
+        reading: the latest reading of its signal.
+        caches: page cache of each pod.
+        since_last_s: seconds since the last cache reclaim; ``None`` if no reclaim was run.
     """
     steps: list[CacheStep] = []
     left = missing_bytes(threshold, reading, since_last_s=since_last_s)
@@ -120,9 +122,11 @@ def plan_cache_reclaim(
 
 
 def fault_of_step(step: CacheStep, before: StepReading, after: StepReading) -> str:
-    """Return why no step follows, else empty: it yielded less than half of its prediction, or the pod waited.
+    """Return the reason to stop the cache reclaim after a step; empty to continue.
 
-    A pod waits for memory if its processes stalled for more than a tenth of the step, since they read the cache again.
+    The reclaim stops if the step freed less than half of its predicted bytes, or if processes of the pod stalled on
+    memory for more than a tenth of the step, at least 20 ms: such a stall shows that the pod reads the reclaimed cache
+    again.
 
     Source: kernel psi.rst, ``total``.
     """

@@ -1,16 +1,16 @@
 """Outstanding effects: predicted results of evictions and node-level reclaim that are not measured yet.
 
-An action counts when its effect was measured, not when its call returned: containerd removes snapshots asynchronously,
-after RemoveContainer returned. Until then the effect is outstanding, and neither a pod nor an image is removed for the
-same shortage. Each effect has a bound, as the kubelet waits at most 30 s for the clean-up of an evicted pod. After an
-eviction without effect on its filesystem, evictions for this filesystem pause for the same period; node-level reclaim
-continues.
+An action is complete when its effect is measured, not when its call returns: containerd removes snapshots
+asynchronously, after RemoveContainer has returned. Until the measurement the effect is outstanding, and no further pod
+or image is removed for the same shortage. Each effect has a deadline, like the kubelet's limit of 30 s for the clean-up
+of an evicted pod. After an eviction without effect on its filesystem, evictions for this filesystem are suspended for
+another 30 s; node-level reclaim continues.
 
-A verified effect ends early when the signal falls after it: then others consume the freed space faster than a wait
-could show it.
+A confirmed effect ends early if the signal falls after the confirmation: other processes consume the freed space, so
+that waiting longer would not show the effect.
 
-Subtracting predicted amounts from the shortfall, and acting on the remainder, was rejected: a wrong prediction causes
-an eviction, a wait takes seconds.
+Rejected alternative: subtracting predicted amounts from the shortfall and acting on the remainder. A wrong prediction
+would evict a pod, whereas waiting costs only seconds.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 FREED_WITHIN_S: Final = 30.0
-"""Bound of an effect on a filesystem. Source: kubelet, ``podCleanupTimeout``."""
+"""Seconds until the deadline of an effect on a filesystem. Source: kubelet, ``podCleanupTimeout``."""
 VISIBLE_WITHIN_S: Final = 2.0
-"""Bound of a confirmed effect: XFS returns blocks and inodes with a delay, the kernel uncharges memory in batches."""
+"""Seconds until the deadline of a confirmed effect.
+
+XFS frees blocks and inodes with a delay; the kernel uncharges memory in batches.
+"""
 FALLING_FOR_S: Final = 0.5
-"""Time after which a falling signal ends a confirmed effect on a filesystem; XFS returns blocks within it."""
+"""Seconds after which a falling signal ends a confirmed effect on a filesystem; XFS frees blocks within this time."""
 MEMORY_FALLING_FOR_S: Final = 0.2
-"""The same for memory and PIDs, which are free when the processes have ended."""
+"""Seconds after which a falling signal ends a confirmed effect on memory or PIDs, which are free on process exit."""
 STALL_WINDOW_S: Final = 10.0
 """Averaging window of stall signals. Source: kernel psi.rst, ``avg10``."""
 VICTIM_KEPT_S: Final = 3600.0
-"""Time for which an evicted pod is tracked."""
+"""Seconds for which an evicted pod is tracked."""
 UNVERIFIED_VICTIM_S: Final = 60.0
-"""Time for which a pod is tracked after an eviction interrupted before the end of its processes was verified."""
+"""Seconds for which a pod is tracked if its eviction was interrupted before the exit of its processes was verified."""
 _NEGLIGIBLE: Final = 0.01
 _SURE: Final = 0.98
 _SLACK_BYTES: Final = 1 << 20
@@ -57,15 +60,15 @@ _NOTHING: Final = Footprint(0, 0)
 
 
 class Victim(Record):
-    """An evicted pod whose containers are to be removed.
+    """Evicted pod, tracked until its containers are removed.
 
     Attributes:
-        sandbox_ids: its sandboxes at the eviction.
-        layers: directories of its containers' writable layers, where known.
+        sandbox_ids: ids of the pod's sandboxes at the eviction.
+        layers: known directories of the writable layers of the pod's containers.
         at_s: start of the eviction, in monotonic seconds.
-        verified: whether the end of its processes was verified.
-        cleared: whether its containers were verified to be removed, with their writable layers.
-        sandbox_files: files of its sandboxes that its containers could write to.
+        verified: whether the exit of the pod's processes was verified.
+        cleared: whether the removal of the pod's containers and their writable layers was verified.
+        sandbox_files: files of the pod's sandboxes that its containers could write to.
     """
 
     uid: str
@@ -80,24 +83,24 @@ class Victim(Record):
 
 
 class OutstandingEffect(Record):
-    """One action with an effect that is not measured yet. Times are monotonic seconds.
+    """Effect of one action that is not measured yet. Times are monotonic seconds.
 
     Attributes:
         action: name of the action, such as ``eviction of shop/web``.
-        shortage: the resource it relieves.
+        shortage: the resource in shortage that the action relieves.
         signal: the signal that measures the effect.
         before: available amount of the signal before the action; ``None`` if unknown.
         predicted: amount expected to be freed, in the signal's unit; ``None`` if unknown.
         since_s: time of the action.
-        until_s: latest end of the effect.
-        uid: of the evicted pod; empty for node-level reclaim.
-        confirmed: whether the removal was verified. Other consumers may have used the space since.
-        ineffective: whether the action freed no space, or a negligible part of the shortfall. Then only evictions are
-            suspended, and node-level reclaim continues.
-        confirmed_s: time of the first reading after the confirmation; ``None`` before it.
-        confirmed_available: available amount of the signal in that reading.
-        path: of an image filesystem besides the first; empty otherwise, and for all of them after a restart without a
-            readable record.
+        until_s: deadline of the effect.
+        uid: UID of the evicted pod; empty for node-level reclaim.
+        confirmed: whether the removal was verified. Other processes may have used the freed space since then.
+        ineffective: whether the action freed no space, or a negligible part of the shortfall. An ineffective effect
+            suspends only evictions; node-level reclaim continues.
+        confirmed_s: time of the first reading after the confirmation; ``None`` before this reading.
+        confirmed_available: available amount of the signal in the reading at ``confirmed_s``.
+        path: path of an image filesystem other than the first; empty for other shortages, and for an effect on any such
+            filesystem after a restart without a readable state record.
     """
 
     action: str
@@ -116,18 +119,18 @@ class OutstandingEffect(Record):
 
     @property
     def measurand(self) -> Measurand:
-        """The signal with its filesystem."""
+        """The signal that measures the effect, with the path of its filesystem."""
         return Measurand(self.signal, self.path)
 
     def relieves(self, shortage: Shortage | None, path: str) -> bool:
-        """Return whether the effect is on a shortage; ``path`` is that of an image filesystem besides the first."""
+        """Return whether the effect relieves a shortage; ``path`` is the filesystem path for ``OTHER_IMAGEFS``."""
         if self.shortage is not shortage:
             return False
         return shortage is not Shortage.OTHER_IMAGEFS or not self.path or self.path == path
 
     @property
     def details(self) -> dict[str, Detail]:
-        """The effect as plain data, without an unknown amount."""
+        """The effect as details of a reason; an unknown predicted amount is omitted."""
         unit = {Unit.BYTES: "bytes", Unit.INODES: "inodes", Unit.PIDS: "pids"}.get(MEANINGS[self.signal].unit, "")
         known = {} if self.predicted is None or not unit else {f"predicted_{unit}": self.predicted}
         where = {"path": self.path} if self.path else {}
@@ -135,11 +138,11 @@ class OutstandingEffect(Record):
 
 
 class EffectEnd(StrEnum):
-    """End of an effect. The values are part of logs.
+    """Result with which an effect ended. The values are part of logs.
 
     ``MEASURED``: the signal rose by the predicted amount. ``CONFIRMED``: the removal was verified and the signal fell
-    since, or rose by less: other consumers used the space, or the prediction was too high. ``MISSING``: neither within
-    the bound.
+    since, or rose by less than predicted: other processes used the space, or the prediction was too high. ``MISSING``:
+    the signal did not rise as predicted before the deadline, and the removal was not verified.
     """
 
     MEASURED = "measured"
@@ -148,11 +151,11 @@ class EffectEnd(StrEnum):
 
 
 class EndedEffect(Record):
-    """An effect that ended.
+    """An effect that ended, with its result.
 
     Attributes:
-        gained: rise of the signal since the action; ``None`` if unread.
-        waited_s: time since the action.
+        gained: rise of the signal since the action; ``None`` if the signal was not read before or after the action.
+        waited_s: seconds between the action and the end of the effect.
     """
 
     effect: OutstandingEffect
@@ -168,10 +171,10 @@ def effects_of_eviction(
     now: Moment,
     others: Collection[OtherImageFilesystem] = (),
 ) -> tuple[OutstandingEffect, ...]:
-    """Return the predicted effects of an eviction, at most one per shortage, to be recorded before it starts.
+    """Return the predicted effects of an eviction, at most one per shortage, to record before the eviction starts.
 
-    The prediction covers memory, PIDs and writable layers, which an eviction frees. Logs are removed by node-level
-    reclaim, and volumes are not managed by the agent.
+    The prediction covers memory, PIDs and writable layers. Logs are not included, since node-level reclaim removes
+    them; volumes are not included, since the agent does not manage volumes.
     """
     available = {each.measurand: each.available for each in observations}
     usage, status = eviction.pod.usage, eviction.status
@@ -222,11 +225,14 @@ def effects_of_eviction(
 
 
 def extended(effects: Iterable[OutstandingEffect], within_s: float) -> tuple[OutstandingEffect, ...]:
-    """Return the effects; those on filesystems have this bound, as where another process removes the containers."""
+    """Return the effects with a new deadline for effects on filesystems, ``within_s`` seconds after their action.
+
+    The longer deadline applies if a process other than the agent removes the containers.
+    """
     return tuple(replace(each, until_s=each.since_s + within_s) if each.shortage in DISKS else each for each in effects)
 
 
-def effect_of_reclaim(  # noqa: PLR0913 - one for each variable attribute
+def effect_of_reclaim(  # noqa: PLR0913 - one argument for each variable attribute of the effect
     step: ReclaimStep,
     status: ThresholdStatus,
     layout: FilesystemLayout,
@@ -238,10 +244,10 @@ def effect_of_reclaim(  # noqa: PLR0913 - one for each variable attribute
     """Return the effect of a step of node-level reclaim; ``None`` for a prediction of 0.
 
     Args:
-        step: the step.
-        status: its threshold, with the reading before the step.
+        step: the completed reclaim step.
+        status: threshold for which the step was run, with the reading before the step.
         layout: which filesystems share a device.
-        predicted: amount removed, in the unit of the threshold's signal; ``None`` if unknown.
+        predicted: size of the removed items, in the unit of the threshold's signal; ``None`` if unknown.
         confirmed: whether the space of the removed items is verified to be freed.
         now: time after the step.
     """
@@ -261,11 +267,10 @@ def effect_of_reclaim(  # noqa: PLR0913 - one for each variable attribute
 def withholding(
     effects: Iterable[OutstandingEffect], shortage: Shortage | None, now: Moment, path: str = ""
 ) -> OutstandingEffect | None:
-    """Return the effect with the latest bound among those that suspend actions for a shortage now.
+    """Return the effect with the latest deadline among the effects that suspend actions for a shortage now.
 
-    ``path`` is that of an image filesystem besides the first.
-
-    Without any: an ineffective effect, which suspends only evictions, or ``None``.
+    An ineffective effect, which suspends only evictions, is returned if no other effect is outstanding; ``None``
+    without any effect. ``path`` is the path of an image filesystem other than the first.
     """
     found = [each for each in effects if each.relieves(shortage, path) and now.monotonic_s < each.until_s]
     return max(found, key=lambda each: (not each.ineffective, each.until_s, each.action), default=None)
@@ -274,7 +279,7 @@ def withholding(
 def confirm(
     effects: Iterable[OutstandingEffect], uid: str, shortages: Iterable[Shortage], now: Moment
 ) -> tuple[OutstandingEffect, ...]:
-    """Return the effects; those of one pod on these shortages are marked as confirmed and have a shorter bound."""
+    """Return the effects; effects of one pod on these shortages are marked as confirmed, with an earlier deadline."""
     confirmed = frozenset(shortages)
     return tuple(
         replace(each, confirmed=True, until_s=min(each.until_s, now.monotonic_s + _visible_within_s(each)))
@@ -285,7 +290,7 @@ def confirm(
 
 
 def restarted(effects: Iterable[OutstandingEffect], uid: str, now: Moment) -> tuple[OutstandingEffect, ...]:
-    """Return the effects; the bound of those of one pod restarts now, at the end of its processes."""
+    """Return the effects; the time limit of effects of one pod restarts now, at the exit of the pod's processes."""
     return tuple(
         replace(each, until_s=now.monotonic_s + (each.until_s - each.since_s)) if uid and each.uid == uid else each
         for each in effects
@@ -299,12 +304,13 @@ def update_effects(
     *,
     verified: Collection[str],
 ) -> tuple[tuple[OutstandingEffect, ...], tuple[EndedEffect, ...]]:
-    """Return the outstanding effects and the ended effects, by current readings.
+    """Return the effects that are still outstanding and the effects that ended, by current readings.
 
-    A rise of the signal counts once the effect is confirmed, since other consumers free space as well; without
-    confirmation it counts at the bound. A fall after the confirmation ends the effect as well. A missing effect of an
-    eviction on a filesystem is reported as ended and remains as an ineffective one for another bound, if the UID of the
-    pod is in ``verified``, the pods without running processes.
+    A rise of the signal ends a confirmed effect immediately and an unconfirmed effect at its deadline, since other
+    processes free space as well. A fall of the signal after the confirmation ends the effect too. If an eviction had no
+    effect on its filesystem by the deadline, the effect is returned as ended. The effect also remains outstanding, as
+    an ineffective effect, for another 30 s if the UID of the pod is in ``verified``, the UIDs of pods without running
+    processes.
     """
     readings: Mapping[Measurand, float] = {each.measurand: each.available for each in observations}
     remaining, ended = [], []
@@ -333,14 +339,18 @@ def update_effects(
 
 
 def _with_first_reading(effect: OutstandingEffect, reading: float, now: Moment) -> OutstandingEffect:
-    """Return the effect with the first reading after its confirmation."""
+    """Return the effect, with this reading recorded if it is the first reading after the confirmation."""
     if not effect.confirmed or effect.confirmed_s is not None:
         return effect
     return replace(effect, confirmed_s=now.monotonic_s, confirmed_available=reading)
 
 
 def _is_falling(effect: OutstandingEffect, reading: float, now: Moment) -> bool:
-    """Return whether the signal of a confirmed effect fell since the action or its confirmation, by a tenth of it."""
+    """Return whether the signal of a confirmed effect fell by more than a tenth of the predicted amount.
+
+    The fall is measured from the higher of the readings before the action and after the confirmation, once a minimum
+    time has passed. A smaller fall is within the accuracy of the measurement.
+    """
     since_s, first = effect.confirmed_s, effect.confirmed_available
     if since_s is None or first is None or effect.shortage is Shortage.MEMORY_STALL:
         return False
@@ -359,7 +369,7 @@ def _amount(footprint: Footprint, unit: Unit) -> int | None:
 
 
 def _is_negligible(predicted: int | None, status: ThresholdStatus | None) -> bool:
-    """Return whether an amount is a negligible part of the shortfall; false for an unknown amount."""
+    """Return whether a predicted amount is at most 1% of the shortfall of a threshold; false for an unknown amount."""
     if predicted is None or status is None or status.observation is None:
         return False
     reading = status.observation
@@ -368,7 +378,7 @@ def _is_negligible(predicted: int | None, status: ThresholdStatus | None) -> boo
 
 
 def _rose_as_predicted(effect: OutstandingEffect, gained: float | None) -> bool:
-    """Return whether a signal rose by the predicted amount, within the accuracy of the measurement."""
+    """Return whether the signal of an effect rose by the predicted amount, within the accuracy of the measurement."""
     if effect.predicted is None or gained is None:
         return False
     slack = 0 if MEANINGS[effect.signal].unit is Unit.INODES else _SLACK_BYTES

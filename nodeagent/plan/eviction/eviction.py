@@ -1,4 +1,4 @@
-"""The pod to evict, with reason and message."""
+"""Decision to evict one pod: the pod, its reason and its status message."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class Eviction(Record):
-    """The one pod to evict.
+    """The pod to evict in a pass; a pass evicts at most one pod.
 
     Attributes:
-        signal: the signal or storage limit, spelt as the kubelet labels its metric.
-        starved: the resource that is short.
+        signal: name of the signal or storage limit, as in the label of the kubelet's eviction metric.
+        starved: the resource in shortage.
         status: the selected threshold with the latest reading; ``None`` for a storage limit.
         ranked: the pod with its rank; ``None`` for a storage limit.
-        grace_s: termination grace period; 0 for none.
-        message: for the pod's status, in the kubelet's wording.
+        grace_s: termination grace period of the eviction in seconds; 0 kills immediately.
+        message: message of the pod status, in the kubelet's wording.
     """
 
     pod: PodFacts

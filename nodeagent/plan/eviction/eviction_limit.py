@@ -1,8 +1,8 @@
-"""Limits of evictions per window, which protect pods from evictions that relieve nothing.
+"""Limits of evictions per window, which protect pods if evictions do not relieve the shortage.
 
-Evictions for node pressure and for the storage limits of pods have a window each: a tenant with many small pods over
-their limits cannot use up the evictions that protect the node. A hard threshold on memory is never suspended by a
-count, since the alternative is an OOM kill of any pod: its evictions are spaced out instead.
+Evictions for node pressure and evictions for storage limits of pods are counted in separate windows: a tenant with many
+small pods over their limits cannot use up the evictions that protect the node. Above the limit, evictions for a hard
+memory threshold are spaced out and not suspended, since the alternative is an OOM kill of an arbitrary pod.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 SLOWED_EVERY_S: Final = 10.0
-"""Interval of evictions for hard memory thresholds above the limit. Source: kubelet, ``evictionMonitoringPeriod``."""
+"""Minimum seconds between evictions for hard memory thresholds above the limit.
+
+Source: kubelet, ``evictionMonitoringPeriod``.
+"""
 _ENDS_IN_OOM_KILLS: Final = frozenset({Signal.MEMORY_AVAILABLE, Signal.ALLOCATABLE_MEMORY_AVAILABLE})
 
 
 def limit_reached(
     state: EvictionState, policy: EvictionPolicy, now: Moment, threshold: Threshold | None
 ) -> Reason | None:
-    """Return the reason to evict no pod now; ``None`` to evict one.
+    """Return the reason why the eviction limit permits no eviction now; ``None`` if it permits one.
 
     Args:
-        state: has the evictions of both windows.
-        policy: the limits.
+        state: eviction state, with the times of the evictions in both windows.
+        policy: policy with the two limits and their window.
         now: the instant of the decision.
         threshold: the selected threshold; ``None`` for the storage limit of a pod.
     """

@@ -1,8 +1,8 @@
 """Parser for eviction thresholds.
 
-It accepts both of the kubelet's forms: a list such as ``memory.available<100Mi,nodefs.available<10%`` (its flags) and a
-mapping from signal to value (its configuration). A ``ValueError`` quotes the text, the position of the fault in it, and
-the accepted form.
+The parser accepts both kubelet syntaxes: a list such as ``memory.available<100Mi,nodefs.available<10%`` (kubelet flags)
+and a mapping from signal to value (kubelet configuration file). A ``ValueError`` contains the text, the position of the
+error in a list, and the accepted form.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PERCENT_FORM: Final = "write a percentage from 0% to 100%, such as 10%; 0% or 1
 
 
 class _Entry(Record):
-    """One signal and its value as written.
+    """One signal of a setting and its value as configured.
 
     Attributes:
-        label: name of the setting, for errors.
-        text: the whole list; for a mapping the value alone.
+        label: name of the setting in error messages.
+        text: the whole list; for a mapping, only the value.
         value_at: position of the value in ``text``.
         listed: whether the text is a list, so that errors name a position.
     """
@@ -44,13 +44,13 @@ class _Entry(Record):
     listed: bool
 
     def fault(self, sentence: str) -> NoReturn:
-        """Raise a ``ValueError`` about the value."""
+        """Raise a ``ValueError`` about the value of this entry, with its position in a list."""
         if self.listed:
             _reject(self.label, self.text, self.value_at, sentence)
         raise ValueError(f"{self.label} {self.signal}: {sentence}")
 
 
-def parse_thresholds(  # noqa: PLR0913 - the kubelet's settings, one each
+def parse_thresholds(  # noqa: PLR0913 - one argument for each kubelet setting
     *,
     hard: str | Mapping[str, str] | None = None,
     soft: str | Mapping[str, str] | None = None,
@@ -59,24 +59,26 @@ def parse_thresholds(  # noqa: PLR0913 - the kubelet's settings, one each
     merge_default_hard: bool = False,
     allocatable: bool = True,
 ) -> tuple[Threshold, ...]:
-    """Return the thresholds of these settings, hard ones first, in the order written.
+    """Return the thresholds of these settings, hard thresholds first, otherwise in configured order.
 
-    A signal has at most one hard and one soft threshold. A value is a quantity, or a percentage of the capacity; 0%
-    and 100% disable a threshold. Stall signals take a percentage of time, with or without the sign. A soft threshold
-    must be met before the hard one of its signal. A quantity and a percentage are compared by ``find_contradictions``
-    on the node, since the comparison needs the capacity.
+    A signal has at most one hard and one soft threshold. A value is a quantity, or a percentage of the capacity; 0% and
+    100% disable a threshold. The value of a stall signal is a percentage of time; its percent sign is optional. A soft
+    threshold must be met before the hard threshold of its signal. A quantity and a percentage are compared by
+    ``find_contradictions`` on the node, since the comparison needs the capacity.
 
     Args:
-        hard: ``None`` for the kubelet's defaults; empty for none.
-        soft: each needs a grace period; a period of 0 makes it a hard one.
-        soft_grace_period: signal to duration.
-        minimum_reclaim: signal to amount, for both its hard and its soft threshold; without effect if it has neither.
-        merge_default_hard: whether signals missing from ``hard`` keep their default; else one entry replaces all.
+        hard: hard thresholds; ``None`` for the kubelet's defaults, empty for no thresholds.
+        soft: soft thresholds; each requires a grace period. A threshold with a grace period of 0 is hard.
+        soft_grace_period: duration for each signal with a soft threshold.
+        minimum_reclaim: amount for each signal, applied to its hard and its soft threshold; ignored for a signal
+            without thresholds.
+        merge_default_hard: whether signals missing from ``hard`` keep their default threshold; otherwise ``hard``
+            replaces all defaults.
         allocatable: whether the hard ``memory.available`` threshold applies to ``allocatableMemory.available`` too,
-            unless that has one of its own.
+            unless that signal has a hard threshold.
 
     Raises:
-        ValueError: one of the settings is not valid.
+        ValueError: a setting is not valid.
 
     Source: kubelet ``ParseThresholdConfig``, ``parseThresholdStatements``, ``addAllocatableThresholds``,
     ``mergeDefaultEvictionSettings``.
@@ -119,7 +121,7 @@ def _allocatable(thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
 
 
 def _check_soft(entry: _Entry, soft: Threshold, hard: Threshold | None) -> None:
-    """Reject a soft threshold that is never met before the hard one of its signal."""
+    """Raise ``ValueError`` if a soft threshold is never met before the hard threshold of its signal."""
     if hard is None:
         return
     first, second = soft.amount, hard.amount
@@ -139,7 +141,7 @@ def _check_soft(entry: _Entry, soft: Threshold, hard: Threshold | None) -> None:
 
 
 def _entries(label: str, setting: str | Mapping[str, str] | None, *, compares: bool = False) -> Mapping[Signal, _Entry]:
-    """Return the entries of a setting by signal; with ``compares`` its list has comparisons, else assignments."""
+    """Return the entries of a setting by signal; with ``compares``, a list has ``<`` or ``>``, otherwise ``=``."""
     if setting is None:
         return {}
     entries: dict[Signal, _Entry] = {}
@@ -158,7 +160,7 @@ def _entries(label: str, setting: str | Mapping[str, str] | None, *, compares: b
 
 
 def _split(label: str, text: str, *, compares: bool) -> Iterator[tuple[_Entry, int]]:
-    """Yield the entries of a list, each with its position."""
+    """Yield the entries of a comma-separated list, each with its position in the text."""
     if not text.strip():
         return
     start = 0
@@ -192,7 +194,7 @@ def _signal(label: str, text: str, name: str, at: int | None) -> Signal:
     try:
         return Signal(name.strip())
     except ValueError:
-        from difflib import get_close_matches  # noqa: PLC0415 - only for an error
+        from difflib import get_close_matches  # noqa: PLC0415 - needed only for an error message
 
         near = get_close_matches(name, list(Signal), n=1)
         hint = f"did you mean {near[0]}?" if near else f"the signals are {', '.join(Signal)}"
@@ -203,12 +205,12 @@ def _signal(label: str, text: str, name: str, at: int | None) -> Signal:
 
 
 def _reject(label: str, text: str, at: int, sentence: str) -> NoReturn:
-    """Raise a ``ValueError`` about a list at a position counted from 0, shown counted from 1."""
+    """Raise a ``ValueError`` about a list; the position ``at`` counts from 0, the message counts from 1."""
     raise ValueError(f"{label} {text!r}, character {at + 1}: {sentence}")
 
 
 def _amount(entry: _Entry) -> Amount | None:
-    """Return a threshold's amount; ``None`` if it is disabled."""
+    """Return the amount of a threshold; ``None`` if the threshold is disabled by 0% or 100%."""
     if MEANINGS[entry.signal].unit is Unit.STALL_PERCENT:
         percent = _percent(entry, "percentage of time")
         return None if percent in {0, 100} else Amount(number=percent, text=_with_sign(entry.value))
@@ -265,7 +267,7 @@ def _with_sign(value: str) -> str:
 
 
 def _single(percent: float) -> float:
-    """Return a percentage as a share, rounded to single precision in each step like the kubelet's float32."""
+    """Return a percentage as a share from 0 to 1, rounded to float32 in each step like in the kubelet."""
     return _rounded(_rounded(percent) / 100)
 
 

@@ -1,6 +1,6 @@
-"""Writable layers of pods on nodes with several image filesystems: what a pod has on each, and which pods have nothing.
+"""Writable layers of pods by image filesystem, and the pods without a writable layer on the filesystem of a threshold.
 
-The kubelet watches the first image filesystem only and counts all writable layers for it.
+The kubelet monitors only the first image filesystem and attributes all writable layers to it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def is_on(layer: LayerUsage, other: OtherImageFilesystem) -> bool | None:
-    """Return whether a writable layer is on an image filesystem; ``None`` if unknown or contradictory.
+    """Return whether a writable layer is on this image filesystem; ``None`` if unknown or contradictory.
 
-    Its mount and its snapshotter each suffice; if both are known, they must agree.
+    The device of the layer or its snapshotter identifies the filesystem; if both are known, they must agree.
     """
     by_device = None if layer.device_id is None else layer.device_id == other.device_id
     by_store = layer.snapshotter in other.stores if layer.snapshotter else None
@@ -31,13 +31,13 @@ def is_on(layer: LayerUsage, other: OtherImageFilesystem) -> bool | None:
 
 
 def on_first(usage: PodUsage, others: Collection[OtherImageFilesystem]) -> Footprint:
-    """Return the writable layers of a pod without those known to be on other image filesystems than the first."""
+    """Return the usage of a pod's writable layers, except the layers known to be on the filesystems ``others``."""
     first = [each for each in usage.layers if not any(is_on(each, other) for other in others)]
     return usage.writable if len(first) == len(usage.layers) else _sum(each.used for each in first)
 
 
 def on_filesystem(usage: PodUsage, other: OtherImageFilesystem) -> Footprint | None:
-    """Return the writable layers of a pod on an image filesystem; ``None`` if none is known to be there."""
+    """Return the usage of a pod's writable layers on this filesystem; ``None`` if no layer is known to be on it."""
     found = [each.used for each in usage.layers if is_on(each, other)]
     return _sum(found) if found else None
 
@@ -45,10 +45,10 @@ def on_filesystem(usage: PodUsage, other: OtherImageFilesystem) -> Footprint | N
 def not_there_reason(
     pod: PodFacts, threshold: Threshold, layout: FilesystemLayout, others: Collection[OtherImageFilesystem]
 ) -> Reason | None:
-    """Return the reason that a pod is no candidate for the filesystem of a threshold; ``None`` for a candidate.
+    """Return the reason why a pod is no eviction candidate for the threshold's filesystem; ``None`` for a candidate.
 
-    Candidates for another image filesystem than the first have a writable layer there. Candidates for a dedicated first
-    one are all pods except those whose layers are all known to be on others.
+    For an image filesystem besides the first, a candidate has a writable layer on this filesystem. For a dedicated
+    first image filesystem, every pod is a candidate unless all its layers are known to be on other image filesystems.
     """
     usage, other = pod.usage, threshold.filesystem
     layers = () if usage is None else usage.layers
@@ -68,7 +68,7 @@ def not_there_reason(
 
 
 def _sum(parts: Iterable[Footprint]) -> Footprint:
-    """Return the total; an unknown part makes it unknown, a lower bound makes it one."""
+    """Return the sum of the parts: unknown if a part is unknown, a lower bound if a part is a lower bound."""
     listed = tuple(parts)
     sizes = [each.used_bytes for each in listed if each.used_bytes is not None]
     inodes = [each.used_inodes for each in listed if each.used_inodes is not None]

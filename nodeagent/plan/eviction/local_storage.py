@@ -1,4 +1,4 @@
-"""Pods over their own storage limits, evicted without pressure on the node."""
+"""Detection of pods over their own local storage limits, which are evicted even without node pressure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StorageLimit(StrEnum):
-    """A storage limit, spelt as the kubelet labels its metric."""
+    """Kind of storage limit, named as in the label of the kubelet's eviction metric."""
 
     EMPTY_DIR = "emptydirfs.limit"
     POD = "ephemeralpodfs.limit"
@@ -23,10 +23,10 @@ class StorageLimit(StrEnum):
 
 
 class Violation(NamedTuple):
-    """A limit that a pod exceeds.
+    """Storage limit exceeded by a pod, with usage and limit.
 
     Attributes:
-        name: of the volume or container; empty for the pod's own limit.
+        name: name of the emptyDir volume or container; empty for the limit of the pod.
     """
 
     limit: StorageLimit
@@ -51,10 +51,10 @@ class Violation(NamedTuple):
 
 
 def find_violation(pod: PodFacts, layout: FilesystemLayout) -> Violation | None:
-    """Return the first limit that a pod exceeds, strictly; ``None`` without an excess or without usage.
+    """Return the first storage limit below a pod's usage; ``None`` if no limit is exceeded or the usage is unknown.
 
-    The order is: its emptyDir volumes, the pod's own limit, its containers. A container's writable layer counts only on
-    the filesystem of its logs.
+    Limits are checked in this order: emptyDir volumes, the pod, containers. The writable layer of a container counts
+    only if it is on the filesystem of the container's logs.
 
     Source: kubelet ``localStorageEviction``: ``emptyDirLimitEviction``, ``podEphemeralStorageLimitEviction``,
     ``containerEphemeralStorageLimitEviction``.
@@ -63,7 +63,7 @@ def find_violation(pod: PodFacts, layout: FilesystemLayout) -> Violation | None:
 
 
 def has_limit(pod: PodFacts) -> bool:
-    """Return whether a pod has a storage limit: its own, or that of a container or emptyDir volume."""
+    """Return whether a pod has a storage limit: of the pod, of a container or of an emptyDir volume."""
     return bool(
         pod.ephemeral_limit_bytes
         or any(each.limit_bytes for each in pod.empty_dirs)

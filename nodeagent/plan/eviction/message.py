@@ -19,8 +19,8 @@ class Offender(NamedTuple):
     """A container that uses more than its request.
 
     Attributes:
-        request_bytes: ``None`` if unknown.
-        inferred: whether the request is not from a definition of the pod.
+        request_bytes: request of the container; ``None`` if unknown.
+        inferred: whether the request was inferred, not read from a definition of the pod.
     """
 
     name: str
@@ -30,9 +30,9 @@ class Offender(NamedTuple):
 
 
 def offenders(pod: PodFacts, resource: Resource) -> tuple[Offender, ...]:
-    """Return the containers above their request, in the pod's order; none for inodes and PIDs.
+    """Return the containers with usage above their request, in the order of the pod; empty for inodes and PIDs.
 
-    An unknown request counts as 0. Storage is writable layer and logs.
+    An unknown request counts as 0. Storage usage is the sum of writable layer and logs.
 
     Source: kubelet ``evictionMessage``.
     """
@@ -51,9 +51,9 @@ def _share(container: ContainerFacts, resource: Resource) -> Offender | None:
 
 
 def pressure_message(status: ThresholdStatus, resource: Resource, over: tuple[Offender, ...]) -> str:
-    """Return the message for a pod evicted for a threshold, with its trailing space.
+    """Return the status message of a pod evicted for a threshold, with the kubelet's trailing space.
 
-    The kubelet knows every request; an inferred one is marked here.
+    Unlike in the kubelet, a request can be inferred; it is then marked ``(inferred)``.
 
     Source: kubelet ``evictionMessage``.
     """
@@ -80,7 +80,7 @@ def pressure_message(status: ThresholdStatus, resource: Resource, over: tuple[Of
 
 
 def limit_message(violation: Violation) -> str:
-    """Return the message for a pod evicted for its own storage limit, with its trailing space.
+    """Return the status message of a pod evicted for its own storage limit, with the kubelet's trailing space.
 
     Source: kubelet ``localStorageEviction``.
     """
@@ -93,7 +93,7 @@ def limit_message(violation: Violation) -> str:
 
 
 def format_reading(status: ThresholdStatus, number: float) -> str:
-    """Return a number of a threshold's signal, in the unit of that signal."""
+    """Return a reading or limit of a threshold's signal as text, in the unit of the signal."""
     unit = MEANINGS[status.threshold.signal].unit
     if unit is Unit.STALL_PERCENT:
         return f"{number:.2f}%"
@@ -101,5 +101,5 @@ def format_reading(status: ThresholdStatus, number: float) -> str:
 
 
 def estimate_note(reading: Observation) -> str:
-    """Return the source of a reading counted by the kernel's estimate, as the end of a phrase; empty otherwise."""
+    """Return `` (MemAvailable)`` for a reading that uses the kernel's estimate of available memory; empty otherwise."""
     return " (MemAvailable)" if reading.kernel_available == reading.available else ""

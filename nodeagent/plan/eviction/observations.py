@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RejectionCode(StrEnum):
-    """Reason to reject a reading. The values are part of the JSON output: they are added to, never changed."""
+    """Reason to reject a reading. The values are part of the JSON output; existing values never change."""
 
     NOT_A_NUMBER = "not-a-number"
     NEGATIVE = "negative"
@@ -32,7 +32,7 @@ class Rejection(Record):
     """A rejected reading.
 
     Attributes:
-        age_s: its age at the decision; negative for a reading from the future.
+        age_s: age of the reading at the decision, in seconds; negative for a reading from the future.
     """
 
     observation: Observation
@@ -41,13 +41,13 @@ class Rejection(Record):
 
     @property
     def sentence(self) -> str:
-        """Signal and cause, without a full stop."""
+        """Sentence with the signal and the cause of the rejection, without a full stop."""
         on = f" on {self.observation.path}" if self.observation.path else ""
         return f"reading of {self.observation.signal}{on} rejected: {self.cause}"
 
     @property
     def cause(self) -> str:
-        """The cause alone, without a full stop."""
+        """Cause of the rejection without the signal, and without a full stop."""
         available, capacity = self.observation.available, self.observation.capacity
         causes = {
             RejectionCode.NOT_A_NUMBER: f"{available} of {capacity} is not a finite number",
@@ -62,11 +62,11 @@ class Rejection(Record):
 
 
 class ValidatedReadings(Record):
-    """Readings after validation.
+    """Accepted and rejected readings of one pass.
 
     Attributes:
         accepted: one reading per signal and filesystem.
-        rejected: the first rejection of each; such a signal is never in ``accepted``.
+        rejected: one rejection per signal and filesystem; a rejected signal is never in ``accepted``.
     """
 
     accepted: Mapping[Measurand, Observation]
@@ -74,10 +74,10 @@ class ValidatedReadings(Record):
 
 
 def validate(observations: Iterable[Observation], now: Moment, max_age_s: float) -> ValidatedReadings:
-    """Return the readings split into accepted and rejected ones.
+    """Return the accepted and the rejected readings.
 
-    Rejected are impossible readings, readings older than ``max_age_s`` or newer than ``now``, and all readings of a
-    signal that was read twice with different results. A reading of exactly ``max_age_s`` is accepted.
+    Impossible readings, readings older than ``max_age_s`` or newer than ``now``, and all readings of a signal with two
+    different readings are rejected. A reading of exactly ``max_age_s`` is accepted.
     """
     found: defaultdict[Measurand, list[Observation]] = defaultdict(list)
     for observation in observations:

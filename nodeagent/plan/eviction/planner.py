@@ -34,23 +34,24 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 DEFAULT_TERMINATION_GRACE_S: Final = 30.0
-"""Grace period of a pod without one of its own. Source: Kubernetes ``terminationGracePeriodSeconds``."""
+"""Grace period in seconds if that of a pod is unknown. Source: Kubernetes ``terminationGracePeriodSeconds``."""
 
 
 class EvictionPlan(Record):
-    """Actions of one pass.
+    """Actions of one eviction pass, with the decision on every pod.
 
     Attributes:
-        plan: exactly one decision for each pod: the evicted one first, then by rank, then by UID.
-        selected: the selected threshold; ``None`` without one, and for a storage limit.
-        reclaim: steps of node-level reclaim to run now, in order. Read the signals again after each, and plan again
-            with the step in ``reclaimed``; no pod is evicted before that.
-        pods_may_be_chosen: whether a pod could be chosen now. ``victim`` can be ``None`` nevertheless.
-        ranking: all pods ranked for the selected threshold, protected ones too.
-        victim: the pod to evict; ``None`` for none.
-        withheld: reason for not acting on another met threshold: an outstanding effect.
-        limited: reason that no pod may be chosen: the limit of evictions per window.
-        without_victim: thresholds acted on that have no victim now.
+        plan: exactly one decision for each pod: the evicted pod first, then the others by rank, then by UID.
+        selected: the selected threshold; ``None`` if no threshold is selected or the eviction is for a storage limit.
+        reclaim: steps of node-level reclaim to run now, in order. After each step the caller reads the signals and
+            plans again with the step in ``reclaimed``; no pod is evicted before all steps are run.
+        pods_may_be_chosen: whether the pass has reached the choice of a pod; ``victim`` is ``None`` if every pod is
+            protected.
+        ranking: all pods ranked for the selected threshold, including protected pods.
+        victim: the pod to evict; ``None`` if no pod is evicted.
+        withheld: reason why no action is taken for another met threshold, with its outstanding effect; else ``None``.
+        limited: reason why no pod may be evicted, if the limit of evictions per window is reached; else ``None``.
+        without_victim: met thresholds for which no pod can be evicted now.
     """
 
     plan: Plan
@@ -65,11 +66,11 @@ class EvictionPlan(Record):
 
     @property
     def slowed(self) -> bool:
-        """Whether a pod is evicted later, as evictions are spaced out above the limit."""
+        """Whether the eviction is delayed because evictions are spaced out above the limit per window."""
         return self.limited is not None and self.limited.code is ReasonCode.EVICTION_SLOWED
 
 
-def plan_eviction(  # noqa: PLR0913 - inputs of one pass
+def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
     evaluation: Evaluation,
     pods: Iterable[PodFacts] | None,
     policy: EvictionPolicy,
@@ -82,30 +83,30 @@ def plan_eviction(  # noqa: PLR0913 - inputs of one pass
     without_victim: AbstractSet[Threshold] = frozenset(),
     others: Collection[OtherImageFilesystem] = (),
 ) -> EvictionPlan:
-    """Return a plan that evicts at most one pod; neither the order of pods nor that of thresholds matters.
+    """Return a plan that evicts at most one pod, independent of the order of pods and thresholds.
 
-    The most urgent threshold with a resource that is acted on and still met by the latest readings is selected.
-    Node-level reclaim for it precedes the first unprotected pod of the ranking. The next threshold is selected if a
-    later reading cleared this one, by its minimum reclaim if a reclaim step was run for it, and if this one has no
-    victim. A pod over its own storage limit is evicted if no threshold has a victim, and before those of a soft one:
-    lower priority first, then larger excess. Storage limits have an eviction window of their own.
+    The plan selects the most urgent threshold that is due, has a resource to reclaim, and is still met by the latest
+    readings. Node-level reclaim for this threshold precedes the eviction of the first unprotected pod of the ranking.
+    The next threshold is selected if a later reading cleared the first, or if no pod can be evicted for the first.
+    After a reclaim step, a threshold is cleared only by its minimum reclaim. Without a victim, and before pods for a
+    soft threshold, a pod over its own storage limit is evicted, in a separate window: by priority, then by excess.
 
-    Unlike the kubelet, at most one pod is evicted for storage limits too; no pod is evicted for one threshold because
-    another is still met; and a reading too old at ``now`` is rejected. While the effect of an earlier eviction or
-    reclaim is outstanding, thresholds of the same shortage are not acted on, others are.
+    Differences from the kubelet: at most one pod is evicted for storage limits too; a threshold that is still met
+    causes no eviction for a different, cleared threshold; readings too old at ``now`` are rejected. While an effect is
+    outstanding, only thresholds of other shortages are acted on.
 
     Args:
-        evaluation: status of the thresholds; its state has the recent evictions and the outstanding effects.
-        pods: all pods of the node; missing or contradictory facts keep a pod. ``None`` if they were not read: the most
-            urgent threshold is selected, whether or not it has a victim.
+        evaluation: status of the thresholds, with the recent evictions and the outstanding effects in its state.
+        pods: all pods of the node; pods with missing or contradictory facts are kept. Without pods (``None``), the
+            most urgent threshold is selected.
         policy: protected pods, grace periods and limits.
         layout: which filesystems share a device.
-        others: the image filesystems besides the first.
-        now: the instant of this decision, after the latest readings.
-        observations: readings newer than the evaluated ones; ``None`` uses the evaluated ones.
+        others: the image filesystems other than the first.
+        now: time of this decision, after the latest readings.
+        observations: readings newer than the evaluated readings; ``None`` to use the evaluated readings.
         reclaimed: steps already run in this pass.
-        excluded: pod UID to the reason of its earlier failed eviction.
-        without_victim: thresholds without a victim by an earlier plan of this pass, which are not selected again.
+        excluded: cause of the failure by pod UID, for pods with a failed eviction earlier in this pass.
+        without_victim: thresholds for which an earlier plan of this pass found no victim; not selected again.
 
     Source: kubelet ``synchronize``, from local storage eviction on, and ``evictPod``.
     """
@@ -132,7 +133,7 @@ def plan_eviction(  # noqa: PLR0913 - inputs of one pass
 
 
 def effective_grace_s(threshold: Threshold | None, pod: PodFacts, policy: EvictionPolicy) -> float:
-    """Return the termination grace period of an eviction in seconds; the threshold ``None`` is a storage limit.
+    """Return the termination grace period of an eviction in seconds; ``threshold`` is ``None`` for a storage limit.
 
     Source: kubelet ``synchronize``: ``immediateEvictionGracePeriodSeconds``, ``MaxPodGracePeriodSeconds``.
     """
@@ -145,9 +146,9 @@ def effective_grace_s(threshold: Threshold | None, pod: PodFacts, policy: Evicti
 
 
 class _Planner:
-    """The pods of one pass, with the reason that protects each."""
+    """Planner of one pass: the pods, and the reason to keep each protected pod."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts of one pass
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each input of a pass
         self,
         evaluation: Evaluation,
         pods: Iterable[PodFacts],
@@ -179,7 +180,11 @@ class _Planner:
         return sorted(found, key=lambda each: (each[0].priority.value or 0, -each[1].excess_bytes, each[0].uid))
 
     def evict_for_limit(self, otherwise: EvictionPlan) -> EvictionPlan | None:
-        """Return the plan that evicts a pod over its own storage limit; ``None`` without one, and above the limit."""
+        """Return the plan that evicts a pod over its own storage limit.
+
+        The result is ``None`` if no unprotected pod is over its storage limit or the limit of evictions per window is
+        reached. ``otherwise`` is the plan for the selected threshold.
+        """
         over_limits = self.pods_over_limits()
         if not over_limits or self._limited(None) is not None:
             return None
@@ -203,7 +208,11 @@ class _Planner:
         return EvictionPlan(plan, pods_may_be_chosen=True, victim=victim, withheld=otherwise.withheld)
 
     def report_suspended_limits(self, plan: EvictionPlan) -> EvictionPlan:
-        """Return a plan without a victim, with the pods over their limits kept by the limit of evictions, if any."""
+        """Return ``plan`` with the eviction limit as reason to keep pods over their storage limits.
+
+        ``plan`` has no victim. The result is ``plan`` without changes if the eviction limit is not reached or no pod is
+        over its storage limit.
+        """
         over_limits = {pod.uid for pod, _ in self.pods_over_limits()}
         reason = self._limited(None) if over_limits else None
         if reason is None:
@@ -216,7 +225,7 @@ class _Planner:
         return replace(plan, plan=changed, limited=plan.limited or reason)
 
     def act_on(self, selected: SelectedThreshold, reclaimed: AbstractSet[ReclaimStep]) -> EvictionPlan:
-        """Return the plan for the selected threshold: to reclaim, to evict a pod, or neither."""
+        """Return the plan for the selected threshold: reclaim steps, the eviction of a pod, or no action."""
         status = selected.status
         if status is None:
             decisions = [self._keep(pod, selected.reason) for pod in self._pods]
@@ -237,7 +246,7 @@ class _Planner:
         return replace(self._choose(status, selected.reason, ranking), withheld=selected.withheld)
 
     def _choose(self, status: ThresholdStatus, reason: Reason, ranking: tuple[RankedPod, ...]) -> EvictionPlan:
-        """Return the plan that evicts the first unprotected pod of the ranking."""
+        """Return the plan that evicts the first unprotected pod of the ranking; no pod if all are protected."""
         kept = {id(pod): why for pod in self._pods if (why := self._not_there_reason(pod, status)) is not None}
         kept |= self._kept | {
             id(each.pod): why
@@ -259,7 +268,9 @@ class _Planner:
                 decisions.append(_decide(ranked, Verdict.KEEP, later))
         if victim is None:
             nowhere = status.threshold.filesystem is not None and not ranking
-            cause = "no pod is known to have a writable layer there" if nowhere else "every pod is protected"
+            cause = (
+                "no pod is known to have a writable layer on this filesystem" if nowhere else "every pod is protected"
+            )
             warnings.append(f"{status.threshold.text} is met, but {cause}")
         plan = self._plan(decisions, warnings)
         return EvictionPlan(plan, status, pods_may_be_chosen=True, ranking=ranking, victim=victim)
@@ -289,20 +300,23 @@ class _Planner:
         return self._protection.keep_reason(pod)
 
     def _limited(self, threshold: Threshold | None) -> Reason | None:
-        """Return the reason that the limit of evictions permits none for a threshold, or for a storage limit."""
+        """Return the reason why the eviction limit permits no eviction now, and record the reason as a warning.
+
+        ``threshold`` is ``None`` for an eviction for a storage limit. The result is ``None`` below the limit.
+        """
         reason = limit_reached(self._evaluation.state, self._policy, self._now, threshold)
         if reason is not None:
             self._limits.append(reason)
         return reason
 
     def _keep(self, pod: PodFacts, default: Reason) -> Decision:
-        """Return the decision to keep a pod; its own reason precedes the common one."""
+        """Return the decision to keep a pod; ``default`` is the reason if no rule protects this pod."""
         reason = self._kept.get(id(pod), default)
         verdict = Verdict.FAILED if reason.code is ReasonCode.FAILED_EARLIER else Verdict.KEEP
         return Decision(ItemKind.POD, pod.uid, _name(pod), verdict, reason)
 
     def _by_rank(self, ranking: tuple[RankedPod, ...]) -> list[PodFacts]:
-        """Return all pods, ranked ones first and by rank."""
+        """Return all pods: the ranked pods by rank, then the others by UID."""
         ranks = {id(each.pod): each.rank for each in ranking}
         return sorted(self._pods, key=lambda pod: ranks.get(id(pod), len(ranking) + 1))
 

@@ -16,21 +16,23 @@ class EvictionPolicy(Record):
     """Eviction settings other than thresholds.
 
     Attributes:
-        pressure_transition_period_s: time for which a node condition is reported after it was last observed.
-        max_pod_grace_s: maximum grace period of a soft eviction; 0 for the pod's own. As in the kubelet, whose kill
-            treats an override of 0 as none.
-        hard_grace_s: grace period of any other eviction: 0 kills at once, 1 as in newer kubelets.
+        pressure_transition_period_s: seconds for which a node condition is still reported after its last observation.
+        max_pod_grace_s: maximum termination grace period of a soft eviction in seconds; 0 uses the pod's grace period,
+            as in the kubelet.
+        hard_grace_s: termination grace period of any other eviction in seconds: 0 kills immediately; newer kubelets use
+            1.
         protected_namespaces: namespaces whose pods are never evicted.
-        local_storage_isolation: whether pods over their own storage limits are evicted without any pressure.
-        evict_unmeasured: whether a pod with unknown usage may be evicted. The kubelet evicts such a pod before all
-            others.
-        max_observation_age_s: age above which a reading is rejected.
-        max_evictions_per_window: limit of evictions for node pressure; 0 for none.
-        max_limit_evictions_per_window: limit of evictions for the storage limits of pods; 0 for none.
-        eviction_window_s: period of both limits.
+        local_storage_isolation: whether pods over their own storage limits are evicted even without node pressure.
+        evict_unmeasured: whether a pod with unknown usage may be evicted. The kubelet evicts pods with unknown usage
+            first.
+        max_observation_age_s: age in seconds above which a reading is rejected.
+        max_evictions_per_window: maximum number of evictions for node pressure per window; 0 for no limit.
+        max_limit_evictions_per_window: maximum number of evictions for storage limits of pods per window; 0 for no
+            limit.
+        eviction_window_s: length of the window of both limits in seconds.
 
     Source: kubelet ``evictionPressureTransitionPeriod``, ``evictionMaxPodGracePeriod``,
-    ``localStorageCapacityIsolation``; the other settings are this agent's own.
+    ``localStorageCapacityIsolation``; the other settings are specific to nodeagent.
     """
 
     pressure_transition_period_s: float = 300.0
@@ -45,5 +47,5 @@ class EvictionPolicy(Record):
     eviction_window_s: float = 600.0
 
     def within_window(self, times_s: Iterable[float], now: Moment) -> tuple[float, ...]:
-        """Return the times of evictions that count against a limit at ``now``."""
+        """Return the eviction times, from ``times_s``, that are within the window at ``now``."""
         return tuple(each for each in times_s if now.monotonic_s - each < self.eviction_window_s)

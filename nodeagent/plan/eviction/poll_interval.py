@@ -20,15 +20,16 @@ _MIB: Final = 1 << 20
 _RATES: Final[Mapping[Unit, float]] = MappingProxyType(
     {Unit.BYTES: 256.0 * _MIB, Unit.INODES: 50_000.0, Unit.PIDS: 1_000.0}
 )
-"""Consumption per second to expect from a process that has not started yet."""
+"""Assumed consumption per second of one busy process, in the unit of the signal."""
 
 
 def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval_s: float) -> float:
-    """Return the seconds until the next reading, at most ``interval_s``.
+    """Return the seconds until the next reading of the signals, at most ``interval_s``.
 
-    The amount above a threshold is expected to be consumed at the higher of two rates: the rate of one busy process,
-    and twice the rate since the previous evaluation. A met threshold is evaluated each second, and at the end of its
-    grace period. A rejected reading is repeated after a second: a reading is too old in a node that stalls.
+    The distance to a threshold is assumed to be consumed at the higher of two rates: the rate of one busy process, and
+    twice the rate measured since the previous evaluation. A met threshold is evaluated every second and at the end of
+    its grace period. A rejected reading is repeated after one second, since readings on a stalling node are rejected as
+    too old.
     """
     waits = [interval_s]
     for status in evaluation.statuses:
@@ -44,11 +45,11 @@ def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval
 
 
 def _until_met_s(status: ThresholdStatus, measured: float, interval_s: float) -> float:
-    """Return the seconds before which a threshold is not met at the expected rate."""
+    """Return the seconds until a threshold is met at the assumed rate; ``interval_s`` if unknown."""
     observation, limit = status.observation, status.limit
     if observation is None or limit is None:
         return interval_s
-    if status.threshold.operator is not Operator.LESS_THAN:  # a ten-second average rises slowly
+    if status.threshold.operator is not Operator.LESS_THAN:  # a 10 s average rises slowly
         return WHILE_MET_S if observation.available > limit * _STALL_NEAR else interval_s
     assumed = _RATES.get(MEANINGS[status.threshold.signal].unit)
     if assumed is None:
@@ -57,11 +58,11 @@ def _until_met_s(status: ThresholdStatus, measured: float, interval_s: float) ->
 
 
 def _measured_rate(status: ThresholdStatus, previous: Evaluation | None) -> float:
-    """Return the decrease of a signal per second since the previous evaluation; 0 for none."""
+    """Return the decrease of a signal per second since the previous evaluation; 0 if unknown or increasing."""
     now = status.observation
     if previous is None or now is None:
         return 0.0
-    # Thresholds of one signal may count different estimates.
+    # Matched by threshold, not by signal: hard and soft thresholds on memory use different estimates.
     before = next((each.observation for each in previous.statuses if each.threshold == status.threshold), None)
     if before is None:
         return 0.0

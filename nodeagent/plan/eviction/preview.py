@@ -1,4 +1,4 @@
-"""The first pods to evict under settings that are not applied yet."""
+"""Preview of the first evictions under settings that are not applied yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PodEviction(Record):
-    """A pod evicted first for a threshold, or for its own storage limit."""
+    """Pod that would be evicted first for a threshold, or for its own storage limit."""
 
     uid: str
     namespace: str
@@ -48,9 +48,9 @@ def first_victim(
     layout: FilesystemLayout,
     others: Collection[OtherImageFilesystem] = (),
 ) -> PodEviction | None:
-    """Return the pod evicted first for a threshold if node-level reclaim frees too little; ``None`` without one.
+    """Return the first pod to evict for a threshold if node-level reclaim does not suffice; ``None`` without a victim.
 
-    The time of the decision is that of the evaluation. A soft threshold counts after its grace period only.
+    The decision is made at the time of the evaluation. A soft threshold is considered only after its grace period.
     """
     policy = replace(policy, local_storage_isolation=False)
     reclaimed: frozenset[ReclaimStep] = frozenset()

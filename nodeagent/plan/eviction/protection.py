@@ -26,12 +26,13 @@ class Protection:
         self._uids = Counter(pod.uid for pod in pods)
 
     def keep_reason(self, pod: PodFacts) -> Reason | None:
-        """Return the first rule that protects a pod; ``None`` if none does.
+        """Return the reason of the first rule that protects a pod; ``None`` for an unprotected pod.
 
-        In this order: static, mirror and critical pods, protected namespaces, contradictory facts, missing facts,
-        finished pods. A terminating pod is not protected: its eviction shortens its termination grace period.
+        The rules apply in this order: static, mirror and critical pods, protected namespaces, contradictory facts,
+        missing facts, finished pods. A terminating pod is not protected: an eviction shortens its termination grace
+        period.
 
-        Source: kubelet ``evictPod`` and ``IsCriticalPod``; protection by missing facts is this agent's own.
+        Source: kubelet ``evictPod`` and ``IsCriticalPod``; protection by missing facts is specific to nodeagent.
         """
         kept = _critical_reason(pod)
         if kept is not None:
@@ -49,9 +50,10 @@ class Protection:
         return None
 
     def unmeasured_reason(self, ranked: RankedPod) -> Reason | None:
-        """Return the reason to exclude a pod from the ranking for a resource: unknown usage or request; else ``None``.
+        """Return the reason to keep a ranked pod with unknown usage or request; ``None`` if both are known.
 
-        Requests count for memory and disk only.
+        Only memory and ephemeral storage have requests. A pod with unknown usage is not kept if the policy permits its
+        eviction.
         """
         request = {
             Resource.MEMORY: ranked.pod.memory_request_bytes,
@@ -93,7 +95,7 @@ def _critical_reason(pod: PodFacts) -> Reason | None:
 
 
 def _missing(pod: PodFacts) -> Iterator[str]:
-    """Yield the names of required facts that are unknown."""
+    """Yield the names of the unknown facts that an eviction of the pod requires."""
     if not pod.uid or not pod.namespace or not pod.name:
         yield "UID, namespace or name"
     required = {
@@ -106,7 +108,7 @@ def _missing(pod: PodFacts) -> Iterator[str]:
 
 
 def _numbers(pod: PodFacts) -> Iterator[float | None]:
-    """Yield the quantities of a pod, none of which can be negative."""
+    """Yield the requests, grace period and usage of a pod; a negative value is a contradiction."""
     yield from (pod.memory_request_bytes.value, pod.ephemeral_request_bytes.value, pod.termination_grace_s.value)
     usage = pod.usage
     if usage is None:

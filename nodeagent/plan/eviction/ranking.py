@@ -29,16 +29,16 @@ _BYTES = frozenset({Resource.MEMORY, Resource.EPHEMERAL_STORAGE})
 
 
 class RankedPod(Record):
-    """A pod with its rank.
+    """A pod with its rank in the eviction order.
 
     Attributes:
         rank: position in eviction order, from 1.
-        usage: of ``resource``, in bytes, inodes or PIDs; ``None`` if unknown.
+        usage: usage of ``resource`` in bytes, inodes or PIDs; ``None`` if unknown.
         is_lower_bound: whether the measurement of the usage is incomplete.
-        swapped: part of the usage of memory that is swapped out, in bytes.
-        request: in bytes; 0 for inodes and PIDs, which have no requests.
-        priority: 0 if unknown.
-        assumed: names of the relevant facts that were inferred or assumed.
+        swapped: swapped-out part of the memory usage in bytes; 0 for other resources.
+        request: request in bytes; 0 for inodes and PIDs, which have no requests.
+        priority: pod priority; 0 if unknown.
+        assumed: notes on facts that were inferred, assumed or not read, such as ``priority assumed``.
     """
 
     pod: PodFacts
@@ -53,7 +53,7 @@ class RankedPod(Record):
 
     @property
     def excess(self) -> int | None:
-        """Usage above the request; negative below it, ``None`` if unknown."""
+        """Usage minus request; negative if the usage is below the request, ``None`` if the usage is unknown."""
         return None if self.usage is None else self.usage - self.request
 
     @property
@@ -70,12 +70,12 @@ class RankedPod(Record):
 
     @property
     def note(self) -> str:
-        """The assumed facts, as the end of a sentence."""
+        """The notes in ``assumed`` in parentheses, to append to a sentence; empty without notes."""
         return f" ({'; '.join(self.assumed)})" if self.assumed else ""
 
     @property
     def details(self) -> dict[str, Detail]:
-        """Usage, request and priority as plain data, each with its unit."""
+        """Rank, usage, request and priority as details of a reason, with the unit in each key."""
         details: dict[str, Detail] = {"rank": self.rank, "resource": self.resource.value, "priority": self.priority}
         unit = "bytes" if self.resource in _BYTES else self.resource.value
         if self.usage is not None:
@@ -93,12 +93,12 @@ class RankedPod(Record):
 
 
 class Placement(NamedTuple):
-    """Filesystems of a ranking.
+    """Filesystems for which pods are ranked.
 
     Attributes:
         layout: which of nodefs, imagefs and containerfs share a device.
-        others: the image filesystems besides the first.
-        ranked: the one of ``others`` that the ranking is for; ``None`` for the filesystem of the signal.
+        others: the image filesystems other than the first.
+        ranked: the filesystem in ``others`` for which pods are ranked; ``None`` for the filesystem of the signal.
     """
 
     layout: FilesystemLayout
@@ -111,16 +111,16 @@ def rank_pods(
 ) -> tuple[RankedPod, ...]:
     """Return the pods that are not finished, in eviction order for a signal.
 
-    - Memory and disk: usage above the request first; then lower priority; then larger excess over the request.
-    - Inodes: any usage first; then lower priority; then more inodes.
+    - Memory and disk: pods with usage above their request first; then lower priority; then larger excess.
+    - Inodes: pods with any usage first; then lower priority; then more inodes.
     - PIDs: lower priority first; then more PIDs.
 
-    A pod with unknown usage, or with an incomplete measurement of it, precedes the others in every comparison of usage:
-    a tenant can prolong the measurement of its pod, which must not hide usage. Ties are broken by UID.
+    A pod with unknown or incompletely measured usage precedes other pods in every comparison of usage: a tenant could
+    otherwise hide usage by slowing down the measurement of its pod. Ties are broken by UID.
 
-    Unlike the kubelet, memory includes swapped-out memory: with swap on, the pod that displaced the others from memory
-    may itself be swapped out, and the working set alone ranks it behind them. Inodes are not compared with the storage
-    request, which counts bytes. The ranking of a signal without a resource is empty.
+    Unlike in the kubelet, memory usage includes swapped-out memory: with swap enabled, the pod that causes the pressure
+    may itself be swapped out, and its working set alone would rank it behind other pods. Inodes are not compared with
+    the storage request, which counts bytes. The ranking for a signal without a resource is empty.
 
     Source: kubelet ``rankMemoryPressure``, ``rankDiskPressureFunc``, ``rankPIDPressure``.
     """
@@ -137,12 +137,13 @@ def rank_pods(
 def usage_of(
     usage: PodUsage | None, signal: Signal, placement: FilesystemLayout | Placement
 ) -> tuple[int | None, tuple[str, ...]]:
-    """Return a pod's usage of a signal's resource, and sentences on its unread parts.
+    """Return a pod's usage of the resource of a signal, and a note for each part that was not read.
 
-    On disk the parts on the signal's filesystem are added up. An unread part counts as 0; without any part that was
-    read the usage is ``None``.
+    Disk usage is the sum of the parts on the filesystem of the signal. A part that was not read counts as 0; if no part
+    was read, the usage is ``None``.
 
-    Source: kubelet ``podDiskUsage``, ``containerUsage``, ``podLocalVolumeUsage``, by the layout's rank function.
+    Source: kubelet ``podDiskUsage``, ``containerUsage``, ``podLocalVolumeUsage``, selected by the rank function of the
+    layout.
     """
     meaning = MEANINGS[signal]
     if usage is None:
@@ -176,12 +177,12 @@ def _plain_usage(usage: PodUsage, signal: Signal) -> tuple[int | None, tuple[str
         return usage.pids, ()
     if usage.memory_bytes is None:
         return None, ()
-    unread = usage.swap_bytes is None and signal is Signal.SWAP_FREE  # a kernel without swap accounting has no swap
+    unread = usage.swap_bytes is None and signal is Signal.SWAP_FREE  # without swap accounting there is no swap
     return usage.memory_bytes + (usage.swap_bytes or 0), ("swap not read, counted as 0",) if unread else ()
 
 
 def _parts(usage: PodUsage, filesystem: FilesystemRole, placement: Placement) -> dict[str, Footprint]:
-    """Return the parts of a pod's disk usage on a filesystem, by name."""
+    """Return the footprint of each part of a pod's disk usage on a filesystem: writable layers, logs, volumes."""
     if placement.ranked is not None:
         return {"writable layers": on_filesystem(usage, placement.ranked) or Footprint()}
     layout = placement.layout

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class ReclaimAction(StrEnum):
-    """A kind of node-level reclaim.
+    """Kind of node-level reclaim.
 
-    ``DEAD_CONTAINERS``: dead containers and sandboxes, of finished pods as well. ``LOGS``: logs of deleted pods
-    and removed containers. ``UNUSED_IMAGES``: all unused images above the minimum age that can be pulled again.
-    ``IRREPLACEABLE_IMAGES``: the unused images that cannot be pulled again, unless they are kept by the configuration.
+    ``DEAD_CONTAINERS``: dead containers and sandboxes, including those of finished pods. ``LOGS``: logs of deleted pods
+    and removed containers. ``UNUSED_IMAGES``: unused images that are above the minimum age and can be pulled again.
+    ``IRREPLACEABLE_IMAGES``: unused images that cannot be pulled again, unless the configuration keeps them.
     """
 
     DEAD_CONTAINERS = "dead-containers"
@@ -30,12 +30,13 @@ class ReclaimAction(StrEnum):
 
 
 class ReclaimStep(NamedTuple):
-    """One action for one filesystem.
+    """Node-level reclaim of one kind on one filesystem.
 
-    A filesystem with several roles is named by the first of nodefs and imagefs, so that no step runs twice for it.
+    A filesystem with several roles is named by the first of nodefs and imagefs, so that no step runs twice on one
+    device.
 
     Attributes:
-        other: an image filesystem besides the first; ``None`` for the first.
+        other: the image filesystem, if it is not the first; otherwise ``None``.
     """
 
     action: ReclaimAction
@@ -44,7 +45,7 @@ class ReclaimStep(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The step as text, such as ``unused-images on imagefs``; with the path of another image filesystem."""
+        """The step as text, such as ``unused-images on imagefs``; with the path of ``other`` if set."""
         return f"{self.action} on {self.filesystem if self.other is None else self.other.path}"
 
 
@@ -73,12 +74,12 @@ _ACTIONS: Final[Mapping[tuple[FilesystemLayout, FilesystemRole], tuple[ReclaimAc
 def reclaim_steps(
     signal: Signal, layout: FilesystemLayout, other: OtherImageFilesystem | None = None
 ) -> tuple[ReclaimStep, ...]:
-    """Return the steps for a signal, in order; none for memory, PIDs and stalls.
+    """Return the reclaim steps for a signal, in order; empty for memory, PIDs and stall signals.
 
-    These are the kubelet's, with logs in a step of their own: the kubelet removes logs in its container garbage
-    collection. Images that cannot be pulled again are removed in the last step. With a dedicated imagefs the kubelet
-    has no step for nodefs; here orphaned logs, which are on nodefs, are removed. The steps of another image filesystem
-    remove the dead containers and images of its snapshotters only.
+    The steps are the kubelet's, except that logs have a separate step: the kubelet removes logs in its container
+    garbage collection. Images that cannot be pulled again are removed in the last step. With a dedicated imagefs the
+    kubelet has no step for nodefs; nodeagent removes orphaned logs, which are on nodefs. The steps for an image
+    filesystem other than the first remove only dead containers and images of its snapshotters.
 
     Source: kubelet ``buildSignalToNodeReclaimFuncs``.
     """
@@ -92,5 +93,5 @@ def reclaim_steps(
 
 
 def device_role(filesystem: FilesystemRole, layout: FilesystemLayout) -> FilesystemRole:
-    """Return the role that names the device of a filesystem."""
+    """Return the role that identifies the device of a filesystem: the first of nodefs and imagefs on this device."""
     return _DEVICES[layout][filesystem]

@@ -32,10 +32,10 @@ class SelectedThreshold(Record):
     """The threshold that a pass acts on.
 
     Attributes:
-        reason: to evict a pod for it; without a selected threshold, to keep all pods.
-        status: the selected threshold with its latest reading; ``None`` for none.
-        blocked: cause of a pass without decision; empty otherwise.
-        withheld: reason for not acting on a met threshold: an outstanding effect.
+        reason: reason to evict a pod for the threshold; without a selected threshold, reason to keep all pods.
+        status: the selected threshold with its latest reading; ``None`` without a selected threshold.
+        blocked: cause why the pass cannot decide, a rejected reading; empty otherwise.
+        withheld: reason why no action is taken for a met threshold, with its outstanding effect; else ``None``.
     """
 
     reason: Reason
@@ -44,7 +44,7 @@ class SelectedThreshold(Record):
     withheld: Reason | None = None
 
 
-def select_threshold(  # noqa: PLR0913 - inputs of one pass
+def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
     evaluation: Evaluation,
     observations: Iterable[Observation] | None,
     policy: EvictionPolicy,
@@ -54,13 +54,13 @@ def select_threshold(  # noqa: PLR0913 - inputs of one pass
     reclaimed: AbstractSet[ReclaimStep],
     without_victim: AbstractSet[Threshold] = frozenset(),
 ) -> SelectedThreshold:
-    """Return the most urgent threshold acted on that has a resource, is still met, and has no effect outstanding.
+    """Return the most urgent due threshold that has a resource, is still met, and has no outstanding effect.
 
-    A threshold for which only pods are withheld is returned as long as reclaim steps remain. Thresholds in
-    ``without_victim`` are skipped.
+    A threshold with an ineffective effect, which suspends only evictions, is returned while reclaim steps remain.
+    Thresholds in ``without_victim`` are skipped.
 
-    Without newer readings the evaluated ones are validated by their age at ``now``. A threshold is cleared by its
-    minimum reclaim only, if a reclaim step was run for its signal or if the last pass acted on it.
+    Without newer readings, the evaluated readings are validated by their age at ``now``. If a reclaim step was run for
+    the signal of a threshold, or the threshold was due in the last pass, only its minimum reclaim clears it.
 
     Source: kubelet ``getReclaimableThreshold``; ``reclaimNodeLevelResources`` for the comparison.
     """
@@ -94,7 +94,7 @@ def select_threshold(  # noqa: PLR0913 - inputs of one pass
 
 
 def _withheld(status: ThresholdStatus, effect: OutstandingEffect, now: Moment) -> Reason:
-    """Return the reason for not acting on a threshold."""
+    """Return the reason why no action is taken for a met threshold: the outstanding effect and its remaining time."""
     code = ReasonCode.EVICTION_INEFFECTIVE if effect.ineffective else ReasonCode.EFFECT_OUTSTANDING
     left_s = max(0.0, effect.until_s - now.monotonic_s)
     return Reason(code, {"threshold": status.threshold.text, **effect.details, "left_s": left_s})
@@ -136,12 +136,12 @@ def _keep_all_reason(evaluation: Evaluation) -> Reason:
 
 
 def _with_reading(status: ThresholdStatus, reading: Observation) -> ThresholdStatus:
-    """Return the status with a later reading."""
+    """Return the status with a later reading and the limit for its capacity."""
     return replace(status, observation=reading, limit=status.threshold.limit(reading.capacity))
 
 
 def _details(status: ThresholdStatus) -> dict[str, Detail]:
-    """Return the threshold with its reading and limit."""
+    """Return the threshold, its reading and its limit as details of a reason."""
     details: dict[str, Detail] = {"threshold": status.threshold.text}
     if status.observation is not None and status.limit is not None:
         available, capacity = status.observation.available, status.observation.capacity

@@ -1,4 +1,4 @@
-"""Resources in shortage when a threshold is met; bytes and inodes of one filesystem are one."""
+"""Shortages: the resource to relieve when a threshold is met; bytes and inodes of one device are one shortage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Shortage(StrEnum):
-    """A resource relieved by one action. Bytes and inodes of one device are one shortage.
+    """Resource in shortage that one action can relieve. Bytes and inodes of one device are one shortage.
 
-    A device is named by the first of nodefs and imagefs, as in :class:`ReclaimStep`; an image filesystem besides the
-    first, unless it is nodefs, is ``OTHER_IMAGEFS`` with its path.
+    A device is named by the first of nodefs and imagefs, as in :class:`ReclaimStep`; an image filesystem other than the
+    first is ``OTHER_IMAGEFS`` with its path, unless it is nodefs.
     """
 
     MEMORY = "memory"
@@ -39,13 +39,13 @@ DISKS: Final[Mapping[Shortage, Signal]] = MappingProxyType(
         Shortage.OTHER_IMAGEFS: Signal.IMAGEFS_AVAILABLE,
     }
 )
-"""The filesystems with the signals of their available bytes."""
+"""Shortages of filesystems, with the signal that measures the available bytes of each."""
 
 
 def shortage_of(signal: Signal, layout: FilesystemLayout, other: OtherImageFilesystem | None = None) -> Shortage | None:
-    """Return the resource in shortage when a threshold on this signal is met; ``None`` for a signal without one.
+    """Return the resource in shortage when a threshold on this signal is met; ``None`` for a signal without a resource.
 
-    ``other`` is the filesystem of a threshold on another image filesystem than the first.
+    ``other`` is the filesystem of a threshold on an image filesystem other than the first.
     """
     meaning = MEANINGS[signal]
     if other is not None:

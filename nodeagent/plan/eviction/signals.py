@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Operator(StrEnum):
-    """Strict comparison of a reading with its threshold."""
+    """Operator that compares a reading with its threshold, strictly."""
 
     LESS_THAN = "<"
     GREATER_THAN = ">"
 
 
 class Unit(StrEnum):
-    """Unit of a signal."""
+    """Unit of the readings of a signal."""
 
     BYTES = "bytes"
     INODES = "inodes"
@@ -33,7 +33,7 @@ class SignalMeaning(NamedTuple):
 
     Attributes:
         resource: the resource to reclaim; ``None`` if evicting a pod is not known to relieve the signal.
-        condition: node condition while a threshold on the signal is met; ``None`` for none.
+        condition: node condition to report while a threshold on the signal is met; ``None`` without a condition.
         filesystem: the measured filesystem; ``None`` for other signals.
     """
 
@@ -76,17 +76,18 @@ MEANINGS: Final[Mapping[Signal, SignalMeaning]] = MappingProxyType(
 )
 """Properties of every signal.
 
-I/O stalls have neither resource nor condition: the stalled pods need not be the cause of the stall, and DiskPressure
-means lack of space. A threshold on them is evaluated and shown, and evicts no pod.
+I/O stall signals have no resource and no node condition: the stalled pods need not cause the stall, and DiskPressure
+reports a lack of space. A threshold on an I/O stall signal is evaluated and displayed, but no pod is evicted for it.
 
-Source: kubelet ``signalToNodeCondition``, ``signalToResource``, ``OpForSignal``; the rest is specific to this agent.
+Source: kubelet ``signalToNodeCondition``, ``signalToResource``, ``OpForSignal``; stall signals and ``swap.free`` are
+specific to nodeagent.
 """
 
 _POSITIONS: Final[Mapping[Signal, int]] = MappingProxyType({signal: index for index, signal in enumerate(Signal)})
 
 
 def position(signal: Signal) -> tuple[int, int]:
-    """Return a sort key: signals of memory first, signals without a resource last, else the order of ``Signal``."""
+    """Return the sort key of a signal: memory signals first, signals without a resource last."""
     resource = MEANINGS[signal].resource
     group = 2 if resource is None else 0 if resource is Resource.MEMORY else 1
     return group, _POSITIONS[signal]

@@ -1,8 +1,8 @@
-"""Evaluation of readings: threshold status, node conditions, and the state between passes.
+"""Evaluation of readings: threshold status, node conditions, and the eviction state kept between passes.
 
-The steps follow the kubelet's ``synchronize``: thresholds met now; thresholds acted on before and not cleared by
-their minimum reclaim; times since which they are met; node conditions; grace periods. A threshold is acted on by a new
-reading only.
+The steps follow the kubelet's ``synchronize``: thresholds met now; thresholds due in the last pass and not cleared by
+their minimum reclaim; time of the first met reading of each; node conditions; grace periods. A threshold is acted on
+only after a new reading.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class EvictionState(Record):
-    """State between passes. All times are monotonic seconds of one boot.
+    """Eviction state kept between passes. All times are monotonic seconds of one boot.
 
     Attributes:
-        first_met_s: time since which each threshold is met without a break.
+        first_met_s: time since which each threshold has been met without interruption.
         condition_observed_s: time of the last observation of each node condition.
-        acted_on: thresholds whose grace period was over in the last pass; their minimum reclaim counts.
-        last_read_s: time of the last reading used, by signal and filesystem.
+        acted_on: thresholds that were due in the last pass; only their minimum reclaim clears them.
+        last_read_s: time of the last accepted reading, by signal and filesystem.
         reported: node conditions that were active in the last pass.
         evicted_s: times of evictions for node pressure within the window of their limit.
         limit_evicted_s: times of evictions for storage limits of pods within the window of their limit.
@@ -55,10 +55,10 @@ class EvictionState(Record):
 
 
 class ConditionStatus(Record):
-    """One node condition.
+    """Status of one node condition in a pass.
 
     Attributes:
-        active: whether a threshold with this condition is met now, or was within the transition period.
+        active: whether a threshold with this condition is met now, or was met within the transition period.
         changed: whether ``active`` changed since the last pass.
     """
 
@@ -68,14 +68,14 @@ class ConditionStatus(Record):
 
 
 class Evaluation(Record):
-    """Thresholds and node conditions at one instant.
+    """Status of thresholds and node conditions at one time.
 
     Attributes:
-        at: the instant.
-        state: input of the next pass.
-        statuses: one for each threshold, in the order in which they are acted on.
+        at: time of the evaluation.
+        state: eviction state, input of the next pass.
+        statuses: status of each threshold, most urgent first.
         conditions: all node conditions.
-        rejections: rejected readings, also of signals without a threshold.
+        rejections: rejected readings, including readings of signals without a threshold.
     """
 
     at: Moment
@@ -86,12 +86,12 @@ class Evaluation(Record):
 
     @property
     def met(self) -> tuple[ThresholdStatus, ...]:
-        """The met thresholds, in and after their grace period."""
+        """The met thresholds, during and after their grace period."""
         return tuple(each for each in self.statuses if each.met)
 
     @property
     def acting(self) -> tuple[ThresholdStatus, ...]:
-        """The thresholds to act on in this pass, most urgent first."""
+        """The due thresholds with a new reading, on which this pass acts, most urgent first."""
         return tuple(each for each in self.statuses if each.acting)
 
 
@@ -103,21 +103,21 @@ def evaluate(
     *,
     now: Moment,
 ) -> Evaluation:
-    """Return the status of the thresholds by readings; the order of either does not matter.
+    """Return the status of thresholds and node conditions, independent of the order of thresholds and readings.
 
     A threshold on a signal that was not read is not met, and its grace period restarts, as with the kubelet. A
-    threshold with a rejected reading is not met either, but its grace period continues: the kubelet keeps its state too
-    when it has no statistics. A second evaluation of the same readings acts on no threshold.
+    threshold with a rejected reading is not met either, but its grace period continues: the kubelet also keeps its
+    state if statistics are unavailable. In a second evaluation of the same readings no threshold is acting.
 
-    If monotonic time decreases, as across a reboot, recorded times count from ``now``: grace periods and conditions
-    become longer, never shorter.
+    If monotonic time decreases, such as after a reboot, recorded times are limited to ``now``: grace periods and
+    conditions become longer, never shorter.
 
     Args:
-        previous: state of the last pass, empty at start.
-        observations: at most one for each signal.
-        thresholds: including derived ones for containerfs, see ``for_layout``.
-        policy: transition period and maximum age of a reading.
-        now: the instant of the decision, after the readings.
+        previous: state of the last pass; an empty state at start.
+        observations: readings, at most one per signal and filesystem.
+        thresholds: the thresholds, including those derived for containerfs by ``for_layout``.
+        policy: policy with the transition period, the maximum age of a reading and the eviction window.
+        now: time of the decision, after the readings.
 
     Source: kubelet ``synchronize``, ``thresholdsMet``, ``mergeThresholds``, ``thresholdsFirstObservedAt``,
     ``nodeConditionsLastObservedAt``, ``nodeConditionsObservedSince``, ``thresholdsMetGracePeriod``,
@@ -158,13 +158,13 @@ def record_eviction(state: EvictionState, now: Moment, *, storage_limit: bool = 
 
 
 def begin_eviction(state: EvictionState, victim: Victim, effects: Iterable[OutstandingEffect]) -> EvictionState:
-    """Return the state with an eviction that starts now; it replaces an earlier one of the same pod."""
+    """Return the state with an eviction that starts now; an earlier eviction of the same pod is replaced."""
     before = drop_eviction(state, victim.uid)
     return replace(before, outstanding=(*before.outstanding, *effects), victims=(*before.victims, victim))
 
 
 def drop_eviction(state: EvictionState, uid: str) -> EvictionState:
-    """Return the state without the eviction of a pod."""
+    """Return the state without the tracked eviction of a pod and its outstanding effects."""
     return replace(
         state,
         outstanding=tuple(each for each in state.outstanding if each.uid != uid),
@@ -173,10 +173,11 @@ def drop_eviction(state: EvictionState, uid: str) -> EvictionState:
 
 
 def suspended(state: EvictionState, now_s: float) -> EvictionState:
-    """Return the state while evictions are disabled: without thresholds and conditions, which are not evaluated then.
+    """Return the state to keep while evictions are disabled, without thresholds and node conditions.
 
-    Evictions of the window, victims and effects within their bound remain, so that an eviction in progress is neither
-    repeated nor lost when evictions resume.
+    Thresholds and conditions are not evaluated while evictions are disabled. Evictions in the window, victims, and
+    effects before their deadline are kept, so that an eviction in progress is not repeated or lost when evictions
+    resume.
     """
     return EvictionState(
         evicted_s=state.evicted_s,
@@ -187,12 +188,12 @@ def suspended(state: EvictionState, now_s: float) -> EvictionState:
 
 
 def update_victim(state: EvictionState, victim: Victim) -> EvictionState:
-    """Return the state with a victim replaced, by its UID."""
+    """Return the state with the victim of the same UID replaced."""
     return replace(state, victims=tuple(victim if each.uid == victim.uid else each for each in state.victims))
 
 
 def _since(previous: EvictionState, threshold: Threshold, now_s: float) -> float:
-    """Return the time since which a met threshold has been met; at most ``now_s``."""
+    """Return the time since which a met threshold has been met, in monotonic seconds; at most ``now_s``."""
     return min(previous.first_met_s.get(threshold, now_s), now_s)
 
 
@@ -219,7 +220,7 @@ def _threshold_status(
 def _conditions(
     previous: EvictionState, statuses: Iterable[ThresholdStatus], transition_s: float, now_s: float
 ) -> tuple[tuple[ConditionStatus, ...], dict[NodeCondition, float]]:
-    """Return all conditions, and the time of the last observation of each."""
+    """Return the status of all node conditions, and the time of the last observation of each observed condition."""
     observed = {MEANINGS[each.threshold.signal].condition for each in statuses if each.met}
     observed_s = {condition: min(at_s, now_s) for condition, at_s in previous.condition_observed_s.items()}
     observed_s.update(dict.fromkeys((each for each in observed if each is not None), now_s))

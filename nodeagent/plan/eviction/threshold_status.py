@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class ThresholdStatus(Record):
-    """Status of one threshold.
+    """Status of one threshold in a pass.
 
     Attributes:
         observation: the accepted reading; ``None`` if the signal was not read or its reading was rejected.
-        rejection: of the reading; ``None`` without one.
-        limit: threshold quantity, without minimum reclaim; ``None`` without a reading.
+        rejection: rejection of the reading; ``None`` without a rejected reading.
+        limit: threshold quantity in the unit of the signal, without minimum reclaim; ``None`` without a reading.
         met: whether the reading meets the threshold, with minimum reclaim if ``latched``.
-        latched: whether the threshold was acted on in the last pass, so that the minimum reclaim counts.
-        met_for_s: time for which it has been met; 0 if it is not.
-        due: whether it is met and its grace period is over.
-        acting: whether it is due by a new reading, so that it may be acted on in this pass.
+        latched: whether the threshold was due in the last pass, so that only its minimum reclaim clears it.
+        met_for_s: seconds for which the threshold has been met; 0 if it is not met.
+        due: whether the threshold is met and its grace period has passed.
+        acting: whether the threshold is due by a new reading, so that the pass may act on it.
     """
 
     threshold: Threshold
@@ -38,5 +38,5 @@ class ThresholdStatus(Record):
 
     @property
     def grace_left_s(self) -> float:
-        """Remaining grace period."""
+        """Remaining grace period in seconds."""
         return max(0.0, self.threshold.grace_s - self.met_for_s)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Amount(KeyedRecord):
-    """A quantity, or a share of the capacity; exactly one of the two.
+    """Amount of a threshold: either a quantity or a share of the capacity.
 
     Attributes:
         number: bytes, inodes, PIDs, or percent of time for stall signals.
-        share: 0 to 1, in single precision like the kubelet's.
-        text: as configured, for display; ignored by comparisons.
+        share: share of the capacity from 0 to 1, in single precision like in the kubelet.
+        text: amount as configured, for display; ignored in comparisons.
     """
 
     number: float | None = None
@@ -34,7 +34,7 @@ class Amount(KeyedRecord):
         return self.number, self.share
 
     def of(self, capacity: float) -> float:
-        """Return the quantity for a capacity; a share is truncated to a whole number.
+        """Return the quantity for a capacity; the product of share and capacity is truncated to an integer.
 
         Source: kubelet ``GetThresholdQuantity``.
         """
@@ -46,13 +46,14 @@ class Amount(KeyedRecord):
 class Threshold(KeyedRecord):
     """An eviction threshold of one signal.
 
-    A threshold without a grace period is hard, in either list. Two thresholds are equal if signal, amount, grace period
-    and filesystem are; the minimum reclaim is ignored. The operator follows from the signal.
+    A threshold without a grace period is hard, even if configured as a soft threshold. Two thresholds are equal if
+    their signals, amounts, grace periods and filesystems are equal; the minimum reclaim is ignored. The operator
+    follows from the signal.
 
     Attributes:
-        grace_s: time for which it must be met before it is acted on.
-        minimum_reclaim: distance from the amount required to clear the threshold once it was acted on.
-        filesystem: an image filesystem besides the first; ``None`` for that of the signal.
+        grace_s: seconds for which the threshold must be met before a pass acts on it.
+        minimum_reclaim: amount above the threshold (below for stall signals) required to clear it once it was due.
+        filesystem: an image filesystem other than the first; ``None`` for the filesystem of the signal.
 
     Source: kubelet ``evictionapi.Threshold``.
     """
@@ -70,7 +71,7 @@ class Threshold(KeyedRecord):
 
     @property
     def hard(self) -> bool:
-        """Whether the threshold is acted on at once. Source: kubelet ``isHardEvictionThreshold``."""
+        """Whether the threshold has no grace period. Source: kubelet ``isHardEvictionThreshold``."""
         return self.grace_s <= 0
 
     @property
@@ -80,7 +81,7 @@ class Threshold(KeyedRecord):
 
     @property
     def text(self) -> str:
-        """The threshold as configured, such as ``nodefs.available<10%``; with the path of another image filesystem."""
+        """The threshold as configured, such as ``nodefs.available<10%``, with the path of ``filesystem`` if set."""
         on = "" if self.filesystem is None else f" on {self.filesystem.path}"
         return f"{self.signal}{self.operator}{self.amount.text}{on}"
 
@@ -90,7 +91,7 @@ class Threshold(KeyedRecord):
         return Measurand(self.signal, "" if self.filesystem is None else self.filesystem.path)
 
     def limit(self, capacity: float, *, with_reclaim: bool = False) -> float:
-        """Return the threshold quantity for a capacity, on request with the minimum reclaim."""
+        """Return the threshold quantity for a capacity, with the minimum reclaim if ``with_reclaim``."""
         limit = self.amount.of(capacity)
         if not with_reclaim or self.minimum_reclaim is None:
             return limit
@@ -98,10 +99,11 @@ class Threshold(KeyedRecord):
         return limit + reclaim if self.operator is Operator.LESS_THAN else limit - reclaim
 
     def view(self, reading: Observation) -> Observation:
-        """Return a reading as this threshold counts it: a hard one by the lower of two estimates.
+        """Return the reading to compare with this threshold; for a hard threshold the lower of two memory estimates.
 
-        The kubelet's formula of available memory omits kernel memory and the kernel's watermarks, so that the kernel
-        may kill processes while the formula shows hundreds of MiB. Soft thresholds count the kubelet's formula alone.
+        The kubelet's formula of available memory ignores kernel memory and the kernel's watermarks, so that the OOM
+        killer may run while the formula shows hundreds of MiB available. Soft thresholds use only the kubelet's
+        formula.
         """
         kernel = reading.kernel_available
         if not self.hard or kernel is None or not 0 <= kernel < reading.available:
@@ -109,7 +111,7 @@ class Threshold(KeyedRecord):
         return replace(reading, available=kernel)
 
     def met_by(self, available: float, capacity: float, *, with_reclaim: bool = False) -> bool:
-        """Return whether a reading meets the threshold, strictly: below it, or above it for stall signals.
+        """Return whether a reading is below the threshold quantity, or above the quantity for stall signals.
 
         Source: kubelet ``thresholdsMet`` with ``enforceMinReclaim``.
         """
@@ -126,13 +128,14 @@ DEFAULT_HARD: Final[Mapping[str, str]] = MappingProxyType(
         "imagefs.inodesFree": "5%",
     }
 )
-"""Source: kubelet ``DefaultEvictionHard`` on Linux."""
+"""Default hard thresholds by signal. Source: kubelet ``DefaultEvictionHard`` on Linux."""
 
 
 def in_order(thresholds: Iterable[Threshold]) -> tuple[Threshold, ...]:
-    """Return the distinct thresholds in the order in which they are acted on.
+    """Return the distinct thresholds in order of urgency, in which a pass acts on them.
 
-    Memory first, thresholds without a resource last; then hard before soft; then by signal, then the stricter one.
+    Memory thresholds precede others, and thresholds without a resource are last. Within each group the order is: hard
+    before soft, by signal, by grace period, by amount.
 
     Source: kubelet ``byEvictionPriority``, made total.
     """
@@ -159,10 +162,11 @@ def _order(threshold: Threshold) -> tuple[int, bool, int, float, float, float, f
 def for_layout(
     thresholds: Sequence[Threshold], layout: FilesystemLayout, others: Iterable[OtherImageFilesystem] = ()
 ) -> tuple[tuple[Threshold, ...], tuple[str, ...]]:
-    """Return the thresholds with derived ones, and warnings about configured ones that they replace.
+    """Return configured and derived thresholds, and warnings about configured thresholds that are replaced.
 
-    containerfs has the thresholds of the filesystem with the writable layers: of imagefs if that is dedicated, else of
-    nodefs. Each other image filesystem has the thresholds of imagefs; the kubelet watches the first one only.
+    containerfs has the thresholds of the filesystem with the writable layers: of imagefs if imagefs is dedicated,
+    otherwise of nodefs. Every further image filesystem has the thresholds of imagefs; the kubelet monitors only the
+    first image filesystem.
 
     Source: kubelet ``UpdateContainerFsThresholds``.
     """
@@ -195,13 +199,13 @@ def for_layout(
 
 
 def find_contradictions(thresholds: Iterable[Threshold], capacities: Mapping[Measurand, float]) -> tuple[str, ...]:
-    """Return a sentence for every soft threshold that is not met before its signal's hard one on this node.
+    """Return a sentence for every soft threshold that is not met before the hard threshold of its signal on this node.
 
-    A share and a quantity are compared by the capacity of the signal; without a capacity they are skipped.
+    A share and a quantity are compared by the capacity of the signal; signals without a known capacity are skipped.
     """
     listed = in_order(thresholds)
     return tuple(
-        f"soft threshold {soft.text} is not met before the hard one {hard.text}; its grace period has no effect"
+        f"soft threshold {soft.text} is not met before hard threshold {hard.text}; its grace period has no effect"
         for hard in listed
         for soft in listed
         if hard.hard and not soft.hard and hard.measurand == soft.measurand

@@ -1,4 +1,4 @@
-"""Bytes and inodes freed by image removals, given the references to each piece."""
+"""Accounting of image removals: bytes and inodes freed, from the references to each layer or blob ("piece")."""
 
 from __future__ import annotations
 
@@ -12,54 +12,56 @@ if TYPE_CHECKING:
     from nodeagent.model import Image, ImageFilesystem, NodeSnapshot, StorageGraph
 
 Gain = tuple[int | None, int | None]
-"""Bytes and inodes; ``None`` if unknown."""
+"""Bytes and inodes freed by a removal; ``None`` if unknown."""
 
 _ELSEWHERE = -1
 
 
 class Ledger(Protocol):
-    """Computes the gain of the next removal, given the removals already counted.
+    """Interface of accounting: the gain of the next image removal, given the removals counted so far.
 
-    On a node with several image filesystems, each has a number: its index in the snapshot.
+    On a node with several image filesystems, ``number`` is the index of an image filesystem in the snapshot.
     """
 
     accounting: Accounting
 
     def gain(self, image: Image) -> Gain:
-        """Return the gain of removing ``image`` next, on all filesystems."""
+        """Return the bytes and inodes freed on all filesystems if ``image`` is removed next."""
 
     def gain_on(self, image: Image, number: int) -> int | None:
-        """Return the bytes that the removal of ``image`` frees next on one filesystem; ``None`` if unknown."""
+        """Return the bytes freed on one filesystem if ``image`` is removed next; ``None`` if unknown."""
 
     def gains(self, image: Image) -> tuple[tuple[str, int], ...]:
-        """Return the bytes that it frees next on each of several filesystems, by path; none for a single one."""
+        """Return path and freed bytes of each filesystem if ``image`` is removed next; empty for one filesystem."""
 
     def take(self, image: Image) -> None:
         """Count ``image`` as removed."""
 
     def frees_any(self, image: Image, number: int) -> bool:
-        """Return whether the removals so far free a piece of ``image`` on one filesystem."""
+        """Return whether the removals counted so far free a piece of ``image`` on one filesystem."""
 
     def able_to_free(self, removable: Collection[Image], number: int) -> frozenset[str]:
-        """Return the ids of the images whose removal frees space on one filesystem.
+        """Return the ids of the images in ``removable`` whose removal frees space on one filesystem.
 
-        They have a piece there that only images of ``removable`` reference; several that share it count all.
+        Each of these images has a piece on the filesystem that only images in ``removable`` reference, possibly
+        several.
         """
 
 
 def ledger_for(snapshot: NodeSnapshot) -> Ledger:
-    """Return exact accounting with a storage graph, else accounting by upper bounds."""
+    """Return exact accounting if the snapshot has a storage graph, otherwise accounting by upper bounds."""
     if snapshot.storage is None:
         return SizeLedger()
     return LayerLedger(snapshot.storage, snapshot.image_filesystems)
 
 
 class SizeLedger:
-    """Counts the sizes reported by the runtime.
+    """Accounting by the image sizes that the runtime reports, as upper bounds.
 
-    They are upper bounds in that shared layers count for every image. As sizes of compressed content they can also be
-    too small; only a measurement shows the freed bytes. The filesystem of an image is unknown. Source: CRI
-    ``Image.size``.
+    Shared layers count for every image. The sizes of compressed content can also be below the freed bytes; only a
+    measurement shows the freed bytes. The filesystem of an image is unknown.
+
+    Source: CRI ``Image.size``.
     """
 
     accounting = Accounting.UPPER_BOUND
@@ -68,31 +70,31 @@ class SizeLedger:
         """Return the reported size; the inodes are unknown."""
         return image.size_bytes, None
 
-    def gain_on(self, image: Image, number: int) -> int | None:  # noqa: ARG002 - the interface of ledgers
-        """Return ``None``."""
+    def gain_on(self, image: Image, number: int) -> int | None:  # noqa: ARG002 - required by the protocol
+        """Return ``None``: the filesystem of an image is unknown."""
         return None
 
-    def gains(self, image: Image) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - the interface of ledgers
-        """Return an empty tuple."""
+    def gains(self, image: Image) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - required by the protocol
+        """Return an empty tuple: the filesystem of an image is unknown."""
         return ()
 
     def take(self, image: Image) -> None:
         """Ignore the removal, since reported sizes are independent of each other."""
 
-    def frees_any(self, image: Image, number: int) -> bool:  # noqa: ARG002 - the interface of ledgers
-        """Return false."""
+    def frees_any(self, image: Image, number: int) -> bool:  # noqa: ARG002 - required by the protocol
+        """Return false: the filesystem of an image is unknown."""
         return False
 
-    def able_to_free(self, removable: Collection[Image], number: int) -> frozenset[str]:  # noqa: ARG002 - as above
-        """Return an empty set."""
+    def able_to_free(self, removable: Collection[Image], number: int) -> frozenset[str]:  # noqa: ARG002 - protocol
+        """Return an empty set: the filesystem of an image is unknown."""
         return frozenset()
 
 
 class LayerLedger:
-    """Counts the pieces whose last reference is removed.
+    """Exact accounting by the pieces (layers and blobs) that lose their last reference.
 
-    A piece is freed with the last image that references it, and never while it has another reference: a container, a
-    lease, a snapshot of an unlisted image. An image in the graph that CRI no longer lists keeps its references.
+    A piece is freed with the last image that references it, unless a container, a lease or a snapshot of an unlisted
+    image references it as well. An image in the graph that CRI does not list still counts as a reference.
     """
 
     accounting = Accounting.LAYERS
@@ -100,7 +102,8 @@ class LayerLedger:
     def __init__(self, graph: StorageGraph, filesystems: Sequence[ImageFilesystem] = ()) -> None:
         """Count the images that reference each piece.
 
-        A piece of a snapshotter on none of several filesystems, or on an unknown one, frees nothing on any of them.
+        On a node with several image filesystems, a piece of a snapshotter without a known filesystem frees 0 bytes on
+        each.
         """
         self._by_image = graph.by_image
         self._sizes = [0 if piece.references else piece.size_bytes for piece in graph.pieces]
@@ -116,7 +119,7 @@ class LayerLedger:
             self._numbers = [number_of.get(piece.snapshotter, _ELSEWHERE) for piece in graph.pieces]
 
     def gain(self, image: Image) -> Gain:
-        """Return the sum of the pieces that only ``image`` still references."""
+        """Return the size and inodes of the pieces that only ``image`` references; unknown for an unlisted image."""
         indexes = self._by_image.get(image.id)
         if indexes is None:
             return None, None
@@ -126,7 +129,7 @@ class LayerLedger:
         return sum([sizes[index] for index in unique]), sum([inodes[index] for index in unique])
 
     def gain_on(self, image: Image, number: int) -> int | None:
-        """Return the sum of the pieces on one filesystem that only ``image`` still references."""
+        """Return the bytes of the pieces on one filesystem that only ``image`` still references."""
         indexes = self._by_image.get(image.id)
         if indexes is None:
             return None
@@ -134,12 +137,12 @@ class LayerLedger:
         return sum(self._sizes[index] for index in indexes if counts[index] == 1 and numbers[index] == number)
 
     def gains(self, image: Image) -> tuple[tuple[str, int], ...]:
-        """Return the bytes that the removal of an image frees on each of several filesystems, without those with 0."""
+        """Return path and freed bytes of each filesystem if ``image`` is removed next; 0 bytes are omitted."""
         found = ((path, self.gain_on(image, number)) for number, path in enumerate(self._paths))
         return tuple((path, size) for path, size in found if size)
 
     def take(self, image: Image) -> None:
-        """Remove the references of ``image``."""
+        """Count ``image`` as removed: subtract its references from its pieces."""
         for index in self._by_image.get(image.id, ()):
             self._image_counts[index] -= 1
 
@@ -151,7 +154,7 @@ class LayerLedger:
         )
 
     def able_to_free(self, removable: Collection[Image], number: int) -> frozenset[str]:
-        """Return the ids of the images with a piece on one filesystem that only ``removable`` references."""
+        """Return the ids of the images in ``removable`` whose removal frees a piece on one filesystem."""
         remaining = list(self._image_counts)
         for image in removable:
             for index in self._by_image.get(image.id, ()):

@@ -1,8 +1,8 @@
-"""Cross-checks of the runtime's lists, and plans with contradictory lists.
+"""Consistency checks of the CRI lists, and suspension of removals if the lists contradict each other.
 
-With an incomplete list, used images appear unused and active pods deleted. A suspicion is not a contradiction
-yet: lists are read one after the other while the node changes. The observer lists again and reads the status of the
-objects in question (``observe.list_check``).
+With an incomplete list, used images appear unused and active pods appear deleted. A mismatch is only a suspicion at
+first, since the lists are read one after the other while the node changes. The observer confirms a suspicion by a
+second listing and by the CRI status of the objects concerned (``observe.list_check``).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _IMAGE_REF: Final = attrgetter("image_ref")
 _IMAGE: Final = attrgetter("image_ref", "image_id")
 
 EMPTY_PODS_MIN: Final = 2
-"""Minimum number of ready sandboxes without containers for a suspicion, if they are half of all ready ones."""
+"""Minimum number of ready sandboxes without containers for a suspicion, if at least half of all are without."""
 
 
 class SuspicionKind(StrEnum):
-    """Kind of a suspicion."""
+    """Kind of mismatch between the CRI lists."""
 
     DUPLICATE_ID = "duplicate-id"
     ID_MISSING = "id-missing"
@@ -45,12 +45,12 @@ class SuspicionKind(StrEnum):
 
 
 class Suspicion(Record):
-    """One mismatch between the lists.
+    """One mismatch between the CRI lists.
 
     Attributes:
         kind: kind of the mismatch.
-        id: id or reference of the object in question.
-        detail: the mismatch, for display.
+        id: id or reference of the missing or inconsistent object.
+        detail: description of the mismatch, for display.
     """
 
     kind: SuspicionKind
@@ -59,14 +59,15 @@ class Suspicion(Record):
 
 
 class RuntimeLists(Record):
-    """Lists of one reading.
+    """The CRI lists of one observation.
 
     Attributes:
-        images: ``None`` if not listed.
+        images: all images; ``None`` if images were not listed.
         containers: all containers.
-        sandboxes: all sandboxes, listed at the same time.
-        existing: ids of containers and sandboxes by sources other than these lists: cgroups, records of containerd.
-        running_known: whether every running container is in ``existing``; not with containers in virtual machines.
+        sandboxes: all sandboxes, listed together with the containers.
+        existing: ids of containers and sandboxes from sources other than the CRI lists: cgroups, containerd records.
+        running_known: whether ``existing`` contains every running container; false if containers may run in virtual
+            machines.
     """
 
     images: tuple[Image, ...] | None
@@ -77,7 +78,7 @@ class RuntimeLists(Record):
 
 
 class ListedIds(NamedTuple):
-    """Ids of one reading."""
+    """Ids of the containers, sandboxes and images in the CRI lists of one observation."""
 
     containers: frozenset[str]
     sandboxes: frozenset[str]
@@ -85,8 +86,8 @@ class ListedIds(NamedTuple):
 
     @classmethod
     def of(cls, lists: RuntimeLists) -> ListedIds:
-        """Return the ids of these lists."""
-        # The interpreter's own loop takes half the time of a comprehension; a large node has 35,000 ids.
+        """Return the ids of all objects in these lists."""
+        # ``map`` takes half the time of a comprehension; a large node has 35,000 ids.
         return cls(_container_ids(lists.containers), _sandbox_ids(lists.sandboxes), _image_ids(lists.images or ()))
 
 
@@ -106,7 +107,7 @@ def _image_ids(images: tuple[Image, ...]) -> frozenset[str]:
 
 
 def find_suspicions(lists: RuntimeLists, ids: ListedIds | None = None) -> tuple[Suspicion, ...]:
-    """Return the mismatches between the lists, in a fixed order; ``ids`` are theirs, if already computed."""
+    """Return the mismatches between the lists, in a fixed order; ``ids`` are the precomputed ids of ``lists``."""
     ids = ListedIds.of(lists) if ids is None else ids
     sandbox_ids = frozenset(map(_SANDBOX_ID, lists.containers))
     return (
@@ -130,14 +131,14 @@ def _duplicates(lists: RuntimeLists, listed: ListedIds) -> Iterator[Suspicion]:
 
 
 def _without_id(ids: ListedIds) -> Iterator[Suspicion]:
-    """Yield a suspicion for each list with an object without id, to which a removal could not be limited."""
+    """Yield a suspicion for each list that contains an object without an id, which a removal could not address."""
     for kind, listed in (("image", ids.images), ("container", ids.containers), ("sandbox", ids.sandboxes)):
         if "" in listed:
             yield Suspicion(SuspicionKind.ID_MISSING, kind, f"a listed {kind} has no id")
 
 
 def _without_sandbox(lists: RuntimeLists, unlisted: frozenset[str]) -> Iterator[Suspicion]:
-    """Yield the sandboxes of containers that are not listed; ``unlisted`` has an empty id for containers without."""
+    """Yield a suspicion for each unlisted sandbox of a container; an empty id in ``unlisted`` is ignored."""
     if unlisted <= {""}:
         return
     missing = {each.sandbox_id: each for each in lists.containers if each.sandbox_id and each.sandbox_id in unlisted}
@@ -147,7 +148,7 @@ def _without_sandbox(lists: RuntimeLists, unlisted: frozenset[str]) -> Iterator[
 
 
 def _without_image(lists: RuntimeLists, listed: ListedIds) -> Iterator[Suspicion]:
-    """Yield the containers without a reference to a listed image, one for each image."""
+    """Yield a suspicion for each unlisted image that a container references."""
     if lists.images is None or frozenset(map(_IMAGE_REF, lists.containers)) <= listed.images:
         return
     ids = set(map(bare_id, listed.images))
@@ -173,15 +174,16 @@ def _objects_unlisted(lists: RuntimeLists, ids: ListedIds) -> Iterator[Suspicion
 
 
 def _pods_without_containers(lists: RuntimeLists, unused: frozenset[str]) -> Iterator[Suspicion]:
-    """Yield a suspicion if too many ready sandboxes have no container, unless running containers can be verified.
+    """Yield a suspicion if too many ready sandboxes have no container.
 
-    Single ones are usual, such as during a failing image pull. ``unused`` are the ids of sandboxes without container.
+    The check is skipped if ``existing`` has all running containers. A few sandboxes without a container are normal,
+    such as during an image pull. ``unused`` are the ids of sandboxes without a container.
     """
     if lists.running_known or not unused:
         return
     ready = [each for each in lists.sandboxes if each.ready]
     empty = [each for each in ready if each.id in unused]
-    if empty:  # rare, and the UIDs of all containers take longer than their sandboxes
+    if empty:  # rare: reading the UIDs of all containers is slow
         uids = {each.pod_uid for each in lists.containers}
         empty = [each for each in empty if each.uid not in uids]
     if len(empty) >= EMPTY_PODS_MIN and 2 * len(empty) >= len(ready):
@@ -190,12 +192,12 @@ def _pods_without_containers(lists: RuntimeLists, unused: frozenset[str]) -> Ite
 
 
 def withheld(plan: Plan, contradictions: Sequence[ListContradiction], *, by_images: bool = False) -> Plan:
-    """Return the plan, without removals if its lists contradict each other.
+    """Return the plan; without removals and blocked if the CRI lists contradict each other.
 
     Args:
-        plan: the plan from these lists.
-        contradictions: the contradictions of the observation.
-        by_images: whether the plan depends on the image list too.
+        plan: the plan made from the CRI lists.
+        contradictions: confirmed contradictions between the CRI lists.
+        by_images: whether the plan depends on the image list, so that contradictions of images count as well.
     """
     relevant = [each.detail for each in contradictions if by_images or not each.images_only]
     if not relevant:
@@ -211,6 +213,6 @@ def withheld(plan: Plan, contradictions: Sequence[ListContradiction], *, by_imag
 
 
 def persistent(first: Collection[Suspicion], second: Sequence[Suspicion]) -> tuple[Suspicion, ...]:
-    """Return the suspicions of both listings, by kind and id."""
+    """Return the suspicions of the second listing that were found in the first listing too, by kind and id."""
     known = {(each.kind, each.id) for each in first}
     return tuple(each for each in second if (each.kind, each.id) in known)

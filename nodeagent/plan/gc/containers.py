@@ -1,4 +1,4 @@
-"""Container garbage collection: the dead containers to remove and the reason to keep each of the others."""
+"""Container garbage collection plan: the dead containers to remove, and the reason to keep every other container."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
 _Unit = tuple[str, str]
-"""Pod UID and container name."""
+"""Unit of the limit per container: pod UID and container name."""
 
 _Candidate = tuple["datetime", int, str, int, "Container"]
-"""Creation time, attempt and id, in sort order; the position makes candidates distinct."""
+"""Creation time, attempt, id, position in the snapshot and container; the position makes equal keys distinct."""
 
 _Removal = tuple["Container", Reason]
 
@@ -47,7 +47,7 @@ _R_STATE_UNKNOWN = Reason(ReasonCode.STATE_UNKNOWN)
 _R_UNMANAGED = Reason(ReasonCode.NOT_KUBELET_MANAGED)
 _R_AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
 
-# Enum members used for every container are constants: a lookup in the class takes ten times as long.
+# Enum members used for every container are module constants: a lookup in the enum class takes ten times as long.
 _CREATED, _RUNNING, _UNKNOWN = ContainerState.CREATED, ContainerState.RUNNING, ContainerState.UNKNOWN
 _CONTAINER, _KEEP, _REMOVE = ItemKind.CONTAINER, Verdict.KEEP, Verdict.REMOVE
 _FAILED, _WITHIN_LIMITS = ReasonCode.FAILED_EARLIER, ReasonCode.WITHIN_LIMITS
@@ -61,21 +61,23 @@ def plan_container_gc(
     evict_non_deleted_pods: bool = False,
     statuses: Mapping[str, PodDeletionStatus] | None = None,
 ) -> Plan:
-    """Choose the dead containers to remove: all of deleted pods, else the oldest above the limits.
+    """Return the plan that removes dead containers of deleted pods and the oldest dead containers above the limits.
 
-    The order of removal is that of the kubelet's steps: containers of deleted pods; containers above the limit per unit
-    (one container name of one pod, all attempts); containers above the total, first down to an equal share of at least
-    one per unit, then oldest first. Within a step oldest first, ties by attempt, then by id. Unlike in the kubelet, a
-    container of unknown state is kept, since it may be running. A failed container counts as removed, so that no other
-    is removed in its place.
+    Removals follow the steps of the kubelet: containers of deleted pods; containers above the limit per unit (all
+    attempts of one container name of one pod); containers above the total limit. For the total limit, each unit is
+    first reduced to an equal share of at least one container, then the oldest containers are removed. Within a step the
+    oldest container is first, ties by attempt, then by id. Unlike in the kubelet, a container of unknown state is kept,
+    since it may be running. A container whose removal failed counts as removed, so that no other container is removed
+    instead.
 
-    Beside a kubelet the newest dead container of each unit is kept regardless of the limits, unless its pod is deleted:
-    the kubelet serves ``kubectl logs`` and ``logs --previous`` from it, and derives back-off and restart count from it.
+    Beside a kubelet, the newest dead container of each unit is kept regardless of the limits, unless its pod is
+    deleted: the kubelet needs this container for ``kubectl logs``, ``kubectl logs --previous``, back-off and restart
+    count.
 
     Args:
-        snapshot: the node.
-        policy: the limits.
-        failed: container id to the cause of a failure earlier in this pass.
+        snapshot: snapshot of the node.
+        policy: limits and minimum age.
+        failed: cause of the failure by container id, for removals that failed earlier in this pass.
         evict_non_deleted_pods: also remove the containers of pods that have finished but still exist.
         statuses: the result of ``check_pods`` for this snapshot and policy, if already computed.
 
@@ -108,7 +110,7 @@ def plan_container_gc(
 
 
 def _pod_reasons(statuses: Mapping[str, PodDeletionStatus], *, include_finished: bool) -> dict[str, Reason]:
-    """Return the UID of every pod whose dead containers are all removed, with the reason."""
+    """Return the reason to remove all dead containers of a deleted (or included finished) pod, by pod UID."""
     reasons = {}
     for uid, status in statuses.items():
         if status.deleted:
@@ -119,11 +121,11 @@ def _pod_reasons(statuses: Mapping[str, PodDeletionStatus], *, include_finished:
 
 
 class _Classifier:
-    """Classifies containers: kept without regard to the limits, of deleted or finished pods, and by unit.
+    """Classification of containers: kept regardless of the limits, of deleted or finished pods, or subject to limits.
 
     Attributes:
-        kept: decisions on containers that do not count against the limits.
-        units: the other candidates by unit, newest first.
+        kept: decisions on containers that are kept and do not count against the limits.
+        units: candidates subject to the limits by unit, newest first.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class _Classifier:
                 members.sort(reverse=True)
 
     def pod_removals(self) -> list[_Removal]:
-        """Return the removals of deleted and finished pods, oldest first."""
+        """Return the removals of containers of deleted and finished pods, oldest first."""
         return [(container, reason) for *_, container, reason in sorted(self._pod_removals)]
 
     def _add_candidate(self, position: int, container: Container) -> None:
@@ -180,8 +182,8 @@ class _Classifier:
         else:
             self.units[uid, container.name].append(candidate)
 
-    def _keep_reason(self, container: Container) -> Reason | None:  # noqa: PLR0911 - one for each rule
-        """Return the reason to keep a dead container regardless of limits and its pod; ``None`` without one."""
+    def _keep_reason(self, container: Container) -> Reason | None:  # noqa: PLR0911 - one return for each rule
+        """Return the reason to keep a dead container regardless of the limits and its pod; ``None`` for a candidate."""
         if not (container.has_kubelet_labels or self._policy.include_unlabelled):
             return _R_UNMANAGED
         if container.state is _UNKNOWN:
@@ -207,7 +209,7 @@ class _Classifier:
 
 @keep_last_result
 def _running(containers: tuple[Container, ...]) -> tuple[tuple[Decision, ...], frozenset[str]]:
-    """Return the decisions on running containers by name, without the sizes of their layers, and their ids."""
+    """Return the decisions to keep running containers, by name and without layer sizes, and the container ids."""
     kept = [
         Decision(_CONTAINER, each.id, each.display_name, _KEEP, _R_RUNNING)
         for each in containers
@@ -224,7 +226,7 @@ def _newest(container: Container, sizes: Mapping[str, int]) -> Decision:
 
 
 def _remove_over_unit_limit(units: dict[_Unit, list[_Candidate]], limit: int) -> list[_Removal]:
-    """Remove the containers above ``limit`` from each unit; return them oldest first."""
+    """Remove the containers above ``limit`` from each unit; return the removals, oldest first."""
     over: list[tuple[_Candidate, int]] = []
     for members in units.values():
         if len(members) > limit:
@@ -239,7 +241,11 @@ def _remove_over_unit_limit(units: dict[_Unit, list[_Candidate]], limit: int) ->
 
 
 def _remove_over_total(units: dict[_Unit, list[_Candidate]], limit: int) -> list[_Removal]:
-    """Reduce the units to an equal share of the total, at least one each, then remove the oldest of all."""
+    """Remove the containers above the total limit from the units; return the removals.
+
+    Each unit is first reduced to an equal share of the limit, at least one container; then the oldest containers of all
+    units are removed.
+    """
     total = sum(map(len, units.values()))
     if total <= limit:
         return []

@@ -1,4 +1,4 @@
-"""Audit of leaks: objects on the host without a record of the runtime."""
+"""Leak audit: objects on the host (mounts, shims, cgroups, directories, blobs) without a record in the runtime."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class KindAdvice(Record):
-    """Advice for a kind of leak.
+    """Advice on the removal of one kind of leaked object.
 
     Attributes:
-        safe: whether its removal is safe without a further check.
-        how: how it is removed.
+        safe: whether objects of this kind can be removed without a further check.
+        how: removal procedure, for display.
     """
 
     safe: bool
@@ -57,7 +57,7 @@ ADVICE: Final[Mapping[ObjectKind, KindAdvice]] = MappingProxyType(
 
 
 class DeepLeak(Record):
-    """An object without a record, with the missing record as a sentence."""
+    """A leaked object, with a sentence that names the missing record."""
 
     found: RuntimeObject
     why: str
@@ -66,12 +66,12 @@ class DeepLeak(Record):
 def find_deep_leaks(
     host: HostObjects, records: RuntimeRecords, now: datetime, *, minimum_age_s: float
 ) -> tuple[DeepLeak, ...]:
-    """Return the objects without a record of the runtime, by kind and name.
+    """Return the objects on the host without a record in the runtime, sorted by kind and name.
 
-    The objects must have been read before the records: an object that the runtime creates in between is then not
-    among them. Objects younger than the minimum age are omitted, since the runtime writes the record of a directory or
-    a blob after it, as are those of unknown age unless the minimum is 0. Shims, mounts and cgroups have no age: the
-    record of their container is written before them, and deleted after them.
+    Objects must be read before records, so that an object created between the two readings is not reported as a leak.
+    Objects younger than the minimum age are omitted, since the runtime creates a directory or blob before its record.
+    Objects of unknown age are omitted unless the minimum age is 0. Shims, mounts and cgroups need no minimum age: the
+    runtime writes the record of a container before these objects exist, and deletes the record after their removal.
     """
     leaks = []
     ids = records.cri_ids | {container for _, container in records.containers}
@@ -92,12 +92,12 @@ def _old_enough(each: RuntimeObject, now: datetime, minimum_age_s: float) -> boo
     return each.changed_at is not None and (now - each.changed_at).total_seconds() >= minimum_age_s
 
 
-def _missing_record(  # noqa: PLR0911 - one branch for each kind
+def _missing_record(  # noqa: PLR0911 - one return for each kind
     each: RuntimeObject, host: HostObjects, records: RuntimeRecords, ids: frozenset[str], now: datetime
 ) -> str:
-    """Return the missing record as a sentence; empty if there is one, or if that is unknown.
+    """Return a sentence that names the missing record; empty if the record exists or cannot be checked.
 
-    ``ids`` are those of the containers and sandboxes in any namespace.
+    ``ids`` are the ids of containers and sandboxes in all containerd namespaces.
     """
     match each.kind:
         case ObjectKind.SNAPSHOT_DIRECTORY:

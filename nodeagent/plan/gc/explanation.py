@@ -1,6 +1,6 @@
-"""Explanations: the reason for each verdict, and the condition of another verdict.
+"""Explanations of verdicts: the reason of a decision, and the condition under which the item would be removed.
 
-Explanations are derived from the plan of the next pass, so that they cannot differ from it.
+Explanations are derived from the plan of the next pass, so that they cannot contradict this plan.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _BY_USE_LATER: Final = _BY_USE | {ReasonCode.AGE_NOT_OBSERVED, ReasonCode.CLOCK_
 
 
 class Sharing(Record):
-    """Pieces that an image shares.
+    """Layers and blobs ("pieces") that an image shares with other images and objects.
 
     Attributes:
         unique_bytes: size of the pieces without other references.
-        shared_bytes: size of the other pieces.
-        with_images: name and common bytes of each other image, largest first.
-        with_others: kind and bytes of the references other than from listed images, such as ``container`` for the
-            snapshots of containers, of this image or of one with common layers; largest first.
+        shared_bytes: size of the pieces with other references.
+        with_images: name of each other image with common pieces, and the bytes in common; largest first.
+        with_others: kind and bytes of references from objects other than listed images, largest first; such as
+            ``container`` for container snapshots based on this image or on an image with common layers.
     """
 
     unique_bytes: int
@@ -54,25 +54,26 @@ class Sharing(Record):
 
 
 class Explanation(Record):
-    """Verdict on one item with its reasons and the condition of its removal.
+    """Explanation of the decision on one item: its reasons, and the condition of its removal.
 
     Attributes:
         decision: the decision of the next pass.
         attempt: attempt of a container or sandbox; ``None`` for other items.
         names: all names of the item.
-        also: the reasons of further keep rules.
-        when: condition of the item's removal, for display.
-        eligible_at: time of eligibility, if it depends on time alone; aware UTC.
+        also: reasons of further rules that keep the image.
+        when: condition under which the item is removed, for display.
+        eligible_at: time at which the item becomes eligible for removal, in aware UTC; ``None`` if it depends on more
+            than time.
         users: containers and sandboxes that refer to an image, by name, newest attempt first.
-        position: position of an image in the order of use, from 1; 0 for other items.
-        positions: number of images in the order of use.
-        first_detected: first detection or pull of an image.
-        last_used: last observed use of an image.
+        position: position of an image in removal order (least recently used first), from 1; 0 for other items.
+        positions: number of images in removal order.
+        first_detected: time of the first detection or pull of an image.
+        last_used: time of the last observed use of an image.
         size_bytes: size of an image as reported by CRI.
-        frees_alone_bytes: bytes freed by the removal of only this image; the decision has the bytes within the plan.
-        removals_before: number of earlier removals of the plan, assumed by the figure of the decision.
-        sharing: shared pieces of an image with known layers.
-        pod: deletion status of the pod of a container, sandbox or log.
+        frees_alone_bytes: bytes freed if only this image is removed; ``decision`` has the bytes freed within the plan.
+        removals_before: number of image removals that the plan executes before this image.
+        sharing: shared pieces of an image; ``None`` if its layers are unknown.
+        pod: deletion status of the pod of a container, sandbox or pod log directory.
     """
 
     decision: Decision
@@ -97,8 +98,8 @@ def explain(snapshot: NodeSnapshot, policy: GCPolicy, plans: Iterable[Plan], que
     """Return the explanations of all items that match ``query``; empty without a match.
 
     An image is matched by reference, digest or id; a container by id, name, ``pod/name`` or ``namespace/pod/name``; a
-    pod by UID, name or ``namespace/name``, with all its containers, sandboxes and logs. Ids may be shortened to
-    ``_SHORTEST_ID`` or more digits. Names with escapes are accepted as displayed.
+    pod by UID, name or ``namespace/name``, which returns all its containers, sandboxes and logs. A container or sandbox
+    id may be shortened to ``_SHORTEST_ID`` or more digits. Names may be given with the escapes of the display.
     """
     decided = {(each.kind, each.id): each for plan in plans for each in plan.decisions}
     finder = _Explainer(snapshot, policy, decided)
@@ -110,7 +111,7 @@ def explain(snapshot: NodeSnapshot, policy: GCPolicy, plans: Iterable[Plan], que
 
 
 def _names(snapshot: NodeSnapshot) -> Iterator[str]:
-    """Yield the names of all items that can be explained."""
+    """Yield the names and references of all items that can be explained."""
     for image in snapshot.images:
         yield from image.references
     for sandbox in snapshot.sandboxes:
@@ -189,7 +190,7 @@ class _Explainer:
     def workload(self, query: str) -> list[Explanation]:
         """Return the explanations of the matching containers, sandboxes and logs, and of all items of matching pods.
 
-        Containers of a name follow each other, the newest attempt first.
+        Containers are sorted by name, then by attempt, newest first.
         """
         snapshot = self._snapshot
         pods = {each.uid for each in snapshot.sandboxes if query in _pod_names(each)}
@@ -249,7 +250,7 @@ class _Explainer:
         )
 
     def _by_use(self, image: Image, order: Sequence[str]) -> str:
-        """Return the usage at which an image is removed by threshold, for display."""
+        """Return the text of the filesystem usage at which the high threshold would cause removal of an image."""
         earlier = []
         for image_id in order[: order.index(image.id)]:
             decision = self._decided.get((ItemKind.IMAGE, image_id))
@@ -269,10 +270,10 @@ class _Explainer:
                 words += f", {format_bytes(missing)} more than now"
         if not earlier:
             return f"{words}; it would be removed first"
-        return f"{words}, and removing the {len(earlier)} unused less recently ({format_bytes(frees)}) is not enough"
+        return f"{words}, and removing the {len(earlier)} less recently used ({format_bytes(frees)}) is not enough"
 
     def _filesystem_of(self, image: Image) -> ImageFilesystem | None:
-        """Return the fullest of several image filesystems on which an image frees space; ``None`` for one."""
+        """Return the fullest image filesystem on which the image frees space; ``None`` with one image filesystem."""
         decision = self._decided.get((ItemKind.IMAGE, image.id))
         found = [
             each for each in self._snapshot.image_filesystems if decision is not None and decision.bytes_on(each.path)

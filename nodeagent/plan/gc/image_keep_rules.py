@@ -1,11 +1,11 @@
 """Keep rules for images, which apply regardless of the age of an image and the usage of the filesystem.
 
-The rules are in order of precedence in :data:`KEEP_RULES`; the first matching rule determines the reason of the
-decision. A new rule is an entry there, a reason code with its sentence in ``plan/decision.py``, and a test. Rules that
-depend on age, usage or the limits of a pass are part of the plan itself (``images``).
+:data:`KEEP_RULES` lists the rules in order of precedence; the first matching rule determines the reason of the
+decision. A new rule needs an entry in ``KEEP_RULES``, a reason code with its sentence in ``plan/reason_codes.py``, and
+a test. Rules that depend on age, usage or the limits of a pass are part of the plan itself (``images``).
 
-Each rule returns all its kept images. Rejected: a predicate per image, which takes ten calls for each of 100,000
-images, although hardly any is kept by a rule.
+Each rule returns all images that it keeps. Rejected alternative: a predicate per rule and image, which needs more than
+ten calls for each of 100,000 images, although few images match a rule.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class KeepContext(Record):
     """Inputs of the keep rules for one plan.
 
     Attributes:
-        users: the containers and sandboxes that use each image of the snapshot.
+        users: containers and sandboxes that use each image of the snapshot.
         protection: the protection rules.
-        failed: image id to the cause of a failure earlier in this pass.
-        only: ids of the images that may be removed; ``None`` for any.
+        failed: cause of the failure by image id, for removals that failed earlier in this pass.
+        only: ids of the images that the applied plan permits to remove; ``None`` without an applied plan.
         pause_images: ids of the images named like a pause image.
     """
 
@@ -54,11 +54,11 @@ class KeepContext(Record):
 
 
 class KeepRule(Record):
-    """A rule that keeps images, with its reason codes.
+    """A rule that keeps images.
 
     Attributes:
-        codes: its reason codes.
-        find: returns the id of every kept image, with the reason.
+        codes: reason codes that the rule returns.
+        find: function that returns the reason for every image that the rule keeps, by image id.
     """
 
     codes: tuple[ReasonCode, ...]
@@ -66,7 +66,7 @@ class KeepRule(Record):
 
 
 def _in_use(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep every image referenced by a container, in any state, or by a sandbox."""
+    """Return the reasons to keep images referenced by a container, in any state, or by a sandbox."""
     return _in_use_reasons(context.users)
 
 
@@ -76,18 +76,24 @@ def _in_use_reasons(users: ImageUsers) -> Mapping[str, Reason]:
 
 
 def _pinned(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the images pinned in the runtime."""
+    """Return the reasons to keep images pinned in the runtime."""
     return {image.id: _PINNED for image in context.snapshot.images if image.pinned}
 
 
 def _sandbox_images(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the configured sandbox image, and images named like one, since containerd 2 does not report it."""
+    """Return the reasons to keep sandbox images: the configured image, and images named like a pause image.
+
+    The name is needed because containerd 2 does not report the configured sandbox image.
+    """
     configured = context.users.index.resolve_all(context.snapshot.sandbox_images)
     return dict.fromkeys(context.pause_images, _NAMED_LIKE_PAUSE) | dict.fromkeys(configured, _CONFIGURED)
 
 
 def _named_by_pods(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the images named by static manifests and by pods bound to this node, which a container may need next."""
+    """Return the reasons to keep images named by static manifests and by pods bound to this node.
+
+    A container of the pod may need the image next.
+    """
     pods: defaultdict[str, set[str]] = defaultdict(set)
     for reference, named_by in context.snapshot.pod_images.named.items():
         for image_id in context.users.index.resolve_named(reference):
@@ -99,37 +105,37 @@ def _named_by_pods(context: KeepContext) -> Mapping[str, Reason]:
 
 
 def _protected(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the images matched by a protection rule, and the newest of each repository."""
+    """Return the reasons to keep images matched by a protection rule, and the newest images of each repository."""
     return context.protection.reasons(context.snapshot.images, context.snapshot.image_usage)
 
 
 def _irreplaceable(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the images that cannot be pulled again, if configured, and images of unknown origin."""
+    """Return the reasons to keep images of unknown origin and, if configured, images that cannot be pulled again."""
     protection = context.protection
     return origin_keep_reasons(context.snapshot, protection.irreplaceable, protection.unreachable_registries)
 
 
 def _held(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the images of holds that have not ended."""
+    """Return the reasons to keep images matched by a hold that has not expired."""
     return held_images(context.snapshot, context.users.index)
 
 
 def _not_in_plan(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the images missing in the applied plan."""
+    """Return the reasons to keep images that the applied plan does not remove."""
     if context.only is None:
         return {}
     return {image.id: _NOT_IN_PLAN for image in context.snapshot.images if image.id not in context.only}
 
 
 def _failed(context: KeepContext) -> Mapping[str, Reason]:
-    """Exclude the images whose removal failed earlier in this pass."""
+    """Return the reasons to exclude images whose removal failed earlier in this pass."""
     return {
         image_id: Reason(ReasonCode.FAILED_EARLIER, {"detail": detail}) for image_id, detail in context.failed.items()
     }
 
 
 def _used_since(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the images with a recorded use after this observation: the clock was set back."""
+    """Return the reasons to keep images with a recorded use after this observation: the clock was set back."""
     now = context.snapshot.observed_at
     return {
         image_id: Reason(ReasonCode.USED_THIS_PASS, {"last_used_at": usage.last_used})
@@ -139,16 +145,16 @@ def _used_since(context: KeepContext) -> Mapping[str, Reason]:
 
 
 def _use_unknown(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep all images if their use, the pods of this node or the holds are unknown."""
+    """Return the reason to keep every image if image use, the pods of this node or the holds are unknown."""
     reason = use_unknown(context)
     return {} if reason is None else {image.id: reason for image in context.snapshot.images}
 
 
 def use_unknown(context: KeepContext) -> Reason | None:
-    """Return the reason to keep every image; ``None`` without one.
+    """Return the reason to keep every image because image use is unknown; ``None`` if image use is known.
 
-    Such a reason is unreadable holds, a list of pods that has never been read, or unreadable sandboxes without another
-    fact that identifies the sandbox image, which can then be any image.
+    The reason is one of: holds cannot be read; the pods of this node have never been listed; a sandbox cannot be read
+    and the sandbox image is unknown, so that any image could be the sandbox image.
     """
     snapshot = context.snapshot
     if snapshot.holds_error:
@@ -199,12 +205,12 @@ def _pause_images(images: tuple[Image, ...]) -> frozenset[str]:
         image.id
         for image in images
         for reference in image.references
-        if "pause" in reference and is_named_like_pause(reference)  # the comparison of texts is much faster
+        if "pause" in reference and is_named_like_pause(reference)  # fast pre-check
     )
 
 
 def first_keep_reasons(context: KeepContext) -> dict[str, Reason]:
-    """Return the id of every kept image with the reason of the first rule that keeps it."""
+    """Return the reason of the first matching keep rule for every kept image, by image id."""
     reasons: dict[str, Reason] = {}
     for rule in reversed(KEEP_RULES):
         reasons.update(rule.find(context))
@@ -214,9 +220,9 @@ def first_keep_reasons(context: KeepContext) -> dict[str, Reason]:
 def keep_reasons(
     snapshot: NodeSnapshot, protection: ProtectionPolicy, image_ids: Collection[str]
 ) -> dict[str, tuple[Reason, ...]]:
-    """Return the reasons of all keep rules for each of these images, in order of precedence.
+    """Return the reasons of all matching keep rules for each of these images, in order of precedence.
 
-    A plan has only the first reason.
+    A plan contains only the first reason.
     """
     context = keep_context(snapshot, protection, find_users(snapshot), failed=NO_FAILURES, only=None)
     found = [rule.find(context) for rule in KEEP_RULES]

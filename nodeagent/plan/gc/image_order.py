@@ -15,15 +15,16 @@ NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 class ImageCandidate(NamedTuple):
-    """An image with its times of use. Candidates sort in the order of removal.
+    """An image with its times of use; candidates sort in removal order.
 
-    A tuple, since it sorts without a key function.
+    The class is a tuple, since tuples sort without a key function.
 
     Attributes:
-        last_used: ``datetime.min`` if never used, so such images sort first.
-        first_detected: at most the time of observation.
-        pulled_at: ``datetime.min`` if not reported. Images detected together, such as by a new agent, differ in it.
-        present_since: start of the minimum age, at most the time of observation.
+        last_used: time of the last use; ``NEVER`` for an image without observed use, which sorts first.
+        first_detected: time of the first detection; at most the time of observation.
+        pulled_at: time of the pull; ``NEVER`` if not reported. The time orders images that were first detected in one
+            pass.
+        present_since: time from which the minimum age counts; at most the time of observation.
         position: index in the snapshot; makes candidates with the same id distinct.
     """
 
@@ -37,18 +38,18 @@ class ImageCandidate(NamedTuple):
 
 
 _AS_CANDIDATE: Final = cast("Callable[[tuple[object, ...]], ImageCandidate]", partial(tuple.__new__, ImageCandidate))
-"""Return a row as a candidate, in a quarter of the time of its constructor."""
+"""Convert a row to a candidate, in a quarter of the time that the constructor takes."""
 
 
 def order_of_use(snapshot: NodeSnapshot) -> tuple[str, ...]:
-    """Return the ids of all images in the order of removal."""
+    """Return the ids of all images in removal order, least recently used first."""
     return tuple(each.id for each in in_order_of_use(snapshot))
 
 
 def in_order_of_use(snapshot: NodeSnapshot) -> list[ImageCandidate]:
-    """Return the images least recently used first, never used before all others.
+    """Return the images in removal order: images without observed use first, then least recently used first.
 
-    Ties are in the order of first detection, then of pull, then of id. An image without recorded use, or with a first
+    Ties are broken by first detection, then by pull, then by id. An image without a usage record, or with a first
     detection in the future, counts as first detected now.
     """
     now, usage_of = snapshot.observed_at, snapshot.image_usage
@@ -58,18 +59,17 @@ def in_order_of_use(snapshot: NodeSnapshot) -> list[ImageCandidate]:
         if usage is None:
             rows.append((NEVER, now, NEVER, image.id, position, image, now))
             continue
-        first = min(usage.first_detected, now)  # without a call for each image
+        first = min(usage.first_detected, now)  # inline, to avoid a call for each image
         present = usage.present_since or first
         used, pulled = usage.last_used or NEVER, usage.pulled_at or NEVER
         rows.append((used, first, pulled, image.id, position, image, min(present, now)))
-    rows.sort()  # plain tuples take half the time of named ones
+    rows.sort()  # plain tuples sort in half the time of named tuples
     return list(map(_AS_CANDIDATE, rows))
 
 
 def unused_since(usage: ImageUsage, observed_since: datetime) -> datetime:
     """Return the time since which an image is known to be unused.
 
-    A pull counts as use, and so does the time before the start of the observation, in which an image may have been
-    used.
+    A pull counts as use. An image counts as used until the start of the observation, since earlier use is unknown.
     """
     return max(usage.last_used or usage.first_detected, usage.first_detected, observed_since)

@@ -1,10 +1,10 @@
-"""Images that cannot be pulled again.
+"""Irreplaceable images: images that cannot be pulled again.
 
-Such an image was imported or built on this node, has a name under which it was never pulled, or is from a registry that
-the configuration lists as unreachable. Its removal is a loss, where the removal of any other image costs a pull.
+An irreplaceable image was imported or built on this node, has a name under which it was never pulled, or is from a
+registry that the configuration lists as unreachable. The removal of an irreplaceable image is a permanent loss.
 
-Rejected: probing registries, since an agent without network access must not depend on them, and a registry that answers
-may still refuse the image.
+Rejected alternative: probing registries. The agent must not depend on network access, and a reachable registry may
+still deny the pull of an image.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _UNKNOWN: Final = Reason(ReasonCode.ORIGIN_UNKNOWN)
 class Irreplaceable(StrEnum):
     """Treatment of images that cannot be pulled again.
 
-    ``LAST``: removed for space only, after all other images. ``NEVER``: kept. ``IGNORE``: treated as other images.
+    ``LAST``: removed only if space is needed, after all other images. ``NEVER``: always kept. ``IGNORE``: removed like
+    any other image.
     """
 
     LAST = "last"
@@ -37,10 +38,10 @@ class Irreplaceable(StrEnum):
 
 
 def irreplaceable_images(snapshot: NodeSnapshot, unreachable: Sequence[str]) -> dict[str, str]:
-    """Return the id of every image that is known to be irreplaceable, with the cause as text.
+    """Return the cause, as text, for every image that is known to be irreplaceable, by image id.
 
     Args:
-        snapshot: the node.
+        snapshot: snapshot of the node.
         unreachable: registries without access, as ``HOST`` or ``HOST:PORT``; ``*`` matches any text.
     """
     sources = snapshot.image_sources
@@ -57,10 +58,10 @@ def irreplaceable_images(snapshot: NodeSnapshot, unreachable: Sequence[str]) -> 
 def origin_keep_reasons(
     snapshot: NodeSnapshot, treatment: Irreplaceable, unreachable: Sequence[str]
 ) -> dict[str, Reason]:
-    """Return the id of every image kept for its origin, with the reason.
+    """Return the reason for every image kept because of its origin, by image id.
 
-    An image of unknown origin is kept, too, except on a runtime that reports no origin at all, where only ``NEVER``
-    keeps it.
+    An image of unknown origin is kept too. If the runtime reports no origin for any image, images of unknown origin are
+    kept only with ``NEVER``.
     """
     if treatment is Irreplaceable.IGNORE:
         return {}
@@ -77,7 +78,7 @@ def origin_keep_reasons(
 
 
 def origin_warning(snapshot: NodeSnapshot, treatment: Irreplaceable, *, removes: bool) -> str:
-    """Return the warning of a plan on a runtime that does not report the origin of images; empty for none."""
+    """Return the plan warning for a runtime that does not report the origin of images; empty without a warning."""
     if snapshot.image_sources is not None or treatment is Irreplaceable.IGNORE or not snapshot.images:
         return ""
     unknown = "origin of images unknown: not reported by this runtime through CRI"
@@ -87,7 +88,7 @@ def origin_warning(snapshot: NodeSnapshot, treatment: Irreplaceable, *, removes:
 
 
 def _cause(image: Image, sources: frozenset[str] | None, unreachable: Sequence[str]) -> str:
-    """Return the cause for an image that cannot be pulled again; empty for another one and for an unknown origin."""
+    """Return the cause why an image cannot be pulled again; empty if it can be pulled or its origin is unknown."""
     names = image.repo_tags or image.repo_digests
     if sources is not None:
         if not sources:
@@ -104,7 +105,7 @@ def _cause(image: Image, sources: frozenset[str] | None, unreachable: Sequence[s
 
 
 def _source_of(reference: str) -> str:
-    """Return the repository of a reference as recorded by containerd: with registry, without its port.
+    """Return the repository of a reference as recorded by containerd: with the registry host, without its port.
 
     Source: containerd ``AppendDistributionSourceLabel``.
     """
@@ -114,13 +115,13 @@ def _source_of(reference: str) -> str:
 
 
 def removal_reason(how: str, *, all_unused: bool) -> Reason:
-    """Return the reason to remove an irreplaceable image after all others."""
+    """Return the reason to remove an irreplaceable image, which is removed after all other images."""
     code = ReasonCode.IRREPLACEABLE_UNUSED if all_unused else ReasonCode.IRREPLACEABLE_LAST
     return Reason(code, {"how": how})
 
 
 def with_last_reasons(kept: Mapping[str, Reason], last: Mapping[str, str]) -> dict[str, Reason]:
-    """Return the reasons of images kept for lack of need, with the cause for those that are irreplaceable."""
+    """Return the reasons ``kept``; irreplaceable images kept because space suffices get their cause as reason."""
     replaced = {}
     for image_id, how in last.items():
         reason = kept.get(image_id)

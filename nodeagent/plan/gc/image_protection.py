@@ -1,7 +1,7 @@
-"""Protection rules for images: by glob, regular expression or digest, and the newest of each repository.
+"""Image protection rules: by glob, regular expression or digest, and for the newest images of each repository.
 
-The rules are independent of pins in the runtime, since pins can be lost. They are compiled once per set of rules, and
-all globs are matched as one expression, so that 100,000 images take a fraction of a second.
+Protection does not depend on pins in the runtime, since pins can be lost. The rules are compiled once per set of rules,
+and all globs are matched as one expression, so that matching 100,000 images takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class RuleKind(StrEnum):
-    """Match type of a rule."""
+    """Match type of a protection rule."""
 
     GLOB = "glob"
     REGEX = "regex"
@@ -47,7 +47,7 @@ class ProtectionRule(Record):
     """A configured pattern, expression or digest that protects images.
 
     Attributes:
-        text: the rule as written, for display.
+        text: the rule as configured, for display.
         kind: match type.
         value: the pattern, the expression or the digest.
     """
@@ -57,7 +57,7 @@ class ProtectionRule(Record):
     value: str
 
     def matched_by(self, image: Image) -> str:
-        """Return the reference or id of ``image`` matched by this rule; empty if none."""
+        """Return the reference or id of ``image`` that this rule matches; empty without a match."""
         if self.kind is RuleKind.DIGEST:
             return _digest_match(image, _both_forms((self.value,)))
         if self.kind is RuleKind.REGEX:
@@ -68,18 +68,20 @@ class ProtectionRule(Record):
 
 
 def parse_rule(text: str) -> ProtectionRule:
-    """Parse a protection rule.
+    """Return the protection rule parsed from ``text``, in one of three forms.
 
-    - ``regex:EXPRESSION``, in the syntax of RE2, is searched for in every reference as listed by the runtime; anchor it
-      with ``^`` and ``$``.
-    - ``sha256:DIGEST`` or ``digest:sha256:DIGEST`` is an image id or the digest of any of its references.
-    - Anything else is a pattern with ``*``, ``?`` and ``[...]``, case-sensitive, where ``*`` also matches slashes.
-      It has to match the whole of one of: the reference (``registry.k8s.io/pause:3.9``), the reference without tag
-      and digest (``registry.k8s.io/pause``), or, for Docker Hub, either of these in the short form (``nginx:1.27``,
-      ``nginx``). So ``registry.k8s.io/pause`` and ``*/pause`` protect all tags, and ``pause`` alone only Docker Hub's.
+    - ``regex:EXPRESSION``, in RE2 syntax, is searched in every reference as listed by the runtime; ``^`` and ``$``
+      anchor the expression.
+    - ``sha256:DIGEST`` or ``digest:sha256:DIGEST`` matches an image by its id or by the digest of one of its
+      references.
+    - Any other text is a case-sensitive glob with ``*``, ``?`` and ``[...]``; ``*`` also matches slashes. The glob must
+      match the complete reference (``registry.k8s.io/pause:3.9``) or the reference without tag and digest
+      (``registry.k8s.io/pause``). For Docker Hub, the short form of the reference matches too (``nginx:1.27``,
+      ``nginx``). Therefore ``registry.k8s.io/pause`` and ``*/pause`` protect all tags, and ``pause`` protects only the
+      image on Docker Hub.
 
     Raises:
-        ValueError: invalid rule; the message has the allowed forms.
+        ValueError: the rule is not valid; the message lists the allowed forms.
     """
     stripped = text.strip()
     if stripped.startswith(EXPRESSION_PREFIX):
@@ -106,11 +108,11 @@ def _regex_rule(text: str) -> ProtectionRule:
 
 
 class ProtectionPolicy(Record):
-    """Images kept at any age.
+    """Configured protection of images, independent of their age.
 
     Attributes:
-        rules: matched in order; the reason has the first match.
-        keep_last_n_tags_per_repository: number of newest images kept of each repository; 0 disables this.
+        rules: protection rules in order; the first matching rule is reported in the reason.
+        keep_last_n_tags_per_repository: number of newest images to keep per repository; 0 disables the rule.
         irreplaceable: treatment of images that cannot be pulled again.
         unreachable_registries: registries without access; see ``irreplaceable_images``.
     """
@@ -121,7 +123,7 @@ class ProtectionPolicy(Record):
     unreachable_registries: tuple[str, ...] = ()
 
     def reasons(self, images: Sequence[Image], usage: Mapping[str, ImageUsage]) -> dict[str, Reason]:
-        """Return the id of every protected image with the reason; rules have precedence over the newest images."""
+        """Return the reason for every protected image, by image id; rules precede the newest images of a repository."""
         found = self._newest(images, usage) if self.keep_last_n_tags_per_repository > 0 else {}
         if self.rules:
             match = _Matcher.of(self.rules).match
@@ -133,10 +135,10 @@ class ProtectionPolicy(Record):
         return found
 
     def _newest(self, images: Sequence[Image], usage: Mapping[str, ImageUsage]) -> dict[str, Reason]:
-        """Return the newest images of each repository.
+        """Return the reason to keep the newest images of each repository, by image id.
 
-        An image belongs to the repositories of all its tags and digests. Newest by first detection, then by pull,
-        then by last use, then by id.
+        An image counts for the repositories of all its tags and digests. Images are compared by first detection, then
+        by pull, then by last use, then by id.
         """
         keep = self.keep_last_n_tags_per_repository
         members: defaultdict[str, list[Image]] = defaultdict(list)
@@ -166,7 +168,7 @@ class ProtectionPolicy(Record):
 
 
 class _Matcher:
-    """A compiled set of rules."""
+    """Matcher compiled from a set of protection rules."""
 
     def __init__(self, rules: tuple[ProtectionRule, ...]) -> None:
         self._rules = rules
@@ -182,7 +184,7 @@ class _Matcher:
         return _Matcher(rules)
 
     def match(self, image: Image) -> tuple[ProtectionRule, str] | None:
-        """Return the first rule that matches, with the matched reference or id; ``None`` if none."""
+        """Return the first rule that matches ``image``, with the matched reference or id; ``None`` without a match."""
         if not self._possible(image):
             return None
         for rule in self._rules:
@@ -205,9 +207,9 @@ class _Matcher:
 
 
 def _translated(pattern: str) -> str:
-    r"""Return a pattern as an expression with Docker Hub's name as optional prefix, tag and digest as optional suffix.
+    r"""Return a glob as a regular expression with optional Docker Hub prefix and optional tag and digest.
 
-    ``translate`` ends its expression with ``\Z``, which is moved behind the suffix here.
+    ``translate`` ends the expression with ``\Z``, which is moved to the end of the optional suffix.
     """
     return rf"(?:(?:docker\.io/(?:library/)?)?{translate(pattern)[:-2]}(?::[^/@:]*)?(?:@[^/]*)?\Z)"
 
@@ -222,7 +224,7 @@ def _digest_match(image: Image, digests: frozenset[str]) -> str:
 
 
 def _both_forms(digests: Iterable[str]) -> frozenset[str]:
-    """Return the digests with and without ``sha256:``, since image ids have either form."""
+    """Return the digests with and without ``sha256:``, since runtimes list image ids in both forms."""
     return frozenset(form for digest in digests for form in (digest, bare_id(digest)))
 
 

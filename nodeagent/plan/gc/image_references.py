@@ -1,8 +1,7 @@
 """Image references: their parts, their normal form, and their resolution to listed images.
 
-A container refers to its image in many forms: by id with or without ``sha256:``, by tag with or without registry, by
-digest, by a shortened id. Every form is resolved to all possible images, so that no image in use is missed because of
-its form.
+A container references its image in many forms: by id with or without ``sha256:``, by tag with or without registry, by
+digest, or by a shortened id. Every form is resolved to all possible images, so that no image in use appears unused.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
     from nodeagent.model import Image
 
 DOCKER_HUB: Final = "docker.io"
-_CACHED_SPELLINGS: Final = 4096  # the names of a large node's containers, which every pass resolves
+_CACHED_SPELLINGS: Final = 4096  # covers the image names of a large node
 _HEX: Final = frozenset("0123456789abcdef")
 
 
 def repository_of(reference: str) -> str:
-    """Return a reference without its tag and digest; the port of a registry is kept.
+    """Return a reference without its tag and digest, with the registry port if given.
 
-    Source: the reference grammar of the distribution project, where a tag never contains a slash.
+    Source: reference grammar of the distribution project; a tag contains no slash.
     """
     name = reference.partition("@")[0]
     colon = name.rfind(":")
@@ -32,12 +31,12 @@ def repository_of(reference: str) -> str:
 
 
 def digest_of(reference: str) -> str:
-    """Return the digest of a reference, such as ``sha256:...``; empty if it has none."""
+    """Return the digest of a reference, such as ``sha256:...``; empty for a reference without a digest."""
     return reference.partition("@")[2]
 
 
 def normalise(reference: str) -> str:
-    """Return a reference with registry, and with the tag ``latest`` if it has neither tag nor digest.
+    """Return a reference in normal form: with registry, and with the tag ``latest`` if tag and digest are missing.
 
     ``nginx`` becomes ``docker.io/library/nginx:latest``. Source: ``ParseDockerRef`` of the distribution project.
     """
@@ -58,22 +57,22 @@ def normalise(reference: str) -> str:
 
 
 def is_named_like_pause(reference: str) -> bool:
-    """Return whether a reference is named like a pause image, by the last part of its repository.
+    """Return whether the last path component of a repository is the name of a pause image.
 
-    That part is ``pause``, starts with ``pause-`` or ends with ``-pause``, as in ``rancher/mirrored-pause:3.6``.
+    The component is ``pause``, starts with ``pause-`` or ends with ``-pause``, as in ``rancher/mirrored-pause:3.6``.
     """
     last = repository_of(reference).rpartition("/")[2]
     return last == "pause" or last.startswith("pause-") or last.endswith("-pause")
 
 
 def bare_id(image_id: str) -> str:
-    """Return an image id without ``sha256:``, which only some runtimes include."""
+    """Return an image id without the prefix ``sha256:``, which only some runtimes include."""
     return image_id.removeprefix("sha256:")
 
 
 @lru_cache(_CACHED_SPELLINGS)
 def spellings(reference: str) -> frozenset[str]:
-    """Return all possible forms of a named image reference in the runtime's list."""
+    """Return all forms in which the runtime may list a named image reference."""
     full = normalise(reference)
     found = {reference, full}
     if full.startswith("docker.io/"):
@@ -83,21 +82,21 @@ def spellings(reference: str) -> frozenset[str]:
 
 
 class ImageIndex:
-    """Resolves references to ids of listed images, in constant time except for shortened ids."""
+    """Index that resolves references to ids of listed images, in constant time except for shortened ids."""
 
     def __init__(self, images: Sequence[Image]) -> None:
-        """Index the images by id and by name; by digest on first use."""
+        """Index the images by id and by name; the index by digest is created on first use."""
         self._images = images
         self._by_id = {bare_id(image.id): image.id for image in images}
         self._by_name = _Multimap((tag, image.id) for image in images for tag in image.repo_tags)
         self._resolved: dict[str, tuple[str, ...]] = {}
 
     def resolve(self, reference: str) -> tuple[str, ...]:
-        """Return the ids of all listed images that match ``reference``; empty if none does.
+        """Return the ids of all listed images that match ``reference``; empty without a match.
 
-        It may be an id with or without ``sha256:``, a name with or without registry and tag, a digest, or a name with a
-        digest, which matches any image with that digest. Otherwise it is matched as a shortened id, to all ids with
-        that prefix.
+        ``reference`` is an id with or without ``sha256:``, a name with or without registry and tag, a digest, or a name
+        with a digest, which matches any image with this digest. A reference that matches in none of these forms is
+        matched as a shortened id: the prefix of image ids.
         """
         known = self._resolved.get(reference)
         if known is None:
@@ -105,10 +104,10 @@ class ImageIndex:
         return known
 
     def resolve_named(self, reference: str) -> tuple[str, ...]:
-        """Return the ids of all listed images named by a pod's image reference; empty if none is.
+        """Return the ids of all listed images that match the image reference of a pod; empty without a match.
 
-        As :meth:`resolve`, but without shortened ids, which a pod cannot use: otherwise a tenant could keep every image
-        by pods with the image ``a``, ``b`` and so on.
+        Unlike :meth:`resolve`, shortened ids do not match, since a pod cannot use them: a tenant could otherwise keep
+        every image by pods with the image references ``a``, ``b`` and so on.
         """
         return tuple(sorted(self._find(reference, shortened=False))) if reference else ()
 
@@ -125,7 +124,7 @@ class ImageIndex:
         if at:
             by_digest = {*self._by_digest.get(digest)} or self._find(digest, shortened=shortened)
             return by_digest or self._named(name)
-        # A digest has no slash. Most references are names with one, and never need the index of digests.
+        # A digest contains no slash, most names do: the index by digest is rarely created.
         as_digest = () if "/" in reference else self._by_digest.get(reference)
         named = {*as_digest} or self._named(reference)
         return named or (self._with_id_prefix(bare) if shortened else set())
@@ -151,7 +150,7 @@ class ImageIndex:
 
 
 class _Multimap:
-    """Text to image ids; a list is created only for a second id, since nearly all texts have a single id."""
+    """Map from text to image ids; a list is created only for a second id, since most texts map to one id."""
 
     def __init__(self, entries: Iterable[tuple[str, str]]) -> None:
         self._first: dict[str, str] = {}

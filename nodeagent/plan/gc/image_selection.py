@@ -1,4 +1,4 @@
-"""Selection of images for removal, in a given order, until enough is freed."""
+"""Selection of images for removal, in a given order, until the target bytes are freed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc.image_targets import Target
     from nodeagent.plan.gc.pass_limits import PassLimits
 
-# Enum members used for every image are module constants: a lookup in the class takes ten times as long.
+# Enum members used for every image are module constants: a lookup in the enum class takes ten times as long.
 _IMAGE, _FAILED = ItemKind.IMAGE, ReasonCode.FAILED_EARLIER
 _REMOVE, _KEEP, _REMOVAL_FAILED = Verdict.REMOVE, Verdict.KEEP, Verdict.FAILED
 
@@ -26,24 +26,24 @@ _ENOUGH = Reason(ReasonCode.ENOUGH_FREED)
 
 
 class Selection:
-    """The removals of one plan so far, and the reasons of kept images.
+    """Removals selected for one plan so far, and the reasons to keep the other images.
 
     Attributes:
-        kept: image id to the reason to keep it.
-        removals: in order of execution.
-        ledger: the gains after these removals.
+        kept: reason to keep an image, by image id.
+        removals: decisions to remove images, in order of execution.
+        ledger: accounting of freed bytes, after these removals.
     """
 
     def __init__(
         self, snapshot: NodeSnapshot, limits: PassLimits, minimum_gain_bytes: int, last: Mapping[str, str]
     ) -> None:
-        """Begin without removals.
+        """Create a selection without removals.
 
         Args:
-            snapshot: the node.
-            limits: limits of the pass.
-            minimum_gain_bytes: smaller gains are skipped by a target.
-            last: ids of the images that are removed after all others, with the cause.
+            snapshot: snapshot of the node.
+            limits: limits of removals per pass.
+            minimum_gain_bytes: minimum bytes that a removal for a target must free.
+            last: cause by image id, for irreplaceable images, which are removed after all others.
         """
         self._snapshot = snapshot
         self._limits = limits
@@ -57,11 +57,11 @@ class Selection:
         self._images: dict[str, Image] = {}
 
     def freed_bytes(self, number: int | None) -> int:
-        """Return the bytes freed by the removals: on one of several filesystems, or in all."""
+        """Return the bytes that the removals free: on the filesystem ``number``, or on all filesystems for ``None``."""
         return self._freed_bytes if number is None else self._freed_on[number]
 
     def remove(self, image: Image, reason: Reason) -> bool:
-        """Remove an image at any gain; return whether the limits of the pass allow that."""
+        """Select an image for removal regardless of its gain; return false if a limit of the pass prevents it."""
         gain = self.ledger.gain(image)
         exceeded = self._limits.exceeded_by(gain[0])
         if exceeded is not None:
@@ -71,10 +71,10 @@ class Selection:
         return True
 
     def remove_in_groups(self, candidates: Sequence[ImageCandidate], target: Target) -> None:
-        """Remove candidates until enough is freed: first the images that can be pulled again, then the others.
+        """Select candidates until the target is reached: images that can be pulled again, then irreplaceable images.
 
-        The others are not removed for bytes that images of the first group free in a later pass, once they have the
-        minimum age or their removal succeeds.
+        Irreplaceable images are not removed for bytes that other images will free in a later pass: images below the
+        minimum age, and images whose removal failed in this pass.
         """
         before = len(self.removals)
         last = [each for each in candidates if each.id in self._last]
@@ -94,7 +94,7 @@ class Selection:
             self._withdraw_without_effect(target.number, before)
 
     def kept_decisions(self, images: Sequence[ImageCandidate]) -> list[Decision]:
-        """Return the decision for each kept image, with its gain after the removals."""
+        """Return the decision for each kept image, with the bytes that its removal would free."""
         kept, gain_of, gains_of = self.kept, self.ledger.gain, self.ledger.gains if self._freed_on else None
         decisions = []
         for _, _, _, image_id, _, image, _ in images:
@@ -110,15 +110,15 @@ class Selection:
         return decisions
 
     def _gain_for(self, image: Image, target: Target) -> int | None:
-        """Return the bytes that the removal of an image frees for a target."""
+        """Return the bytes that the removal of an image frees on the filesystem of a target; ``None`` if unknown."""
         if target.number is None:
             return self.ledger.gain(image)[0]
         return self.ledger.gain_on(image, target.number)
 
     def _remove_until_enough(self, candidates: Sequence[ImageCandidate], target: Target) -> list[ImageCandidate]:
-        """Remove candidates in order until enough is freed; return the candidates with too small a gain.
+        """Select candidates in order until the target is reached; return the candidates that free too few bytes.
 
-        Candidates with too small a gain are evaluated again after other removals, since the gain of an image grows when
+        Candidates that free too few bytes are evaluated again after other removals, since an image frees more once
         images with common layers are removed.
         """
         if target.kept is not None:
@@ -132,7 +132,7 @@ class Selection:
         return skipped
 
     def _remove_once(self, candidates: Sequence[ImageCandidate], target: Target) -> list[ImageCandidate]:
-        """Remove candidates in order until enough is freed; return the candidates with too small a gain."""
+        """Run one round of :meth:`_remove_until_enough`; return the candidates that free too few bytes."""
         enough_bytes, minimum_bytes, number = target.enough_bytes, self._minimum_bytes, target.number
         skipped = []
         for index, candidate in enumerate(candidates):
@@ -168,7 +168,7 @@ class Selection:
         self._count(Decision(_IMAGE, image.id, image.name, _REMOVE, reason, *gain), image)
 
     def _count(self, decision: Decision, image: Image) -> None:
-        """Add a removal to the plan; ``decision`` has its gain on all filesystems."""
+        """Add a removal to the plan; ``decision`` has the bytes freed on all filesystems together."""
         if self._freed_on:
             decision = replace(decision, frees_on=self.ledger.gains(image))
             for number, each in enumerate(self._snapshot.image_filesystems):
@@ -178,9 +178,9 @@ class Selection:
         self.removals.append(decision)
 
     def _withdraw_without_effect(self, number: int, first: int) -> None:
-        """Keep the images whose removal for one of several filesystems frees nothing there after all.
+        """Keep the images whose removal for the filesystem ``number`` frees no bytes on this filesystem.
 
-        Such an image shares its layers there with another one, which was to be removed after it, but is not.
+        The layers of these images on the filesystem are shared with an image that was to be removed later, but is kept.
         """
         own = self.removals[first:]
         useless = {each.id for each in own if not self.ledger.frees_any(self._images[each.id], number)}

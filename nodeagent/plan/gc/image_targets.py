@@ -1,4 +1,4 @@
-"""Targets of image removal by threshold, for each image filesystem."""
+"""Bytes to free by image removal, from the thresholds and the usage of each image filesystem."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _ALL_UNUSED = Reason(ReasonCode.ALL_UNUSED)
 
 
 class Target(Record):
-    """Removals required on one filesystem in addition to removals by maximum age.
+    """Target of image removals on one filesystem, in addition to removals by maximum unused age.
 
     Attributes:
-        kept: reason that no removal is required; ``None`` if removals are required.
-        removed: the reason of the removals.
-        enough_bytes: bytes to be freed by the whole plan; ``None`` for as many as possible.
+        kept: reason to keep all images; ``None`` if removals are required.
+        removed: reason of the removals.
+        enough_bytes: bytes that the whole plan is to free; ``None`` to remove all unused images.
         pending_bytes: bytes freed in addition by the runtime's own garbage collection.
-        ends_undo: whether undo windows end first; their bytes are in ``pending_bytes``.
-        number: the filesystem, one of several; ``None`` on a node with one.
+        ends_undo: whether undo windows end before the removals; their bytes are included in ``pending_bytes``.
+        number: index of the image filesystem in the snapshot; ``None`` on a node with one image filesystem.
     """
 
     kept: Reason | None
@@ -39,14 +39,14 @@ class Target(Record):
 
 
 class CollectedFilesystem(Record):
-    """An image filesystem with the bytes freed there without a removal.
+    """An image filesystem, with the bytes that are freed on it without an image removal.
 
     Attributes:
-        observed: its reading; ``None`` if it could not be read, with the cause in ``error``.
-        pending_bytes: size of its unreferenced content, freed by the runtime's next garbage collection.
-        undo_bytes: size of its content that only undo windows keep.
-        number: its number, of several; ``None`` on a node with one.
-        details: details of its reasons: the path, of several filesystems.
+        observed: usage reading of the filesystem; ``None`` if reading failed, with the cause in ``error``.
+        pending_bytes: size of unreferenced content, which the runtime's next garbage collection frees.
+        undo_bytes: size of content that only undo windows of removed images keep.
+        number: index of the image filesystem in the snapshot; ``None`` on a node with one image filesystem.
+        details: details to add to reasons: the path, on a node with several image filesystems.
     """
 
     observed: FsObservation | None
@@ -58,17 +58,19 @@ class CollectedFilesystem(Record):
 
     @property
     def used_percent(self) -> int:
-        """Its usage; 0 if it could not be read."""
+        """Usage of the filesystem in percent; 0 if it could not be read."""
         return 0 if self.observed is None else self.observed.used_percent
 
     def everything(self) -> Target:
-        """Return the target without limit, as below an eviction threshold; it includes images in their undo window."""
+        """Return the target that removes all unused images and ends undo windows, as for a met eviction threshold."""
         return Target(None, _ALL_UNUSED, pending_bytes=self.undo_bytes, ends_undo=True, number=self.number)
 
     def target(self, high: int, low: int, freed_bytes: int) -> Target:
-        """Return the removals required by the thresholds after removals that free ``freed_bytes`` there.
+        """Return the target by the thresholds ``high`` and ``low``, after removals that free ``freed_bytes``.
 
-        Source: kubelet ``GarbageCollect``: whole percent; usage at the high threshold starts a collection.
+        Percentages are truncated to integers. Usage equal to the high threshold starts a collection.
+
+        Source: kubelet ``GarbageCollect``.
         """
         if high >= 100:
             return Target(_THRESHOLD_OFF, _ALL_UNUSED, number=self.number)
@@ -79,7 +81,7 @@ class CollectedFilesystem(Record):
             return Target(kept, _ALL_UNUSED, number=self.number)
         capacity_bytes = observed.capacity_bytes
         if self.number is not None and observed.used_percent < high:
-            freed_bytes = 0  # removals for other filesystems do not change this reason
+            freed_bytes = 0  # the reported usage excludes removals for other filesystems
         available_bytes = min(capacity_bytes, observed.available_bytes + freed_bytes)
         used_percent = 100 - available_bytes * 100 // capacity_bytes
         details: dict[str, Detail] = {"used_percent": used_percent, "low_percent": low, **self.details}
@@ -93,12 +95,12 @@ class CollectedFilesystem(Record):
         return self._after_pending(wanted_bytes, freed_bytes, reason)
 
     def _after_pending(self, wanted_bytes: int, freed_bytes: int, reason: Reason) -> Target:
-        """Return the removals required in addition to content that is freed without one."""
+        """Return the target reduced by bytes freed without an image removal: pending content and undo windows."""
         pending_bytes, undo_bytes = self.pending_bytes, self.undo_bytes
         if pending_bytes >= wanted_bytes:
             kept = Reason(ReasonCode.COLLECTION_PENDING, {"pending_bytes": pending_bytes})
             return Target(kept, reason, pending_bytes=pending_bytes, number=self.number)
-        if pending_bytes + undo_bytes >= wanted_bytes:  # the shortage ends with the undo windows
+        if pending_bytes + undo_bytes >= wanted_bytes:  # the end of the undo windows frees enough
             kept = Reason(ReasonCode.UNDO_WINDOW_OPEN, {"undo_bytes": undo_bytes})
             return Target(kept, reason, pending_bytes=pending_bytes, number=self.number)
         pending_bytes += undo_bytes
@@ -107,7 +109,7 @@ class CollectedFilesystem(Record):
 
 
 def collected_filesystems(snapshot: NodeSnapshot) -> tuple[CollectedFilesystem, ...]:
-    """Return the image filesystems: one without a number, or each of several, fullest first."""
+    """Return the image filesystems, fullest first; ``number`` is ``None`` if the node has only one."""
     storage = snapshot.storage
     if not snapshot.image_filesystems:
         pending_bytes = storage.pending_bytes if storage is not None else 0

@@ -1,4 +1,4 @@
-"""Images in use, and their users."""
+"""Images in use, with the containers and sandboxes that reference each image."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _MARKS = {
 }
 _REFERENCES = attrgetter("image_ref", "image_id", "image_name", "volume_images")
 _BY_ID = attrgetter("id")
-_RUNNING = ContainerState.RUNNING  # a module constant, since a lookup in the class takes ten times as long
+_RUNNING = ContainerState.RUNNING  # module constant: an enum lookup takes ten times as long
 _IN_USE = ReasonCode.IN_USE_BY_CONTAINER
 _DEAD = frozenset({ContainerState.CREATED, ContainerState.EXITED})
 
 
 class ImageUsers(Record):
-    """Users of the listed images.
+    """Containers and sandboxes that use the listed images.
 
     Attributes:
-        index: resolves references to listed images.
-        containers: image id to the containers, in any state, that refer to it; used images only.
-        sandboxes: image id to the sandboxes that refer to it; used images only.
+        index: index that resolves references to listed images.
+        containers: containers in any state that reference an image, by image id; only images with containers.
+        sandboxes: sandboxes that reference an image, by image id; only images with sandboxes.
     """
 
     index: ImageIndex
@@ -45,7 +45,7 @@ class ImageUsers(Record):
     sandboxes: Mapping[str, Sequence[Sandbox]]
 
     def without(self, removed_containers: frozenset[str], removed_sandboxes: frozenset[str]) -> ImageUsers:
-        """Return the users without these containers and sandboxes."""
+        """Return the users that remain after removal of these containers and sandboxes."""
         containers = {
             image_id: containers_left
             for image_id, members in self.containers.items()
@@ -67,14 +67,14 @@ class ImageUsers(Record):
 def find_users(snapshot: NodeSnapshot) -> ImageUsers:
     """Return the users of the listed images; references to unlisted images are ignored.
 
-    The users of the same lists are computed once.
+    The result is cached for the last lists.
     """
     return _find_users(tuple(snapshot.images), tuple(snapshot.containers), tuple(snapshot.sandboxes))
 
 
 @keep_last_result
 def _index_of(images: tuple[Image, ...]) -> ImageIndex:
-    """Return the index of images, which change less often than containers."""
+    """Return the index of images, cached separately because images change less often than containers."""
     return ImageIndex(images)
 
 
@@ -106,17 +106,17 @@ def image_references(container: Container) -> Iterator[str]:
 
 
 def images_in_use(snapshot: NodeSnapshot) -> frozenset[str]:
-    """Return the ids of the listed images with a reference from a container, dead or alive, or from a sandbox.
+    """Return the ids of the listed images that a container, in any state, or a sandbox references.
 
-    References are by id, tag or digest, and by image volumes. The kubelet uses ids only; here a moved tag keeps both
-    its former and its current image.
-    Source: kubelet image manager, ``detectImages``; CRI ``Container`` and ``Mount.image``.
+    References are ids, tags, digests and image volumes. The kubelet uses only ids; in nodeagent, after a tag was moved,
+    both its former and its current image are in use. Source: kubelet image manager, ``detectImages``; CRI ``Container``
+    and ``Mount.image``.
     """
     return find_users(snapshot).images
 
 
 def in_use_reason(image_id: str, users: ImageUsers) -> Reason:
-    """Return the reason for an image in use, with the names of its users; containers before sandboxes.
+    """Return the reason to keep an image in use, with the names of its containers, or of its sandboxes if it has none.
 
     Raises:
         KeyError: the image is not in use.
@@ -129,7 +129,7 @@ def in_use_reason(image_id: str, users: ImageUsers) -> Reason:
 
 
 def _used_by_containers(containers: Sequence[Container]) -> Reason:
-    """Return the reason with the names of containers, running ones first."""
+    """Return the reason to keep an image, with the names of its containers, running containers first."""
     ordered = sorted(containers, key=_BY_ID)
     running = [each.display_name for each in ordered if each.state is _RUNNING]
     others = [each.display_name + _MARKS[each.state] for each in ordered if each.state is not _RUNNING]

@@ -1,4 +1,4 @@
-"""Image garbage collection: the images to remove and the reason to keep each of the others."""
+"""Image garbage collection plan: the images to remove, and the reason to keep every other image."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _NOTHING_SPENT: Final = Spent()
 
 
-def plan_image_gc(  # noqa: PLR0913 - inputs of one round of a pass
+def plan_image_gc(  # noqa: PLR0913 - one argument for each input of a round
     snapshot: NodeSnapshot,
     policy: ImageGCPolicy,
     *,
@@ -54,31 +54,35 @@ def plan_image_gc(  # noqa: PLR0913 - inputs of one round of a pass
     only: frozenset[str] | None = None,
     only_on: str = "",
 ) -> Plan:
-    """Choose the images to remove so that the image filesystem falls to the low threshold.
+    """Return the plan that removes images until the usage of the image filesystem is at the low threshold.
 
-    Images kept by a keep rule (see ``image_keep_rules``) are never chosen. The others are removed least recently
-    used first (never used before all others), ties by first detection, then by id: first images unused for longer than
-    the maximum age; then, if the remaining usage is at the high threshold, until enough is freed. Images that cannot be
-    pulled again are removed after all others and for space only, unless configured otherwise (see ``image_origin``).
-    The decisions are the removals in that order, then the kept images in order of use.
+    Images kept by a keep rule (see ``image_keep_rules``) are never removed. Other images are removed in the order of
+    ``image_order``: images without observed use, then least recently used images. Images unused for longer than the
+    maximum age are removed first. If the remaining usage is at or above the high threshold, further images are removed
+    until the low threshold is reached. Images that cannot be pulled again are removed last and only for space, unless
+    configured otherwise (see ``image_origin``). The decisions are the removals in order of execution, then the kept
+    images in removal order.
 
-    Differences from the kubelet, each of which keeps more images: the maximum age counts from the latest of last use,
-    first detection and begin of the observation of image use (see ``unused_since``), where the kubelet treats an image
-    that was never used as unused since the epoch; without observation no image is removed by age; a high threshold of
-    100 disables the threshold, where the kubelet acts at 100%; failed removals do not end the plan. A last use at
-    the time of observation does not keep an image, since the snapshot has the images in use; a later one, after the
-    clock was set back, does. A first detection in the future counts as now.
+    Differences from the kubelet:
+
+    - The maximum age counts from the latest of last use, first detection and start of the observation of image use (see
+      ``unused_since``). The kubelet treats an image without observed use as unused since the epoch.
+    - Without observation of image use, no image is removed by age.
+    - A high threshold of 100 disables the threshold; the kubelet collects at 100%.
+    - Failed removals do not end the plan.
+    - A last use after the observation (the clock was set back) keeps an image. A first detection in the future counts
+      as now.
 
     Args:
-        snapshot: the node; without an image filesystem, images are removed by maximum age only.
-        policy: thresholds, ages, limits, protection.
-        failed: image id to the cause of a failure earlier in this pass.
-        spent: removals of earlier rounds of this pass.
-        remove_all_unused: remove every unused image of the minimum age at any usage; the maximum age is ignored, the
-            limits per pass apply.
-        only: ids of the images that may be removed; ``None`` for any.
-        only_on: path of the one of several image filesystems to collect; all by default.
-        users: the users of this snapshot's images, if already computed.
+        snapshot: snapshot of the node; without an image filesystem, images are removed only by maximum age.
+        policy: thresholds, ages, limits and protection.
+        failed: cause of the failure by image id, for removals that failed earlier in this pass.
+        spent: removals in earlier rounds of this pass, which count against the limits per pass.
+        remove_all_unused: remove every unused image above the minimum age, at any filesystem usage; the maximum age is
+            ignored, the limits per pass apply.
+        only: ids of the images that may be removed; ``None`` for all images.
+        only_on: path of the image filesystem to collect, on a node with several; empty for all.
+        users: users of the images of this snapshot, if already computed.
 
     Source: kubelet image manager, ``GarbageCollect``, ``freeSpace``, ``DeleteUnusedImages``.
     """
@@ -88,7 +92,7 @@ def plan_image_gc(  # noqa: PLR0913 - inputs of one round of a pass
 
 
 class _ImagePlanner:
-    """Creates one plan: removals by maximum age, then by threshold, each in order of use."""
+    """Planner of one image plan: removals by maximum age, then by threshold, both in removal order."""
 
     def __init__(self, snapshot: NodeSnapshot, policy: ImageGCPolicy, context: KeepContext, spent: Spent) -> None:
         self._snapshot = snapshot
@@ -104,7 +108,7 @@ class _ImagePlanner:
         self._kept = self._selection.kept
 
     def plan(self, *, remove_all_unused: bool, only_on: str) -> Plan:
-        """Return the plan; arguments as ``plan_image_gc``."""
+        """Return the image plan; see ``plan_image_gc`` for the arguments."""
         images = in_order_of_use(self._snapshot)
         self._kept.update(first_keep_reasons(self._context))
         candidates = [each for each in images if each.id not in self._kept]
@@ -137,7 +141,7 @@ class _ImagePlanner:
     def _remove_for_space(
         self, candidates: Sequence[ImageCandidate], *, remove_all_unused: bool, only_on: str
     ) -> list[Target]:
-        """Remove candidates as the thresholds of each image filesystem require; return the targets."""
+        """Select candidates until the target of each image filesystem is reached; return the targets."""
         targets = []
         for each in self._collected(only_on):
             freed_bytes = self._selection.freed_bytes(each.number)
@@ -152,7 +156,7 @@ class _ImagePlanner:
             own = [candidate for candidate in remaining if candidate.id in able]
             if target.kept is None:
                 self._selection.remove_in_groups(own, target)
-            else:  # another filesystem may have a reason of more weight
+            else:  # a reason from an earlier filesystem has precedence
                 for candidate in own:
                     self._kept.setdefault(candidate.id, target.kept)
         without_reason = [each for each in self._remaining(candidates) if each.id not in self._kept]
@@ -168,17 +172,17 @@ class _ImagePlanner:
         return [each for each in candidates if each.id not in removed]
 
     def _no_space(self, image: Image, only_on: str) -> Reason:
-        """Return the reason to keep an image that frees no space on any collected one of several filesystems."""
+        """Return the reason to keep an image whose removal frees no space on the collected image filesystems."""
         storage, several = self._snapshot.storage, self._snapshot.image_filesystems
         if storage is None or image.id not in storage.by_image:
             return Reason(ReasonCode.FILESYSTEM_UNKNOWN, {"count": len(several)})
         return Reason(ReasonCode.FREES_NO_SPACE, {"where": only_on or "any image filesystem"})
 
     def _remove_unused_too_long(self, candidates: Sequence[ImageCandidate]) -> list[ImageCandidate]:
-        """Remove the images unused for longer than the maximum age, at any age and usage; return the rest.
+        """Select images unused for longer than the maximum age, at any filesystem usage; return the other candidates.
 
-        Images that are kept only because their use has not been observed for as long, or because the wall clock is not
-        trusted, are recorded with that reason.
+        The reason is recorded for images that are kept only because image use has not been observed for the maximum
+        age, or because the wall clock is untrusted.
         """
         maximum_s = self._policy.maximum_unused_age_s
         oldest, observed_since = earlier(self._now, maximum_s), self._snapshot.image_use_observed_since
@@ -205,7 +209,7 @@ class _ImagePlanner:
         return rest
 
     def _not_observed(self, unused_since: datetime) -> Reason:
-        """Return the reason to keep an image; only the observed part of its unused time counts."""
+        """Return the reason to keep an image whose use has not been observed for the maximum unused age."""
         maximum_s, since = self._policy.maximum_unused_age_s, self._snapshot.image_use_observed_since
         details: dict[str, Detail] = {"maximum_s": maximum_s}
         if since is None:
@@ -214,12 +218,12 @@ class _ImagePlanner:
             observed_s, eligible_at = (self._now - since).total_seconds(), _later(since, maximum_s)
             unused_s = (self._now - max(unused_since, since)).total_seconds()
             details |= {"unused_s": unused_s, "observed_s": observed_s, "observed_since_at": since}
-            unused = f"not seen in use for {format_duration(unused_s)}, observed since {format_time(since)}"
+            unused = f"no use observed for {format_duration(unused_s)}, observed since {format_time(since)}"
             details |= {"eligible_at": eligible_at, "detail": unused}
         return Reason(ReasonCode.AGE_NOT_OBSERVED, details)
 
     def _old_enough(self, candidates: Sequence[ImageCandidate]) -> list[ImageCandidate]:
-        """Return the candidates of the minimum age; the others are kept."""
+        """Return the candidates above the minimum age; younger candidates are recorded as kept."""
         minimum_s = self._policy.minimum_age_s
         newest = earlier(self._now, minimum_s)
         reasons: dict[datetime, Reason] = {}
@@ -266,8 +270,8 @@ class _ImagePlanner:
                 yield f"no image is removed by threshold: {target.kept.sentence}"
         if self._snapshot.image_filesystems and self._snapshot.storage is None:
             yield (
-                f"no image is removed for space: unknown on which of {len(self._snapshot.image_filesystems)} image "
-                "filesystems it frees any; runtime.imagefs_path limits collection to one"
+                f"no image is removed for space: unknown which of {len(self._snapshot.image_filesystems)} image "
+                "filesystems a removal frees; runtime.imagefs_path limits collection to one"
             )
         pending_bytes = sum(each.pending_bytes for each in targets)
         if pending_bytes:

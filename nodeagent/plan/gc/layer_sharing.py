@@ -1,4 +1,4 @@
-"""Tree of images by common layers."""
+"""Tree of the layer stacks that images share."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stack:
-    """A sequence of layers shared by the same images, and the stacks on top of it.
+    """A sequence of layers contained in the same images, with the stacks on top of the sequence.
 
     Attributes:
-        images: images whose top layer is the last of this stack.
-        layers: number of layers.
-        size_bytes: unpacked size of these layers.
-        derived: the stacks on top of it.
+        images: images whose top layer is the last layer of this stack.
+        layers: number of layers in this stack.
+        size_bytes: unpacked size of the layers in this stack.
+        derived: stacks on top of this stack.
     """
 
     images: list[Image] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Stack:
 
     @property
     def image_count(self) -> int:
-        """Number of images that contain these layers."""
+        """Number of images that contain the layers of this stack."""
         return len(self.images) + sum(stack.image_count for stack in self.derived)
 
 
@@ -42,9 +42,9 @@ class _Layer:
 
 
 def sharing_tree(images: Iterable[Image], storage: StorageGraph) -> tuple[tuple[Stack, ...], tuple[Image, ...]]:
-    """Return the bottom stacks with the stacks on top of them, and the images without known layers.
+    """Return the bottom stacks of the tree, and the images without known layers.
 
-    Adjacent layers contained in the same images are one stack. Stacks are ordered by number of images, then by size,
+    Adjacent layers contained in the same images form one stack. Stacks are ordered by number of images, then by size,
     both descending, then by name.
     """
     root, unknown = _Layer(), []

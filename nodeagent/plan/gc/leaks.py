@@ -26,12 +26,12 @@ def plan_leaks(
     rooted: bool,
     clock: ClockTrust = TRUSTED,
 ) -> Plan:
-    """Choose the unreferenced pieces to delete.
+    """Return the plan that deletes unreferenced blobs and snapshots ("pieces").
 
-    Pieces younger than the minimum age are kept, since a client may be about to reference them; so are pieces of
-    unknown age and, unless ``rooted``, pieces with a ``containerd.io/gc.root`` label. A snapshot is deleted after its
-    children, and kept if one of them is kept. A creation time before the last jump of the wall clock counts as that
-    jump.
+    Pieces younger than the minimum age are kept, since a client may be about to reference them. Pieces of unknown age
+    are kept and, unless ``rooted``, pieces with a ``containerd.io/gc.root`` label. A snapshot is deleted after its
+    child snapshots, and kept if a child is kept. For pieces created before the last jump of the wall clock, the age
+    counts from the jump.
     """
     reasons = {
         (each.snapshotter, each.piece.key): _keep_reason(each, now, minimum_age_s, clock, rooted=rooted)
@@ -85,5 +85,5 @@ def _age(each: UnreferencedPiece, now: datetime) -> dict[str, Detail]:
 
 
 def piece_name(each: UnreferencedPiece) -> str:
-    """Return a display name: the key, for a snapshot with its snapshotter."""
+    """Return the display name of a piece: the digest of a blob, or snapshotter and key of a snapshot."""
     return f"{each.snapshotter}/{each.piece.key}" if each.snapshotter else each.piece.key

@@ -1,4 +1,4 @@
-"""Plans of a whole garbage collection, in the kubelet's order: containers, sandboxes, logs, then images."""
+"""Plans of one garbage collection pass, in the kubelet's order: containers, sandboxes, logs, images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_IN_PLAN = Reason(ReasonCode.NOT_IN_PLAN)
 
 
 class GCPlan(Record):
-    """The plans of one pass; ``images`` is ``None`` in a pass over containers only."""
+    """Plans of one pass; ``images`` is ``None`` in a pass without images."""
 
     containers: Plan
     sandboxes: Plan
@@ -34,17 +34,17 @@ class GCPlan(Record):
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans in order of execution."""
+        """The plans of the pass in order of execution."""
         made = (self.containers, self.sandboxes, self.logs)
         return made if self.images is None else (*made, self.images)
 
     @property
     def removals(self) -> tuple[Decision, ...]:
-        """Every removal in order of execution."""
+        """The removals of all plans in order of execution."""
         return tuple(decision for plan in self.plans for decision in plan.removals)
 
 
-def plan_containers(  # noqa: PLR0913 - inputs of one pass
+def plan_containers(  # noqa: PLR0913 - one argument for each input of a pass
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     *,
@@ -53,15 +53,15 @@ def plan_containers(  # noqa: PLR0913 - inputs of one pass
     evicted: frozenset[str] = frozenset(),
     only: frozenset[str] | None = None,
 ) -> GCPlan:
-    """Plan the removal of dead containers, sandboxes and logs, each on the projection after the previous plan.
+    """Return the plans for dead containers, sandboxes and logs; each assumes the removals of the previous plan.
 
     Args:
-        snapshot: the node.
-        policy: the policies.
-        failed: id of any kind to the cause of a failure earlier in this pass.
+        snapshot: snapshot of the node.
+        policy: policies of all planners.
+        failed: cause of the failure by item id, for removals that failed earlier in this pass.
         evict_non_deleted_pods: also remove the containers and sandboxes of pods that have finished but still exist.
-        evicted: UIDs of pods evicted by this agent; see ``check_pods``.
-        only: ids of any kind that may be removed; ``None`` for any.
+        evicted: UIDs of pods evicted by nodeagent; see ``check_pods``.
+        only: ids of the items that may be removed; ``None`` for all items.
 
     Source: kubelet ``containerGC.GarbageCollect``.
     """
@@ -70,7 +70,7 @@ def plan_containers(  # noqa: PLR0913 - inputs of one pass
     )[0]
 
 
-def plan_all(  # noqa: PLR0913 - inputs of one pass
+def plan_all(  # noqa: PLR0913 - one argument for each input of a pass
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     *,
@@ -79,7 +79,7 @@ def plan_all(  # noqa: PLR0913 - inputs of one pass
     remove_all_unused: bool = False,
     only: frozenset[str] | None = None,
 ) -> GCPlan:
-    """Plan as ``plan_containers`` does, then the images on the state after these removals."""
+    """Return the plans of ``plan_containers`` and the image plan, which assumes the removals of these plans."""
     made, removed_containers, removed_sandboxes = _plan_containers(
         snapshot, policy, failed, only, evict_non_deleted_pods=evict_non_deleted_pods
     )
@@ -90,7 +90,7 @@ def plan_all(  # noqa: PLR0913 - inputs of one pass
     return replace(made, images=images)
 
 
-def _plan_containers(  # noqa: PLR0913 - inputs of one pass
+def _plan_containers(  # noqa: PLR0913 - one argument for each input of a pass
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     failed: Mapping[str, str],
@@ -99,7 +99,7 @@ def _plan_containers(  # noqa: PLR0913 - inputs of one pass
     evict_non_deleted_pods: bool,
     evicted: frozenset[str] = frozenset(),
 ) -> tuple[GCPlan, frozenset[str], frozenset[str]]:
-    """Return the plans without images, and the ids of the removed containers and sandboxes."""
+    """Return the plans without an image plan, and the ids of the containers and sandboxes to remove."""
     statuses = check_pods(snapshot, policy.containers.deleted_pod_grace_s, evicted)
     containers = plan_container_gc(
         snapshot,
@@ -132,7 +132,7 @@ def _plan_containers(  # noqa: PLR0913 - inputs of one pass
 
 
 def _restricted(plan: Plan, only: frozenset[str] | None) -> Plan:
-    """Return the plan with removals restricted to ``only``."""
+    """Return the plan with removals restricted to the ids in ``only``; other removals become kept items."""
     if only is None:
         return plan
     kept = [

@@ -1,4 +1,4 @@
-"""Pod log garbage collection: the log directories and dead links to remove, and the reason to keep the others."""
+"""Pod log garbage collection plan: the log directories and dead links to remove, and the reason to keep others."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
 READERS_S: Final = 86400.0
-"""Time since the last change after which a file that is open for reading only no longer keeps its log directory."""
+"""Seconds since the last change after which a file that is open only for reading no longer keeps its log directory."""
 
 _NOT_READ: Final = Reason(ReasonCode.LOG_NOT_READ, {"detail": "its pod had a ready sandbox during the observation"})
 
 _Removable = tuple[bool, Reason]
-"""Whether the entry is removed, and the reason."""
+"""Whether a directory or link is removed, and the reason."""
 
 
-def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
+def plan_pod_logs(  # noqa: PLR0913 - results of earlier plans
     snapshot: NodeSnapshot,
     policy: PodLogPolicy,
     *,
@@ -39,23 +39,25 @@ def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
     removed_sandboxes: frozenset[str] = frozenset(),
     failed: Mapping[str, str] = NO_FAILURES,
 ) -> Plan:
-    """Choose the log directories of deleted pods and the links without target to remove.
+    """Return the plan that removes log directories of deleted pods and log links without a target.
 
-    A directory is removed if its pod is deleted and all containers and sandboxes of the pod are removed before. If the
-    runtime has none of the pod, it is removed once unchanged for the minimum age, counted from the boot at the
-    earliest, provided that a synced list of the API server lacks the pod or, unless the list decides, that no kubelet
-    manages the node. In both cases its content must be removable, see ``keep_tree``. Entries that are not directories,
-    or have no pod's name, are kept. A link without a target is removed if its container has exited; if the container is
-    unknown, at the minimum age, which has the same start (the kubelet waits in neither case). Directories precede
-    links, each by name; the id of a decision is the entry's name.
+    A directory is removed if its pod is deleted and all containers and sandboxes of the pod are removed earlier in the
+    pass. If the runtime lists no container or sandbox of the pod, the directory is removed once it is unchanged for the
+    minimum age, counted from the boot at the earliest. In addition, a synced pod list of the API server must not
+    contain the pod; without a decisive list, no kubelet may manage the node. In both cases the content must be
+    removable (see ``keep_tree``). Entries that are not directories, or have no pod name or UID, are kept.
+
+    A link without a target is removed if its container has exited. If the container is unknown, the link is removed at
+    the minimum age, counted from the boot at the earliest; the kubelet does not wait. Directories precede links, both
+    sorted by name; the id of a decision is the name of the entry.
 
     Args:
-        snapshot: the node.
-        policy: the limits.
+        snapshot: snapshot of the node.
+        policy: minimum age and interval of readings.
         statuses: the result of ``check_pods`` for this snapshot.
-        removed_containers: ids of containers removed before.
-        removed_sandboxes: ids of sandboxes removed before.
-        failed: entry name to the cause of a failure earlier in this pass.
+        removed_containers: ids of containers removed earlier in the pass.
+        removed_sandboxes: ids of sandboxes removed earlier in the pass.
+        failed: cause of the failure by entry name, for removals that failed earlier in this pass.
 
     Source: kubelet ``containerGC.evictPodLogsDirectories``.
     """
@@ -79,7 +81,7 @@ def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
 
 
 class _DirectoryChecker:
-    """Checks directories by their pods."""
+    """Check of log directories by the state of their pods."""
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class _DirectoryChecker:
         self._remaining = _count_remaining(snapshot, removed) if snapshot.pod_log_directories else Counter()
 
     def check(self, directory: PodLogDirectory) -> _Removable:
-        """Return whether a directory is removed, and the reason."""
+        """Return whether a log directory is removed, and the reason."""
         if not directory.is_directory or not directory.uid:
             wrong_name = "name is neither NAMESPACE_NAME_UID nor a UID"
             return _not_a_pod_log(wrong_name if directory.is_directory else "not a directory")
@@ -112,7 +114,7 @@ class _DirectoryChecker:
         return kept is None, kept or Reason(ReasonCode.POD_DELETED, {"how": status.how})
 
     def _check_unlisted(self, directory: PodLogDirectory) -> _Removable:
-        """Check a directory of a pod without containers and sandboxes in the runtime."""
+        """Return the result for a directory of a pod without containers and sandboxes in the runtime."""
         pods = self._snapshot.pod_list
         exists = is_in_pod_list(directory.uid, (), pods, directory.tree.changed_at if directory.tree else None)
         if exists and pods is not None:
@@ -139,9 +141,10 @@ def keep_tree(
 ) -> Reason | None:
     """Return the reason to keep the content of a log directory; ``None`` if it may be removed.
 
-    A file that is open for writing keeps it, one that is open for reading only until ``READERS_S`` after the last
-    change: a log shipper loses unread lines if the file is removed earlier, and some never close an existing file. If
-    the open files are unknown, two equal readings one period apart are required.
+    A file that is open for writing keeps the directory. A file that is open only for reading keeps the directory until
+    ``READERS_S`` after the last change: a log shipper loses unread lines if the file is removed earlier, but some
+    shippers never close an existing file. If open files cannot be determined, two equal readings one period apart are
+    required before the removal.
     """
     if tree is None:
         return _NOT_READ
@@ -152,7 +155,7 @@ def keep_tree(
 
 
 def _keep_open(tree: LogTree, policy: PodLogPolicy, age_s: float, clock: ClockTrust) -> Reason | None:
-    """Return the reason to keep a tree because of its open files."""
+    """Return the reason to keep a log directory because of its open files; ``None`` if it may be removed."""
     if tree.openers is LogOpeners.WRITERS:
         return Reason(ReasonCode.LOG_OPEN, {"use": "writing", "path": tree.openers_detail, "note": ""})
     if tree.openers is LogOpeners.READERS and _too_young(age_s, READERS_S, clock):
@@ -167,7 +170,7 @@ def _keep_open(tree: LogTree, policy: PodLogPolicy, age_s: float, clock: ClockTr
 
 
 def _count_remaining(snapshot: NodeSnapshot, removed: frozenset[str]) -> Counter[str]:
-    """Return pod UID to the number of its containers and sandboxes that are kept."""
+    """Return the number of containers and sandboxes that are not removed, by pod UID."""
     sandboxes = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
     remaining = Counter(sandbox.uid for sandbox in snapshot.sandboxes if sandbox.id not in removed)
     remaining.update(pod_uid_of(each, sandboxes) for each in snapshot.containers if each.id not in removed)
@@ -177,7 +180,9 @@ def _count_remaining(snapshot: NodeSnapshot, removed: frozenset[str]) -> Counter
 def _check_link(
     link: ContainerLogLink, containers: _ContainersById, snapshot: NodeSnapshot, policy: PodLogPolicy
 ) -> _Removable:
-    """Check a link without a target; during a rotation the target is missing for a moment.
+    """Return the result for a log link without a target.
+
+    The minimum age is needed because the target is missing briefly during a log rotation.
 
     Source: kubelet ``evictPodLogsDirectories``.
     """
@@ -194,14 +199,14 @@ def _check_link(
 
 
 class _ContainersById:
-    """Finds containers by an id that may be truncated, since link names are truncated to 255 characters."""
+    """Index of containers that finds truncated ids, since names of log links are truncated to 255 characters."""
 
     def __init__(self, containers: Sequence[Container]) -> None:
         self._sorted = sorted(containers, key=lambda each: each.id)
         self._ids = [each.id for each in self._sorted]
 
     def find(self, container_id: str) -> Sequence[Container]:
-        """Return all containers whose id starts with ``container_id``; none for an empty one."""
+        """Return all containers whose id starts with ``container_id``; empty for an empty ``container_id``."""
         if not container_id:
             return ()
         start = end = bisect_left(self._ids, container_id)
@@ -211,22 +216,22 @@ class _ContainersById:
 
 
 def _age_s(changed_at: datetime, now: datetime) -> float:
-    """Return the time since a change, at least 0."""
+    """Return the seconds since a change, at least 0."""
     return max(0.0, (now - changed_at).total_seconds())
 
 
 def _too_young(age_s: float, minimum_age_s: float, clock: ClockTrust) -> Reason | None:
-    """Return the reason to keep an entry whose age is too low or uncertain."""
+    """Return the reason to keep an entry because of its age or an untrusted wall clock; ``None`` otherwise."""
     if age_s < minimum_age_s:
         return Reason(ReasonCode.MODIFIED_RECENTLY, {"age_s": age_s, "minimum_s": minimum_age_s})
     return clock_untrusted(clock) if minimum_age_s > 0 else None
 
 
 def _booted_recently(snapshot: NodeSnapshot, policy: PodLogPolicy) -> Reason | None:
-    """Return the reason to keep an entry that may have changed since the boot, under a wall clock corrected later.
+    """Return the reason to keep an entry during the minimum age after a boot; ``None`` afterwards.
 
-    Its time is then before the boot, as is that of an entry from an earlier boot. Without a reading before the
-    correction, nothing distinguishes the two.
+    If the wall clock was corrected after the boot, an entry changed before the correction can have a change time before
+    the boot, like an entry of an earlier boot. The two cases cannot be distinguished.
     """
     if snapshot.booted_at is None:
         return None

@@ -1,4 +1,4 @@
-"""Policies of garbage collection, apart from the planners: a configuration is read without the import of these."""
+"""Garbage collection policies, in a separate module so that reading the configuration does not import the planners."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ class ImageGCPolicy(Record):
     """Thresholds, ages, limits and protection of image garbage collection.
 
     Attributes:
-        high_threshold_percent: usage of the image filesystem that starts a collection; 100 disables the threshold.
-        low_threshold_percent: usage at which a collection stops.
-        minimum_age_s: counted from first detection or an earlier pull; an image of exactly this age is old enough.
-        maximum_unused_age_s: an image unused for longer is removed at any usage, once use has been observed for
-            longer than that; 0 disables this.
-        minimum_gain_bytes: images known to free less are skipped by the threshold; 0 disables this.
-        max_images_per_pass: 0 for no limit.
-        max_bytes_per_pass: 0 for no limit. A single larger image is removed if it is the first of the pass, and is
-            then the only one; otherwise it would always block collection.
-        protection: images kept at any age.
+        high_threshold_percent: usage of the image filesystem in percent that starts a collection; 100 disables the
+            threshold.
+        low_threshold_percent: usage in percent at which a collection stops.
+        minimum_age_s: minimum age for removal, counted from first detection or an earlier pull; an image of exactly
+            this age may be removed.
+        maximum_unused_age_s: an image unused for longer is removed at any filesystem usage, once image use has been
+            observed for longer than this age; 0 disables removal by age.
+        minimum_gain_bytes: minimum bytes that the removal of an image by threshold must free; 0 disables the minimum.
+        max_images_per_pass: maximum number of images removed per pass; 0 for no limit.
+        max_bytes_per_pass: maximum bytes freed per pass; 0 for no limit. A larger image is removed if it is the first
+            of a pass, and then no other image: a limit below the size of one image would otherwise block collection.
+        protection: rules for images that are kept at any age.
 
     Source: kubelet ``imageGCHighThresholdPercent``, ``imageGCLowThresholdPercent``, ``imageMinimumGCAge``,
     ``imageMaximumGCAge``.
@@ -39,10 +41,10 @@ class ContainerGCPolicy(Record):
     """Limits of container garbage collection.
 
     Attributes:
-        minimum_age_s: counted from creation, as in the kubelet; not from the exit.
-        max_per_pod_container: dead containers kept of each container of a pod; negative for no limit.
-        max_containers: dead containers kept on the node; negative for no limit, 0 keeps none.
-        deleted_pod_grace_s: inactivity after which a pod is inferred as deleted.
+        minimum_age_s: minimum age of dead containers, counted from creation as in the kubelet, not from exit.
+        max_per_pod_container: maximum number of dead containers to keep per container of a pod; negative for no limit.
+        max_containers: maximum number of dead containers to keep on the node; negative for no limit.
+        deleted_pod_grace_s: seconds of inactivity after which a pod is inferred to be deleted.
         include_unlabelled: also remove containers without kubelet labels.
 
     Source: kubelet ``minimum-container-ttl-duration``, ``maximum-dead-containers-per-container``,
@@ -60,7 +62,7 @@ class SandboxGCPolicy(Record):
     """Limits of sandbox garbage collection.
 
     Attributes:
-        minimum_age_s: counted from creation; the kubelet has none.
+        minimum_age_s: minimum age of sandboxes, counted from creation; the kubelet has no minimum age.
         include_unlabelled: also remove sandboxes without kubelet labels.
     """
 
@@ -72,8 +74,9 @@ class PodLogPolicy(Record):
     """Limits of pod log garbage collection.
 
     Attributes:
-        minimum_age_s: time since the last change of an entry without a pod or container in the runtime.
-        period_s: time between two equal readings of a directory whose open files are unknown.
+        minimum_age_s: seconds since the last change before an entry without a pod or container in the runtime is
+            removed.
+        period_s: seconds between the two equal readings required for a directory whose open files are unknown.
     """
 
     minimum_age_s: float = 300.0
@@ -81,7 +84,7 @@ class PodLogPolicy(Record):
 
 
 class GCPolicy(Record):
-    """The policies of all garbage collection planners."""
+    """Policies of all garbage collection planners."""
 
     images: ImageGCPolicy = field(default_factory=ImageGCPolicy)
     containers: ContainerGCPolicy = field(default_factory=ContainerGCPolicy)

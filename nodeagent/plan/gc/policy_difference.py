@@ -36,16 +36,16 @@ SETTINGS: Final[Mapping[str, str]] = {
     "logs.minimum_age_s": "container_gc.log_minimum_age",
     "logs.period_s": "container_gc.interval",
 }
-"""The setting of each field of a policy, by its path."""
+"""Configuration key of each field of a policy, by the path of the field."""
 
 
 class SettingDifference(Record):
     """One setting that differs between two policies.
 
     Attributes:
-        setting: its key in the configuration.
-        before: value of the first policy, as written in the configuration.
-        after: value of the second one.
+        setting: configuration key of the setting.
+        before: value in the first policy, in the syntax of the configuration.
+        after: value in the second policy, in the syntax of the configuration.
     """
 
     setting: str
@@ -54,20 +54,20 @@ class SettingDifference(Record):
 
 
 def compare_policies(before: GCPolicy, after: GCPolicy) -> tuple[SettingDifference, ...]:
-    """Return every different setting, in the order of the configuration; of a list only the different entries."""
+    """Return the settings that differ, in configuration order; for a list only the entries that differ."""
     old, new = dict(_values(encode_policy(before))), dict(_values(encode_policy(after)))
     found: dict[str, SettingDifference] = {}
     for path, setting in SETTINGS.items():
         if old[path] != new[path]:
             sides = _text(path, old[path], new[path]), _text(path, new[path], old[path])
-            if sides[0] == sides[1]:  # rounded for display
+            if sides[0] == sides[1]:  # equal only after rounding
                 sides = str(old[path]), str(new[path])
             found.setdefault(setting, SettingDifference(setting, *sides))
     return tuple(found.values())
 
 
 def _values(document: Mapping[str, Json], path: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield the values of a policy by path."""
+    """Yield path and value of every field of an encoded policy."""
     for key, value in document.items():
         if isinstance(value, dict):
             yield from _values(value, f"{path}{key}.")

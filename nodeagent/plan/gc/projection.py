@@ -1,4 +1,4 @@
-"""Projection of a snapshot to the state after a plan, as input of the next planner."""
+"""Projection: the snapshot as it would be after the removals of a plan, as input of the next planner."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def project_with_users(
     snapshot: NodeSnapshot, removed_containers: frozenset[str], removed_sandboxes: frozenset[str], users: ImageUsers
 ) -> tuple[NodeSnapshot, ImageUsers]:
-    """Return the snapshot without these containers and sandboxes, and the remaining users of images.
+    """Return the snapshot after removal of these containers and sandboxes, and the remaining users of images.
 
-    The known sizes of the containers' writable layers are added to the available bytes of the image filesystem; of
-    several to each, since theirs is unknown, so that no image is removed for space that a container frees. Images
-    without remaining users count as last used now, since they were in use in this pass, so that a later planner removes
-    them last. Pieces referenced by these containers keep their references, since other containers may reference them
-    too; the projection underestimates the freed bytes.
+    The known sizes of the writable layers are added to the available bytes of the image filesystem, so that no image is
+    removed for space that a removed container frees. On a node with several image filesystems the sizes are added to
+    each, since the filesystem of a layer is unknown. Images without remaining users count as last used now, so that the
+    image planner removes them last. Layers referenced by the removed containers keep their references, since other
+    containers may reference the same layers; the projection therefore underestimates the freed bytes.
     """
     if not removed_containers and not removed_sandboxes:
         return snapshot, users

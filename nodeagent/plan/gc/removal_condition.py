@@ -1,4 +1,4 @@
-"""Conditions for the removal of kept items, for display, derived from the reasons of the verdict."""
+"""Texts of the conditions under which kept items would be removed, derived from the reasons to keep them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _ONCE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.USE_UNKNOWN: "image use is known",
     ReasonCode.ORIGIN_UNKNOWN: "its origin is known",
     ReasonCode.FILESYSTEM_UNREADABLE: "the image filesystem can be read",
-    ReasonCode.FILESYSTEM_UNKNOWN: "it is known on which image filesystem it frees space",
+    ReasonCode.FILESYSTEM_UNKNOWN: "the image filesystem on which it frees space is known",
 }
 _AT: Final[Mapping[ReasonCode, str]] = {ReasonCode.HELD: "until_at", ReasonCode.TOO_YOUNG: "eligible_at"}
 _OF_IMAGE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.IRREPLACEABLE_LATER: "when imagefs is above its high threshold and no other image frees enough",
-    ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass; this one is at its limit",
-    ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass; this one is at its limit",
+    ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass; this pass has reached its limit",
+    ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass; this pass has reached its limit",
     ReasonCode.COLLECTION_PENDING: "if imagefs is still above its threshold after the runtime's garbage collection",
     ReasonCode.UNDO_WINDOW_OPEN: "if imagefs is still above its threshold after the undo window of removed images",
     ReasonCode.FREES_NO_SPACE: "once its removal frees space on an image filesystem",
@@ -45,7 +45,7 @@ _OF_IMAGE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.CLOCK_UNTRUSTED: "once the wall clock has not jumped for the grace period",
     ReasonCode.RUNTIME_INCONSISTENT: "once the lists of the runtime agree",
     ReasonCode.FAILED_EARLIER: "in a later pass",
-    ReasonCode.NOT_IN_PLAN: "by a plan that lists it",
+    ReasonCode.NOT_IN_PLAN: "by a saved plan that lists the item",
 }
 _OF_OTHERS: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.RUNNING: "once it has exited, and its pod is deleted or the limits on dead containers are exceeded",
@@ -70,23 +70,23 @@ _OF_OTHERS: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.CONTAINER_PRESENT: "once its container is removed",
     ReasonCode.CLOCK_UNTRUSTED: "once the wall clock has not jumped for the grace period",
     ReasonCode.FAILED_EARLIER: "in a later pass",
-    ReasonCode.NOT_IN_PLAN: "by a plan that lists it",
+    ReasonCode.NOT_IN_PLAN: "by a saved plan that lists the item",
 }
 
 
 def condition_of(reason: Reason) -> str:
-    """Return the condition of the removal of a container, sandbox or log kept for this reason."""
+    """Return the removal condition of a container, sandbox or log kept for this reason; empty if undefined."""
     return _OF_OTHERS.get(reason.code, "")
 
 
 def image_condition(reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use: str, users_removed: bool) -> str:
-    """Return the condition of the removal of a kept image.
+    """Return the text of the condition under which a kept image would be removed.
 
     Args:
-        reasons: all reasons to keep it, that of the decision first.
+        reasons: all reasons to keep the image; the reason of the decision is first.
         policy: policy of the plan.
-        by_use: the usage of imagefs at its removal by threshold.
-        users_removed: whether the next pass of container GC removes all its users.
+        by_use: text of the imagefs usage at which the image is removed by threshold.
+        users_removed: whether the next container GC pass removes all users of the image.
     """
     codes = [each.code for each in reasons]
     never = [_NEVER[code] for code in codes if code in _NEVER]
@@ -113,7 +113,7 @@ def image_condition(reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use:
 
 
 def eligible_at(reasons: Sequence[Reason]) -> datetime | None:
-    """Return the time at which the last reason to keep the image ends; ``None`` if it does not depend on time alone."""
+    """Return the time at which the last reason to keep an image ends; ``None`` if it depends on more than time."""
     if any(each.code in _NEVER or (each.code in _ONCE and each.code not in _AT) for each in reasons):
         return None
     times = [each.details.get(_AT.get(each.code, "eligible_at")) for each in reasons]

@@ -1,4 +1,4 @@
-"""Sandbox garbage collection: the sandboxes to remove and the reason to keep each of the others."""
+"""Sandbox garbage collection plan: the sandboxes to remove, and the reason to keep every other sandbox."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc.policy import SandboxGCPolicy
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
-# Enum members used for every sandbox are constants: a lookup in the class takes ten times as long.
+# Enum members used for every sandbox are module constants: a lookup in the enum class takes ten times as long.
 _SANDBOX, _KEEP, _REMOVAL_FAILED, _FAILED = ItemKind.SANDBOX, Verdict.KEEP, Verdict.FAILED, ReasonCode.FAILED_EARLIER
 
 _SANDBOX_ID = attrgetter("sandbox_id")
@@ -38,7 +38,7 @@ _AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
 _SUPERSEDED = Reason(ReasonCode.SANDBOX_SUPERSEDED)
 
 
-def plan_sandbox_gc(  # noqa: PLR0913 - results of the earlier plans
+def plan_sandbox_gc(  # noqa: PLR0913 - results of earlier plans
     snapshot: NodeSnapshot,
     policy: SandboxGCPolicy,
     *,
@@ -47,17 +47,17 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of the earlier plans
     failed: Mapping[str, str] = NO_FAILURES,
     evict_non_deleted_pods: bool = False,
 ) -> Plan:
-    """Choose the inactive sandboxes to remove: all of deleted pods, all but the newest of others.
+    """Return the plan that removes inactive sandboxes: all of deleted pods, and all but the newest of other pods.
 
-    A sandbox is active while it is ready or has a container. The newest of a pod is kept, active or not. Removals are
-    oldest first, ties by attempt, then by id.
+    A sandbox is active while it is ready or has a container. The newest sandbox of an existing pod is always kept. The
+    oldest sandbox is removed first, ties by attempt, then by id.
 
     Args:
-        snapshot: the node.
-        policy: the limits.
+        snapshot: snapshot of the node.
+        policy: minimum age, and treatment of sandboxes without kubelet labels.
         statuses: the result of ``check_pods`` for this snapshot.
-        removed_containers: ids of containers removed before; their sandboxes count as empty.
-        failed: sandbox id to the cause of a failure earlier in this pass.
+        removed_containers: ids of containers removed earlier in the pass, which no longer count for their sandboxes.
+        failed: cause of the failure by sandbox id, for removals that failed earlier in this pass.
         evict_non_deleted_pods: also remove the sandboxes of pods that have finished but still exist.
 
     Source: kubelet ``containerGC.evictSandboxes``.
@@ -93,10 +93,10 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of the earlier plans
     return withheld(Plan("sandboxes", snapshot.observed_at, (*decisions, *kept)), snapshot.contradictions)
 
 
-def _keep_reason(  # noqa: PLR0911 - one for each rule
+def _keep_reason(  # noqa: PLR0911 - one return for each rule
     sandbox: Sandbox, snapshot: NodeSnapshot, policy: SandboxGCPolicy, containers: int, failed: Mapping[str, str]
 ) -> Reason | None:
-    """Return the reason to keep a sandbox regardless of its pod; ``None`` without one."""
+    """Return the reason to keep a sandbox regardless of its pod; ``None`` for a candidate."""
     if sandbox.ready:
         return _READY
     if containers:
@@ -123,7 +123,7 @@ def _pod_reason(status: PodDeletionStatus | None, *, include_finished: bool) -> 
 
 
 def _newest_of_each_pod(snapshot: NodeSnapshot) -> frozenset[str]:
-    """Return the id of the newest sandbox of each pod; sandboxes without creation time are ignored."""
+    """Return the ids of the newest sandbox of each pod; sandboxes without a creation time are ignored."""
     pods: defaultdict[str, list[Sandbox]] = defaultdict(list)
     for sandbox in snapshot.sandboxes:
         if sandbox.created_at is not None:

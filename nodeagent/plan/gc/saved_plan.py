@@ -1,10 +1,10 @@
-"""Saved plans: creation, comparison, and later application.
+"""Saved plans: encoding, verification and comparison of plans that are applied later.
 
 A saved plan is a JSON document. Its id is a digest of its content, which identifies the plan but does not prove its
 origin. Its signature (``mac``) is computed with a key readable only by root, and proves that this node's agent created
-the plan; only a signed plan is applied. The application of a plan creates a new plan on fresh state, under the stricter
-of the document's policy and the policy in force (``strictness.py``), restricted to the listed items: items that are no
-longer removable are kept and reported as drift; unlisted items are never removed.
+the plan; only a signed plan is applied. To apply a saved plan, the agent creates a new plan from the current state,
+under the stricter of the saved and the current policy (``strictness.py``). Only items listed in the saved plan are
+removed. Listed items that are no longer removable are kept and reported as drift.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 _T = TypeVar("_T")
 _Time = Annotated[datetime, Meta(tz=True)]
 _SKEW: Final = timedelta(minutes=5)
-"""Tolerated difference of clocks between saving and applying."""
+"""Tolerated clock skew between saving and applying a plan."""
 _ADDED_SETTINGS: Final = frozenset(
     {"logs.period_s", "images.protection.irreplaceable", "images.protection.unreachable_registries"}
 )
-"""Settings that plans of version 0.1 lack; their default applies."""
+"""Settings missing in plans of version 0.1; their default applies."""
 
 
 class SavedItem(Record):
-    """The part of a decision required for application and comparison."""
+    """Decision of a saved plan, with the fields needed to apply and compare plans."""
 
     kind: ItemKind
     id: str
@@ -61,15 +61,15 @@ class SavedItem(Record):
 
 
 class SavedPlan(Record):
-    """A decoded plan.
+    """A decoded saved plan.
 
     Attributes:
         id: digest of the document.
-        made_at: time of the plan, aware UTC.
-        expires_at: end of its validity, aware UTC.
-        node: node of its creation.
-        policy: policy of its creation.
-        items: every decision; removals first, in order of execution.
+        made_at: creation time of the plan, aware UTC.
+        expires_at: end of the plan's validity, aware UTC.
+        node: name of the node on which the plan was created.
+        policy: policy with which the plan was created.
+        items: all decisions; removals first, in order of execution.
     """
 
     id: str
@@ -91,7 +91,7 @@ class Drift(Record):
 
     Attributes:
         gone: whether the item no longer exists; otherwise it is kept.
-        why: the reason, as text.
+        why: reason why the item is not removed, as text.
     """
 
     item: SavedItem
@@ -114,7 +114,7 @@ class _Decision(Struct):
     id_base64: str | UnsetType = UNSET
 
     def item(self) -> SavedItem:
-        """Return the decision; an id that is a file name and not UTF-8 is decoded from its escaped form."""
+        """Return the decision as an item; an id that is a file name in invalid UTF-8 is decoded from ``id_base64``."""
         encoded = self.id_base64
         item_id = self.id
         if isinstance(encoded, str):
@@ -131,7 +131,7 @@ class _Decision(Struct):
 
 
 class _Document(Struct):
-    """The decoded fields; id and signature cover the others too."""
+    """Fields of a plan document that are decoded; id and signature cover all fields."""
 
     id: str
     made_at: _Time
@@ -150,7 +150,7 @@ class _Protection(Struct):
 
 
 def snapshot_digest(snapshot: NodeSnapshot) -> str:
-    """Return a digest of the inputs of decisions: items, their states and references; not of the time."""
+    """Return a digest of the items in a snapshot, their states and references, independent of time."""
     parts: list[object] = [
         sorted((image.id, *image.repo_tags, *image.repo_digests, image.pinned) for image in snapshot.images),
         sorted((each.id, each.state.value, each.sandbox_id, each.image_ref) for each in snapshot.containers),
@@ -164,13 +164,13 @@ def snapshot_digest(snapshot: NodeSnapshot) -> str:
 
 
 def plan_id(scope: Scope, snapshot: NodeSnapshot, plans: Sequence[Plan]) -> str:
-    """Return an id for unsaved plans: a digest of scope, time and removals."""
+    """Return the id of an unsaved plan: a digest of scope, time and removals."""
     removals = [(each.kind.value, each.id, each.reason.code.value) for plan in plans for each in plan.removals]
     return _digest([scope.value, snapshot.observed_at.isoformat(), removals])
 
 
 def seal(body: Mapping[str, Json], key: bytes | None) -> dict[str, Json]:
-    """Return a plan document with its schema and id, and with its signature unless ``key`` is ``None``."""
+    """Return a plan document with schema, id and signature; without signature if ``key`` is ``None``."""
     content: dict[str, Json] = {"schema": SCHEMA, **body}
     identity = _digest(content)
     signed: dict[str, Json] = {"schema": SCHEMA, "id": identity}
@@ -180,11 +180,11 @@ def seal(body: Mapping[str, Json], key: bytes | None) -> dict[str, Json]:
 
 
 def unseal(text: str, key: bytes | None) -> SavedPlan:
-    """Return the plan in a document to be applied; ``key`` is this node's plan key, or ``None`` without one.
+    """Return the plan from a document to apply; ``key`` is this node's plan key, ``None`` if unavailable.
 
     Raises:
-        ValueError: the text is not a plan, was changed since it was saved, was written by a newer agent, or was not
-            signed with ``key``.
+        ValueError: the text is not a plan, was changed after it was saved, was written by a different agent version, or
+            was not signed with ``key``.
     """
     document = _load(text)
     mac = document.pop("mac", None)
@@ -206,10 +206,10 @@ def unseal(text: str, key: bytes | None) -> SavedPlan:
 
 
 def parse_plan(text: str) -> SavedPlan:
-    """Return the plan in a document to be printed or compared, signed or not.
+    """Return the plan from a document to print or compare; the signature is not verified.
 
     Raises:
-        ValueError: the text is not a plan, was changed since it was saved, or was written by a newer agent.
+        ValueError: the text is not a plan, was changed after it was saved, or has an unsupported schema version.
     """
     document = _load(text)
     document.pop("mac", None)
@@ -230,7 +230,7 @@ def _load(text: str) -> dict[str, Json]:
 
 
 def _refuse_constant(name: str) -> Json:
-    """Refuse NaN and infinities: they are not JSON, and NaN is not equal to itself."""
+    """Raise ``ValueError`` for NaN and infinities: they are not valid JSON, and NaN is not equal to itself."""
     raise ValueError(f"{name} is not a number")
 
 
@@ -263,19 +263,18 @@ def _convert(value: object, kind: type[_T]) -> _T:
 
 
 def encode_policy(policy: GCPolicy) -> dict[str, Any]:
-    """Return a policy in its JSON form."""
+    """Return a policy as JSON data for a saved plan."""
     document: dict[str, Any] = msgspec.to_builtins(policy)
     document["images"]["protection"]["rules"] = [rule.text for rule in policy.images.protection.rules]
     return document
 
 
 def decode_policy(document: Mapping[str, Any]) -> GCPolicy:
-    """Return the policy in the JSON form of ``encode_policy``.
+    """Return the policy from JSON data of ``encode_policy``.
 
     Raises:
-        ValueError: a setting is missing, unknown or of the wrong type. A missing one is refused instead of defaulted,
-            since a default may be less strict than the saved setting; except for settings that no plan of an earlier
-            version has.
+        ValueError: a setting is missing, unknown or of the wrong type. The default of a missing setting may be less
+            strict than the value used by the plan, so it applies only to ``_ADDED_SETTINGS``.
     """
     plain = {name: section for name, section in document.items() if name != "images"}
     images = _convert(document.get("images"), dict[str, Any])
@@ -297,16 +296,16 @@ def decode_policy(document: Mapping[str, Any]) -> GCPolicy:
 
 
 def _keys(value: object, path: str = "") -> set[str]:
-    """Return the paths of all keys."""
+    """Return the dotted paths of all values in nested mappings."""
     if not isinstance(value, dict):
         return {path}
     return {path}.union(*(_keys(each, f"{path}.{key}" if path else str(key)) for key, each in value.items()))
 
 
 def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
-    """Return the reason to refuse the application of a saved plan on a node now, as text; empty if there is none."""
+    """Return the reason why a saved plan cannot be applied to a node now, as text; empty if it can be applied."""
     if now >= saved.expires_at:
-        return f"the plan expired at {format_time(saved.expires_at)}; nothing was removed, make a new one"
+        return f"the plan expired at {format_time(saved.expires_at)}; nothing was removed; create a new plan"
     if now + _SKEW < saved.made_at:
         made = format_time(saved.made_at)
         return f"the plan was made at {made}, which is in the future; nothing was removed, check the clock"
@@ -316,7 +315,7 @@ def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
 
 
 def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
-    """Return the listed removals of ``saved`` that are kept by a fresh plan, each with the first reason to keep it."""
+    """Return the removals of ``saved`` that new plans keep or do not contain, each with the first reason."""
     fresh: dict[tuple[ItemKind, str], Decision] = {}
     for each in (decision for plan in plans for decision in plan.decisions):
         before = fresh.get((each.kind, each.id))
@@ -333,14 +332,14 @@ def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
 
 
 class Difference(Record):
-    """One item with different decisions in two saved plans; ``None`` for a plan without the item."""
+    """Item with different decisions in two saved plans; ``None`` for a plan without the item."""
 
     before: SavedItem | None
     after: SavedItem | None
 
 
 def compare(before: SavedPlan, after: SavedPlan) -> tuple[Difference, ...]:
-    """Return every item whose verdict or reason differs, removals of either plan first."""
+    """Return the items whose verdict or reason code differs, with the removals of both plans first."""
     old = {(item.kind, item.id): item for item in before.items}
     new = {(item.kind, item.id): item for item in after.items}
     found = [
@@ -364,7 +363,7 @@ def _digest(value: object) -> str:
 
 
 def _mac(document: Mapping[str, Json], key: bytes) -> str:
-    """Return the signature of a document without ``mac``. Source: RFC 2104, HMAC with SHA-256."""
+    """Return the signature (``mac``) of a document that has no signature yet. Source: RFC 2104, HMAC with SHA-256."""
     return "hmac-sha256:" + hmac.new(key, _canonical(document), hashlib.sha256).hexdigest()
 
 

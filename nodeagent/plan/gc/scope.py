@@ -1,4 +1,4 @@
-"""Scope of a pass."""
+"""Scope of a garbage collection pass."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """Kinds of items in a pass; determines the readings of the observation."""
+    """Kinds of items in a pass; the scope determines which lists the observer reads."""
 
     IMAGES = "images"
     CONTAINERS = "containers"

@@ -1,4 +1,4 @@
-"""Usage breakdown of the image filesystem: the causes of insufficient garbage collection."""
+"""Usage breakdown of the image filesystem, which shows the data that garbage collection cannot remove."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Part(StrEnum):
-    """A part of the image filesystem's usage. The values are part of the JSON output."""
+    """Category of usage of the image filesystem. The values are part of the JSON output."""
 
     IMAGES_IN_USE = "images-in-use"
     IMAGES_UNUSED = "images-unused"
@@ -34,9 +34,9 @@ class Walk(Record):
     """Disk usage of a directory tree.
 
     Attributes:
-        path: its root.
-        size_bytes: disk usage of its files, other filesystems excluded.
-        complete: whether all of it was read in time; else a lower bound.
+        path: root of the tree.
+        size_bytes: disk usage of the files in the tree, without other filesystems.
+        complete: whether the whole tree was read in time; otherwise ``size_bytes`` is a lower bound.
     """
 
     path: str
@@ -45,14 +45,14 @@ class Walk(Record):
 
 
 class MeasuredUsage(Record):
-    """Measurements in addition to the snapshot.
+    """Disk usage measured in addition to the snapshot.
 
     Attributes:
         unreferenced: unreferenced blobs and snapshots.
-        writable_bytes: container id to the size of its writable layer.
-        logs: the pod log root; ``None`` if on another filesystem.
-        volumes: pod volume directories on this filesystem, and large files in them.
-        largest: the largest other directories and files on this filesystem.
+        writable_bytes: size of the writable layer by container or sandbox id; ``None`` if not measured.
+        logs: usage of the pod log root; ``None`` if it is on another filesystem.
+        volumes: pod volume directories on the image filesystem, and large files in these directories.
+        largest: the largest other directories and files on the image filesystem.
         log_files: the largest files in the pod log root.
     """
 
@@ -65,7 +65,7 @@ class MeasuredUsage(Record):
 
 
 class Share(Record):
-    """One part with its largest members, largest first."""
+    """Usage of one category with its largest members, largest first; a lower bound or estimate unless ``exact``."""
 
     part: Part
     size_bytes: int
@@ -74,12 +74,12 @@ class Share(Record):
 
 
 class Breakdown(Record):
-    """Usage of a filesystem by part; the shares add up to the used bytes.
+    """Usage of the image filesystem by category; the shares add up to the used bytes, unless estimates exceed them.
 
     Attributes:
-        filesystem: its reading.
-        shares: the parts, in a fixed order.
-        exact: whether images are counted by layers; else by the sizes reported by CRI.
+        filesystem: capacity and available bytes of the filesystem.
+        shares: usage of each category, in a fixed order.
+        exact: whether image usage is the size of layers; otherwise it is the sum of the image sizes reported by CRI.
     """
 
     filesystem: FsObservation
@@ -88,11 +88,11 @@ class Breakdown(Record):
 
 
 def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: MeasuredUsage) -> Breakdown:
-    """Return the usage of the image filesystem by part.
+    """Return the usage of the image filesystem by category.
 
-    A layer shared by used and unused images counts for the used ones. The remaining usage is not container data; its
-    members are the largest directories, which may be only a part of it. If the parts exceed the usage, as upper-bound
-    sizes can, the remainder is 0.
+    A layer shared by used and unused images counts as used. The remaining usage is data other than container data; its
+    members are the largest directories, which may not cover all of the remainder. The remainder is 0 if the categories
+    exceed the used bytes, which is possible with upper-bound sizes.
     """
     users = find_users(snapshot)
     storage = snapshot.storage
@@ -118,7 +118,7 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
 
 
 def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:
-    """Return image id to the names of up to three of its pods."""
+    """Return the names of up to three pods that use an image, as text, by image id."""
     users = find_users(snapshot)
     users_of = {}
     for image in snapshot.images:
@@ -134,7 +134,7 @@ def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:
 def _image_shares(
     snapshot: NodeSnapshot, storage: StorageGraph, in_use: frozenset[str], users: Mapping[str, str]
 ) -> list[Share]:
-    """Return the shares of images, with each piece counted once: as used, unused or referenced otherwise."""
+    """Return the usage of used images, unused images and otherwise referenced content, each piece counted once."""
     names = {image.id: image.name for image in snapshot.images}
     counted: set[int] = set()
     shares = []
@@ -181,7 +181,7 @@ def _writable_shares(snapshot: NodeSnapshot, writable_bytes: Mapping[str, int]) 
             continue
         container = known.get(container_id)
         if container is None:
-            running.append((container_id[:12], size))  # a container that CRI does not list
+            running.append((container_id[:12], size))  # not listed by CRI
             continue
         name = (
             f"{container.pod_namespace}/{container.pod_name}/{container.name}" if container.pod_name else container.name
@@ -203,7 +203,7 @@ def _largest(members: Iterable[tuple[str, int]], count: int = 20) -> tuple[tuple
 
 
 def describe(breakdown: Breakdown) -> dict[str, int]:
-    """Return the bytes by part, without empty parts, for a log line."""
+    """Return the bytes by category for a log line, without empty categories."""
     return {share.part.value: share.size_bytes for share in breakdown.shares if share.size_bytes}
 
 

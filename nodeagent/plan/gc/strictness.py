@@ -1,9 +1,9 @@
 """The stricter of two garbage collection policies, field by field.
 
-A saved plan contains the policy under which it was made. The plan is data that may be old, or from a caller with
-fewer rights than the author of the configuration, so its policy may only restrict the policy in force: every field gets
-the value that keeps more items. A field without a declared rule is an error, never a default, so that a new setting
-cannot be overridden by a plan unnoticed.
+A saved plan contains the policy with which it was created. A plan may be outdated, or come from a user with fewer
+permissions than the author of the configuration. Its policy may therefore only restrict the current policy: every field
+is set to the value that keeps more items. A field without a declared rule raises an error, so that a plan cannot
+override a new setting unnoticed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from nodeagent.record import Record, replace
 
 _Policy = TypeVar("_Policy", bound=Record)
 Rule = Callable[[Any, Any], Any]
-"""Receives the plan's value and the value in force; returns the one that keeps more items."""
+"""Function of the saved and the current value of a field that returns the value that keeps more items."""
 
 
 def stricter(saved: GCPolicy, current: GCPolicy) -> GCPolicy:
-    """Return the policy with the stricter value of each field: it keeps every item that either policy keeps.
+    """Return the policy with the stricter value of each field, which keeps every item that one of the policies keeps.
 
     Raises:
         TypeError: a field of a policy has no rule in ``STRICTNESS``.
@@ -42,27 +42,27 @@ def _stricter(saved: _Policy, current: _Policy) -> _Policy:
 
 
 def _larger(saved: float, current: float) -> float:
-    """Return the larger value; the first one, which is in force, if they cannot be compared (NaN)."""
+    """Return the larger value; the current value if the values cannot be compared (NaN)."""
     return max(current, saved)
 
 
 def _smaller_limit(saved: int, current: int) -> int:
-    """Return the smaller limit on removals, where 0 means no limit."""
+    """Return the smaller limit on removals; a limit of 0 is no limit."""
     limits = [each for each in (saved, current) if each > 0]
     return min(limits, default=0)
 
 
 def _larger_keep_limit(saved: int, current: int) -> int:
-    """Return the larger number of kept items, where a negative number keeps all."""
+    """Return the larger number of items to keep; a negative number keeps all items."""
     return -1 if saved < 0 or current < 0 else max(saved, current)
 
 
 def _larger_or_off(saved: float, current: float) -> float:
-    """Return the larger maximum age, where 0 disables removal by age."""
+    """Return the larger maximum age, or 0, which disables removal by age, if one of the ages is 0."""
     return _larger(saved, current) if saved > 0 and current > 0 else 0.0
 
 
-def _only_if_both(saved: bool, current: bool) -> bool:  # noqa: FBT001 - values of a setting, not flags
+def _only_if_both(saved: bool, current: bool) -> bool:  # noqa: FBT001 - values of a setting
     return saved and current
 
 
@@ -108,4 +108,4 @@ STRICTNESS: Final[Mapping[type, Mapping[str, Rule]]] = {
         "period_s": _larger,
     },
 }
-"""The rule of each field, by policy type."""
+"""Strictness rule of each field, by policy type and field name."""

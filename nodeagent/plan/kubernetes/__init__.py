@@ -1,1 +1,1 @@
-"""Decisions of a node in a Kubernetes cluster: registration, heartbeats, back-off."""
+"""Plans for a node in a Kubernetes cluster: registration, heartbeats, pod watch, evictions, Events."""

@@ -1,4 +1,4 @@
-"""Verdict on the access to the API server."""
+"""Checks of ``nodeagent doctor`` on the access to the API server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SOON_S: Final = 7 * 86_400.0
 _RENEW: Final = "renew the certificate; the agent reads the new file without a restart"
 
 
-def check_api_access(  # noqa: PLR0913 - facts of one reading
+def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
     error: str,
     missing: Sequence[str],
     expires_at: datetime | None,
@@ -25,15 +25,15 @@ def check_api_access(  # noqa: PLR0913 - facts of one reading
     now: datetime,
     options: Sequence[str] = (),
 ) -> Finding:
-    """Return the finding.
+    """Return the finding on the agent's access to the API server: certificate, requests and RBAC rules.
 
     Args:
-        error: cause of a failed request; empty if all succeeded.
-        missing: rules that the identity lacks.
-        expires_at: end of validity of the client certificate; ``None`` without one.
+        error: cause of a failed request; empty if all requests succeeded.
+        missing: RBAC rules that the agent's identity lacks.
+        expires_at: end of validity of the client certificate; ``None`` without a client certificate.
         is_registered: whether the Node object exists.
-        now: aware UTC.
-        options: settings in force with rules of their own.
+        now: time of the check, aware UTC.
+        options: enabled settings of ``[kubernetes]`` that need additional RBAC rules.
     """
     left_s = None if expires_at is None else (expires_at - now).total_seconds()
     until = "" if expires_at is None else f"{expires_at:%Y-%m-%d %H:%M} UTC"
@@ -52,11 +52,11 @@ def check_api_access(  # noqa: PLR0913 - facts of one reading
 
 
 def check_pod_access(pods: int, problem: str) -> Finding:
-    """Return the finding on the list that a watch of pods starts with.
+    """Return the finding on the initial list of the pod watch.
 
     Args:
         pods: number of listed pods.
-        problem: cause of a failure, or the reason that the list proves nothing; empty for none.
+        problem: cause of a failure, or reason why the list cannot prove pod deletions; empty without a problem.
     """
     if problem:
         fix = "set kubelet.node_name to the name of this node's object" if "Node object" in problem else _fix(problem)

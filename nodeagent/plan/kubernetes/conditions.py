@@ -1,7 +1,7 @@
-"""The agent's own conditions on the Node object, which beside a kubelet are all that it writes there.
+"""Node conditions of the agent, the only fields of the Node object that the agent writes beside a kubelet.
 
-They are applied with a field manager of their own, so that conditions of the kubelet and of others are not touched, and
-an applied list without one of them removes it.
+The conditions are applied by server-side apply with a separate field manager. Conditions of other managers, such as the
+kubelet, are therefore kept, and a condition missing in the applied list is removed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 FIELD_MANAGER: Final = "nodeagent-conditions"
 PREFIX: Final = "nodeagent.dev/"
 TYPES: Final = {"images": f"{PREFIX}ImageGCDegraded", "containers": f"{PREFIX}ContainerGCDegraded"}
-"""Loop to its condition, which is true while its last pass did not reach its target."""
+"""Condition type by loop name; the condition is true if the last pass of the loop failed or missed its target."""
 REPORT_S: Final = 300.0
-"""Interval of the heartbeat of unchanged conditions."""
+"""Heartbeat interval of unchanged conditions in seconds."""
 MAX_MESSAGE: Final = 1024
 _REASONS: Final = {
     "shortfall": "Shortfall",
@@ -38,9 +38,9 @@ class LoopResult(Record):
     """Last result of a collection loop.
 
     Attributes:
-        name: of the loop, such as ``images``.
+        name: name of the loop, such as ``images``.
         result: result code; empty before the first pass.
-        detail: error or shortfall.
+        detail: error or shortfall of the pass, as text.
         is_disabled: whether the loop is disabled, so that it has no condition.
     """
 
@@ -51,10 +51,10 @@ class LoopResult(Record):
 
 
 class ConditionMemory(Record):
-    """The conditions that the API server accepted last.
+    """Conditions in the last apply that the API server accepted.
 
     Attributes:
-        conditions: ``None`` before the first.
+        conditions: the accepted conditions; ``None`` before the first accepted apply.
         due_s: monotonic seconds at which unchanged conditions are applied again.
     """
 
@@ -65,12 +65,12 @@ class ConditionMemory(Record):
 def own_conditions(
     loops: Iterable[LoopResult], before: tuple[StatusCondition, ...], now: datetime
 ) -> tuple[StatusCondition, ...]:
-    """Return the conditions of the loops by type; a loop without a decisive result keeps its earlier condition.
+    """Return the conditions of all enabled loops; a loop without a conclusive result keeps its earlier condition.
 
     Args:
-        loops: last results.
-        before: the conditions applied last, for the times of their transitions.
-        now: aware UTC.
+        loops: last result of each loop.
+        before: the conditions applied last, which provide the transition times.
+        now: time of the report, aware UTC.
     """
     earlier = {each.type: each for each in before}
     found = []
@@ -100,7 +100,7 @@ def own_conditions(
 
 
 def is_due(memory: ConditionMemory, conditions: tuple[StatusCondition, ...], now_s: float) -> bool:
-    """Return whether conditions are to be applied: they changed, or their heartbeat is due. Times are no change."""
+    """Return whether to apply conditions: status, reason or message changed, or the heartbeat is due."""
     if memory.conditions is None:
         return bool(conditions)
     if [_comparable(each) for each in conditions] != [_comparable(each) for each in memory.conditions]:
@@ -109,7 +109,7 @@ def is_due(memory: ConditionMemory, conditions: tuple[StatusCondition, ...], now
 
 
 def apply_body(node: str, conditions: tuple[StatusCondition, ...]) -> Mapping[str, Any]:
-    """Return the applied object; without conditions it removes those applied before.
+    """Return the Node object to apply; an empty list removes the conditions applied earlier.
 
     Source: Kubernetes API concepts, server-side apply.
     """

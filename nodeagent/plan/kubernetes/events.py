@@ -1,4 +1,4 @@
-"""Events about the node and its pods: selection, aggregation, rate limit and a bounded queue."""
+"""Kubernetes Events about the node and its pods: selection, aggregation, rate limit and a bounded queue."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 NAMESPACE: Final = "default"
-"""Namespace of Events about objects of the cluster. Source: Kubernetes, validation of ``events.k8s.io/v1``."""
+"""Namespace of Events about cluster-scoped objects. Source: Kubernetes, validation of ``events.k8s.io/v1``."""
 CONTROLLER: Final = "nodeagent.dev/agent"
 MAX_PENDING: Final = 100
 REPEAT_S: Final = 600.0
-"""Time after an Event in which equal ones are counted and sent as one."""
+"""Seconds after an Event in which equal events are counted and sent as one Event."""
 BURST: Final = 10
 REFILL_S: Final = 6.0
 _MAX_NOTE: Final = 1000
-"""Source: Kubernetes, validation of ``events.k8s.io/v1``: a note has fewer than 1024 bytes."""
+"""Maximum bytes of a note. Source: Kubernetes, validation of ``events.k8s.io/v1``: less than 1024 bytes."""
 _MAX_REMEMBERED: Final = 200
 _MAX_NAME: Final = 200
 EventKey = tuple[str, str, str]
@@ -39,7 +39,7 @@ SELECTED: Final[Mapping[str, tuple[str, str]]] = {
     "shutdown_cancelled": ("ShutdownCancelled", NORMAL),
     "shutdown_incomplete": ("ShutdownIncomplete", WARNING),
 }
-"""Reason and type of each log event that is sent, by its name. Reasons that a kubelet has too are spelt as its own."""
+"""Reason and type of the Node Event for each published log event, by event name; kubelet reasons where they exist."""
 
 
 POD_SELECTED: Final[Mapping[str, tuple[str, str]]] = {
@@ -48,11 +48,11 @@ POD_SELECTED: Final[Mapping[str, tuple[str, str]]] = {
     "eviction_postponed": ("EvictionPostponed", WARNING),
     "eviction_cleanup_failed": ("ContainersNotRemoved", WARNING),
 }
-"""The same of Events about the pod that a log event names."""
+"""Reason and type of the Pod Event for each log event published on its pod, by event name."""
 
 
 class PodReference(Record):
-    """The pod of an Event."""
+    """Pod that an Event is about."""
 
     namespace: str
     name: str
@@ -60,14 +60,14 @@ class PodReference(Record):
 
 
 class Occurrence(Record):
-    """Equal events that are sent as one.
+    """Equal events that are sent as one Event.
 
     Attributes:
         note: text for display.
-        first: wall time of the first one.
-        last: wall time of the last one.
-        due_s: monotonic seconds from which it is sent.
-        pod: the pod that it is about; ``None`` for the node.
+        first: wall-clock time of the first event.
+        last: wall-clock time of the last event.
+        due_s: earliest time to send the Event, in monotonic seconds.
+        pod: the pod that the Event is about; ``None`` for the node.
     """
 
     reason: str
@@ -81,18 +81,18 @@ class Occurrence(Record):
 
     @property
     def key(self) -> EventKey:
-        """Identity of equal events."""
+        """Aggregation key; events with equal keys are sent as one Event."""
         return (self.reason, self.note, "" if self.pod is None else self.pod.uid)
 
 
 class EventQueue(Record):
-    """Events that wait, and the limits.
+    """Queue of Events to send, with the state of the rate limit.
 
     Attributes:
-        pending: by key, oldest first.
-        sent_s: monotonic seconds of the last Event of each key.
-        tokens: Events that may be sent at ``tokens_at_s``.
-        dropped: events dropped from a full queue.
+        pending: Events to send by key, oldest first.
+        sent_s: time of the last sent Event by key, in monotonic seconds.
+        tokens: number of Events that the rate limit permitted at ``tokens_at_s``.
+        dropped: number of Events dropped from a full queue.
     """
 
     pending: Mapping[EventKey, Occurrence] = field(default_factory=dict)
@@ -102,17 +102,17 @@ class EventQueue(Record):
     dropped: int = 0
 
 
-def add_event(  # noqa: PLR0913 - facts of one log event
+def add_event(  # noqa: PLR0913 - one argument for each fact of a log event
     queue: EventQueue, name: str, note: str, now: datetime, now_s: float, *, pod: PodReference | None = None
 ) -> EventQueue:
-    """Return the queue with a log event; unchanged if it is not selected.
+    """Return the queue with a log event added; unchanged if this log event is not published.
 
     Args:
-        queue: before.
-        name: of the log event.
-        note: its text.
-        now: wall time, aware UTC.
-        now_s: monotonic seconds.
+        queue: the queue before the event.
+        name: name of the log event.
+        note: text of the log event.
+        now: wall-clock time of the event, aware UTC.
+        now_s: time of the event in monotonic seconds.
         pod: the pod that the Event is about; ``None`` for the node.
     """
     selected = SELECTED if pod is None else POD_SELECTED
@@ -126,7 +126,7 @@ def add_event(  # noqa: PLR0913 - facts of one log event
 
 
 def take_event(queue: EventQueue, now_s: float) -> tuple[EventQueue, Occurrence | None]:
-    """Return the queue without its oldest due event, and that event; ``None`` if none is due or the rate is reached."""
+    """Return the queue without its oldest due Event, and this Event; ``None`` if nothing is due or rate-limited."""
     tokens = min(float(BURST), queue.tokens + max(0.0, now_s - queue.tokens_at_s) / REFILL_S)
     queue = replace(queue, tokens=tokens, tokens_at_s=now_s)
     due = next((each for each in queue.pending.values() if each.due_s <= now_s), None)
@@ -145,14 +145,16 @@ def take_event(queue: EventQueue, now_s: float) -> tuple[EventQueue, Occurrence 
 
 
 def put_back(queue: EventQueue, taken: Occurrence) -> EventQueue:
-    """Return the queue with an event whose request failed, to be sent again."""
+    """Return the queue with an Event added again after its request failed."""
     return _with(queue, taken)
 
 
 def event_body(occurrence: Occurrence, node: str, node_uid: str) -> dict[str, Any]:
-    """Return the Event about the node or the pod. Source: Kubernetes ``events.k8s.io/v1``.
+    """Return the Event object for the API server.
 
-    Its namespace is that of the pod, and for the node ``default``, as the API requires.
+    As the API requires, an Event about a pod has the namespace of the pod, and an Event about the node has ``default``.
+
+    Source: Kubernetes ``events.k8s.io/v1``.
     """
     pod = occurrence.pod
     regarding = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
@@ -178,7 +180,7 @@ def event_body(occurrence: Occurrence, node: str, node_uid: str) -> dict[str, An
 
 
 def _name(occurrence: Occurrence, node: str) -> str:
-    """Return a name that another attempt repeats, so that an Event whose answer was lost is not created twice."""
+    """Return the name of an Event, which is equal in every attempt, so that a retry does not create a second Event."""
     digest = zlib.crc32("\0".join(occurrence.key).encode())
     about = node if occurrence.pod is None else occurrence.pod.name[:_MAX_NAME].rstrip(".-")
     return f"{about}.{int(occurrence.first.timestamp() * 1_000_000):x}{digest:08x}"
@@ -201,5 +203,5 @@ def _with(queue: EventQueue, added: Occurrence) -> EventQueue:
 
 
 def _micro(moment: datetime) -> str:
-    """Return a time with six digits of a second, which the API requires here."""
+    """Return a time as RFC 3339 text with microseconds, as ``MicroTime`` fields of the API require."""
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

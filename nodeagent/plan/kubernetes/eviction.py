@@ -1,8 +1,8 @@
-"""Evictions through the API server: the step that follows from an answer, and the memory of refused pods.
+"""Evictions through the API server: the next step after a response, and the record of refused evictions.
 
-A pod is refused by its disruption budget, or for a reason of its own; both are tried again with a back-off. At the
-level of a hard threshold the next pod is tried meanwhile, below it no other pod is. A request without an answer may
-have taken effect, so no other pod is evicted until the API server shows the state of its pod.
+An eviction can be refused by a disruption budget or for another reason; the request is repeated with back-off. While a
+hard threshold is met, the next pod is tried in the meantime; for a soft threshold no other pod is evicted. A request
+without a response may have taken effect, so no other pod is evicted until the API server reports the state of the pod.
 
 Source: Kubernetes API-initiated eviction, ``policy/v1``.
 """
@@ -20,40 +20,43 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import PodSpec
 
 BUDGET_CAUSE: Final = "DisruptionBudget"
-"""Source: Kubernetes ``policy/v1``, ``DisruptionBudgetCause``."""
+"""Cause of a refusal by a disruption budget. Source: Kubernetes ``policy/v1``, ``DisruptionBudgetCause``."""
 FIRST_DELAY_S: Final = 10.0
 LAST_DELAY_S: Final = 300.0
 FIRST_POSTPONE_S: Final = 1.0
 LAST_POSTPONE_S: Final = 60.0
 JITTER_SHARE: Final = 0.5
 UNKNOWN_S: Final = 60.0
-"""Time without another eviction after a request of unknown effect, unless the API server shows its pod unchanged."""
+"""Seconds without another eviction after a request of unknown effect, unless the API server shows the pod unchanged."""
 SETTLED_S: Final = 5.0
-"""Age of such a request from which a current watch shows its effect."""
+"""Seconds after a request of unknown effect from which a current watch shows the effect."""
 BUDGET_REFUSALS: Final = 2
-"""Refusals in a row after which a pod may be deleted despite its disruption budget, where that is configured."""
+"""Consecutive budget refusals after which a pod may be deleted despite its disruption budget, if configured."""
 SERVER_FAILURES: Final = 3
-"""Failures (5xx) in a row for one pod after which the next pod is tried."""
+"""Consecutive server errors (5xx) for one pod after which the next pod is tried."""
 SEVERAL_BUDGETS: Final = "more than one PodDisruptionBudget"
-"""Part of the message with which the API server refuses a pod with two budgets, with status 500 and no reason."""
+"""Part of the API server's message if a pod has two budgets; the response has status 500 and no reason."""
 RESERVED_S: Final = 135.0
-"""Time in which a refusal by a budget can be an effect of an earlier request that ended no pod: the API server takes a
-disruption from the budget before it compares the version of the pod. Source: kube-controller-manager, disruption
-controller, ``DeletionTimeout`` of 2 minutes."""
+"""Seconds in which a budget refusal can result from an earlier request that ended no pod.
+
+The API server reserves a disruption in the budget before it compares the resource version of the pod.
+
+Source: kube-controller-manager, disruption controller, ``DeletionTimeout`` of 2 minutes.
+"""
 MAX_REMEMBERED: Final = 512
 _POD_KINDS: Final = frozenset({"pods", "pod"})
-"""Kinds in the answer that a pod is missing; the singular is of ``NodeRestriction``, for a node certificate."""
+"""Resource kinds in a "not found" response for a pod; ``NodeRestriction`` uses the singular."""
 
 
 class Answer(Record):
-    """Answer to the request of an eviction.
+    """Response of the API server to an eviction request.
 
     Attributes:
-        status: HTTP status; 0 without a complete answer.
-        kind: resource that the refusal is about, such as ``pods``.
-        causes: reasons of the causes, such as ``DisruptionBudget``.
-        retry_after_s: least time that the server stated; ``None`` without one.
-        text: for display; empty for an accepted request.
+        status: HTTP status; 0 without a complete response.
+        kind: resource kind in the details of a refusal, such as ``pods``.
+        causes: cause reasons in the details of a refusal, such as ``DisruptionBudget``.
+        retry_after_s: seconds in the ``Retry-After`` header; ``None`` without the header.
+        text: refusal or error for display; empty for an accepted request.
     """
 
     status: int
@@ -64,13 +67,13 @@ class Answer(Record):
 
 
 class Step(StrEnum):
-    """Steps after an answer.
+    """Next step after the response to an eviction request.
 
     Attributes:
-        WAIT: the pod ends: wait for the end of its processes.
-        COMPARE: the pod changed: compare it again, and repeat the request.
+        WAIT: the pod terminates; wait for the exit of its processes.
+        COMPARE: the pod changed; check the pod again and repeat the request.
         DEFER: repeat the request later, and evict no other pod meanwhile.
-        NEXT: try the next pod, and this one later.
+        NEXT: try the next pod now, and repeat the request later.
         POSTPONE: no pod can be evicted now.
     """
 
@@ -82,10 +85,10 @@ class Step(StrEnum):
 
 
 class Consequence(Record):
-    """Step after an answer.
+    """Next step after the response to an eviction request, with its delay.
 
     Attributes:
-        delay_s: time until the request is repeated.
+        delay_s: seconds until the request is repeated.
         by_budget: whether a disruption budget refused the eviction.
         effect_unknown: whether the eviction may have taken effect.
     """
@@ -97,17 +100,17 @@ class Consequence(Record):
 
 
 def consequence(answer: Answer, refusals: int, *, hard: bool, jitter: float, repeats: bool = False) -> Consequence:
-    """Return the step after an answer.
+    """Return the next step after the response to an eviction request.
 
     Args:
-        answer: of the API server.
-        refusals: earlier refusals and failures in a row for this pod.
-        hard: whether a hard threshold is met, or the pod exceeds a storage limit of its own.
-        jitter: 0 to 1.
-        repeats: whether a request about a changed pod is repeated at once.
+        answer: response of the API server.
+        refusals: earlier consecutive refusals and failures for this pod.
+        hard: whether a hard threshold is met or the pod exceeds its own storage limit.
+        jitter: random number from 0 to 1, which shortens the delay.
+        repeats: whether a request for a changed pod (409) is repeated immediately.
     """
     if 200 <= answer.status < 300 or (answer.status == 404 and answer.kind in _POD_KINDS):
-        return Consequence(Step.WAIT)  # a pod that the API server lacks is ended by its kubelet
+        return Consequence(Step.WAIT)  # the kubelet ends a deleted pod
     if answer.status == 409 and repeats:
         return Consequence(Step.COMPARE)
     later_s = _delay_s(FIRST_DELAY_S, LAST_DELAY_S, refusals, jitter, answer.retry_after_s)
@@ -121,7 +124,7 @@ def consequence(answer: Answer, refusals: int, *, hard: bool, jitter: float, rep
         return Consequence(Step.POSTPONE, soon_s, effect_unknown=answer.status == 0)
     return Consequence(
         Step.NEXT if hard else Step.DEFER, later_s
-    )  # such as 403 by an admission webhook, or two budgets
+    )  # such as 403 of an admission webhook, or two budgets
 
 
 def _delay_s(first_s: float, last_s: float, refusals: int, jitter: float, least_s: float | None) -> float:
@@ -130,12 +133,12 @@ def _delay_s(first_s: float, last_s: float, refusals: int, jitter: float, least_
 
 
 class Refusal(Record):
-    """Refusals of one pod in a row, or of all pods.
+    """Consecutive refusals of evictions of one pod, or of all pods.
 
     Attributes:
-        until_s: monotonic time of the next attempt.
-        text: last refusal.
-        budget_refusals: refusals in a row by a disruption budget.
+        until_s: time of the next attempt in monotonic seconds.
+        text: text of the last refusal.
+        budget_refusals: consecutive refusals by a disruption budget.
     """
 
     count: int
@@ -145,15 +148,15 @@ class Refusal(Record):
 
 
 class EvictionMemory(Record):
-    """Earlier answers.
+    """Record of earlier responses to eviction requests.
 
     Attributes:
-        refused: by the UID of the pod.
-        postponed: state of the API server; ``None`` if it answers.
-        unknown_s: UID of a pod that may end to the monotonic time since which that is unknown.
-        deletable: UIDs of the pods whose next request is a deletion.
-        reserved_s: monotonic time of the last request that may have used a budget without an effect on its pod, such as
-            a conflict (409); ``None`` before the first.
+        refused: refusals by pod UID.
+        postponed: refusal that postpones all evictions, such as an unavailable API server; ``None`` otherwise.
+        unknown_s: time of a request of unknown effect in monotonic seconds, by pod UID.
+        deletable: UIDs of pods to delete, instead of evict, with the next request.
+        reserved_s: monotonic time of the last request that may have reserved a disruption in a budget without ending
+            its pod, such as a conflict (409); ``None`` without such a request.
     """
 
     refused: Mapping[str, Refusal] = field(default_factory=dict)
@@ -163,17 +166,17 @@ class EvictionMemory(Record):
     reserved_s: float | None = None
 
     def count(self, uid: str) -> int:
-        """Return the refusals and failures in a row of a pod."""
+        """Return the number of consecutive refusals and failures of a pod."""
         return self.refused[uid].count if uid in self.refused else 0
 
     def is_overridable(self, uid: str) -> bool:
-        """Return whether a disruption budget alone refused a pod, repeatedly."""
+        """Return whether a disruption budget refused a pod often enough to delete the pod despite the budget."""
         found = self.refused.get(uid)
         return found is not None and found.budget_refusals >= BUDGET_REFUSALS
 
 
 def remember(memory: EvictionMemory, uid: str, answer: Answer, then: Consequence, now_s: float) -> EvictionMemory:
-    """Return the memory after an answer about one pod."""
+    """Return the record updated with a response for one pod."""
     others = {key: each for key, each in memory.refused.items() if key != uid}
     unknown_s = {key: at_s for key, at_s in memory.unknown_s.items() if key != uid and now_s - at_s < UNKNOWN_S}
     if then.effect_unknown:
@@ -194,7 +197,7 @@ def remember(memory: EvictionMemory, uid: str, answer: Answer, then: Consequence
 
 
 def may_end(memory: EvictionMemory, uid: str, now_s: float) -> EvictionMemory:
-    """Return the memory with a pod whose eviction was accepted, and which has not ended in time."""
+    """Return the record with a pod that has not terminated in time after its eviction was accepted."""
     return replace(memory, unknown_s={**memory.unknown_s, uid: now_s})
 
 
@@ -202,26 +205,26 @@ class HeldBack(Record):
     """A pod that is not evicted now.
 
     Attributes:
-        text: cause, for display.
-        tries_next: whether the next pod is tried; otherwise none is evicted now.
+        text: cause for display.
+        tries_next: whether the next pod is tried; otherwise no pod is evicted now.
     """
 
     text: str
     tries_next: bool
 
 
-def held_back(  # noqa: PLR0913 - facts of one moment
+def held_back(  # noqa: PLR0913 - one argument for each input of the decision
     memory: EvictionMemory, uid: str, pods: Mapping[str, PodSpec], *, answered_s: float | None, hard: bool, now_s: float
 ) -> HeldBack | None:
-    """Return the reason against the request of an eviction now; ``None`` without one.
+    """Return the reason not to request the eviction of a pod now; ``None`` to request it.
 
     Args:
-        memory: earlier answers.
-        uid: of the pod.
-        pods: pods at the API server, by UID.
-        answered_s: monotonic time of the last answer of their watch; ``None`` if they are not current.
-        hard: whether a hard threshold is met, or the pod exceeds a storage limit of its own.
-        now_s: monotonic seconds.
+        memory: record of earlier responses.
+        uid: UID of the pod.
+        pods: pods of the API server by UID.
+        answered_s: monotonic time of the last response of the pod watch; ``None`` if ``pods`` is not current.
+        hard: whether a hard threshold is met or the pod exceeds its own storage limit.
+        now_s: current time in monotonic seconds.
     """
     if answered_s is None:
         return HeldBack("the pods of the API server are not current", tries_next=False)

@@ -1,4 +1,4 @@
-"""Heartbeats of a node: Lease, status reports, and the back-off after failures."""
+"""Node heartbeats: Lease renewal, node status reports, and the back-off after failures."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ if TYPE_CHECKING:
 
 LEASE_NAMESPACE: Final = "kube-node-lease"
 LEASE_INTERVAL_S: Final = 10.8
-"""With status and conditions at most one request in 10 s. Source: the kubelet renews every 10 to 10.4 s."""
+"""Lease renewal interval in seconds; above 10 s, to average at most one request in 10 s with status and conditions.
+
+Source: the kubelet renews every 10 to 10.4 s.
+"""
 LEASE_DURATION_S: Final = 40
-"""Source: KubeletConfiguration ``nodeLeaseDurationSeconds``; the kubelet renews after a quarter of it."""
+"""Lease duration in seconds. Source: KubeletConfiguration ``nodeLeaseDurationSeconds``."""
 STATUS_POLL_S: Final = 10.0
-"""Source: KubeletConfiguration ``nodeStatusUpdateFrequency``."""
+"""Seconds between readings of the node status. Source: KubeletConfiguration ``nodeStatusUpdateFrequency``."""
 STATUS_REPORT_S: Final = 300.0
-"""Source: KubeletConfiguration ``nodeStatusReportFrequency``."""
+"""Seconds between reports of an unchanged status. Source: KubeletConfiguration ``nodeStatusReportFrequency``."""
 JITTER_SHARE: Final = 0.2
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 7.0
-"""Source: Kubernetes, Nodes: Lease updates are retried with back-off from 200 ms, at most 7 s."""
+"""Maximum retry delay in seconds. Source: Kubernetes, Nodes: Lease updates are retried after 200 ms to 7 s."""
 
 
 def retry_delay_s(failures: int, retry_after_s: float | None = None) -> float:
-    """Return the seconds until the next attempt.
+    """Return the seconds until the next attempt after failed requests, with exponential back-off.
 
     Args:
-        failures: failed attempts in a row, at least 1.
-        retry_after_s: least time that the server stated; ``None`` without one.
+        failures: consecutive failed attempts, at least 1.
+        retry_after_s: seconds in the ``Retry-After`` header; ``None`` without the header.
     """
     delay_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16))
     return max(delay_s, retry_after_s or 0.0)
 
 
 class ReportReason(StrEnum):
-    """Reason for a status report, or for none."""
+    """Reason to send or skip a node status report."""
 
     FIRST = "first-report"
     CHANGED = "changed"
@@ -51,10 +54,10 @@ class ReportReason(StrEnum):
 
 
 class ReportMemory(Record):
-    """The last status that the API server accepted.
+    """Last node status that the API server accepted.
 
     Attributes:
-        status: ``None`` before the first report.
+        status: the accepted status; ``None`` before the first report.
         due_s: monotonic seconds at which an unchanged status is reported again.
     """
 
@@ -63,7 +66,7 @@ class ReportMemory(Record):
 
 
 def report_reason(memory: ReportMemory, status: NodeStatus, now_s: float) -> ReportReason:
-    """Return whether a status is to be reported, and the reason. Heartbeat times are no change."""
+    """Return the reason to report a status; ``UNCHANGED`` to skip the report. Heartbeat times are ignored."""
     if memory.status is None:
         return ReportReason.FIRST
     if _comparable(status) != _comparable(memory.status):
@@ -72,18 +75,18 @@ def report_reason(memory: ReportMemory, status: NodeStatus, now_s: float) -> Rep
 
 
 def remember_report(status: NodeStatus, now_s: float, jitter: float) -> ReportMemory:
-    """Return the memory after an accepted report.
+    """Return the record of an accepted status report, with the time of the next heartbeat.
 
     Args:
         status: the accepted status.
-        now_s: monotonic seconds.
-        jitter: 0 to 1; it spreads the reports of nodes that started together over the last minute of five.
+        now_s: current time in monotonic seconds.
+        jitter: random number from 0 to 1, which spreads the reports of nodes started together over one minute.
     """
     return ReportMemory(status, now_s + STATUS_REPORT_S * (1 - JITTER_SHARE * jitter))
 
 
 def complete_status(status: NodeStatus, memory: ReportMemory) -> NodeStatus:
-    """Return the status with unread parts as last reported: a missing reading is not a change."""
+    """Return the status with missing readings filled from the last report, since a missing reading is not a change."""
     earlier = memory.status
     if earlier is None:
         return status
@@ -101,9 +104,9 @@ def complete_status(status: NodeStatus, memory: ReportMemory) -> NodeStatus:
 
 
 def status_patch(status: NodeStatus) -> dict[str, Any]:
-    """Return the strategic merge patch of a status; conditions of other owners are kept.
+    """Return the strategic merge patch of a node status; conditions of other owners are kept.
 
-    Addresses are replaced, since their merge key, the type, is not unique on a node with two families.
+    Addresses are replaced, since their merge key, the type, is not unique on a dual-stack node.
 
     Source: kubelet ``nodeutil.PatchNodeStatus``.
     """
@@ -113,11 +116,11 @@ def status_patch(status: NodeStatus) -> dict[str, Any]:
 
 
 def renewed_lease(found: Lease | None, node: Node, now: datetime) -> Lease:
-    """Return the Lease to be written.
+    """Return the Lease to create or update.
 
     Args:
         found: the Lease as last read or written; ``None`` to create it.
-        node: the Node object, which owns the Lease: it is deleted with it.
+        node: the Node object, the owner of the Lease: the Lease is deleted with the node.
         now: time of the renewal, aware UTC.
 
     Source: kubelet ``nodelease``, recorded Lease.
@@ -139,13 +142,13 @@ def renewed_lease(found: Lease | None, node: Node, now: datetime) -> Lease:
 
 
 class LeaseSighting(Record):
-    """Renewal of a Lease that another process may hold, observed by this agent's own clock.
+    """Last change of a Lease that another process may renew, by the monotonic clock of this machine.
 
-    Clocks of two machines differ, so the age of a renewal is not computed from its time.
+    Clocks of two machines differ, so the age of a renewal is not computed from its renewal time.
 
     Attributes:
-        renew_time: as read; empty without a Lease.
-        since_s: monotonic seconds of the first observation of this time.
+        renew_time: renewal time as read from the Lease; empty without a Lease.
+        since_s: time of the first observation of ``renew_time``, in monotonic seconds.
     """
 
     renew_time: str
@@ -153,7 +156,7 @@ class LeaseSighting(Record):
 
 
 def sight_lease(before: LeaseSighting | None, lease: Lease | None, now_s: float) -> LeaseSighting:
-    """Return the sighting after another observation of the Lease; ``lease`` is ``None`` for an absent one."""
+    """Return the observation updated with a reading of the Lease; ``lease`` is ``None`` if the Lease does not exist."""
     renew_time = "" if lease is None else lease.spec.renew_time
     if before is not None and before.renew_time == renew_time:
         return before
@@ -161,9 +164,9 @@ def sight_lease(before: LeaseSighting | None, lease: Lease | None, now_s: float)
 
 
 def is_lease_free(sighting: LeaseSighting, now_s: float) -> bool:
-    """Return whether no other process renews a Lease: it was absent, or not renewed, for its duration.
+    """Return whether no other process renews a Lease: the Lease was absent or not renewed for the Lease duration.
 
-    A kubelet creates its Lease about ten seconds after its Node object.
+    An absent Lease is also observed for this time: a kubelet creates its Lease about 10 s after its Node object.
     """
     return now_s - sighting.since_s >= LEASE_DURATION_S
 

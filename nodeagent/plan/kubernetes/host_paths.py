@@ -1,4 +1,4 @@
-"""Host paths that the agent uses: one table for the mounts of its container and the write access of its unit."""
+"""Host paths of the agent: one table for the mounts of its container and the write access of its systemd unit."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATE: Final = "/var/lib/nodeagent"
-"""Created by the unit's ``StateDirectory=``."""
+"""State directory, created by ``StateDirectory=`` of the systemd unit."""
 
 
 class HostPath(Record):
-    """A directory of the host, at the same path in the container, since the runtime reports paths of the host.
+    """Host directory mounted at the same path in the agent's container, since the runtime reports host paths.
 
     Attributes:
-        name: of the volume.
-        purpose: for display.
-        writable: whether the agent writes below it.
-        create: whether it is created if it does not exist.
-        has_mounts: whether the runtime mounts below it. The mounts must end in the container with those of the host: a
-            copy would keep the files of removed containers on the disk.
+        name: name of the volume.
+        purpose: purpose of the mount, for display.
+        writable: whether the agent writes to the directory.
+        create: whether the directory is created if it does not exist.
+        has_mounts: whether the runtime mounts filesystems below the directory. Unmounts on the host must propagate to
+            the agent's container: a remaining mount would keep the files of removed containers on disk.
     """
 
     name: str
@@ -45,15 +45,16 @@ CGROUPS: Final = HostPath("cgroups", "/sys/fs/cgroup", "usage of pods; running c
 
 
 def host_paths(socket_directory: str, image_root: str, manifests: str) -> Iterator[HostPath]:
-    """Yield the directories of the host that an agent in a container needs beside a kubelet.
+    """Yield the host directories that an agent in a container needs beside a kubelet.
 
-    Not among them: the kubelet's directory, whose volumes have the secrets of all pods, and the socket of D-Bus, since
-    graceful shutdown is the kubelet's there.
+    Two directories are excluded: the kubelet root directory, since its volumes contain the secrets of all pods, and the
+    D-Bus socket directory, since the kubelet performs graceful shutdown.
 
     Args:
-        socket_directory: of the runtime's socket; a mount of the socket itself would keep that of a stopped runtime.
+        socket_directory: directory of the runtime socket. A mount of the socket file would still refer to the old
+            socket after a restart of the runtime.
         image_root: root directory of the runtime's images and snapshots.
-        manifests: directory of static pods; empty for none.
+        manifests: directory of static pod manifests; empty without static pods.
     """
     yield HostPath("runtime", socket_directory, "socket of the container runtime", has_mounts=True)
     yield HostPath("images", image_root, "usage of the image filesystem, sizes of writable layers", has_mounts=True)

@@ -1,8 +1,8 @@
-"""State of a watch of this node's pods: a consistent list, then every change of it in order.
+"""State of the watch of this node's pods: a consistent list, then every change of a pod in order.
 
-A pod that is missing proves its deletion only under the conditions of :func:`proof_problem`, and per pod of
-:meth:`nodeagent.model.pod_list.PodList.lacks`: the API server that serves the watch may lag behind the one that the
-kubelet reads, so a pod that the watch has never shown may be too new for it.
+A pod missing in the watch counts as deleted only under the conditions of :func:`proof_problem` and, per pod, of
+:meth:`nodeagent.model.pod_list.PodList.lacks`. The API server that serves the watch may lag behind the API server of
+the kubelet, so that a new pod may not be in the watch yet.
 
 Source: Kubernetes API concepts, efficient detection of changes; client-go ``Reflector``.
 """
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import PodSpec
 
 SYNC_GRACE_S: Final = 60.0
-"""Time for which the watch has to be connected without interruption until a missing pod counts as deleted."""
+"""Seconds of uninterrupted connection of the watch before a missing pod counts as deleted."""
 FRESH_S: Final = 180.0
-"""Age of the last answer after which the watch proves nothing; bookmarks come about every minute."""
+"""Maximum age of the last response, in seconds, of a current watch; bookmarks arrive about every minute."""
 MAX_PODS: Final = 5000
 MAX_DELETED: Final = 2048
 FIRST_RETRY_S: Final = 1.0
@@ -39,7 +39,7 @@ _UNREAD_NODE: Final = "the Node object has not been compared with this machine"
 
 
 class EventKind(StrEnum):
-    """Kinds of a change. Source: Kubernetes ``watch.EventType``."""
+    """Kind of a watch event. Source: Kubernetes ``watch.EventType``."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -48,12 +48,12 @@ class EventKind(StrEnum):
 
 
 class PodEvent(Record):
-    """One change of a pod.
+    """One event of the pod watch.
 
     Attributes:
-        kind: ``None`` for an event that cannot be read.
+        kind: kind of the event; ``None`` for an unreadable event.
         pod: the pod after the change; ``None`` for a bookmark or an unreadable event.
-        resource_version: version from which a watch continues; empty if unreadable.
+        resource_version: resource version from which a watch continues; empty if unreadable.
     """
 
     kind: EventKind | None
@@ -62,19 +62,20 @@ class PodEvent(Record):
 
 
 class WatchState(Record):
-    """Pods by the API server, and their currency. All times in monotonic seconds unless stated.
+    """Pods reported by the API server, and the state of the watch. Names of monotonic times end in ``_s``.
 
     Attributes:
-        pods: by UID.
-        deleted: UIDs whose deletion the watch reported, or that a later list lacks; the newest last.
-        resource_version: version from which the watch continues; empty if a list is necessary.
-        listed_s: time at which the last complete list was requested; ``None`` before the first.
-        connected_s: begin of the watch without an interruption; ``None`` while it is interrupted.
-        answered_s: time of the last list, change or bookmark; ``None`` before the first.
-        answered_at: the same by the wall clock; that of the stored pods until the first list.
-        unnamed: number of unreadable pods and changes since the last list, each of which may be any pod.
-        foreign: reason that the list may be that of another node; empty once the Node object has this machine's ids.
-        error: cause of the interruption; empty without one.
+        pods: pods by UID.
+        deleted: UIDs of pods that the watch reported as deleted or that are missing in a later list; newest last.
+        resource_version: resource version from which the watch continues; empty if a new list is required.
+        listed_s: request time of the last complete list; ``None`` before the first list.
+        connected_s: start of the uninterrupted watch; ``None`` while the watch is interrupted.
+        answered_s: time of the last list, change or bookmark; ``None`` before the first list.
+        answered_at: wall-clock time of the last list, change or bookmark; before the first list, the time of the stored
+            pods.
+        unnamed: number of unreadable pods and changes since the last list; each may concern any pod.
+        foreign: reason why the list may be of another node; empty once the ids in the Node object match this machine.
+        error: cause of the interruption; empty while the watch is connected.
     """
 
     pods: Mapping[str, PodSpec] = field(default_factory=dict)
@@ -89,7 +90,7 @@ class WatchState(Record):
     error: str = ""
 
 
-def after_list(  # noqa: PLR0913 - facts of one list
+def after_list(  # noqa: PLR0913 - one argument for each fact of a list
     state: WatchState,
     pods: Iterable[PodSpec],
     resource_version: str,
@@ -102,13 +103,13 @@ def after_list(  # noqa: PLR0913 - facts of one list
     """Return the state after a complete, consistent list.
 
     Args:
-        state: before.
-        pods: all pods of the list, compacted.
-        resource_version: of the list.
-        requested_s: time of the request of its first page.
-        now_s: monotonic seconds.
-        now: the same time by the wall clock.
-        foreign: reason that the list may be that of another node; empty for none.
+        state: state before the list.
+        pods: all pods of the list, reduced by :func:`compact`.
+        resource_version: resource version of the list.
+        requested_s: time of the request for the first page of the list, in monotonic seconds.
+        now_s: current time in monotonic seconds.
+        now: current wall-clock time.
+        foreign: reason why the list may be of another node; empty if the Node object matches this machine.
     """
     listed = tuple(pods)
     named = {each.uid: each for each in listed if each.uid}
@@ -128,7 +129,7 @@ def after_list(  # noqa: PLR0913 - facts of one list
 
 
 def after_event(state: WatchState, event: PodEvent, now_s: float, now: datetime) -> WatchState:
-    """Return the state after a change; an unreadable one makes the list incomplete until the next list."""
+    """Return the state after a watch event; after an unreadable event a new list is required."""
     version = event.resource_version or state.resource_version
     state = replace(state, resource_version=version, answered_s=now_s, answered_at=now)
     if event.kind is EventKind.BOOKMARK:
@@ -144,49 +145,50 @@ def after_event(state: WatchState, event: PodEvent, now_s: float, now: datetime)
 
 
 def after_connection(state: WatchState, now_s: float, now: datetime) -> WatchState:
-    """Return the state once the API server continues the watch from the version of the state."""
+    """Return the state after the API server has accepted a watch from the resource version of the state."""
     since_s = now_s if state.connected_s is None else state.connected_s
     return replace(state, connected_s=since_s, answered_s=now_s, answered_at=now, error="")
 
 
 def after_interruption(state: WatchState, error: str) -> WatchState:
-    """Return the state after a lost connection; the pods remain as facts."""
+    """Return the state after a lost connection; the pods are kept."""
     return replace(state, connected_s=None, error=error)
 
 
 def after_expiry(state: WatchState) -> WatchState:
-    """Return the state after the version has expired (410): changes are lost, and a list is necessary."""
+    """Return the state after the resource version has expired (410): changes are lost, and a new list is required."""
     return replace(state, connected_s=None, resource_version="", error="the version expired; listing again")
 
 
 def needs_list(state: WatchState) -> bool:
-    """Return whether the pods have to be listed before the next watch, such as after a change that was unreadable."""
+    """Return whether the pods must be listed before the next watch, such as after an unreadable event."""
     return not state.resource_version or state.unnamed > 0 or bool(state.foreign)
 
 
 def restored(pods: Iterable[PodSpec], at: datetime) -> WatchState:
-    """Return the state with pods of an earlier run, which are facts and prove nothing."""
+    """Return the state with pods stored by an earlier run, which provide pod facts but do not prove deletions."""
     return WatchState(
         pods={each.uid: each for each in pods if each.uid}, answered_at=at, error="not listed since the start"
     )
 
 
 def retry_s(failures: int, jitter: float, retry_after_s: float | None = None) -> float:
-    """Return the seconds until the next attempt: exponential, bounded, and spread over half of the time.
+    """Return the seconds until the next attempt, with bounded exponential back-off and jitter of up to 50%.
 
     Args:
-        failures: failed attempts in a row, at least 1.
-        jitter: 0 to 1.
-        retry_after_s: least time that the server stated; ``None`` without one.
+        failures: consecutive failed attempts, at least 1.
+        jitter: random number from 0 to 1, which shortens the delay.
+        retry_after_s: seconds in the ``Retry-After`` header; ``None`` without the header.
     """
     delay_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16))
     return max(delay_s * (1 - JITTER_SHARE * jitter), retry_after_s or 0.0)
 
 
 def compact(spec: PodSpec) -> PodSpec:
-    """Return a pod with the annotations that are facts; others can have 256 KiB, and may contain secrets.
+    """Return a pod with only the annotations that the planners use.
 
-    A pod that mirrors no static one is from the API server, whatever its author wrote as the annotation of the source.
+    Other annotations are dropped, since they can have 256 KiB and may contain secrets. The source of a pod that is not
+    a mirror pod is the API server, regardless of its source annotation, which the author of the pod can set.
     """
     annotations = {ANNOTATION_SOURCE: "api"}
     if ANNOTATION_MIRROR in spec.annotations:
@@ -196,9 +198,9 @@ def compact(spec: PodSpec) -> PodSpec:
 
 
 def other_machine(found: Node | None, machine_id: str, system_uuid: str) -> str:
-    """Return the reason that a Node object is not proven to be of this machine; empty if it is.
+    """Return the reason why a Node object is not proven to be of this machine; empty if its ids match.
 
-    A wrong node name or cluster gives a list without any pod of this node, by which all of them would be deleted.
+    With a wrong node name or cluster, the list would contain no pod of this node, and all pods would count as deleted.
     """
     if found is None:
         return "there is no Node object with this name"
@@ -215,7 +217,7 @@ def other_machine(found: Node | None, machine_id: str, system_uuid: str) -> str:
 
 
 def proof_problem(state: WatchState, now_s: float) -> str:
-    """Return the reason that a missing pod does not count as deleted, for display; empty if it does."""
+    """Return the reason why a pod missing in the watch does not count as deleted, for display; empty if it counts."""
     if state.listed_s is None or state.answered_s is None:
         return state.error or "not listed yet"
     if state.connected_s is None or state.foreign:
@@ -230,18 +232,18 @@ def proof_problem(state: WatchState, now_s: float) -> str:
 
 
 def is_current(state: WatchState, now_s: float) -> bool:
-    """Return whether the pods are those of the API server now, for facts about them."""
+    """Return whether the watch is current, so that its pods can be used as facts."""
     connected = state.connected_s is not None and state.listed_s is not None and not state.foreign
     return connected and state.answered_s is not None and 0 <= now_s - state.answered_s <= FRESH_S
 
 
 def pod_list(state: WatchState, now_s: float, now: datetime) -> PodList | None:
-    """Return the list for the planners; ``None`` before the first, without stored pods, and for another node.
+    """Return the pod list for the planners; ``None`` without listed or stored pods, and for a list of another node.
 
     Args:
-        state: the watch.
-        now_s: monotonic seconds.
-        now: the same time by the wall clock, to which the time of the list is related.
+        state: state of the watch.
+        now_s: current time in monotonic seconds.
+        now: current wall-clock time, from which the wall-clock time of the list is computed.
     """
     if (state.listed_s is None and not state.pods) or (state.listed_s is not None and state.foreign):
         return None
@@ -258,7 +260,7 @@ def pod_list(state: WatchState, now_s: float, now: datetime) -> PodList | None:
 
 
 def reading(state: WatchState, address: str, now_s: float) -> PodListReading:
-    """Return the state of the watch, for display."""
+    """Return the status of the watch for display."""
     problem = proof_problem(state, now_s)
     if state.answered_at is None:
         completeness = Completeness.UNKNOWN

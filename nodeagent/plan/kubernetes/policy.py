@@ -1,4 +1,4 @@
-"""Configured parts of a node's registration and status, apart from the objects of the API: settings import them."""
+"""Settings of node registration and status, separate from the API objects for import by the configuration."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class RegistrationPolicy(Record):
-    """Configured part of a registration.
+    """Settings of node registration.
 
     Attributes:
-        labels: labels beside those of host name, architecture and system.
-        provider_id: id of the machine at its provider; empty for none.
+        labels: labels in addition to host name, architecture and operating system.
+        provider_id: ``spec.providerID`` of the node; empty for no id.
         unschedulable: whether the node is registered cordoned.
         taint: whether the node is registered with the taint ``nodeagent.dev/no-kubelet``.
     """
@@ -27,7 +27,7 @@ class RegistrationPolicy(Record):
 
 
 class Reservation(Record):
-    """Resources that pods cannot use, beside the hard eviction thresholds."""
+    """Resources reserved for the system, subtracted from allocatable in addition to the hard eviction thresholds."""
 
     cpu_millis: int = 0
     memory_bytes: int = 0

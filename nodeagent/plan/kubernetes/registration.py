@@ -1,6 +1,6 @@
-"""Registration of a node without a kubelet: create its Node object, adopt an existing one, or refuse to.
+"""Registration of a node without a kubelet: create its Node object, adopt an existing Node object, or refuse.
 
-An object of another machine, or one with a heartbeat of another process, is never changed.
+A Node object of another machine, or with a heartbeat of another process, is never changed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 
 CORDONED_ANNOTATION: Final = "nodeagent.dev/cordoned"
-"""Set where the agent made the node unschedulable; its value is the cause."""
+"""Annotation of a node that the agent has cordoned; its value is the cause."""
 CORDONED_BY_REGISTRATION: Final = "no-kubelet"
 _TAINTS: Final = tuple(Taint(key=NO_KUBELET_TAINT, effect=effect) for effect in ("NoSchedule", "NoExecute"))
 
 
 class RegistrationVerdict(StrEnum):
-    """Decision on the Node object. The values are part of the log."""
+    """Decision on the Node object. The values are part of logs."""
 
     CREATE = "create"
     ADOPT = "adopt"
@@ -39,12 +39,13 @@ class RegistrationVerdict(StrEnum):
 
 
 class RegistrationPlan(Record):
-    """Decision with its reason.
+    """Registration decision with its reason.
 
     Attributes:
-        node: object to create; ``None`` for other verdicts.
-        patch: changes of an existing object, if any; it fails with a conflict if the object has changed.
-        kept: values of the object that differ from the configuration, and are kept.
+        node: Node object to create; ``None`` for verdicts other than ``CREATE``.
+        patch: patch of an existing Node object; ``None`` without changes. The patch fails with a conflict if the object
+            has changed.
+        kept: values of an adopted Node object that differ from the configuration and are kept.
     """
 
     verdict: RegistrationVerdict
@@ -57,14 +58,14 @@ class RegistrationPlan(Record):
 def plan_registration(
     found: Node | None, own: Node, policy: RegistrationPolicy, *, lease_free: bool, contested: bool = False
 ) -> RegistrationPlan:
-    """Decide on the Node object of this machine.
+    """Return the decision to create, adopt, keep or refuse the Node object of this machine.
 
     Args:
-        found: the object in the cluster; ``None`` if there is none.
-        own: complete object of this machine.
-        policy: configured part.
+        found: the Node object in the cluster; ``None`` if it does not exist.
+        own: complete Node object of this machine.
+        policy: settings of node registration.
         lease_free: whether no other process renews the Lease of the object.
-        contested: whether another process was seen to renew the Lease of an object that the agent had registered.
+        contested: whether another process renewed the Lease of a Node object that the agent had registered.
     """
     if found is None:
         return RegistrationPlan(RegistrationVerdict.CREATE, "no Node object", node=_new_node(own, policy))
@@ -78,7 +79,7 @@ def plan_registration(
         because = f"its Lease was renewed by another process within {LEASE_DURATION_S} s"
         return RegistrationPlan(RegistrationVerdict.OTHER_HEARTBEAT, because)
     if registered:
-        # A kubelet that ran meanwhile may have led to the removal of the taints.
+        # The taints may have been removed while a kubelet ran on this node.
         taints = _with_own_taints(found, policy)
         metadata = {"resourceVersion": found.metadata.resource_version}
         patch = {"metadata": metadata, "spec": {"taints": taints}} if taints else None
@@ -90,9 +91,10 @@ def plan_registration(
 
 
 def _foreign(found: Node, own: Node) -> RegistrationPlan | None:
-    """Return the refusal of an object of another or an unknown machine.
+    """Return the refusal of a Node object of another or an unknown machine; ``None`` if the object is acceptable.
 
-    An object that no machine has reported to, such as one made by a cloud provider, has no ids.
+    A Node object without ids, such as an object created by a cloud provider, is acceptable: no machine has reported its
+    status yet.
     """
     theirs, ours = found.status.node_info, own.status.node_info
     if theirs is None or ours is None:
@@ -102,10 +104,10 @@ def _foreign(found: Node, own: Node) -> RegistrationPlan | None:
         ("system UUID", theirs.system_uuid, ours.system_uuid),
     ):
         if their_id and not our_id:
-            because = f"the {name} of this machine is unknown, and the Node object has one"
+            because = f"the {name} of this machine is unknown, but the Node object has a {name}"
             return RegistrationPlan(RegistrationVerdict.UNKNOWN_MACHINE, because)
         if their_id and their_id.lower() != our_id.lower():
-            because = f"the Node object is of another machine: its {name} is {their_id}, here it is {our_id}"
+            because = f"the Node object is of another machine: its {name} is {their_id}, this machine has {our_id}"
             return RegistrationPlan(RegistrationVerdict.OTHER_MACHINE, because)
     return None
 
@@ -126,7 +128,7 @@ def _new_node(own: Node, policy: RegistrationPolicy) -> Node:
 
 
 def _adoption(found: Node, own: Node, policy: RegistrationPolicy) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the patch of an adoption, and the values that are kept: it adds, and replaces nothing."""
+    """Return the patch that adopts a Node object by adding missing fields, and the differing values that are kept."""
     wanted = {**policy.labels, **own.metadata.labels}
     present = found.metadata.labels
     added = {name: value for name, value in wanted.items() if name not in present}
@@ -150,7 +152,10 @@ def _adoption(found: Node, own: Node, policy: RegistrationPolicy) -> tuple[dict[
 
 
 def _with_own_taints(found: Node, policy: RegistrationPolicy) -> list[Any]:
-    """Return all taints of the object and the missing own ones, since a patch replaces the list; empty if complete."""
+    """Return the taints of the object plus missing taints of the agent; empty if none is missing.
+
+    The list contains all taints, since a patch replaces the whole list.
+    """
     held = {(each.key, each.effect) for each in found.spec.taints}
     missing = tuple(each for each in _TAINTS if policy.taint and (each.key, each.effect) not in held)
     return [msgspec.to_builtins(each) for each in (*found.spec.taints, *missing)] if missing else []

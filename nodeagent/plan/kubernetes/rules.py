@@ -1,4 +1,4 @@
-"""Rules (RBAC) that the agent needs from the API server, each with its purpose."""
+"""RBAC rules that the agent needs at the API server, each with its purpose."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NAMESPACE: Final = "kube-system"
 
 
 class Rule(Record):
-    """One allowed use of a resource.
+    """RBAC rule for one resource.
 
     Attributes:
-        resource: with its subresource, such as ``nodes/status``.
+        resource: resource with its subresource, such as ``nodes/status``.
         verbs: verbs on objects with the node's name; ``create`` cannot be limited to a name.
-        purpose: for display.
+        purpose: purpose of the rule, for display.
         group: API group; empty for the core group.
-        namespace: empty for resources of the cluster.
-        of_node: whether the objects have the name of a node; otherwise they are those bound to it.
-        setting: the setting of ``[kubernetes]`` that needs the rule; empty for those of every use.
+        namespace: namespace of a Role; empty for a ClusterRole.
+        of_node: whether the objects have the name of the node; otherwise the objects are the pods bound to the node.
+        setting: the setting of ``[kubernetes]`` that requires the rule; empty for a rule that is always required.
     """
 
     resource: str
@@ -37,7 +37,7 @@ class Rule(Record):
     setting: str = ""
 
     def text(self, verb: str) -> str:
-        """Return one verb of the rule, for display."""
+        """Return a verb with the resource and namespace of the rule, for display."""
         return f"{verb} {self.resource}" + (f" in {self.namespace}" if self.namespace else "")
 
 
@@ -82,17 +82,17 @@ RULES: Final = (
     ),
 )
 OPTIONS: Final = tuple(dict.fromkeys(rule.setting for rule in RULES if rule.setting))
-"""Settings with rules of their own, which are off by default; the names of the options are those of the settings."""
+"""Settings that require additional rules; all are disabled by default. CLI options have the names of the settings."""
 _SELECTED: Final = frozenset({"list", "watch"})
 
 
 def rules_for(settings: Collection[str]) -> tuple[Rule, ...]:
-    """Return the rules of every use, and those of these settings."""
+    """Return the rules that are always required, and the rules that these settings require."""
     return tuple(rule for rule in RULES if not rule.setting or rule.setting in settings)
 
 
 def access_reviews(node: str, settings: Collection[str] = ()) -> tuple[tuple[Rule, str, dict[str, Any]], ...]:
-    """Return rule, verb and the body of a ``SelfSubjectAccessReview`` for every verb of every rule."""
+    """Return rule, verb and ``SelfSubjectAccessReview`` body for every verb of every required rule."""
     found = []
     for rule in rules_for(settings):
         resource, _, subresource = rule.resource.partition("/")
@@ -120,12 +120,12 @@ def access_reviews(node: str, settings: Collection[str] = ()) -> tuple[tuple[Rul
 
 
 def role_documents(nodes: Sequence[str] = (), settings: Collection[str] = ()) -> tuple[dict[str, Any], ...]:
-    """Return service account, roles and bindings with the rules, as objects of the API.
+    """Return the API objects that grant the rules: service account, roles and role bindings.
 
     Args:
-        nodes: names of the nodes to which the rules are limited, except those of ``create`` and those on pods, which
-            RBAC cannot limit to a node; none for all nodes.
-        settings: with rules of their own, such as ``evict_pods``.
+        nodes: names of the nodes to which the rules are limited; empty for all nodes. RBAC cannot limit ``create``
+            rules and rules on pods to a node.
+        settings: enabled settings that require additional rules, such as ``evict_pods``.
     """
     granted = rules_for(settings)
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}

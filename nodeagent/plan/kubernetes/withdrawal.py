@@ -1,7 +1,8 @@
-"""Withdrawal of the agent from its Node object, as at an uninstallation.
+"""Removal of the agent's fields from the Node object, for uninstallation.
 
-Beside a kubelet the agent's own taints and annotations are removed, and the cordon if the agent cordoned the node.
-Without a kubelet they remain with the object, since nothing starts the pods that the scheduler would bind.
+Beside a kubelet, the taints and annotations of the agent are removed, and the node is uncordoned if the agent cordoned
+it. Without a kubelet, taints, annotations and cordon are kept, since no process would start the pods that the scheduler
+binds to the node.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 
 
 class WithdrawalPlan(Record):
-    """Changes of a Node object.
+    """Changes of a Node object at an uninstallation.
 
     Attributes:
-        conditions: types of the agent's own conditions, which are removed.
-        removed: other parts that are removed, for display.
-        patch: their removal; ``None`` without any. It fails with a conflict if the object has changed.
-        kept: the parts that remain, with the reason; empty for none.
+        conditions: types of the agent's node conditions, which are removed.
+        removed: taints, annotations and cordon that are removed, for display.
+        patch: patch that removes taints, annotations and cordon; ``None`` without changes. The patch fails with a
+            conflict if the object has changed.
+        kept: the fields that are kept, with the reason; empty if all are removed.
     """
 
     conditions: tuple[str, ...] = ()
@@ -38,10 +40,10 @@ class WithdrawalPlan(Record):
 
 
 def plan_withdrawal(found: Node, *, has_kubelet: bool) -> WithdrawalPlan:
-    """Return the changes of a Node object that is of this machine.
+    """Return the changes that remove the agent's fields from the Node object of this machine.
 
     Args:
-        found: the object.
+        found: the Node object.
         has_kubelet: whether a kubelet manages this node.
     """
     conditions = tuple(each.type for each in found.status.conditions if each.type in TYPES.values())

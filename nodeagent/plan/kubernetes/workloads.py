@@ -1,4 +1,4 @@
-"""Objects that run the agent in a container beside a kubelet: as a DaemonSet, or as a static pod."""
+"""Manifests that run the agent in a container beside a kubelet: as a DaemonSet, or as a static pod."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "DAC_OVERRIDE": "files of other users below the log roots",
     "DAC_READ_SEARCH": "sizes of directories of other users in writable layers",
 }
-"""Added to a container without any, with their purpose."""
+"""Linux capabilities added to the agent's container after ``drop: ALL``, with their purpose."""
 _STOP_WITHIN_S: Final = 60
 _LABEL: Final = "app.kubernetes.io/name"
 
 
 class Workload(Record):
-    """The values of the manifests.
+    """Parameters of the manifests.
 
     Attributes:
-        version: of the agent.
-        socket: path of the runtime's socket.
+        version: version of the agent.
+        socket: path of the runtime socket.
         image_root: root directory of the runtime's images and snapshots.
-        manifests: directory of static pods; empty for a kubelet without one.
-        dry_run: whether nothing is removed.
-        max_unavailable: number or percentage of nodes that are updated at a time.
-        scraped: whether metrics listen on the address of the node, for Prometheus in the cluster.
+        manifests: directory of static pod manifests; empty for a kubelet without static pods.
+        dry_run: whether the agent runs in dry-run mode, without removals.
+        max_unavailable: number or percentage of nodes updated concurrently.
+        scraped: whether the metrics endpoint listens on all addresses of the node, for Prometheus in the cluster.
     """
 
     image: str
@@ -51,23 +51,24 @@ class Workload(Record):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of all objects."""
+        """Labels of all objects and the pod selector."""
         return {_LABEL: NAME}
 
     @property
     def host_paths(self) -> tuple[HostPath, ...]:
-        """The directories of the host in the container."""
+        """Host directories mounted in the agent's container."""
         return tuple(host_paths(self.socket.rpartition("/")[0], self.image_root, self.manifests))
 
     @property
     def most_updated(self) -> int | str:
-        """``max_unavailable`` in the form of the API: a number, or text with a percentage."""
+        """``max_unavailable`` as an API value: an integer, or a string with a percentage."""
         return int(self.max_unavailable) if self.max_unavailable.isdecimal() else self.max_unavailable
 
     def config(self) -> str:
-        """Return the configuration file.
+        """Return the configuration file of the agent.
 
-        The role is fixed: a pod is run by a kubelet, whose traces a container does not see in full.
+        The role is set to ``beside-kubelet``: a pod is always run by a kubelet, and from a container the agent cannot
+        detect all traces of a kubelet.
         """
         listen = f'\n[metrics]\nlisten = "0.0.0.0:{METRICS_PORT}"\n' if self.scraped else ""
         kubelet = f'\n[kubelet]\nmanifests = "{self.manifests}"\n' if self.manifests != MANIFESTS else ""
@@ -130,9 +131,9 @@ def daemon_set_objects(workload: Workload) -> tuple[dict[str, Any], ...]:
 
 
 def static_pod(workload: Workload) -> dict[str, Any]:
-    """Return the pod for the kubelet's directory of static pods; its configuration is a directory of the host.
+    """Return the static pod manifest, with the configuration mounted from a host directory.
 
-    A static pod cannot refer to a ConfigMap or a service account. Source: kubelet, static pods.
+    A static pod cannot reference a ConfigMap or a service account. Source: kubelet, static pods.
     """
     directory = {"path": CONFIG_DIRECTORY, "type": "Directory"}
     arguments = ("--dry-run",) if workload.dry_run else ()
@@ -152,7 +153,7 @@ def _pod_spec(workload: Workload, config: dict[str, Any], *, arguments: tuple[st
     paths = workload.host_paths
     mounts: list[dict[str, Any]] = [{"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True}]
     mounts += map(_mount, paths)
-    mounts.append({"name": "tmp", "mountPath": "/tmp"})  # noqa: S108 - of the container alone
+    mounts.append({"name": "tmp", "mountPath": "/tmp"})  # noqa: S108 - private to the container
     volumes: list[dict[str, Any]] = [config]
     volumes += [
         {

@@ -1,8 +1,8 @@
 """Marks of a pod in the annotations of its sandbox: static, mirror and priority.
 
-An annotation is text of the pod's author unless a kubelet wrote it. A mark that protects a pod from eviction counts
-only where the author is trusted; a malformed one counts as nothing. A shutdown, which exempts no pod, uses them all for
-its order.
+The author of a pod controls its annotations, unless a kubelet wrote them. A mark that protects a pod from eviction is
+used only if its author is trusted; a malformed mark is ignored. The shutdown planner uses all well-formed marks, since
+they only affect the stop order and exempt no pod.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHOWN: Final = 40
 
 
 class Marks(NamedTuple):
-    """Marks in annotations; ``None`` for one that is absent or malformed.
+    """Marks read from annotations; ``None`` for an absent or malformed mark.
 
     Attributes:
         malformed: a sentence for each malformed mark.
@@ -35,7 +35,7 @@ class Marks(NamedTuple):
 
 
 def read_marks(annotations: Mapping[str, str]) -> Marks:
-    """Return the marks in annotations.
+    """Return the marks in the annotations of a sandbox.
 
     Source: kubelet ``config.source`` (``api``, ``file`` or ``http``) and ``config.mirror``.
     """
@@ -51,7 +51,7 @@ def read_marks(annotations: Mapping[str, str]) -> Marks:
 
 
 def static_by_source(source: str | None) -> bool | None:
-    """Return whether a pod of this source is static; ``None`` without a known source."""
+    """Return whether a pod with this config source is static; ``None`` for an unknown source."""
     return {"file": True, "http": True, "api": False}.get(source or "")
 
 
@@ -60,5 +60,5 @@ def _priority(text: str) -> int | None:
         priority = int(text) if len(text) <= 11 and text.isascii() else None
     except ValueError:
         return None
-    # A range searches a value other than an integer one by one.
+    # The test for ``None`` is first: ``in`` on a range compares a value that is not an integer with every element.
     return priority if priority is not None and priority in _PRIORITIES else None

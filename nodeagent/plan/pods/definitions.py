@@ -1,4 +1,4 @@
-"""Definitions of pods: by the API server, by the kubelet and by static manifests."""
+"""Pod definitions from the API server, the kubelet and static manifests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SOURCES: Final = {PodListSource.API_SERVER: FactSource.API_SERVER, PodListSourc
 
 
 class SpecIndex:
-    """Index of pod definitions in a list of this node's pods and in the static manifests.
+    """Index of pod definitions from a list of this node's pods and from static manifests.
 
     Attributes:
-        source: of the list that is complete, if any.
-        has_list: whether a pod that is missing in it contradicts the runtime.
+        source: source of the pod list.
+        has_list: whether the pod list is complete, so that a pod missing in the list contradicts the runtime.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class SpecIndex:
         complete: bool = True,
         source: PodListSource = PodListSource.KUBELET,
     ) -> None:
-        """Index both lists.
+        """Index the listed pods and the static manifests.
 
         Args:
-            listed: the listed pods; ``None`` without a list.
-            manifests: the static pods.
-            node_name: suffix of the names of static pods.
-            complete: whether the list has all pods of its source; false for an outdated list.
-            source: of the list; single pods of another source complement it.
+            listed: pods of the list; ``None`` without a list.
+            manifests: definitions in the static manifests.
+            node_name: node name, which the kubelet appends to the names of static pods.
+            complete: whether the list contains all pods of its source; false for an outdated list.
+            source: source of the list; individual pods may have another source (``PodSpec.listed_by``).
         """
         self.source = source
         unnamed = any(spec.malformed and not spec.uid for spec in listed or ())
@@ -64,7 +64,7 @@ class SpecIndex:
                 self._manifests.setdefault((spec.namespace, name), spec)
 
     def in_list(self, pod: RuntimePod) -> PodSpec | None:
-        """Return the listed entry of a pod by UID, or by the config hash of a static pod; ``None`` if absent."""
+        """Return the listed definition of a pod, by UID or by the config hash of a static pod; ``None`` if absent."""
         known = self._by_uid.get(pod.uid)
         if known:
             return known[0]
@@ -73,14 +73,14 @@ class SpecIndex:
     def in_manifests(self, pod: RuntimePod) -> PodSpec | None:
         """Return the manifest of a static pod by namespace and name; ``None`` if absent.
 
-        The kubelet appends the node's name to the pod's name. A pod from the API server is not a static pod.
+        The kubelet appends the node name to the name of a static pod. A pod from the API server is not a static pod.
         """
         if pod.sandbox.annotations.get(ANNOTATION_SOURCE) == "api":
             return None
         return self._manifests.get((pod.sandbox.namespace, pod.sandbox.name))
 
     def count(self, uid: str) -> int:
-        """Return the number of listed entries with a UID."""
+        """Return the number of pods in the list with this UID."""
         return len(self._by_uid.get(uid, ()))
 
 
@@ -88,8 +88,8 @@ class PodDefinition(Record):
     """Well-formed definitions of one pod.
 
     Attributes:
-        listed: in the list of the API server or of the kubelet; ``None`` if absent.
-        manifest: in the static manifests; ``None`` if absent.
+        listed: definition in the list of the API server or the kubelet; ``None`` if absent.
+        manifest: definition in the static manifests; ``None`` if absent.
     """
 
     listed: PodSpec | None
@@ -97,7 +97,7 @@ class PodDefinition(Record):
 
     @property
     def verified(self) -> PodSpec | None:
-        """The listed definition if the server of the list was verified; else ``None``."""
+        """The listed definition if the identity of the list's server was verified; otherwise ``None``."""
         return self.listed if self.listed is not None and self.listed.is_verified else None
 
     @property
@@ -107,7 +107,7 @@ class PodDefinition(Record):
 
     @property
     def authoritative(self) -> PodSpec | None:
-        """The verified definition of the list, else the manifest."""
+        """The verified listed definition, otherwise the manifest; ``None`` without both."""
         return self.verified or self.manifest
 
     def __iter__(self) -> Iterator[PodSpec]:
@@ -115,7 +115,10 @@ class PodDefinition(Record):
         return (each for each in (self.listed, self.manifest) if each is not None)
 
     def field(self, get: Callable[[PodSpec], T | None], *, verified: bool = False) -> Fact[T | None]:
-        """Return a field of the listed definition, else of the manifest; ``verified`` excludes unverified lists."""
+        """Return a field of the listed definition, otherwise of the manifest.
+
+        With ``verified``, a definition in an unverified list is ignored. The fact is unknown without a value.
+        """
         listed = self.verified if verified else self.listed
         for spec, source in ((listed, self.list_source), (self.manifest, FactSource.MANIFEST)):
             value = None if spec is None else get(spec)

@@ -1,12 +1,13 @@
-"""Inference of pod deletion; in doubt a pod counts as existing.
+"""Pod deletion status; in case of doubt a pod counts as existing.
 
-A pod in a list of the kubelet or of the API server exists. A pod missing in such a list is deleted only if the list is
-a synced one of the API server and the pod came from there: the lists of a kubelet are incomplete after its start and
-while the API server is away, and the API server has no static pods. Beside a kubelet nothing else proves a deletion.
+A pod in a pod list of the kubelet or the API server exists. A missing pod is deleted only if the list is a synced list
+of the API server and the pod was created from the API server: the kubelet's list is incomplete after its start and
+while the API server is unavailable, and the API server does not list every static pod. Beside a kubelet, only such a
+list proves a deletion.
 
-On a node without a kubelet and without a list, a pod counts as deleted if it has no running container and no activity
-for a grace period. That period also protects every pod after a reboot, when all containers are dead until they are
-started again.
+On a node without a kubelet and without a pod list, a pod counts as deleted if it has no running container and no
+activity for a grace period. The grace period also protects all pods after a reboot, when all containers are dead until
+they are started again.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ BESIDE_KUBELET_UNPROVEN: Final = "a kubelet manages this node; only a synced lis
 
 
 class PodDeletionStatus(Record):
-    """Deletion status of a pod.
+    """Deletion status of a pod with its evidence.
 
     Attributes:
         deleted: whether the pod is deleted, so that its containers, sandboxes and logs may be removed.
-        finished: whether none of its containers is running; the pod may still exist. A deleted pod is finished.
-        how: the evidence, for display.
+        finished: whether no container of the pod is running; the pod may still exist. A deleted pod is also finished.
+        how: evidence of the status, for display.
     """
 
     deleted: bool
@@ -45,11 +46,11 @@ class PodDeletionStatus(Record):
     how: str
 
 
-# Enum members used for every container are constants: a lookup in the class takes ten times as long.
+# Enum members used for every container are module constants: a lookup in the enum class takes ten times as long.
 _RUNNING, _UNKNOWN, _EXITED = ContainerState.RUNNING, ContainerState.UNKNOWN, ContainerState.EXITED
 
 _API_UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""UID given by the API server; the UID of a static pod is a hash without dashes. Source: kubelet ``applyDefaults``."""
+"""UID format of the API server; the UID of a static pod is a hash without dashes. Source: kubelet ``applyDefaults``."""
 
 _READY: Final = PodDeletionStatus(deleted=False, finished=False, how="sandbox ready")
 _EVICTED: Final = PodDeletionStatus(deleted=True, finished=True, how="evicted by nodeagent, nothing running")
@@ -62,7 +63,7 @@ _FROM_API_SERVER: Final = PodDeletionStatus(
 
 
 class _Pod:
-    """Containers and sandboxes of one UID."""
+    """Containers and sandboxes of one pod UID."""
 
     __slots__ = ("containers", "contradictions", "sandboxes")
 
@@ -75,26 +76,25 @@ class _Pod:
 def check_pods(
     snapshot: NodeSnapshot, grace_s: float, evicted: AbstractSet[str] = frozenset()
 ) -> Mapping[str, PodDeletionStatus]:
-    """Return the deletion status of every pod UID of the listed containers and sandboxes.
+    """Return the deletion status of every pod with a listed container or sandbox, by pod UID.
 
-    A container belongs to the pod in its label and to the pod of its sandbox; if these differ, neither counts as
-    deleted. A pod in the pod list exists; one from the API server is deleted if a synced list of the API server lacks
-    it. If the list decides neither, the pod is never deleted beside a kubelet; otherwise it is if it has no ready
-    sandbox, no container that is running or of unknown state, and no activity for ``grace_s``. Activity is the creation
-    and exit of its containers, the creation of its sandboxes and, unless the list decides, the boot of the node.
-    Stopped containers and the grace period are required with a list too.
-    A missing time keeps the pod. Only listed items count: once limits have removed the last container of an inactive
-    pod, its grace period counts from its sandbox alone.
+    A container is assigned to the pod in its label and to the pod of its sandbox; if the two differ, both pods count as
+    existing. A pod in the pod list exists. A pod from the API server is deleted if it is missing in a synced list of
+    the API server. If the list is not conclusive, a pod beside a kubelet counts as existing. Otherwise a pod counts as
+    deleted without a ready sandbox, without a container that is running or of unknown state, and without activity for
+    ``grace_s``. Activity is the creation and exit of containers, the creation of sandboxes and, if the list is not
+    conclusive, the boot of the node. Exited containers and the grace period are also required with a conclusive list. A
+    pod with an unknown time counts as existing. Only listed containers and sandboxes count as activity: after the
+    removal of the last container of an inactive pod, the grace period counts only from its sandboxes.
 
-    While the wall clock is not trusted after a jump, no pod counts as deleted by inactivity.
+    While the wall clock is untrusted after a jump, no pod counts as deleted by inactivity.
 
-    A pod evicted by this agent, its UID in ``evicted``, is deleted without grace period once it has no running
+    A pod evicted by nodeagent, with its UID in ``evicted``, is deleted without a grace period once it has no running
     container and no ready sandbox.
 
-    Unless the list decides, a pod with a sandbox annotated ``kubernetes.io/config.source=api`` is never deleted: a
-    kubelet created that sandbox, although none is detected now, and only the API server has the deletion. The
-    annotation is not evidence of a kubelet for the role, as every client of the runtime can set it; it keeps that pod
-    only.
+    If the list is not conclusive, a pod with a sandbox annotated ``kubernetes.io/config.source=api`` counts as
+    existing: a kubelet created this sandbox, and only the API server can report the deletion of the pod. The annotation
+    keeps only this pod; it does not affect the role of the agent, since every client of the runtime can set it.
 
     Source: kubelet ``ShouldPodContentBeRemoved`` and ``ShouldPodRuntimeBeRemoved``, approximated.
     """
@@ -105,7 +105,7 @@ def check_pods(
 
 
 def pod_uid_of(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
-    """Return the UID of a container's pod from its label, else from its sandbox; empty if unknown."""
+    """Return the pod UID of a container from its label, otherwise from its sandbox; empty if unknown."""
     uid = container.pod_uid
     if uid:
         return uid
@@ -114,9 +114,9 @@ def pod_uid_of(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
 
 
 def checked_pod_list(pods: PodList | None, sandboxes: Iterable[Sandbox]) -> PodList | None:
-    """Return a pod list as one that proves nothing if it has none of the pods that run here for the API server.
+    """Return the pod list; marked as not synced if it contains none of the API server's pods that run on this node.
 
-    Such a list is of another node or another cluster.
+    Such a list is of another node or another cluster, and must not prove deletions.
     """
     if pods is None:
         return None
@@ -129,13 +129,13 @@ def checked_pod_list(pods: PodList | None, sandboxes: Iterable[Sandbox]) -> PodL
 def is_in_pod_list(
     uid: str, sandboxes: Iterable[Sandbox], pods: PodList | None, active_at: datetime | None
 ) -> bool | None:
-    """Return whether a pod exists by the pod list; ``None`` if the list does not decide.
+    """Return whether a pod exists according to the pod list; ``None`` if the list is not conclusive.
 
     Args:
-        uid: of the pod.
-        sandboxes: of the pod; without any its UID has to be one of the API server.
-        pods: the list; ``None`` without one.
-        active_at: latest trace of the pod on this node; ``None`` if unknown.
+        uid: UID of the pod.
+        sandboxes: sandboxes of the pod; without sandboxes, only a UID assigned by the API server is conclusive.
+        pods: the pod list; ``None`` without a list.
+        active_at: time of the last activity of the pod on this node; ``None`` if unknown.
     """
     if pods is None:
         return None
@@ -147,7 +147,7 @@ def is_in_pod_list(
 
 
 def contradiction(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
-    """Return the contradiction between the pods in a container's label and its sandbox; empty if none."""
+    """Return the contradiction between the pod in a container's label and the pod of its sandbox; empty if equal."""
     sandbox = sandboxes.get(container.sandbox_id)
     if sandbox is None or not sandbox.uid or not container.pod_uid or container.pod_uid == sandbox.uid:
         return ""
@@ -158,7 +158,7 @@ def contradiction(container: Container, sandboxes: Mapping[str, Sandbox]) -> str
 def _gather(
     containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]
 ) -> tuple[AbstractSet[str], Mapping[str, _Pod]]:
-    """Return the UIDs of pods with a ready sandbox, and the containers and sandboxes of each other pod."""
+    """Return the UIDs of pods with a ready sandbox, and the containers and sandboxes of every other pod by UID."""
     ready = frozenset([sandbox.uid for sandbox in sandboxes if sandbox.ready and sandbox.uid])
     pods: defaultdict[str, _Pod] = defaultdict(_Pod)
     by_id = {sandbox.id: sandbox for sandbox in sandboxes}
@@ -169,7 +169,7 @@ def _gather(
     for container in containers:
         sandbox_uid = uid_of.get(container.sandbox_id, "")
         uid = container.pod_uid or sandbox_uid
-        if uid == sandbox_uid and uid in ready:  # most containers of a large node
+        if uid == sandbox_uid and uid in ready:  # the usual case
             continue
         if uid and uid not in ready:
             pods[uid].containers.append(container)
@@ -197,7 +197,7 @@ def _check_pod(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, e
 
 
 def _check_inactive_pod(pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, exists: bool | None) -> PodDeletionStatus:
-    """Return the status of a pod without running containers by its last activity and, if it decides, the pod list."""
+    """Return the status of a pod without running containers by its last activity and, if conclusive, the pod list."""
     if exists is None and snapshot.booted_at is None:
         return _kept("boot time of the node unknown")
     latest, missing = _last_activity(pod, snapshot.booted_at if exists is None else None)
@@ -233,7 +233,7 @@ def _activity(pod: _Pod) -> str:
 
 
 def _last_activity(pod: _Pod, booted_at: datetime | None) -> tuple[datetime | None, str]:
-    """Return the time of the last activity of the pod, or ``None`` and the missing time."""
+    """Return the time of the last activity of a pod; ``None`` and a description if a required time is unknown."""
     times = [booted_at, *[sandbox.created_at for sandbox in pod.sandboxes]]
     if None in times[1:]:
         return None, "creation time of a sandbox unknown"
@@ -246,7 +246,7 @@ def _last_activity(pod: _Pod, booted_at: datetime | None) -> tuple[datetime | No
 
 
 def _first_missing(pod: _Pod) -> str:
-    """Return the missing time of the first container, by id, without one."""
+    """Return a description of the missing time, for the first container by id that lacks a required time."""
     for container in sorted(pod.containers, key=attrgetter("id")):
         if container.state is _EXITED and container.finished_at is None:
             return f"finish time of container {container.name} unknown"

@@ -1,15 +1,15 @@
-"""Pod facts, merged from all sources; each fact has its source.
+"""Pod facts merged from all sources; each fact is stored with its source.
 
-The order of precedence is: the API server, the kubelet, a static manifest, the runtime, the pod's cgroup, inference
-from these, and assumption. If two sources differ, the pod gets a contradiction, which excludes it from eviction.
+Sources in order of precedence: API server, kubelet, static manifest, runtime, cgroup of the pod, inference, assumption.
+If two sources differ, the contradiction is recorded and excludes the pod from eviction.
 
-A mark that protects a pod (static, mirror, priority) counts only from a source that the pod's author does not control:
-the API server, the kubelet, the manifest directory, annotations that a kubelet wrote, or annotations in a namespace
-that the configuration trusts. Other marks and malformed ones count as nothing, with a sentence in ``ignored``. An OOM
-score never makes a pod critical, since the client that creates the container sets it.
+A mark that protects a pod (static, mirror, priority) is used only from a source that the author of the pod does not
+control: the API server, the kubelet, the manifest directory, annotations written by a kubelet, or annotations in a
+namespace that the configuration trusts. Other marks and malformed marks are ignored, with a sentence in ``ignored``. A
+pod is never critical because of an OOM score, since the client that creates the container sets the score.
 
-Assumption is for a node without a kubelet, where the runtime is the only source: a pod that no source marks as critical
-is assumed to be ordinary. On a node managed by a kubelet these facts are unknown without the kubelet's list.
+Facts are assumed only on a node without a kubelet, where the runtime is the only source: a pod that no source marks as
+critical is assumed not to be critical. On a node managed by a kubelet, these facts are unknown without a pod list.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ANNOTATION_DELETION_GRACE: Final = "io.kubernetes.pod.deletionGracePeriod"
 _NO_READING: Final = PodReading()
 
 
-def merge_facts(  # noqa: PLR0913 - the sources of facts
+def merge_facts(  # noqa: PLR0913 - one argument for each source of facts
     pods: Iterable[RuntimePod],
     specs: SpecIndex,
     readings: Mapping[str, PodReading],
@@ -71,16 +71,16 @@ def merge_facts(  # noqa: PLR0913 - the sources of facts
     assume: bool,
     annotation_namespaces: AbstractSet[str] = frozenset(),
 ) -> tuple[PodFacts, ...]:
-    """Return the facts of each pod, ordered by UID.
+    """Return the merged facts of each pod, ordered by UID.
 
     Args:
-        pods: the pods of the runtime.
-        specs: the listed definitions and the manifests.
-        readings: the measurements, by UID.
-        memory_capacity_bytes: of the node, from which the kubelet derives OOM scores; ``None`` if unknown.
-        assume: whether a pod without definition is assumed to be ordinary. Otherwise a kubelet created the pods, and
-            wrote the marks in their annotations.
-        annotation_namespaces: namespaces whose pods may carry marks in annotations nevertheless.
+        pods: pods of the runtime.
+        specs: index of listed definitions and static manifests.
+        readings: measured usage by pod UID.
+        memory_capacity_bytes: memory of the node, from which the kubelet derives OOM scores; ``None`` if unknown.
+        assume: whether missing facts are assumed (no kubelet on the node): a pod without a definition is not critical.
+            If false, a kubelet created the pods and wrote the marks in their annotations.
+        annotation_namespaces: namespaces in which marks in annotations are trusted even without a kubelet.
     """
     merged = (
         _Merger(pod, specs, memory_capacity_bytes, assume=assume, trusted=annotation_namespaces).facts(
@@ -92,14 +92,14 @@ def merge_facts(  # noqa: PLR0913 - the sources of facts
 
 
 def ignored_marks(facts: Iterable[PodFacts]) -> Iterator[str]:
-    """Yield a warning for each pod with marks that have no effect."""
+    """Yield a warning for each pod with ignored marks."""
     for pod in facts:
         if pod.ignored:
             yield f"pod {pod.namespace}/{pod.name}: {'; '.join(pod.ignored)}"
 
 
 class _Merger:
-    """Merges the sources of one pod."""
+    """Merge of all sources of facts about one pod."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Merger:
         self._requests = infer_requests(pod, self._qos.value, capacity_bytes, assume=assume)
 
     def facts(self, reading: PodReading | None) -> PodFacts:
-        """Return the merged facts."""
+        """Return the merged facts of the pod."""
         static, mirror = self._static(), self._mirror()
         ranking = (each for each in (self._defined.verified, self._defined.manifest) if each is not None)
         priority_class = next((each.priority_class for each in ranking if each.priority_class), "")
@@ -156,7 +156,7 @@ class _Merger:
         )
 
     def _well_formed(self, spec: PodSpec | None, where: str) -> PodSpec | None:
-        """Return a definition; ``None`` and a contradiction for a malformed one, whose values are unknown."""
+        """Return a well-formed definition; for a malformed definition record a contradiction and return ``None``."""
         if spec is None or not spec.malformed:
             return spec
         self._contradictions.append(f"malformed in {where}: {spec.malformed}")
@@ -171,7 +171,7 @@ class _Merger:
 
     def _check_listed(self, specs: SpecIndex) -> None:
         if self._defined.listed is None:
-            # Pods of other clients are not the API server's; a kubelet lists those of all its sources.
+            # The API server does not list pods of other CRI clients; a kubelet lists the pods of all its sources.
             from_source = specs.source is PodListSource.KUBELET or self._pod.sandbox.from_api_server
             if specs.has_list and from_source and specs.in_list(self._pod) is None:
                 self._contradictions.append(f"not in the {specs.source}'s list")
@@ -196,7 +196,7 @@ class _Merger:
             self._contradictions += inconsistencies(self._pod, None if in_list else by_cgroup)
 
     def _static(self) -> Fact[bool | None]:
-        """Return whether the pod is static; the kubelet annotates pods with their source."""
+        """Return whether the pod is static, by the source annotation of the kubelet or by a static manifest."""
         verified = self._defined.verified
         from_list = None if verified is None else verified.annotations.get(ANNOTATION_SOURCE)
         listed = _fact(static_by_source(from_list), self._defined.list_source)
@@ -222,7 +222,7 @@ class _Merger:
         return Fact(value=self._marks.mirror, source=FactSource.CRI)
 
     def _marks_count(self, annotation: str) -> bool:
-        """Return whether a mark in the sandbox's annotations counts; otherwise record it as ignored."""
+        """Return whether a mark in the annotations of the sandbox is trusted; record an untrusted mark as ignored."""
         if self._trusted or self._defined.verified is not None or not self._assume:
             return True
         self._ignored.append(
@@ -232,9 +232,10 @@ class _Merger:
         return False
 
     def _critical(self) -> Fact[bool | None]:
-        """Return whether the pod is critical by its priority or class.
+        """Return whether the pod is critical by its priority or priority class.
 
-        A pod without definition is assumed not to be, unless it has no containers or a status was not read.
+        A pod without a definition is assumed not to be critical; the fact is unknown if the pod has no containers or a
+        status was not read.
         """
         spec = self._defined.authoritative
         if spec is None:
@@ -248,12 +249,12 @@ class _Merger:
         return Fact(by_class, source)
 
     def _priority(self) -> Fact[int | None]:
-        """Return the priority; 0 for a definition with neither priority nor class."""
+        """Return the pod priority; 0 for a definition without priority and priority class."""
         defined = self._defined.field(_priority_of, verified=True)
         if defined.value is not None or self._defined.verified is not None or self._defined.manifest is not None:
             return defined
         annotated = self._marks.priority
-        # Pods of a kubelet have a Kubernetes priority, which this annotation does not replace.
+        # Pods of a kubelet have a Kubernetes priority, which the annotation must not override.
         if annotated is not None and (self._assume or self._trusted) and self._marks_count(ANNOTATION_PRIORITY):
             return Fact(annotated, FactSource.CRI)
         return self._assumed(0)
@@ -268,7 +269,7 @@ class _Merger:
         )
 
     def _grace(self) -> Fact[float | None]:
-        """Return the termination grace period of the pod; without definition the longest of its containers."""
+        """Return the pod's termination grace period; without a definition the longest in container annotations."""
         defined = self._defined.field(attrgetter("termination_grace_s"))
         if defined.value is not None:
             return defined
@@ -309,7 +310,7 @@ class _Merger:
 
 
 def _list_of(spec: PodSpec | None) -> str:
-    """Return the list of a definition, for display."""
+    """Return the name of the list that contains a definition, for display."""
     return f"the {PodListSource.KUBELET if spec is None else spec.listed_by}'s list"
 
 

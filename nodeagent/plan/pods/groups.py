@@ -1,4 +1,4 @@
-"""Grouping of the runtime's sandboxes and containers by pod."""
+"""Grouping of CRI sandboxes and containers by pod."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ def group_pods(
     traits: Mapping[str, ContainerTraits],
     memory_min_bytes: Mapping[str, int],
 ) -> tuple[RuntimePod, ...]:
-    """Return the pods with a ready sandbox or a container that may be running, by UID.
+    """Return the pods with a ready sandbox or a container that may be running, ordered by UID.
 
-    A container belongs to the pod of its sandbox; if its label has another, both pods get a contradiction.
+    A container is assigned to the pod of its sandbox. If its label has a different pod, a contradiction is recorded for
+    both pods.
 
     Args:
         sandboxes: all sandboxes of the runtime.
         containers: all containers of the runtime.
-        cgroup_parents: by sandbox id, where read.
-        traits: by container id, where read.
-        memory_min_bytes: by sandbox id, where read.
+        cgroup_parents: cgroup parent by sandbox id, if read.
+        traits: container traits by container id, if read.
+        memory_min_bytes: ``memory.min`` of the pod cgroup by sandbox id, if read.
     """
     by_id = {each.id: each for each in sandboxes}
     by_uid: defaultdict[str, list[Sandbox]] = defaultdict(list)
@@ -81,7 +82,7 @@ def _newest_first(item: Sandbox | Container) -> tuple[float, str]:
 
 
 def _disagreements(sandboxes: Sequence[Sandbox]) -> Iterator[str]:
-    """Yield the contradictions among the sandboxes of one pod; the first sandbox is the main one."""
+    """Yield the contradictions between the sandboxes of one pod; the first sandbox is the reference."""
     main = sandboxes[0]
     if not main.uid:
         yield "sandbox has no pod UID"

@@ -1,7 +1,8 @@
-"""Inference of a pod's definition from its cgroup and the ``oom_score_adj`` of its containers.
+"""Inference of QoS class, criticality and memory requests from the pod cgroup and ``oom_score_adj``.
 
-The kubelet derives both from the definition; here the derivation is reversed. Values that do not follow the kubelet's
-rules were not set by a known kubelet, and the fact is unknown unless the caller allows assumptions.
+The kubelet derives cgroup and ``oom_score_adj`` from the pod definition; this module reverses the derivation. Values
+that do not match the kubelet's rules were not set by a kubelet; the fact is then unknown, unless the caller allows
+assumptions.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _CLASSES: Final = {None: QosClass.GUARANTEED, "burstable": QosClass.BURSTABLE, "
 
 
 def qos_of_cgroup(cgroup_parent: str) -> tuple[QosClass | None, str]:
-    """Return the QoS class and the pod UID in a cgroup parent; ``None`` and empty if not created by a kubelet.
+    """Return QoS class and pod UID from a cgroup parent; ``None`` and empty if not created by a kubelet.
 
-    The UID is also empty if that part of the path is not a UID.
+    The UID is also empty if its part of the path is not a valid UID.
 
-    Source: kubelet ``podContainerManagerImpl.GetPodContainerName``; its systemd names, with dashes as underscores.
+    Source: kubelet ``podContainerManagerImpl.GetPodContainerName``; systemd slice names have underscores for dashes.
     """
     match = _CGROUPFS.search(cgroup_parent) or _SYSTEMD.search(cgroup_parent)
     if match is None or match.end() != len(cgroup_parent):
@@ -40,7 +41,7 @@ def qos_of_cgroup(cgroup_parent: str) -> tuple[QosClass | None, str]:
 
 
 def infer_qos(pod: RuntimePod) -> Fact[QosClass | None]:
-    """Return the QoS class from the pod's cgroup, else from its OOM scores; unknown if neither is the kubelet's."""
+    """Return the QoS class from the pod cgroup, otherwise from OOM scores; unknown if a kubelet set neither of them."""
     by_cgroup, _ = qos_of_cgroup(pod.cgroup_parent)
     if by_cgroup is not None:
         return Fact(by_cgroup, FactSource.CGROUP)
@@ -53,12 +54,13 @@ def infer_qos(pod: RuntimePod) -> Fact[QosClass | None]:
 
 
 def infer_critical(pod: RuntimePod, qos: QosClass | None) -> Fact[bool | None]:
-    """Return whether the pod has a lower OOM score than its QoS class implies.
+    """Return whether a container has a lower OOM score than the QoS class of the pod implies.
 
-    In a guaranteed pod the score -997 is no evidence if the container has a memory limit, as such pods do. The fact is
-    unknown if the score of a container is, and for a pod without containers.
+    In a Guaranteed pod, the score -997 of a container with a memory limit is no evidence, since every Guaranteed
+    container has this score and a limit. The fact is unknown for a pod without containers, or if the score of a
+    container is unknown.
 
-    Source: kubelet ``GetContainerOOMScoreAdjust``: -997 for guaranteed and for node-critical pods.
+    Source: kubelet ``GetContainerOOMScoreAdjust``: -997 for Guaranteed and for node-critical pods.
     """
     verdicts = [_is_critical(each, qos) for each in _traits(pod)]
     if any(verdicts):
@@ -71,18 +73,19 @@ def infer_critical(pod: RuntimePod, qos: QosClass | None) -> Fact[bool | None]:
 def infer_requests(
     pod: RuntimePod, qos: QosClass | None, capacity_bytes: int | None, *, assume: bool
 ) -> dict[str, Fact[int | None]]:
-    """Return the memory request of each running container, by its id."""
+    """Return the inferred memory request of each running container, by container id."""
     return {each.id: infer_request(pod.traits.get(each.id), qos, capacity_bytes, assume=assume) for each in pod.running}
 
 
 def infer_request(
     traits: ContainerTraits | None, qos: QosClass | None, capacity_bytes: int | None, *, assume: bool
 ) -> Fact[int | None]:
-    """Return a container's memory request, inferred from its OOM score and its limit.
+    """Return the memory request of a container, inferred from its OOM score and its memory limit.
 
-    A burstable score corresponds to a range of a thousandth of the node's memory; its upper end is returned, in favour
-    of the pod, or the limit if that is less. If the score is not the kubelet's, the limit is returned, which is the
-    default of the request. Without a limit the request is 0 if ``assume``, else unknown.
+    A Burstable score corresponds to a range of requests, one thousandth of the node memory wide. The upper end of the
+    range is returned, in favour of the pod, or the limit if it is lower. If a kubelet did not set the score, the limit
+    is returned, since a request defaults to the limit. Without a limit, the request is 0 if ``assume``, otherwise
+    unknown.
     """
     score = traits.oom_score_adj if traits is not None else None
     if qos is QosClass.BEST_EFFORT and not _is_burstable(score):
@@ -107,7 +110,7 @@ def _burstable_request(score: int, capacity_bytes: int | None, limit_bytes: int 
 
 
 def sum_requests(requests: Sequence[Fact[int | None]]) -> Fact[int | None]:
-    """Return the sum with the weakest source; unknown if a request is unknown or there is none."""
+    """Return the sum of requests with the weakest source; unknown if a request is unknown or the list is empty."""
     total, source = 0, FactSource.INFERRED
     for fact in requests:
         if fact.value is None:
@@ -119,7 +122,7 @@ def sum_requests(requests: Sequence[Fact[int | None]]) -> Fact[int | None]:
 
 
 def inconsistencies(pod: RuntimePod, qos: QosClass | None) -> list[str]:
-    """Return the contradictions between the pod's cgroup, OOM scores and UID."""
+    """Return the contradictions between the cgroup, the OOM scores and the UID of a pod."""
     found = []
     _, uid = qos_of_cgroup(pod.cgroup_parent)
     if uid and uid != pod.uid.replace("_", "-"):
@@ -133,7 +136,7 @@ def inconsistencies(pod: RuntimePod, qos: QosClass | None) -> list[str]:
 
 
 def _traits(pod: RuntimePod) -> list[ContainerTraits | None]:
-    """Return the traits of the running containers, of all if none is running; ``None`` for one not read."""
+    """Return the traits of running containers, or of all if none is running; ``None`` for unread traits."""
     return [pod.traits.get(each.id) for each in pod.running or pod.containers]
 
 

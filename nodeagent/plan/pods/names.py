@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def container_name(container: Container) -> str:
-    """Return ``namespace/pod/container``; without kubelet labels the container's own name, else its id."""
+    """Return ``namespace/pod/container``; without kubelet labels the container name, or its id without a name."""
     return container.display_name
 
 

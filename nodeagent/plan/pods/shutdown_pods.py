@@ -1,4 +1,4 @@
-"""Input of the shutdown planner, from the facts of pods."""
+"""Conversion of pod facts to the input of the shutdown planner."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _GUESSED: Final = frozenset({FactSource.INFERRED, FactSource.ASSUMED, FactSource
 def shutdown_pods(
     facts: Iterable[PodFacts], pods: Iterable[RuntimePod], specs: SpecIndex | None = None
 ) -> tuple[ShutdownPod, ...]:
-    """Return the shutdown planner's input for each pod of ``facts`` that is in ``pods``, in the order of ``facts``.
+    """Return the shutdown planner's input for each pod in both ``facts`` and ``pods``, in the order of ``facts``.
 
-    An inferred or assumed priority is unknown to the shutdown planner, which has a rule of its own for it. Annotations
-    of any pod and OOM scores count here, unlike in an eviction: they change the order of the stops, and exempt no pod.
-    Containers are in reverse order of creation, so that containers started first, such as sidecars, are stopped last.
+    An inferred or assumed priority is passed as unknown, since the shutdown planner has a separate rule for unknown
+    priorities. Unlike in evictions, annotations of all pods and OOM scores are used: they change the stop order, but
+    exempt no pod. Containers are in reverse order of creation, so that containers started first, such as sidecars, are
+    stopped last.
     """
     by_uid = {pod.uid: pod for pod in pods}
     return tuple(
@@ -62,7 +63,7 @@ def _shutdown_pod(facts: PodFacts, pod: RuntimePod, spec: PodSpec | None) -> Shu
 
 
 def _priority(facts: PodFacts, pod: RuntimePod) -> tuple[int | None, str]:
-    """Return the priority and its source; ``None`` and empty if unknown."""
+    """Return the pod priority and its source; ``None`` and empty if unknown."""
     if facts.priority.source not in _GUESSED:
         return facts.priority.value, _words(facts.priority.source, f"annotation {ANNOTATION_PRIORITY}")
     annotations = pod.sandbox.annotations
@@ -71,7 +72,7 @@ def _priority(facts: PodFacts, pod: RuntimePod) -> tuple[int | None, str]:
 
 
 def _static_source(facts: PodFacts, pod: RuntimePod) -> str:
-    """Return the source of the fact that a pod is static or the mirror of a static one; empty if it is neither."""
+    """Return the source of the fact that a pod is a static pod or a mirror pod; empty for any other pod."""
     marks = read_marks(pod.sandbox.annotations)
     for fact, annotation, marked in (
         (facts.static, ANNOTATION_SOURCE, marks.static is True),
@@ -85,7 +86,7 @@ def _static_source(facts: PodFacts, pod: RuntimePod) -> str:
 
 
 def _critical_source(facts: PodFacts, pod: RuntimePod) -> str:
-    """Return the source of the fact that a pod is critical to the node; empty if it is not."""
+    """Return the source of the fact that a pod is node-critical; empty if it is not node-critical."""
     if facts.critical.value:
         return _words(facts.critical.source, "priority class")
     if facts.critical.source in _GUESSED and infer_critical(pod, facts.qos.value).value:

@@ -1,5 +1,5 @@
-"""Shutdown plans: the stop order of pods, the time of each within the budget, and the inhibitor lock's state machine.
+"""Shutdown plans: the stop order of pods, their time within the budget, and the inhibitor lock state machine.
 
-Pods are grouped by priority, either in two bands (regular, critical) or in configured phases. A pod's time is the
-smaller of its own termination grace period and its group's budget.
+Pods are grouped by priority, either in two bands (regular, critical) or in configured phases. The time of a pod is the
+smaller of its termination grace period and the budget of its phase.
 """

@@ -1,7 +1,7 @@
-"""Shutdown budgets: the time of each phase within the delay that logind or systemd grants.
+"""Shutdown budget: the time of each shutdown phase within the delay that logind or systemd grants.
 
-One function, :func:`shutdown_budget`, serves the inhibitor task, the stop hook, the command line and ``doctor``. They
-differ in the limit only, see :class:`DelayLimit`. Times are whole milliseconds, so that shares add up without rounding.
+The inhibitor task, the stop hook, the CLI and ``doctor`` all use :func:`shutdown_budget`, with different limits
+(:class:`DelayLimit`). Times are whole milliseconds, so that the shares of the phases add up without rounding errors.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from nodeagent.plan.shutdown.phases import Phase
 
 MINIMUM_AT_SIGNAL_MS: Final = 2000
-"""Least time for stopping pods at logind's signal. Source: kubelet ``minimumGracePeriodInSeconds``."""
+"""Minimum time for stopping pods at logind's signal. Source: kubelet ``minimumGracePeriodInSeconds``."""
 
 RESERVE_MS: Final = 500
-"""Part of the limit that is reserved for the last kills and the release of the inhibitor lock."""
+"""Part of the limit reserved for the last kills and the release of the inhibitor lock."""
 
 STOP_HOOK_RESERVE_S: Final = 10.0
-"""Part of ``TimeoutStopSec`` that is reserved for the start of the stop hook and its last log entries."""
+"""Part of ``TimeoutStopSec`` reserved for the start of the stop hook and its last log entries."""
 
 LAST_KILLS_MS: Final = 2000
-"""Wait for the kills of the last phase, where the limit allows it."""
+"""Time to wait for the kills of the last phase, if the limit permits."""
 
 _LIMIT_MARGIN_MS: Final = 100
-_LATE_START_MS: Final = 500  # for kills where the whole time had passed before the run began
+_LATE_START_MS: Final = 500  # for kills of a run that starts after its deadline
 
 
 class DelayLimit(Record):
-    """Longest time that the node waits for its pods.
+    """Limit of the shutdown delay: maximum time for which logind or systemd waits for pods.
 
     Attributes:
-        limit_us: limit in microseconds; ``USEC_INFINITY`` for no limit, ``None`` where it could not be read.
-        set_by: file or unit that sets the limit; empty where not known.
-        setting: name of the setting.
-        waiter: service that waits for the pods.
+        limit_us: limit in microseconds; ``USEC_INFINITY`` for no limit, ``None`` if the limit could not be read.
+        set_by: file or unit that sets the limit; empty if unknown.
+        setting: name of the logind or systemd setting.
+        waiter: service that waits for the pods: logind or systemd.
     """
 
     limit_us: int | None
@@ -50,16 +50,16 @@ class DelayLimit(Record):
 
     @classmethod
     def of_logind(cls, reported_us: int | None, configured_us: int, set_by: str) -> DelayLimit:
-        """Return the limit at logind's signal: the reported value; the configured one before its first answer."""
+        """Return the limit at logind's signal: the reported value, or the configured value before logind's report."""
         return cls(configured_us if reported_us is None else reported_us, set_by)
 
     @classmethod
     def of_unit_stop(cls, timeout_us: int | None, *, elapsed_s: float = 0.0) -> DelayLimit:
-        """Return the limit at a stop of the unit.
+        """Return the limit at a stop of the agent's systemd unit.
 
         Args:
             timeout_us: ``TimeoutStopUSec`` of the unit; ``None`` for no limit.
-            elapsed_s: seconds since the stop hook began.
+            elapsed_s: seconds since the start of the stop hook.
         """
         limit_us = USEC_INFINITY
         if timeout_us is not None:
@@ -68,12 +68,12 @@ class DelayLimit(Record):
 
     @property
     def limit_ms(self) -> int | None:
-        """The limit in milliseconds, rounded down; ``None`` for no limit or where it could not be read."""
+        """The limit in milliseconds, rounded down; ``None`` for no limit or if it could not be read."""
         return None if self.limit_us is None or self.limit_us == USEC_INFINITY else self.limit_us // 1000
 
     @property
     def source(self) -> str:
-        """The setting with the file or unit that sets it."""
+        """Name of the setting, with the file or unit that sets it."""
         return f"{self.setting}, set by {self.set_by}" if self.set_by else self.setting
 
 
@@ -81,12 +81,12 @@ UNLIMITED: Final = DelayLimit(USEC_INFINITY)
 
 
 class PhaseBudget(Record):
-    """The time of one phase.
+    """Time of one phase.
 
     Attributes:
-        granted_ms: share of the granted time; the configured time unless phases were scaled.
-        deadline_ms: latest end, in milliseconds since the shutdown began. A phase that starts early, after unused time
-            of earlier phases, has until then.
+        granted_ms: share of the phase in the granted time; the configured time, unless the phases were scaled.
+        deadline_ms: latest end of the phase, in milliseconds since the start of the shutdown. A phase that starts early
+            may use the time that earlier phases left unused.
     """
 
     phase: Phase
@@ -95,11 +95,11 @@ class PhaseBudget(Record):
 
 
 class ShutdownBudget(Record):
-    """The time of all phases.
+    """Time of all phases within the limit.
 
     Attributes:
-        requested_ms: the configured time.
-        granted_ms: the available time; never more than requested or than the limit.
+        requested_ms: configured time of all phases.
+        granted_ms: available time of all phases; at most the requested time and the limit.
         limit: the applied limit.
         notes: warnings for the operator, as sentences.
     """
@@ -112,26 +112,27 @@ class ShutdownBudget(Record):
 
     @property
     def limit_ms(self) -> int | None:
-        """The limit in milliseconds, rounded down; ``None`` for no limit or where it could not be read."""
+        """The limit in milliseconds, rounded down; ``None`` for no limit or if it could not be read."""
         return self.limit.limit_ms
 
     @property
     def scaled(self) -> bool:
-        """Whether the phases had to be shortened."""
+        """Whether the phases are shortened because the limit is less than the configured time."""
         return self.granted_ms < self.requested_ms
 
     @property
     def suffices_at_signal(self) -> bool:
         """Whether pods are stopped at logind's signal.
 
-        With too little time they would all be killed at once; the unit's stop hook, which has ``TimeoutStopSec``, stops
-        them instead. Source: the kubelet's shutdown manager does not start with less time than configured.
+        With too little time all pods would be killed immediately; instead, the stop hook of the unit stops the pods
+        within ``TimeoutStopSec``. Source: kubelet shutdown manager, which does not start if logind grants less than the
+        configured time.
         """
         return self.granted_ms >= min(self.requested_ms, MINIMUM_AT_SIGNAL_MS)
 
     @property
     def delegated_because(self) -> str:
-        """Reason to stop no pod at logind's signal, as a sentence; empty if pods are stopped then."""
+        """Reason to stop no pod at logind's signal, as a sentence; empty if pods are stopped at the signal."""
         if self.suffices_at_signal:
             return ""
         return (
@@ -141,10 +142,11 @@ class ShutdownBudget(Record):
         )
 
     def latest_end_ms(self, started_ms: int) -> int:
-        """Return the latest end of a run, in milliseconds since the shutdown began.
+        """Return the latest end of a shutdown run, in milliseconds since the start of the shutdown.
 
         Args:
-            started_ms: start of the run, later than 0 for one that resumes a shutdown.
+            started_ms: start of the run in milliseconds since the start of the shutdown; above 0 for a resumed
+                shutdown.
         """
         latest = self.granted_ms + LAST_KILLS_MS
         if self.limit_ms is not None:
@@ -155,19 +157,20 @@ class ShutdownBudget(Record):
 def shutdown_budget(phases: Sequence[Phase], limit: DelayLimit, *, reserve_ms: int = RESERVE_MS) -> ShutdownBudget:
     """Return the time of each phase within the limit.
 
-    The phases get their configured time where it fits. Otherwise each keeps its proportion: the deadlines are scaled
-    and rounded down to milliseconds, and a share is the distance between two of them, so the shares add up to the
-    granted time exactly.
+    The phases get their configured time if the limit permits. Otherwise all deadlines are scaled by the same factor and
+    rounded down to milliseconds. The share of a phase is the difference between two deadlines, so that the shares add
+    up exactly to the granted time.
 
     Args:
-        phases: as :func:`~nodeagent.plan.shutdown.phases.check_phases` accepts them.
-        limit: the longest delay.
-        reserve_ms: part of the limit reserved for the last kills and the release of the lock; at most a tenth of it.
+        phases: phases that :func:`~nodeagent.plan.shutdown.phases.check_phases` accepts.
+        limit: limit of the shutdown delay.
+        reserve_ms: part of the limit reserved for the last kills and the release of the lock; at most a tenth of the
+            limit is reserved.
 
     Raises:
         ValueError: the limit or the reserve is negative.
 
-    Source: logind.conf(5), ``InhibitDelayMaxSec=``: logind proceeds after it despite delay locks.
+    Source: logind.conf(5), ``InhibitDelayMaxSec=``: logind continues the shutdown after this time despite delay locks.
     """
     if (limit.limit_us is not None and limit.limit_us < 0) or reserve_ms < 0:
         raise ValueError(f"invalid limit of {limit.limit_us} microseconds with a reserve of {reserve_ms} milliseconds")
@@ -186,7 +189,7 @@ def shutdown_budget(phases: Sequence[Phase], limit: DelayLimit, *, reserve_ms: i
 
 
 def required_delay_s(phases: Sequence[Phase]) -> int:
-    """Return the limit in whole seconds that grants the phases their configured time, with the reserve."""
+    """Return the limit in whole seconds that permits the configured time of all phases plus the reserve."""
     return math.ceil(sum(phase.requested_ms for phase in phases) / 1000 * 1.1) + 1
 
 
@@ -208,6 +211,6 @@ def _notes(shares: Sequence[PhaseBudget], requested_ms: int, granted_ms: int, li
 
 
 def _format_ms(milliseconds: int) -> str:
-    if milliseconds % 1000:  # a rounded time would be that of the limit
+    if milliseconds % 1000:  # rounding would display the limit
         return f"{milliseconds / 1000:.3f}".rstrip("0") + "s"
     return format_duration(milliseconds / 1000)

@@ -1,11 +1,11 @@
-"""The inhibitor lock as a state machine: events in, a new state and commands out.
+"""State machine of the inhibitor lock: each event results in a new state and commands.
 
-logind delays a shutdown while a process has a delay lock. The machine decides when to acquire and release the lock,
-when to stop pods, and when a logind that lost the bus is restarted. It does no I/O: the logind client and the
-inhibitor task report events and carry out commands.
+logind delays a shutdown while a process holds a delay lock. The state machine decides when to acquire and release the
+lock, when to stop pods, and when to restart a logind that lost its bus connection. The state machine does no I/O: the
+logind client and the inhibitor task report events and execute commands.
 
-The lock is kept open until its successor is acquired, since logind refuses locks during a shutdown. The machine never
-releases it while pods are being stopped; :class:`PodsStopped` ends that at the deadline of the run at the latest.
+The open lock is closed only after a new lock is acquired, since logind refuses locks during a shutdown. The lock is not
+released while pods are being stopped; the event :class:`PodsStopped` follows at the deadline of the run at the latest.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 RESTART_INTERVAL_S: Final = 300.0
-"""Least time between two restarts of logind."""
+"""Minimum seconds between two restarts of logind by the agent."""
 
 ABANDONED_AFTER_S: Final = 60.0
-"""Wait beyond logind's limit until an announced shutdown counts as abandoned if logind is not on the bus."""
+"""Wait beyond logind's limit, in seconds, until an announced shutdown counts as abandoned without logind on the bus."""
 
 
 class Stage(StrEnum):
-    """Progress of the shutdown that logind announced."""
+    """Stage of the shutdown that logind has announced."""
 
     IDLE = "idle"
     CHECKING = "checking"
@@ -35,7 +35,7 @@ class Stage(StrEnum):
 
 
 class CommandKind(StrEnum):
-    """Action for the caller. The logind client carries out the first two, the inhibitor task the others."""
+    """Action of a command. The logind client executes ``ACQUIRE`` and ``RELEASE``, the inhibitor task the others."""
 
     ACQUIRE = "acquire"
     RELEASE = "release"
@@ -52,10 +52,10 @@ class CommandKind(StrEnum):
 
 
 class Command(Record):
-    """One action with its reason.
+    """One action to execute, with its reason.
 
     Attributes:
-        because: reason for the log; empty for kinds that need none.
+        because: reason for the log; empty for kinds without a reason.
     """
 
     kind: CommandKind
@@ -63,13 +63,13 @@ class Command(Record):
 
 
 class LogindState(Record):
-    """The state as reported to operators.
+    """State of the inhibitor lock as reported to operators.
 
     Attributes:
-        held: whether logind lists the lock.
-        because: reason in either case, without a full stop.
-        preparing: whether a shutdown is in progress; ``None`` until logind has answered.
-        limit_us: longest delay in microseconds; ``None`` until logind has answered.
+        held: whether logind lists the lock of the agent.
+        because: reason why the lock is held or not held, without a full stop.
+        preparing: whether a shutdown is in progress; ``None`` before the first report of logind.
+        limit_us: ``InhibitDelayMaxUSec`` in microseconds; ``None`` before the first report of logind.
     """
 
     held: bool = False
@@ -85,16 +85,18 @@ class InhibitorState(Record):
     """State of the inhibitor lock and of the current shutdown.
 
     Attributes:
-        logind: the part that is reported to operators.
+        logind: state as reported to operators.
         connected: whether logind is reachable on the bus.
-        logind_missing: whether the bus is reachable and logind is not on it.
-        has_lock: whether a descriptor of a lock is open, listed by logind or not.
-        released_because: reason of the release; no lock is acquired until the shutdown is cancelled. Empty before.
+        logind_missing: whether the bus is connected but logind is not on the bus.
+        has_lock: whether a file descriptor of a lock is open, even if logind does not list the lock.
+        released_because: reason of the lock release, empty without a release; after a release, no lock is acquired
+            until the shutdown is cancelled.
         stage: progress of the current shutdown.
-        has_earlier: whether a shutdown of this boot by an earlier run of the agent has to be resumed or closed.
-        restarted_s: monotonic seconds of the last restart of logind; ``None`` before the first.
-        abandoned_at_s: monotonic seconds at which an announced shutdown counts as abandoned by a logind that is not on
-            the bus; ``None`` while logind is on it or pods are being stopped.
+        has_earlier: whether an earlier run of the agent in this boot left a shutdown to resume or close.
+        restarted_s: time of the last restart of logind by the agent in monotonic seconds; ``None`` before the first
+            restart.
+        abandoned_at_s: monotonic seconds from which an announced shutdown counts as abandoned if logind is not on the
+            bus; ``None`` while logind is on the bus or pods are being stopped.
     """
 
     logind: LogindState = LogindState()
@@ -109,16 +111,16 @@ class InhibitorState(Record):
 
     @property
     def needs_lock(self) -> bool:
-        """Whether to call ``Inhibit``.
+        """Whether to call ``Inhibit`` to acquire a lock.
 
-        Outside a shutdown an open lock is replaced: a restarted logind may not list it. During one logind grants
-        no locks, so the open one is kept.
+        Without a shutdown in progress, an open lock is replaced, since a restarted logind may not list it. During a
+        shutdown logind grants no locks, so the open lock is kept.
         """
         return self.connected and not self.released_because and not (self.logind.preparing and self.has_lock)
 
     @property
     def is_stopping_pods(self) -> bool:
-        """Whether pods are being stopped, or are about to be."""
+        """Whether pods are being stopped, or the start of stopping pods is being checked."""
         return self.stage in (Stage.CHECKING, Stage.STOPPING)
 
     @property
@@ -132,7 +134,7 @@ class InhibitorState(Record):
         return not self.logind.held and (not self.released_because or self.may_shut_down)
 
 
-# ---- events
+# Events of the state machine, as input of :func:`step`.
 
 
 class Connecting(Record):
@@ -140,7 +142,7 @@ class Connecting(Record):
 
 
 class BusConnected(Record):
-    """The bus is connected; logind was not found on it yet."""
+    """The bus is connected; logind was not found on the bus yet."""
 
 
 class LogindConnected(Record):
@@ -148,13 +150,13 @@ class LogindConnected(Record):
 
 
 class ConnectionLost(Record):
-    """The bus or the lock is lost, or a call failed; the connection is closed."""
+    """The bus connection or the lock was lost, or a call failed; the connection is closed."""
 
     because: str
 
 
 class LogindDisconnected(Record):
-    """logind disconnected from the bus, which is still connected to the agent."""
+    """logind disconnected from the bus; the agent is still connected to the bus."""
 
 
 class DelayChanged(Record):
@@ -164,17 +166,17 @@ class DelayChanged(Record):
 
 
 class PrepareForShutdown(Record):
-    """logind reported the start or the end of a shutdown, by its signal or its property."""
+    """logind reported the start or the end of a shutdown, by the ``PrepareForShutdown`` signal or property."""
 
     active: bool
 
 
 class LockAcquired(Record):
-    """``Inhibit`` returned a descriptor."""
+    """``Inhibit`` returned the file descriptor of a lock."""
 
 
 class LockListed(Record):
-    """logind lists the lock."""
+    """logind lists the lock of the agent in its inhibitors."""
 
 
 class LockRefused(Record):
@@ -182,10 +184,10 @@ class LockRefused(Record):
 
 
 class ShutdownChecked(Record):
-    """The role and the budget were read after the start of a shutdown.
+    """The role and the shutdown budget were read after the start of a shutdown.
 
     Attributes:
-        disabled_because: reason not to stop the pods, such as a kubelet that manages the node; else empty.
+        disabled_because: reason not to stop pods, such as a kubelet that manages the node; empty to stop pods.
     """
 
     disabled_because: str
@@ -193,7 +195,7 @@ class ShutdownChecked(Record):
 
 
 class PodsStopped(Record):
-    """Every pod has ended, or its time is over, or stopping pods failed."""
+    """All pods have terminated, the shutdown time is over, or stopping pods failed."""
 
     because: str
 
@@ -205,15 +207,15 @@ class Disabled(Record):
 
 
 class AgentStopping(Record):
-    """The agent is stopping; a shutdown in progress is resumed by its successor."""
+    """The agent is stopping; the next run of the agent resumes a shutdown in progress."""
 
 
 class LockOverdue(Record):
-    """The lock was not acquired in the usual time.
+    """The lock was not acquired within the expected time.
 
     Attributes:
         now_s: monotonic seconds.
-        limit_s: logind's limit; infinite for none.
+        limit_s: logind's limit; infinite without a limit.
     """
 
     now_s: float
@@ -221,11 +223,11 @@ class LockOverdue(Record):
 
 
 class LogindUnitChecked(Record):
-    """systemd reported the units of the bus and of logind.
+    """systemd reported the states of the bus unit and the logind unit.
 
     Attributes:
-        runs_off_bus: whether both run, so that logind will not reconnect to the bus by itself, and the system is not
-            being stopped.
+        runs_off_bus: whether both units are running although logind is not on the bus, and the system is not stopping;
+            only a restart reconnects logind then.
     """
 
     runs_off_bus: bool
@@ -255,7 +257,7 @@ Transition = tuple[InhibitorState, tuple[Command, ...]]
 
 
 def step(state: InhibitorState, event: Event) -> Transition:
-    """Return the state after an event, and the commands in order of execution."""
+    """Return the state after an event, and the commands to execute in this order."""
     match event:
         case PrepareForShutdown(active):
             return _prepare(state, active=active)
@@ -293,14 +295,14 @@ def _on_connection_event(
 
 def _on_lock_event(state: InhibitorState, event: LockAcquired | LockListed | LockRefused) -> Transition:
     if isinstance(event, LockRefused):
-        return _not_held(state, "a shutdown is in progress, and logind grants no lock during one"), ()
+        return _not_held(state, "shutdown in progress; logind grants no lock during a shutdown"), ()
     if isinstance(event, LockAcquired):
         if state.released_because:  # released while the call was pending
             return replace(state, has_lock=False), (Command(CommandKind.RELEASE, state.released_because),)
         return replace(state, has_lock=True), ()
     if not state.has_lock or not state.connected:  # released or lost while the list was being read
         return state, ()
-    after = replace(state, logind=replace(state.logind, held=True, because="logind lists it"))
+    after = replace(state, logind=replace(state.logind, held=True, because="logind lists the lock"))
     if state.logind.held:
         return after, ()
     commands = [Command(CommandKind.REPORT_HELD, after.logind.because)]
@@ -316,7 +318,7 @@ def _prepare(state: InhibitorState, *, active: bool) -> Transition:
     if active and not was_active:
         return replace(after, stage=Stage.CHECKING), (Command(CommandKind.START_SHUTDOWN),)
     if was_active and not active:
-        # logind grants locks again, and a restarted one may not list the open lock
+        # logind grants locks again, and a restarted logind may not list the open lock.
         after = replace(after, released_because="", stage=Stage.IDLE, has_earlier=False)
         return after, (Command(CommandKind.ACQUIRE), Command(CommandKind.CANCEL_SHUTDOWN))
     return after, ()

@@ -1,4 +1,4 @@
-"""Outcomes of pods in a shutdown, by their processes and exit codes, never by the answer to a stop request."""
+"""Outcomes of pods in a shutdown, from their processes and exit codes, not from the response to a stop request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 KILLED_EXIT_CODE: Final = 137
-"""Exit code of a process that SIGKILL ended. Source: runc and POSIX shells, 128 plus the signal number."""
+"""Exit code of a process terminated by SIGKILL. Source: runc and POSIX shells, 128 plus the signal number."""
 
 UNKNOWN_EXIT_CODE: Final = 255
-"""Exit code of a container that ended while containerd was down. Source: containerd CRI, ``unknownExitCode``."""
+"""Exit code of a container that exited while containerd was down. Source: containerd CRI, ``unknownExitCode``."""
 
 _TERMINATED_EXIT_CODE: Final = 143
 _WORDS: Final = {
@@ -28,12 +28,12 @@ _WORDS: Final = {
 
 
 class ContainerEnd(Record):
-    """The end of one container.
+    """Exit of one container in a shutdown.
 
     Attributes:
-        ended: whether it has no processes left.
-        killed: whether the agent sent KILL while it had processes; ``None`` where not known.
-        exit_code: as the runtime reports it; ``None`` where not known.
+        ended: whether no process of the container is left.
+        killed: whether the agent sent KILL while processes were running; ``None`` if unknown.
+        exit_code: exit code reported by the runtime; ``None`` if unknown.
     """
 
     ended: bool
@@ -42,16 +42,19 @@ class ContainerEnd(Record):
 
     @property
     def known_code(self) -> int | None:
-        """The exit code; ``None`` also for code 255 after a possible KILL, the substitute of an unknown code."""
+        """The exit code; ``None`` if unknown.
+
+        Code 255 after a possible KILL counts as unknown, since containerd reports 255 for a missed exit.
+        """
         substituted = self.exit_code == UNKNOWN_EXIT_CODE and self.killed is not False
         return None if substituted else self.exit_code
 
 
 def pod_outcome(containers: Iterable[ContainerEnd]) -> PodOutcome:
-    """Return the outcome of a pod; stopped for a pod without containers.
+    """Return the outcome of a pod from its containers; ``STOPPED`` for a pod without containers.
 
-    The exit code decides between stopped and killed, since a pod may end by itself just before a KILL. Without one a
-    container that received KILL counts as killed.
+    The exit code distinguishes ``STOPPED`` from ``KILLED``, since a container may exit just before the KILL. Without an
+    exit code, a container to which the agent sent KILL counts as killed.
     """
     outcome = PodOutcome.STOPPED
     for each in containers:
@@ -63,14 +66,14 @@ def pod_outcome(containers: Iterable[ContainerEnd]) -> PodOutcome:
 
 
 def exit_note(containers: Sequence[ContainerEnd]) -> str:
-    """Return the exit codes that an operator has to know, as a phrase; empty if every container ended as requested."""
+    """Return unusual or missing exit codes as a phrase for operators; empty if all containers exited as expected."""
     if any(each.ended and each.known_code is None for each in containers):
         return "exit code not reported by the runtime"
     if any(each.exit_code == KILLED_EXIT_CODE and each.killed is False for each in containers):
         return f"exit code {KILLED_EXIT_CODE} without a KILL of the agent"
     usual = (None, 0, _TERMINATED_EXIT_CODE, KILLED_EXIT_CODE)
     unusual = sorted({code for each in containers if (code := each.known_code) and code not in usual})
-    doubt = " (the runtime's substitute for an exit that it missed, too)" if UNKNOWN_EXIT_CODE in unusual else ""
+    doubt = " (containerd also reports it for a missed exit)" if UNKNOWN_EXIT_CODE in unusual else ""
     return f"exit code {', '.join(map(str, unusual))}{doubt}" if unusual else ""
 
 

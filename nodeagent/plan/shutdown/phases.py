@@ -1,4 +1,4 @@
-"""Shutdown phases as configured: priority bands and selectors, each with its time."""
+"""Configured shutdown phases: priority bands and selectors, each with its time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_S = 7 * 86400.0
 
 
 class Selector(Record):
-    """Pods of any of the namespaces (of all namespaces if none is named) that carry all of the labels."""
+    """Selector of pods in one of the namespaces (empty for all namespaces) with all of the labels."""
 
     namespaces: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -37,14 +37,14 @@ class Selector(Record):
 
 
 class Phase(Record):
-    """One step of a shutdown.
+    """One phase of a shutdown.
 
     Attributes:
-        name: unique name, shown to operators.
-        seconds: its configured time.
-        min_priority: lowest priority of its band, which ends at the next phase's; ``None`` for a phase of selected
-            pods only.
-        selectors: pods of earlier phases that are moved to this one; a pod is never moved to an earlier phase.
+        name: unique name of the phase, for display.
+        seconds: configured time of the phase.
+        min_priority: lowest priority of the phase's band, which ends below the next higher minimum; ``None`` for a
+            phase that contains only selected pods.
+        selectors: selectors of pods to move from earlier phases to this phase; no pod is moved to an earlier phase.
     """
 
     name: str
@@ -54,25 +54,25 @@ class Phase(Record):
 
     @property
     def requested_ms(self) -> int:
-        """Its configured time in whole milliseconds."""
+        """Configured time of the phase in whole milliseconds."""
         return round(self.seconds * 1000)
 
 
 def two_bands(grace_period_s: float, grace_period_critical_s: float) -> tuple[Phase, ...]:
-    """Return the phases of the two priority bands, regular and critical; none for a total of 0.
+    """Return the phases of two priority bands, regular and critical; empty for a total of 0.
 
     Raises:
-        ValueError: a number is negative, or the critical part exceeds the total.
+        ValueError: a time is negative, not finite or too long, or the critical part exceeds the total.
 
-    Source: kubelet ``migrateConfig`` in ``nodeshutdown``; it counts whole seconds, fractions are
-    kept here, and a part beyond the total, which disables the feature there, is refused.
+    Source: kubelet ``migrateConfig`` in ``nodeshutdown``; the kubelet truncates to whole seconds and disables graceful
+    shutdown if the critical part exceeds the total. nodeagent supports fractions of seconds and raises an error.
     """
     _check_seconds("grace_period", grace_period_s)
     _check_seconds("grace_period_critical", grace_period_critical_s)
     if grace_period_critical_s > grace_period_s:
         raise ValueError(
             f"grace_period_critical ({format_duration(grace_period_critical_s)}) is part of grace_period "
-            f"({format_duration(grace_period_s)}) and cannot be more than it"
+            f"({format_duration(grace_period_s)}) and must not exceed grace_period"
         )
     if not grace_period_s:
         return ()
@@ -83,12 +83,13 @@ def two_bands(grace_period_s: float, grace_period_critical_s: float) -> tuple[Ph
 
 
 def by_priority(pairs: Sequence[tuple[int, float]]) -> tuple[Phase, ...]:
-    """Return one phase for each pair of minimum priority and seconds.
+    """Return one phase for each pair of minimum priority and time in seconds.
 
     Raises:
-        ValueError: as for :func:`check_phases`.
+        ValueError: a phase is invalid; see :func:`check_phases`.
 
-    Source: kubelet ``ShutdownGracePeriodByPodPriority``; it sorts the pairs, here they must ascend.
+    Source: kubelet ``ShutdownGracePeriodByPodPriority``; the kubelet sorts the pairs; nodeagent requires ascending
+    priorities.
     """
     phases = tuple(Phase(f"priority-{priority}", seconds, priority) for priority, seconds in pairs)
     check_phases(phases)
@@ -96,10 +97,10 @@ def by_priority(pairs: Sequence[tuple[int, float]]) -> tuple[Phase, ...]:
 
 
 def check_phases(phases: Sequence[Phase]) -> None:
-    """Check names, times, priorities and selectors. No phases at all are valid: no graceful shutdown.
+    """Raise ``ValueError`` for invalid names, times, priorities or selectors; an empty sequence is valid.
 
     Raises:
-        ValueError: a phase is invalid; the message names it and the reason.
+        ValueError: a phase is invalid; the message has the name of the phase and the reason.
     """
     names: set[str] = set()
     previous: Phase | None = None
@@ -131,7 +132,7 @@ def _check_seconds(subject: str, seconds: float) -> None:
 
 def _check_selectors(phase: Phase) -> None:
     if phase.min_priority is None and not phase.selectors:
-        raise ValueError(f"shutdown phase {phase.name!r} selects no pods: give it a min_priority or a selector")
+        raise ValueError(f"shutdown phase {phase.name!r} selects no pods: set a min_priority or a selector")
     for selector in phase.selectors:
         if not selector.namespaces and not selector.labels:
             raise ValueError(f"a selector of shutdown phase {phase.name!r} is empty and would match every pod")

@@ -1,7 +1,7 @@
-"""Shutdown planning: the phase of each pod and its grace period.
+"""Shutdown plan: the phase and the grace period of each pod.
 
-One function serves the rehearsal, the shutdown itself and its continuation after a restart of the agent; they differ
-in the elapsed time and in the pods that have stopped.
+:func:`plan_shutdown` is used for the rehearsal, for the shutdown, and for a shutdown resumed after a restart of the
+agent, with different elapsed times and stopped pods.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_PROGRESS: Final[Mapping[str, PodProgress]] = MappingProxyType({})
 
 
 class PlacedBy(StrEnum):
-    """Rule that placed a pod in its phase. The values are part of the JSON output and never change."""
+    """Rule that assigned a pod to its phase. The values are part of the JSON output and never change."""
 
     PRIORITY = "priority"
     BELOW_ALL = "below-all"
@@ -38,11 +38,11 @@ class PlacedBy(StrEnum):
 
 
 class Placement(Record):
-    """The phase of one pod.
+    """Phase of one pod with the reason.
 
     Attributes:
-        phase: position among the phases.
-        why: reason with the source of each fact, without a full stop.
+        phase: index of the phase.
+        why: reason for the phase with the source of each fact, without a full stop.
     """
 
     phase: int
@@ -51,13 +51,13 @@ class Placement(Record):
 
 
 class PodStop(Record):
-    """The planned stop of one pod.
+    """Planned stop of one pod.
 
     Attributes:
-        grace_ms: its time from the start of its phase: its termination grace period, less the part it had before a
-            restart of the agent, at most the rest of the phase. KILL follows TERM after
-            :data:`~nodeagent.plan.shutdown.timing.MINIMUM_AFTER_TERM_MS` at the earliest, also for 0.
-        capped: whether its termination grace period is longer than that.
+        grace_ms: time of the pod from the start of its phase: the termination grace period, minus the time since an
+            earlier stop request, at most the remaining time of the phase. KILL follows TERM after
+            :data:`~nodeagent.plan.shutdown.timing.MINIMUM_AFTER_TERM_MS` at the earliest, even for a grace period of 0.
+        capped: whether the termination grace period is reduced to the remaining time of the phase.
     """
 
     pod: ShutdownPod
@@ -70,9 +70,10 @@ class PlannedPhase(Record):
     """One phase with its pods.
 
     Attributes:
-        starts_ms: its start if every pod before it uses its whole grace; counted from the start of the shutdown.
-        ends_ms: the end of its last pod in that case; never after its deadline, except for a phase that starts late.
-        stops: its pods, in :func:`stop_order`. They are stopped in parallel.
+        starts_ms: start of the phase if every earlier pod uses its whole grace period, in milliseconds since the start
+            of the shutdown.
+        ends_ms: end of the last pod of the phase in this case; after the deadline only for a phase that starts late.
+        stops: stops of the pods in :func:`stop_order`; the pods are stopped in parallel.
     """
 
     budget: PhaseBudget
@@ -82,10 +83,10 @@ class PlannedPhase(Record):
 
 
 class ShutdownPlan(Record):
-    """Plan of a shutdown, or of its rest.
+    """Plan of a shutdown, or of the remaining part of a shutdown.
 
     Attributes:
-        phases: all phases in order; a phase without pods takes no time.
+        phases: all phases in order; a phase without pods ends immediately.
         elapsed_ms: milliseconds from the start of the shutdown to this plan.
     """
 
@@ -95,7 +96,7 @@ class ShutdownPlan(Record):
 
     @property
     def ends_ms(self) -> int:
-        """Latest end of the last pod, in milliseconds since the shutdown began."""
+        """Latest end of the last pod, in milliseconds since the start of the shutdown."""
         return max((phase.ends_ms for phase in self.phases), default=self.elapsed_ms)
 
 
@@ -106,21 +107,21 @@ def plan_shutdown(
     elapsed_ms: int = 0,
     progress: Mapping[str, PodProgress] = NO_PROGRESS,
 ) -> ShutdownPlan:
-    """Return the plan: every pod in one phase, with its grace period.
+    """Return the shutdown plan, which assigns a phase and a grace period to every pod.
 
-    A phase starts at the end of the previous one, at its deadline at the latest, so unused time extends the next.
-    With ``elapsed_ms`` the plan continues a shutdown: stopped pods are omitted, pods with a stop request have used
-    part of their grace, and phases that start late share the remaining time by weight, see
-    :func:`~nodeagent.plan.shutdown.timing.phase_end_ms`.
+    A phase starts at the end of the previous phase, at the deadline of the previous phase at the latest; unused time
+    extends the next phase. With ``elapsed_ms`` the plan continues a shutdown: stopped pods are omitted, the time since
+    a stop request is subtracted from the grace period, and phases that start late share the remaining time by weight,
+    see :func:`~nodeagent.plan.shutdown.timing.phase_end_ms`.
 
     Args:
-        budget: the phases; without phases the plan is empty.
-        pods: the running pods in any order. Of two with the same uid the first by name is used.
-        elapsed_ms: milliseconds since the shutdown began.
-        progress: recorded progress by pod uid.
+        budget: phases with their time; without phases the plan is empty.
+        pods: running pods in any order. Of two pods with equal UIDs, the first by name is used.
+        elapsed_ms: milliseconds since the start of the shutdown.
+        progress: recorded progress by pod UID.
 
-    Source: kubelet ``podManager.killPods`` in ``nodeshutdown`` for grouping and the cap on the grace period; the use
-    of unused time and the continuation are this agent's own.
+    Source: kubelet ``podManager.killPods`` in ``nodeshutdown`` for the grouping and the cap on the grace period; the
+    use of unused time and the continuation are specific to nodeagent.
     """
     elapsed_ms = max(0, elapsed_ms)
     members: list[list[tuple[ShutdownPod, Placement]]] = [[] for _ in budget.phases]
@@ -143,16 +144,16 @@ def plan_shutdown(
 
 
 def elapsed_since(started_s: float, now_s: float) -> int:
-    """Return the milliseconds between two readings of a clock that counts from boot; 0 if the first is later.
+    """Return the milliseconds between two readings of the boot clock, in seconds; 0 if ``started_s`` is later.
 
-    Such a clock is affected neither by a restart of the agent nor by a change of the wall time. Both readings must
-    be of the same boot.
+    A restart of the agent or a step of the wall clock does not affect the boot clock. Both readings must be of the same
+    boot.
     """
     return max(0, round((now_s - started_s) * 1000))
 
 
 def stop_order(pod: ShutdownPod) -> tuple[float, str, str, str]:
-    """Return the sort key of stop requests within a phase: longest grace first, ties by namespace, name and uid."""
+    """Return the sort key of stop requests within a phase: longest grace first, ties by namespace, name and UID."""
     grace_s = math.inf if pod.termination_grace_s is None else pod.termination_grace_s
     return -grace_s, pod.namespace, pod.name, pod.uid
 
@@ -174,13 +175,14 @@ def _stops(
 
 
 def place(pod: ShutdownPod, phases: Sequence[PhaseBudget]) -> Placement:
-    """Return the phase of a pod; ``phases`` is not empty and one of them has a minimum priority.
+    """Return the phase of a pod; at least one of ``phases`` must have a minimum priority.
 
-    The priority band is the phase with the highest minimum up to the pod's priority, the lowest phase for a priority
-    below all minima. Static and node-critical pods, and pods of unknown priority in ``kube-system``, are in the last
-    band at any priority. A matching selector of a later phase moves the pod there; the last match is used.
+    The priority band of a pod is the phase with the highest minimum that does not exceed the pod's priority, or the
+    lowest band if all minima exceed this priority. Static pods, node-critical pods, and pods of unknown priority in
+    ``kube-system`` are in the last band regardless of priority. A matching selector of a later phase moves the pod to
+    this phase; the last matching phase is used.
 
-    Source: kubelet ``groupByPriority``; an unknown priority counts as 0 there too.
+    Source: kubelet ``groupByPriority``; in the kubelet an unknown priority counts as 0 as well.
     """
     bands = [
         (share.phase.min_priority, index) for index, share in enumerate(phases) if share.phase.min_priority is not None

@@ -1,4 +1,4 @@
-"""Stop signals of container images, by their names."""
+"""Parser for stop signals of container images."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 import signal
 from typing import Final
 
-_REAL_TIME_FIRST: Final = 34  # as in the runtimes, regardless of the agent's C library
+_REAL_TIME_FIRST: Final = 34  # as in container runtimes, independent of the agent's C library
 _LAST: Final = 64
 _REAL_TIME: Final = re.compile(r"RT(MIN|MAX)(?:([+-])(\d{1,2}))?")
 _NAMES: Final = {each.name: int(each) for each in signal.Signals if each < _REAL_TIME_FIRST}
 
 
 def signal_number(name: str) -> int | None:
-    """Return the number of a signal; ``None`` for an empty or unknown name, which means TERM.
+    """Return the number of a signal; ``None`` for an empty or unknown name, for which TERM is used.
 
-    Numbers and names are accepted, with or without ``SIG``: ``3``, ``SIGQUIT``, ``quit``, ``SIGRTMIN+3``.
-    Source: Dockerfile reference, ``STOPSIGNAL``; signal(7).
+    Numbers and names are accepted, with or without ``SIG``: ``3``, ``SIGQUIT``, ``quit``, ``SIGRTMIN+3``. Source:
+    Dockerfile reference, ``STOPSIGNAL``; signal(7).
     """
     text = name.strip().upper()
     if text.isascii() and text.isdecimal() and len(text) <= 2:

@@ -1,7 +1,8 @@
-"""Deadlines of a shutdown that is being carried out: the end of a phase, and the KILL of a pod.
+"""Deadlines of a shutdown in progress: the end of a phase, and the KILL of a pod.
 
-A run that starts late, after a crash of the agent or an outage of the runtime, shares the remaining time among the
-phases that have pods, by their weight; otherwise a phase whose deadline had passed would be killed without TERM.
+A run that starts late, after a crash of the agent or an outage of the runtime, divides the remaining time among the
+phases with pods, in proportion to their granted time. Otherwise pods of a phase with a passed deadline would be killed
+without TERM.
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ if TYPE_CHECKING:
     from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 MINIMUM_AFTER_TERM_MS: Final = 500
-"""Least time between TERM and KILL, also for a pod or a phase without time of its own."""
+"""Minimum time between TERM and KILL, even for a pod or a phase without any time."""
 
 _FINAL_TERM_LEAD_MS: Final = 1000
 _PENDING_TERM_MS: Final = 2000
-_LAST_KILLS_MS: Final = 300  # from the last KILL to the end of the run
+_LAST_KILLS_MS: Final = 300  # between the last KILL and the end of the run
 
 
 def phase_end_ms(budget: ShutdownBudget, index: int, start_ms: int, occupied: Collection[int]) -> int:
-    """Return the latest end of a phase, in milliseconds since the shutdown began.
+    """Return the latest end of a phase, in milliseconds since the start of the shutdown.
 
-    A phase that starts in time has until its deadline, including unused time of earlier phases. One that starts late
-    has its share of the remaining time, by weight among the phases with pods, and never more than its own time.
+    A phase that starts in time ends at its deadline, including unused time of earlier phases. A phase that starts late
+    gets a share of the remaining time, in proportion to the granted time of the remaining phases with pods, at most its
+    granted time.
 
     Args:
-        budget: the phases with their deadlines.
-        index: position of the phase.
-        start_ms: start of the phase, or the delivery of its last TERM if that was later.
-        occupied: positions of the phases with pods that have not ended.
+        budget: phases with their granted time and deadlines.
+        index: index of the phase.
+        start_ms: start of the phase, or the delivery of its last TERM if later; in milliseconds since the start of the
+            shutdown.
+        occupied: indexes of the phases with pods that have not terminated.
     """
     share = budget.phases[index]
     if start_ms <= share.deadline_ms - share.granted_ms:
@@ -47,20 +50,20 @@ def phase_end_ms(budget: ShutdownBudget, index: int, start_ms: int, occupied: Co
 
 
 def last_kill_ms(started_ms: int, ends_ms: int) -> int:
-    """Return the time of the last KILL of a run that starts and ends at the given times."""
+    """Return the time of the last KILL of a run; all times in milliseconds since the start of the shutdown."""
     return max(started_ms, ends_ms - _LAST_KILLS_MS)
 
 
 def kill_due_ms(signalled_ms: int | None, own_grace_ms: int | None, phase_end_ms: int, last_ms: int) -> int:
-    """Return the time of a pod's KILL, in milliseconds since the shutdown began.
+    """Return the time of the KILL of a pod; all times in milliseconds since the start of the shutdown.
 
     Args:
-        signalled_ms: delivery of TERM; ``None`` while unconfirmed, so that KILL waits for the end of the run.
-        own_grace_ms: the termination grace period of the pod; ``None`` where not known.
-        phase_end_ms: latest end of its phase.
+        signalled_ms: time of the delivery of TERM; ``None`` while unconfirmed, which delays KILL to the end of the run.
+        own_grace_ms: termination grace period of the pod; ``None`` if unknown.
+        phase_end_ms: latest end of the pod's phase.
         last_ms: time of the last KILL of the run.
 
-    Source: kubelet ``killContainer``, which always grants a minimum after TERM.
+    Source: kubelet ``killContainer``, which always waits for a minimum time after TERM.
     """
     if signalled_ms is None:
         return last_ms
@@ -69,13 +72,13 @@ def kill_due_ms(signalled_ms: int | None, own_grace_ms: int | None, phase_end_ms
 
 
 def delayed_kill_ms(due_ms: int, last_ms: int) -> int:
-    """Return the latest time of a KILL that is due, for a process that has had no CPU time to receive its TERM.
+    """Return the latest time of a due KILL, for a process that had no CPU time to receive its TERM.
 
-    A process that never receives it, such as one in an uninterruptible wait, must not delay the shutdown by more.
+    The delay is bounded, since a process in uninterruptible sleep may never receive TERM.
     """
     return max(due_ms, min(due_ms + _PENDING_TERM_MS, last_ms))
 
 
 def final_term_ms(signalled_ms: int, due_ms: int) -> int:
-    """Return the time of the last TERM before a KILL that is due, for a TERM whose delivery was not observed."""
+    """Return the time to repeat TERM before a due KILL, if the delivery of the first TERM was not observed."""
     return due_ms - min(_FINAL_TERM_LEAD_MS, max(0, due_ms - signalled_ms) // 4)

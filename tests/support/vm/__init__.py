@@ -1,9 +1,10 @@
-"""A whole node in a virtual machine: Debian with systemd, cgroup v2, logind and containerd, and this checkout's agent.
+"""Complete node in a virtual machine: Debian with systemd, cgroup v2, logind and containerd, and this checkout's agent.
 
-The machine is emulated by QEMU's TCG, without hardware virtualisation, with a CPU model that its kernel supports (it
-panics with ``max`` and ``qemu64``). The root image is built once per set of packages and kept in the cache of
-``rootfs``, the disk once per state of the checkout; a node boots a copy of the disk. There is no network: commands are
-sent over a virtio port to ``vm_guest`` in the node, which systemd starts early and stops last in a power-off.
+The machine is emulated by QEMU's TCG, without hardware virtualisation, with a CPU model that its kernel supports (the
+kernel panics with ``max`` and ``qemu64``). The root image is built once per set of packages and stored in the cache of
+``rootfs``; the disk is built once per state of the checkout; a node boots a copy of the disk. The node has no network:
+commands are sent over a virtio port to ``vm_guest`` in the node, which systemd starts early and stops last in a
+power-off.
 
     with Node.boot(ensure_disk(), memory_mib=2048) as node:
         print(node.run("nodeagent version").stdout)

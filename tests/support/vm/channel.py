@@ -1,4 +1,4 @@
-"""Host side of the control channel of a node; ``vm_guest`` is the other side."""
+"""Host side of the control channel of a node; ``vm_guest`` is the guest side."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SEND_S = 60
 
 
 class NodeError(Exception):
-    """The node, or a command in it, failed; the text contains the output."""
+    """Failure of the node or of a command in the node; the text contains the output."""
 
 
 class NodeOffError(NodeError):
-    """The node is powered off."""
+    """Failure of a request because the node is powered off."""
 
 
 class ControlChannel(vm_guest.Channel):
@@ -38,7 +38,7 @@ class ControlChannel(vm_guest.Channel):
         self._receiver.start()
 
     def ask(self, head: dict[str, Any], raw: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """Send a request and wait for the response."""
+        """Send a request to the node and wait for its response."""
         answer: Future[tuple[dict[str, Any], bytes]] = Future()
         with self._guard:
             if self._ended:

@@ -1,4 +1,4 @@
-"""Boot files of a node: the root image of Debian packages, and a disk with this checkout installed on top of it."""
+"""Boot files of a node: a root image of Debian packages, and a disk with this checkout installed on that image."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.support.system_command import find_missing, run
 from tests.support.vm.channel import NodeError
 
 SUITE = "trixie"
-PYTHON = "3.13"  # version of the Debian release
+PYTHON = "3.13"  # Python version of the Debian release
 NAME = "node-1"
-HARNESS = "/opt/harness"  # tests.support, importable in the node
+HARNESS = "/opt/harness"  # directory on the node from which tests.support is imported
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -28,7 +28,7 @@ _INSTALLED = ("nodeagent", "systemd", "pyproject.toml", "README.md", "LICENSE")
 _BUILD_S = 1200.0
 
 _DISK_MIB = 3072
-_KEPT = 3  # number of cached disks and bases; each state of a checkout has its own
+_KEPT = 3  # maximum number of cached disks and of cached bases; each state of a checkout has a disk
 
 # fmt: off
 _PACKAGES = (
@@ -42,7 +42,7 @@ _MASKED = (
 )
 # fmt: on
 
-# The kernel has ext4 and the PCI bus built in; a small initramfs is unpacked fast under emulation.
+# The kernel has ext4 and the PCI bus built in. A small initramfs is unpacked faster under emulation.
 _EARLY_HOOK = """
 mkdir -p "$1/etc/initramfs-tools/conf.d"
 echo MODULES=list > "$1/etc/initramfs-tools/conf.d/node"
@@ -85,7 +85,7 @@ SyncIntervalSec=5s
 """,
 }
 
-# $1 is the root, the rest runs in it, in a mount namespace of its own.
+# $1 is the root directory; the other arguments are a command that runs in it, in a new mount namespace.
 _IN_ROOT = """
 set -e
 root=$1; shift
@@ -94,7 +94,8 @@ mount --bind /dev "$root/dev"
 exec chroot "$root" "$@"
 """
 
-# $1 is the base's root, $2 a scratch directory with the overlay in upper/, $3 the image to create, $4 its size in MiB.
+# $1 is the root directory of the base, $2 a scratch directory with the overlay in upper/, $3 the path of the new disk
+# image, $4 its size in MiB.
 _MAKE_DISK = """
 set -e
 mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/merged"
@@ -109,14 +110,14 @@ mke2fs -q -t ext4 -d "$2/merged" "$3" "$4M"
 
 
 def pause_image() -> images.Image:
-    """Return the sandbox image, which exits on SIGTERM; otherwise a power-off would wait 90 s for it."""
+    """Return a sandbox image with a process that exits on SIGTERM; otherwise a power-off would wait 90 s for it."""
     forever = "trap 'exit 0' TERM; while :; do /busybox-pause sleep 2147483647 & wait $!; done"
     return replace(images.pause_image(), command=("/busybox-pause", "sh", "-c", forever))
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Boot files of a node: a disk image, copied before use, and its kernel."""
+    """Boot files of a node: a disk image, which nodes copy, and its kernel."""
 
     image: Path
     root: Path
@@ -131,7 +132,7 @@ class Disk:
 
 
 def unavailable() -> str | None:
-    """Return the reason that no node can be booted here; ``None`` if one can."""
+    """Return the reason why no node can be booted on this machine; ``None`` if a node can be booted."""
     if platform.machine() != "x86_64":
         return "the virtual machine requires x86_64"
     if os.geteuid() != 0:
@@ -181,7 +182,7 @@ def _dependencies() -> list[str]:
 
 
 def _build_base(base: Path) -> None:
-    """Build the root without the checkout: packages, settings, and the wheels of the agent's dependencies."""
+    """Build the base without the checkout: packages, settings, and the wheels of the agent's dependencies."""
     others = sorted(base.parent.glob("node-*/"), key=lambda one: one.stat().st_mtime)
     for old in (*base.parent.glob("node-*.partial"), *others[: -_KEPT + 1]):
         shutil.rmtree(old)
@@ -213,7 +214,7 @@ def _build_base(base: Path) -> None:
 
 
 def _build_disk(base: Path, image: Path) -> None:
-    """Install the checkout on top of the base as the README describes, and create a disk image of both."""
+    """Install the checkout on an overlay of the base as the README describes, and create a disk image of both."""
     scratch = base / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     for name in ("upper/usr/src/nodeagent", "work", "merged"):
@@ -243,5 +244,9 @@ def _in_root(root: Path, *command: str) -> None:
 
 
 def run_tool(command: list[str]) -> str:
-    """Return the output of a tool on this machine; raises NodeError if it fails."""
+    """Run a tool on this machine and return its output.
+
+    Raises:
+        NodeError: the tool failed.
+    """
     return run(command, NodeError, timeout_s=_BUILD_S)

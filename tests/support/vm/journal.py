@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One journal entry; ``fields`` contains all journald fields."""
+    """Journal entry; ``fields`` contains all journald fields."""
 
     boot_id: str
     unit: str
@@ -23,7 +23,7 @@ class Entry:
 
 
 def parse_entries(lines: str) -> list[Entry]:
-    """Return the entries of journalctl's JSON lines."""
+    """Return the entries from the JSON lines of journalctl."""
     return [_entry(json.loads(line)) for line in lines.splitlines()]
 
 

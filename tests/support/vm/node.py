@@ -1,4 +1,4 @@
-"""A running node: its machine, its commands over the control channel, its power and its journal."""
+"""Node in a virtual machine: boot, commands over the control channel, power-off and journal."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ RUN_S = 60.0
 _START_S = 30.0
 _TAIL_LINES = 60
 
-_COUNTED = "shift=1,align=off,sleep=on"  # 2 ns per instruction, on one of the processors at a time
+_COUNTED = "shift=1,align=off,sleep=on"  # counted clock: 2 ns per instruction, one processor at a time
 _COUNTED_SLOWNESS = 10
 
-_CLOCK_SKEW_S = 15.0  # margin of a deadline on the host over the same one in the node
+_CLOCK_SKEW_S = 15.0  # margin by which a timeout on the host exceeds the timeout in the node
 
 _PYTHON = "/opt/nodeagent/bin/python"
 
@@ -50,11 +50,12 @@ class Done:
 
 
 class Node:
-    """A running node, as a context manager; its exit stops the machine and removes its files.
+    """Context manager for a running node; its exit stops the machine and removes its files.
 
-    Created with ``boot``. After a power-off the disk is kept until the end of the block: ``journal`` and ``read_disk``
-    read it, ``start`` boots it again. The thread that starts the machine must outlive it, since the kernel kills the
-    emulator at the end of that thread. ``console`` is the serial output of kernel and systemd, of all boots.
+    A node is created by ``boot``. After a power-off the disk is kept until the end of the block: ``journal`` and
+    ``read_disk`` read the disk, ``start`` boots it again. The thread that starts the machine must outlive the machine,
+    since the kernel kills the emulator at the end of that thread. ``console`` is the serial output of kernel and
+    systemd during all boots.
     """
 
     def __init__(self, disk: Disk, *, memory_mib: int, cpus: int, counted: bool = False) -> None:
@@ -75,13 +76,14 @@ class Node:
     def boot(
         cls, disk: Disk, *, memory_mib: int = 2048, cpus: int = 2, timeout_s: float = BOOT_S, counted: bool = False
     ) -> Iterator[Self]:
-        """Boot a copy of the disk and wait until systemd has started everything.
+        """Boot a copy of the disk, wait until systemd has started all units, and return the node.
 
         With ``counted`` the clock of the node advances by executed instructions, so that the load of this machine
-        changes no time measured in it; it is slower, and its waits take up to ten times their length here.
+        changes no time measured in the node. The node is then slower: a wait in the node can last ten times as long on
+        this machine.
 
-        A kernel under emulation occasionally hangs at boot; a first boot that exceeds its timeout is aborted,
-        reported with its console, and booted again.
+        A kernel under emulation occasionally hangs at boot. If the first boot exceeds its timeout, it is aborted, its
+        console is printed, and the node is booted again.
         """
         node = cls(disk, memory_mib=memory_mib, cpus=cpus, counted=counted)
         try:
@@ -110,7 +112,7 @@ class Node:
         return self.console_file.read_text(errors="replace") if self.console_file.exists() else ""
 
     def start(self, *, timeout_s: float = BOOT_S) -> None:
-        """Boot the machine and wait until systemd has started everything; a unit may have failed."""
+        """Boot the machine and wait until systemd has started all units; failed units are accepted."""
         if self.running:
             raise NodeError("the node is already running")
         with self._machine_log.open("wb") as log:
@@ -130,11 +132,14 @@ class Node:
         timeout_s: float = RUN_S,
         check: bool = True,
     ) -> Done:
-        """Run a command as root, a string by the shell, and return exit code and output.
+        """Run a command as root, or a string by the shell; return its exit code and output.
 
-        Raises NodeError when ``check`` is on and the exit code is not 0, TimeoutError at the timeout (the command
-        and its process group are killed then), NodeOffError when the node powers off meanwhile. Background
-        programs require a unit: ``systemd-run``.
+        Background programs require a systemd unit (``systemd-run``).
+
+        Raises:
+            NodeError: the exit code is not 0 and ``check`` is true.
+            TimeoutError: the timeout has expired; the command and its process group are killed.
+            NodeOffError: the node was powered off before the end of the command.
         """
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         code, stdout, stderr = self._request(argv, _bytes(stdin), dict(env or {}), cwd, timeout_s)
@@ -144,7 +149,7 @@ class Node:
         return done
 
     def put(self, path: str, content: str | bytes | Path, *, mode: int = 0o644) -> None:
-        """Write a file in the node, with its parents; a Path is copied from the host."""
+        """Write a file in the node and create its parent directories; a Path as content is a file on the host."""
         raw = content.read_bytes() if isinstance(content, Path) else _bytes(content)
         script = 'mkdir -p "$(dirname "$1")" && cat > "$1" && chmod "$2" "$1"'
         self.run(["/bin/sh", "-c", script, "sh", path, f"{mode:o}"], stdin=raw)
@@ -157,33 +162,33 @@ class Node:
         return stdout
 
     def python(self, code: str, *, stdin: str | bytes = b"", timeout_s: float = RUN_S) -> str:
-        """Run Python in the node, by the agent's interpreter and with ``tests.support``; return its output."""
+        """Run Python code in the node by the agent's interpreter, which finds ``tests.support``; return its output."""
         environment = {"PYTHONPATH": HARNESS}
         return self.run([_PYTHON, "-c", code], stdin=stdin, env=environment, timeout_s=timeout_s).stdout
 
     def import_images(self, *described: images.Image | images.Index) -> images.Archive:
-        """Write the images on the host and import them into the node's containerd."""
+        """Write the described images to an archive on the host and import it into the node's containerd."""
         archive = images.write_oci(self.base / "images.tar", *described)
         self.put("/root/images.tar", archive.path)
         self.run("ctr -n k8s.io images import /root/images.tar && rm /root/images.tar", timeout_s=RUN_S * 2)
         return archive
 
     def run_pods(self, *described: Pod) -> list[RunningPod]:
-        """Run pods as the kubelet does with the systemd cgroup driver; the pause image must be imported already."""
+        """Run pods as the kubelet does with the systemd cgroup driver; the pause image must have been imported."""
         sent = json.dumps([one.request() for one in described])
         code = "from tests.support import vm_pods; vm_pods.main()"
         made = json.loads(self.python(code, stdin=sent, timeout_s=RUN_S * (1 + len(described))))
         return [RunningPod(pod, **result) for pod, result in zip(described, made, strict=True)]
 
     def press_power_button(self) -> None:
-        """Request a power-off by the ACPI button, as a hypervisor does; ``wait_off`` waits for it."""
+        """Request a power-off by the ACPI button, as a hypervisor does; ``wait_off`` waits for the power-off."""
         watching = "journalctl --boot --unit systemd-logind --grep 'Watching system buttons.*Power Button'"
         reclaim.poll("logind watches the button", lambda: self.run(watching, check=False).code == 0, timeout_s=RUN_S)
         with socket.socket(socket.AF_UNIX) as monitor:
             monitor.settimeout(_START_S)
             monitor.connect(str(self._socket("monitor")))
             with monitor.makefile("rw") as lines:
-                lines.readline()  # the greeting precedes every response of QMP
+                lines.readline()  # QMP sends a greeting before any response
                 for command in ("qmp_capabilities", "system_powerdown"):
                     lines.write(json.dumps({"execute": command}) + "\n")
                     lines.flush()
@@ -192,12 +197,17 @@ class Node:
                         raise NodeError(f"{command}: {answer['error']}")
 
     def poweroff(self, *, timeout_s: float = OFF_S) -> None:
-        """Power off as an administrator does, by logind and its inhibitors, and wait for the end."""
+        """Power off through logind with its inhibitor locks, as an administrator does, and wait for the power-off."""
         self.run("systemctl poweroff")
         self.wait_off(timeout_s=timeout_s)
 
     def wait_off(self, *, timeout_s: float = OFF_S) -> None:
-        """Wait for the power-off; raises TimeoutError if the machine still runs, NodeError after a crash."""
+        """Wait for the power-off.
+
+        Raises:
+            TimeoutError: the machine is still running at the timeout.
+            NodeError: the emulator crashed.
+        """
         if self._process is None:
             raise NodeOffError("the node is already powered off")
         try:
@@ -209,7 +219,7 @@ class Node:
             raise NodeError(f"emulator failed with exit code {code}: {output}")
 
     def cut_power(self) -> None:
-        """Cut the power of the machine."""
+        """Cut the power of the machine without a shutdown."""
         if self._process is None:
             raise NodeOffError("the node is already powered off")
         self._process.kill()
@@ -226,9 +236,9 @@ class Node:
             _live.pop(self.base, None)
 
     def journal(self, *, boot: int = -1) -> list[Entry]:
-        """Return the journal of one boot, the last one by default; from the disk of a powered-off node.
+        """Return the journal of one boot, by default the last boot; if the node is powered off, from its disk.
 
-        ``boot`` is an index: 0 is the first boot, -1 the last.
+        ``boot`` is the index of the boot: 0 is the first boot, -1 the last boot.
         """
         if self.running:
             entries = parse_entries(self.run("journalctl --sync && journalctl --output json --all").stdout)
@@ -300,7 +310,7 @@ class Node:
         return answer["code"], stdout, stderr
 
     def _ended(self) -> str:
-        """Release a stopped machine and return the standard error of its emulator."""
+        """Release the resources of a stopped machine; return the standard error of its emulator."""
         process, self._process = self._process, None
         control, self._control = self._control, None
         if control is not None:
@@ -312,7 +322,7 @@ class Node:
 
     def _journal_of_disk(self) -> list[Entry]:
         with self._dumped("/var/log/journal") as copy:
-            # journalctl of the node, as the journal format depends on its version.
+            # The node's journalctl is used, since the journal format depends on the version of systemd.
             script = (
                 'root=$1; mount --bind "$2" "$root/mnt"; exec chroot "$root" journalctl -D /mnt --output json --all'
             )
@@ -321,7 +331,7 @@ class Node:
 
     @contextlib.contextmanager
     def _dumped(self, path: str) -> Iterator[Path]:
-        """Copy a file or directory from the disk's filesystem, after a replay of its log as at boot."""
+        """Copy a file or directory from the disk's filesystem, after a replay of the filesystem journal as at boot."""
         if self.running:
             raise NodeError("cannot read the disk: the node is running")
         replay = ["e2fsck", "-p", "-E", "journal_only", str(self.disk)]
@@ -339,7 +349,7 @@ class Node:
 
 
 def live() -> list[Node]:
-    """Return the nodes not yet closed, for their consoles."""
+    """Return the nodes that are not closed yet; used to report their consoles."""
     return list(_live.values())
 
 

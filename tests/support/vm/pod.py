@@ -1,4 +1,4 @@
-"""Pods of a node: their descriptions for ``vm_pods`` in the node, and the started ones."""
+"""Pods of a node: descriptions for ``vm_pods`` in the node, and started pods."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OOM_SCORES = {"guaranteed": -997, "burstable": 500, "besteffort": 1000}
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod of one container to run in the node; ``resources`` are the fields of CRI's LinuxContainerResources.
+    """Description of a pod with one container; ``resources`` are fields of CRI's LinuxContainerResources.
 
-    Its cgroup and its OOM score follow from ``qos`` as with the kubelet; the score can be given in ``resources``.
-    ``mounts`` maps directories of the node to paths in the container.
+    The cgroup and the OOM score adjustment are derived from ``qos`` as by the kubelet; ``resources`` can override the
+    OOM score adjustment. ``mounts`` maps directories of the node to paths in the container.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Pod:
 
     @property
     def slice(self) -> str:
-        """Systemd unit of the pod's cgroup."""
+        """Name of the systemd slice of the pod's cgroup."""
         parent = "kubepods" if self.qos == "guaranteed" else f"kubepods-{self.qos}"
         return f"{parent}-pod{self.uid.replace('-', '_')}.slice"
 
@@ -65,7 +65,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class RunningPod:
-    """A started pod in the node."""
+    """Started pod in the node."""
 
     pod: Pod
     sandbox_id: str

@@ -45,7 +45,7 @@ POLICY = GCPolicy(containers=ContainerGCPolicy(deleted_pod_grace_s=60.0))
 
 
 class Rig(NamedTuple):
-    """A simulated node with a collector."""
+    """A simulated node with a garbage collector and its parts."""
 
     node: SimNode
     server: SimServer
@@ -59,7 +59,7 @@ class Rig(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RigOptions:
-    """Options of a rig; ``containerd_api`` overrides the profile."""
+    """Options of a rig; ``containerd_api`` overrides the setting of the containerd profile."""
 
     profile: str = "1.7"
     policy: GCPolicy = POLICY

@@ -1,4 +1,4 @@
-"""Commits of freed space on filesystems that hang."""
+"""Commits that make freed space visible, on hanging and responsive filesystems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes to the history: order, and a hanging disk."""
+"""Asynchronous writes to the history: order, and behavior with a hanging disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEGUN = PastPass("one", T0, 0.0, "interval", "images", "p", False, "running", ""
 
 
 class SlowHistory(History):
-    """A history with recorded writes that wait for their release."""
+    """A history that delays each write until ``released`` is set and records it in ``notes``."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -96,7 +96,7 @@ async def test_hanging_disk_is_reported_and_delays_no_further_pass(tmp_path: Pat
     assert writer.problem == ""
     clock.at_s = 5.1
     assert "a write has not ended after 5 s" in writer.problem
-    async with asyncio.timeout(4):  # below the time limit of each write
+    async with asyncio.timeout(4):  # shorter than the time limit of one write, so that no call waits for the disk
         await writer.finish(BEGUN)
         await writer.begin(replace(BEGUN, id="two"))
         await writer.extend("two", [PLANNED])

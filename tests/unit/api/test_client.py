@@ -1,4 +1,4 @@
-"""The client of the control API with failing, faulty and outdated servers."""
+"""Control API client with failing, incorrect and outdated servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS_OF_HTTP_2 = b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\
 
 @contextmanager
 def answering(path: Path, *answers: bytes) -> Iterator[ControlClient]:
-    """Answer successive connections with these responses, regardless of the request."""
+    """Send these responses to successive connections, regardless of the request."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -32,7 +32,7 @@ def answering(path: Path, *answers: bytes) -> Iterator[ControlClient]:
         def serve() -> None:
             for each in answers:
                 connection, _ = listener.accept()
-                with connection, suppress(BrokenPipeError):  # a client that disconnected meanwhile
+                with connection, suppress(BrokenPipeError):  # the client disconnects without reading the response
                     connection.recv(1 << 16)
                     connection.sendall(each)
 
@@ -75,7 +75,7 @@ def test_error_of_an_unsupported_operation_names_both_versions(tmp_path: Path) -
         answering(tmp_path / "s", problem(404, "about:blank"), status) as client,
         pytest.raises(
             NodeAgentError,
-            match=r"daemon version 0\.1\.9 does not support PreviewReload, command version .* restart it",
+            match=r"daemon version 0\.1\.9 does not support PreviewReload, command version .* restart the daemon",
         ),
     ):
         client.call("PreviewReload")

@@ -1,4 +1,4 @@
-"""The client of the control API with full listeners, and with servers that stop during a response."""
+"""Control API client with a full listen backlog, and with servers that stop during a response."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def fill(path: Path) -> list[socket.socket]:
-    """Connect until the backlog is full; return the connections."""
+    """Open connections until the listen backlog is full; return them."""
     made: list[socket.socket] = []
     while True:
         each = socket.socket(socket.AF_UNIX)
@@ -121,7 +121,7 @@ def test_stream_cut_by_a_stop_of_the_daemon_is_a_lost_connection(listener: socke
     server.join(20)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing to another user requires root")
 def test_server_of_another_user_receives_no_request(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "s"))

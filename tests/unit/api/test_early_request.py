@@ -1,4 +1,4 @@
-"""A request sent before the imports of its command, and its use by the client."""
+"""Control API request sent before the imports of a command, and use of its response by the client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESPONSE = b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"answer": 42}'
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Path of the control socket of this process."""
+    """Return the path of the control socket set for this process."""
     for each in [each for each in os.environ if each.startswith("NODEAGENT_")]:
         monkeypatch.delenv(each)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "s"))
@@ -34,7 +34,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def answering(path: Path) -> Iterator[list[bytes]]:
-    """Answer every connection until the end; yield the received requests."""
+    """Respond to every connection within the block; yield the list of received requests."""
     received: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -124,7 +124,7 @@ def test_full_backlog_does_not_delay_the_command(path: Path) -> None:
             each.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing to another user requires root")
 def test_server_of_another_user_receives_no_early_request(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

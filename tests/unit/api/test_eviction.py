@@ -1,4 +1,4 @@
-"""Eviction records of the history, current and older ones."""
+"""Decoding of eviction records in the history, written by the current and by older versions."""
 
 from __future__ import annotations
 

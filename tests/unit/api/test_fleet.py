@@ -1,4 +1,4 @@
-"""The summary of a fleet: figures that add up, duplicates, nodes without a plan."""
+"""Fleet summary: consistent totals, duplicate reports, nodes without a plan."""
 
 from __future__ import annotations
 

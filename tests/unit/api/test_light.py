@@ -31,7 +31,7 @@ def _subclasses(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 
 
 def _kinds_by_field() -> dict[str, set[str]]:
-    """Return the kinds of the values of each field, by its name in JSON."""
+    """Return the msgspec type names of each document field, by its name in JSON."""
     found: dict[str, set[str]] = {}
     for struct in {*_subclasses(Part), *_subclasses(Document)}:
         for field in msgspec.structs.fields(struct):
@@ -49,7 +49,7 @@ def test_time_fields_are_those_of_the_document_types() -> None:
 def test_mapping_fields_are_those_of_the_document_types() -> None:
     kinds = _kinds_by_field()
     assert {name for name in kinds if "DictType" in kinds[name]} == MAPPINGS | {"pods"}
-    assert all("StructType" not in kinds[name] for name in MAPPINGS)  # pods: an object in one document, read by key
+    assert all("StructType" not in kinds[name] for name in MAPPINGS)  # one document has pods as an object
 
 
 def test_field_is_read_in_the_type_of_its_document() -> None:

@@ -1,4 +1,4 @@
-"""Documents are decoded to the encoded values."""
+"""Round trip of documents: decoding returns the encoded values."""
 
 from __future__ import annotations
 

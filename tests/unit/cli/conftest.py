@@ -1,4 +1,4 @@
-"""Setup of the tests of the command line: its parser, built once, and a configuration."""
+"""Fixtures of the command line tests: a cached parser and a configuration file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_parser() -> Iterator[None]:
-    """Build the parser of the command line once: typer builds it for each call, for 70 ms of CPU time."""
+    """Cache the command line parser, since typer rebuilds it in each call, with 70 ms of CPU time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield

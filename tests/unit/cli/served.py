@@ -1,4 +1,4 @@
-"""A simulated node with its daemon, served by another thread: commands run in the thread of the test."""
+"""A simulated node with its daemon, served by another thread, so that commands run in the main thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def served_in_thread(tmp_path: Path, sim: SimNode) -> Iterator[Node]:
-    """Yield the node while its runtime and its control API are served; its filesystem is the simulated one."""
+    """Serve the runtime and the control API of a node with a simulated filesystem; yield the node."""
     ready = threading.Event()
     served: list[Node] = []
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -37,7 +37,7 @@ def served_in_thread(tmp_path: Path, sim: SimNode) -> Iterator[Node]:
     def run() -> None:
         try:
             asyncio.run(serve())
-        except BaseException as error:  # noqa: BLE001 - raised in the thread of the test
+        except BaseException as error:  # noqa: BLE001 - re-raised in the main thread
             failures.append(error)
         finally:
             ready.set()

@@ -1,4 +1,4 @@
-"""A simulated runtime in a process of its own."""
+"""A simulated runtime in a separate process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def served(directory: Path) -> Iterator[None]:
     sizes = ["--images", "20", "--layers", "3", "--containers", "12"]
     with subprocess.Popen([*command, *sizes], stdout=subprocess.DEVNULL, cwd=ROOT) as process:
         try:
-            poll("the simulated runtime serves", (directory / "s").exists, timeout_s=30)
+            poll("the simulated runtime is listening", (directory / "s").exists, timeout_s=30)
             yield
         finally:
             process.terminate()

@@ -1,4 +1,4 @@
-"""Commands that read: the daemon's answer, and the command's own reading with ``--direct``, print the same document."""
+"""Read-only commands: the document from the daemon equals the document from ``--direct``."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ READING = {
     "config show --effective": "Config",
     "version": "Version",
 }
-"""The operation that answers each reading command that has ``--direct``."""
+"""Control API operation of each read-only command with the option ``--direct``."""
 VOLATILE = re.compile(
     r"_at$|^(id|available|available_bytes|inodes_free|used_percent|pod_memory_bytes|distance|change_per_s|held_s)$"
     r"|^(observed_since|first_detected|last_used|seconds_left|age_s|unused_s|observed_s)$"
 )
-"""Readings and times that differ from one observation to the next."""
+"""Document fields with readings or times that differ between two observations."""
 
 
 @pytest.fixture
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
-    """A daemon with its configuration as the default one of commands, which run as root."""
+    """Yield a node with a daemon; commands use its configuration by default and run as root."""
     async with serving(tmp_path) as made:
         (Path(made.sim.root_path) / "io.containerd.snapshotter.v1.overlayfs").mkdir()
         monkeypatch.setattr("nodeagent.config.files.DEFAULT_PATH", made.config)
@@ -74,7 +74,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def lease_for_undo(agent: Agent) -> None:
-    """Create the lease of a pass that removed an image."""
+    """Create the undo lease of a pass that removed an image."""
     records = agent.storage.removals
     assert records is not None
     stored = await records.leases.list_names()
@@ -84,7 +84,7 @@ async def lease_for_undo(agent: Agent) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The operations that the daemon was asked for."""
+    """Return a list to which each control API operation requested by a command is appended."""
     found: list[str] = []
     call = ControlClient.call
 
@@ -98,8 +98,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def without_readings(value: Any) -> Any:
     if isinstance(value, dict) and value.get("part") == "not-container-data":
-        return {}  # of the filesystem that the test shares with others
-    if isinstance(value, dict) and "role_because" in value:  # the process of the agent
+        return {}  # usage of a filesystem shared with other processes
+    if isinstance(value, dict) and "role_because" in value:  # other fields describe the agent process
         value = {each: value[each] for each in ("version", "dry_run", "role", "role_because")}
     if isinstance(value, dict):
         return {key: without_readings(each) for key, each in value.items() if not VOLATILE.search(key)}
@@ -107,7 +107,7 @@ def without_readings(value: Any) -> Any:
 
 
 def test_every_reading_operation_is_compared() -> None:
-    others = {"Status", "Pods", "Events", "PreviewReload"}  # of commands that are about the daemon
+    others = {"Status", "Pods", "Events", "PreviewReload"}  # operations of commands without --direct
     assert {name for name, each in OPERATIONS.items() if each.method == "GET"} - others == set(READING.values())
 
 
@@ -137,7 +137,7 @@ async def test_table_of_the_daemon_equals_that_of_a_direct_reading(
         re.sub(r"\d+(\.\d+)?", "N", table).replace(str(node.config.parent / "state"), "the agent's history")
         for table in tables
     ]
-    if words.startswith("du"):  # directories of the filesystem that the test shares with others
+    if words.startswith("du"):  # directories of a filesystem shared with other processes
         shown = [re.sub(r"^ +/.*\n", "", table, flags=re.MULTILINE) for table in shown]
     assert shown[0] == shown[1]
 

@@ -20,9 +20,9 @@ WITHOUT_A_SOCKET = "beside"
 async def node_and_source(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Node, tuple[str, ...]]]:
-    """A node whose file has one bad line, and the options that name the file.
+    """Yield a node with one invalid line in its configuration file, and the options with the path of the file.
 
-    The path of the socket is in the default file, in a given one, or only in the environment.
+    The path of the control socket is in the default file, in the file of ``--config``, or in the environment.
     """
     async with serving(tmp_path) as node:
         node.context.loop_statuses.waiting("images", 60, 60)
@@ -47,7 +47,7 @@ async def node_and_source(
         ("top --once", 0, ""),
     ],
 )
-async def test_control_command_is_answered_by_the_daemon(  # the daemon reads the file only for a reload
+async def test_control_command_is_answered_by_the_daemon(  # the daemon reads the configuration file only at a reload
     node_and_source: tuple[Node, tuple[str, ...]],
     capsys: pytest.CaptureFixture[str],
     words: str,

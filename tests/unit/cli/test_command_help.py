@@ -1,4 +1,4 @@
-"""Help of every command, printed without the conversion of options, against the parser."""
+"""Help of every command, printed without option parsing, compared with the help of the parser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the words of every command and group below a command."""
+    """Yield the path of a command and of all its subcommands and groups, as tuples of words."""
     yield words
     for name, each in getattr(command, "commands", {}).items():
         yield from commands(each, (*words, name))

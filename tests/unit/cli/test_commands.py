@@ -1,4 +1,4 @@
-"""The command line as a process: exit codes, output formats, unwritable output."""
+"""Commands as processes: exit codes, output formats, unwritable output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completion: words from the command tree, values from the daemon, and silence without one."""
+"""Shell completion: words from the command tree, values from the daemon, no output without a daemon."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def words(*given: str) -> list[str]:
 
 @contextmanager
 def daemon(directory: Path, *, silent: bool = False) -> Iterator[dict[str, str]]:
-    """Serve the answers of a daemon; return the environment of its clients."""
+    """Serve canned responses of a daemon, or none if ``silent``; yield the environment of its clients."""
     path = directory / "control.sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -58,7 +58,7 @@ def daemon(directory: Path, *, silent: bool = False) -> Iterator[dict[str, str]]
                 with client:
                     if silent:
                         client.recv(1 << 16)
-                        client.recv(1 << 16)  # until the client gives up
+                        client.recv(1 << 16)  # returns when the client disconnects after its timeout
                         continue
                     target = client.recv(1 << 16).split(b" ")[1].partition(b"?")[0].decode()
                     body = json.dumps(ANSWERS[target]).encode()

@@ -1,4 +1,4 @@
-"""``nodeagent config import`` never disables a dry run, however the file is replaced."""
+"""``nodeagent config import`` never disables a dry run, with any method of replacing the file."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_configuration_in_force_on_the_node_is_read_with_its_drop_ins_and_flags(
 
 
 def test_node_without_a_kubelet_configuration_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no configuration of a kubelet on this node"):
+    with pytest.raises(ConfigError, match="no kubelet configuration found on this node"):
         fields_of_node(make_node(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""Commands with the control API, each in a thread beside the daemon."""
+"""Commands over the control API, each in a separate thread of the process of the daemon."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_status_shows_agent_runtime_signals_and_loops(capsys: pytest.Captu
 async def test_status_shows_the_length_of_image_use_observation(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     agent = node.context.agent
     assert agent is not None
-    assert "image use" not in (await say(capsys, "status"))[1]  # nothing was observed
+    assert "image use" not in (await say(capsys, "status"))[1]  # maximum_unused_age is unset
     policy = replace(agent.settings.policy, images=ImageGCPolicy(maximum_unused_age_s=14 * 86_400))
     agent.settings = replace(agent.settings, policy=policy)
     assert "image use: not observed; no image is removed by age" in (await say(capsys, "status"))[1]

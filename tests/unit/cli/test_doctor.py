@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401 - imported on first use, when another user may be unable to read it
-import getpass  # noqa: F401 - the same
+import concurrent.futures.thread  # noqa: F401 - lazily imported; unreadable for an unprivileged user
+import getpass  # noqa: F401 - lazily imported; unreadable for an unprivileged user
 import os
 import socket
 import sqlite3
@@ -163,7 +163,7 @@ def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_p
     assert findings["runtime"].fix
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing to another user requires root")
 def test_missing_permission_is_not_reported_as_a_problem_of_the_node(node_settings: Settings, tmp_path: Path) -> None:
     for name in ("none.sock", "control.sock"):
         with socket.socket(socket.AF_UNIX) as unanswered:

@@ -1,4 +1,4 @@
-"""Commands about evictions and thresholds."""
+"""Output of commands for eviction previews, thresholds and outstanding evictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command has examples, which its help and its manual page show and its parser accepts."""
+"""Examples of every command: printed in help and manual page, and accepted by the parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exit codes of a pass and of its dry run: by command, through the agent, as the daemon, and of a saved plan."""
+"""Exit codes of a pass and of its dry run: run by a command, by the daemon, or from a saved plan."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_error_has_its_exit_code(error: Exception, code: int, capsys: pytest.Cap
 
 @dataclass(frozen=True)
 class Case:
-    """The images of a node of 40 GiB, and the expected end of a pass over them."""
+    """Images of a node with a 40 GiB filesystem, and the expected result of an image GC pass."""
 
     used_percent: int
     unused_mib: tuple[int, ...]
@@ -95,7 +95,7 @@ async def case(request: pytest.FixtureRequest) -> Case:
 
 @asynccontextmanager
 async def filled(tmp_path: Path, case: Case, head: str = "") -> AsyncIterator[Node]:
-    """Serve the node of a case, with one running and no dead containers."""
+    """Serve the node of a case, with one running container and no dead containers; yield the node."""
     protect = 'protect.images = ["*"]\n' if case.protect else ""
     async with serving(tmp_path, head=head + protect) as node:
         for container in list(node.sim.containers.values()):
@@ -127,7 +127,7 @@ def route_options(route: str, node: Node) -> tuple[str, ...]:
 
 
 def become_member(node: Node, patch: pytest.MonkeyPatch) -> None:
-    """Run every command as a member of the group with write access."""
+    """Run all commands as an unprivileged member of the control group with write access."""
     node.peer[0] = MEMBER
     patch.setattr("os.geteuid", lambda: 4711)
     settings = node.context.settings
@@ -163,7 +163,7 @@ async def test_dry_run_exits_with_the_code_of_its_run(
     assert (dry, run) == (case.code, case.code), err
     assert len(before) - len(node.sim.images) == case.removes
     if form == "table":
-        assert ("not container data" in out) == (case.code == 3), "the breakdown"
+        assert ("not container data" in out) == (case.code == 3), "the usage breakdown is printed only for a shortfall"
         return
     assert read(form, shown)["schema"] == "nodeagent/preview/v1"
     report = read(form, out)

@@ -1,7 +1,7 @@
-"""Outputs of commands on terminals of 80, 120 and 200 columns and in a pipe, against stored ones.
+"""Outputs of commands on terminals of 80, 120 and 200 columns and in a pipe, compared with stored outputs.
 
-``NODEAGENT_TEST_UPDATE_GOLDEN=1`` replaces the stored outputs; read the difference before the commit.
-The outputs are those of a node with the names of a production cluster, without colour.
+``NODEAGENT_TEST_UPDATE_GOLDEN=1`` replaces the stored outputs; review the difference before a commit.
+The node has names as long as in a production cluster; outputs have no colour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import nodeagent.api.history
 import nodeagent.api.holds
 import nodeagent.api.lists
 import nodeagent.api.shutdown
-import nodeagent.api.status  # noqa: F401 - each declares documents
+import nodeagent.api.status  # noqa: F401 - the imports declare documents
 from nodeagent.api.codec import Document, decode, encode
 from nodeagent.api.gc import DiskUsage
 from nodeagent.api.light import view
@@ -60,7 +60,7 @@ LISTS: Final = {
     "pods": 4,
     "hold list": 3,
 }
-"""Commands by the number of lines: a heading, and one per object."""
+"""Expected number of output lines of each command: a heading and one line per object."""
 COMMANDS: Final = {
     **{name: (*name.removesuffix("-wide").split(), *(["-o", "wide"] if "wide" in name else [])) for name in LISTS},
     "images-tree": ("images", "--tree"),
@@ -79,7 +79,7 @@ COMMANDS: Final = {
     "gc images-wide": ("gc", "images", "--dry-run", "--high", "2", "--low", "1", "--minimum-age", "0s", "-o", "wide"),
 }
 WITH_LONG_NAMES: Final = ("images-name", "explain-image")
-"""Names are complete, also beyond the width of the terminal."""
+"""Commands that print complete names, also beyond the width of the terminal."""
 VOLATILE: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
     (re.compile(r"unix:///\S+/cri\.sock"), "unix:///run/containerd/containerd.sock"),
     (re.compile(r"until \d{4}-\d\d-\d\dT[0-9:]+Z"), "until 2026-03-04T12:00:00Z"),
@@ -89,7 +89,7 @@ VOLATILE: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str
     (re.compile(r"detected \S+ ago, last used \S+ ago"), "detected 0s ago, last used 0s ago"),
     (re.compile(r"/tmp/g\S+"), "/var/lib/containerd"),
 )
-"""Text of the machine and the time of the test, replaced."""
+"""Patterns of text that depends on the machine or the time, and its replacement."""
 
 
 RETENTION: Final = Retention(timedelta(days=3650), 1 << 24)
@@ -140,7 +140,8 @@ PASSES: Final = (
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     with (
-        tempfile.TemporaryDirectory(prefix="g", dir="/tmp") as name,  # a path of the same length in every run
+        # The path has a constant length, so that columns have constant widths.
+        tempfile.TemporaryDirectory(prefix="g", dir="/tmp") as name,
         served_in_thread(Path(name), crowded_node(Path(name))) as served,
     ):
         directory = Path(name) / "state"
@@ -169,7 +170,7 @@ def shown(columns: int | None, *arguments: str) -> Shown:
 
 
 def compare(name: str, columns: int | None, text: str) -> None:
-    """Compare an output with the stored one."""
+    """Compare an output with the stored output, or replace the stored output."""
     for pattern, replacement in VOLATILE:
         text = pattern.sub(replacement, text)
     path = GOLDEN / f"{name.replace(' ', '-')}-{columns or 'pipe'}.txt"
@@ -243,13 +244,13 @@ def test_json_has_exactly_the_fields_of_its_published_schema(node: Node, command
     printed = json.loads(ended.out)
     (kind,) = [each for each in documents(Document) if each.__struct_config__.tag == printed["schema"]]
     assert json.loads(encode(decode(ended.out, kind))) == printed
-    assert '"sentence"' not in ended.out or command.startswith("history"), "the history stores no details"
+    assert '"sentence"' not in ended.out or command.startswith("history"), "only history documents have sentences"
     in_yaml = in_pipe(*command.split(), "-o", "yaml", "--config", str(node.config)).out
     assert yaml.safe_load(in_yaml)["schema"] == printed["schema"]
 
 
 def documents(kind: type[Document]) -> Iterator[type[Document]]:
-    """Yield every class of documents."""
+    """Yield all direct and indirect subclasses of a document class."""
     for each in kind.__subclasses__():
         yield from (each, *documents(each))
 
@@ -268,12 +269,12 @@ DOCUMENTS: Final = GOLDEN.with_name("documents")
 
 
 def viewed(lines: Callable[..., Iterable[Line]]) -> Callable[[dict[str, Any], int | None], Iterable[Line]]:
-    """Return a screen of a document by a screen of its view."""
+    """Return a function that renders a document by rendering its view."""
     return lambda document, columns: lines(view(document), columns)
 
 
 def usage_lines(document: dict[str, Any], columns: int | None) -> Iterable[Line]:
-    """Return the screen of a usage breakdown, with the largest members of every share."""
+    """Return the output lines of a usage breakdown, with the largest items of every part."""
     return breakdown_lines(typed(document, DiskUsage).to_model(), columns, details=True)
 
 

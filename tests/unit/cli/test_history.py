@@ -1,4 +1,4 @@
-"""``nodeagent history`` and ``nodeagent explain`` of passes that were killed, and of files that a kill left."""
+"""``nodeagent history`` and ``nodeagent explain`` for killed passes and for history files left by a killed process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Every command that starts a child process, run in a directory with planted modules and programs.
 
-The commands are the installed console script, as in an attack; its child processes import the agent from the
-interpreter's own environment. A planted module or program creates a file when executed, regardless of the result of the
-command.
+The commands are run by the installed console script, as in an attack; its child processes import the agent from the
+interpreter's own environment. A planted module or program creates a file when executed, which a test detects regardless
+of the result of the command.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ container_log_root = "{0}/containers"
 
 
 class Hostile:
-    """A directory with planted modules and programs, named like those that the agent imports and runs."""
+    """A directory with planted modules and programs, with the names of imports and programs of the agent."""
 
     def __init__(self, base: Path) -> None:
         self.directory = base / "hostile"
@@ -68,7 +68,8 @@ class Hostile:
 
     def plant(self, form: str) -> None:
         for name in MODULES:
-            path = str(self.marks / f"{form}-{name}")  # posix.open: encodings is imported before open() exists
+            path = str(self.marks / f"{form}-{name}")
+            # posix.open, since a planted encodings module is imported before the built-in open() exists.
             mark = f"import posix\nposix.close(posix.open({path!r}, posix.O_CREAT | posix.O_WRONLY))\n"
             if form == "file":
                 (self.directory / f"{name}.py").write_text(mark)
@@ -107,7 +108,7 @@ def served(hostile: Hostile) -> Iterator[None]:
     command = [sys.executable, "-I", "-m", "nodeagent.sim", "--socket", str(base / "s"), "--root", str(base)]
     with subprocess.Popen([*command, "--images", "3", "--containers", "2"], stdout=subprocess.DEVNULL) as process:
         try:
-            poll("the simulated runtime serves", (base / "s").exists, timeout_s=60)
+            poll("the simulated runtime is listening", (base / "s").exists, timeout_s=60)
             yield
         finally:
             process.terminate()

@@ -33,20 +33,20 @@ from nodeagent.observe import storage_usage
 storage_usage.mount_point = lambda _: "{directory}"
 main()
 """
-"""The command line, with the usage breakdown limited to a directory, since its filesystem holds the whole machine."""
+"""Program that runs a command with the usage breakdown limited to the test directory, not its whole filesystem."""
 CURSOR = re.compile(r"\x1b\[(?:\?25[lh]|[0-9]*[AK])")  # control sequences of the progress bar
 SHOWN = [escape(os.fsdecode(each)) for each in DIRECTORIES]
 
 
 @contextmanager
 def serving() -> Iterator[Path]:
-    """Serve the node from a separate process; yield the directory."""
+    """Serve the node from a separate process; yield the directory of its files."""
     with tempfile.TemporaryDirectory(prefix="h") as name:
         directory = Path(name)
         words = [sys.executable, "-m", "tests.support.hostile", name]
         with subprocess.Popen(words, cwd=ROOT) as process:
             try:
-                poll("the simulated runtime serves", (directory / "s").exists, timeout_s=60)
+                poll("the simulated runtime is listening", (directory / "s").exists, timeout_s=60)
                 yield directory
             finally:
                 process.terminate()
@@ -54,20 +54,20 @@ def serving() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Path]:
-    """Yield a node shared by the tests without changes."""
+    """Yield the directory of a node shared by the tests that change no item."""
     with serving() as directory:
         yield directory
 
 
 @pytest.fixture(autouse=True)
 def _walk_of_own_files_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit the usage breakdown to the test's directory, since its filesystem holds the whole machine."""
+    """Limit the usage breakdown to the test directory, not its whole filesystem."""
     monkeypatch.setattr("nodeagent.observe.storage_usage.mount_point", lambda path: str(Path(path).parents[0]))
 
 
 @pytest.fixture(scope="module")
 def daemon(node: Path) -> Iterator[Path]:
-    """Yield the node with an agent in a dry run."""
+    """Run a daemon in a dry run on the node; yield the directory of the node."""
     words = [sys.executable, "-m", "nodeagent", "run", "--dry-run", "--config", str(node / "config.toml")]
     with (node / "log").open("wb") as log, subprocess.Popen(words, cwd=ROOT, stderr=log) as process:
         try:
@@ -82,7 +82,7 @@ def daemon(node: Path) -> Iterator[Path]:
 
 
 class Ended:
-    """The output and the exit code of a command."""
+    """Exit code, output and error output of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -199,7 +199,11 @@ def test_events_show_hostile_names_escaped(daemon: Path, form: str, capfd: pytes
     options = ("--config", config)
 
     def removal_followed() -> bool:
-        """Make successive dry runs differ: only changes are in the event stream."""
+        """Run image GC with and without a hold, since the event stream contains only changes between dry runs.
+
+        Returns:
+            Whether the stream contains the removals of all unused images.
+        """
         pattern = "registry.example/unused/*"
         hold = json.loads(run(capfd, "hold", "add", pattern, "-o", "json", *options).out)
         assert run(capfd, "trigger", "images", "--wait", *options).code == 0
@@ -218,7 +222,10 @@ def test_events_show_hostile_names_escaped(daemon: Path, form: str, capfd: pytes
 
 @pytest.fixture
 def own_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a node for one test, without exact sizes: with them a pass waits for freed bytes on the disk."""
+    """Yield the directory of a node for one test, without the containerd API.
+
+    With the containerd API, sizes are exact and a pass waits for freed bytes on the disk of this machine.
+    """
     monkeypatch.setenv("NODEAGENT_RUNTIME__CONTAINERD_API", "off")
     with serving() as directory:
         yield directory
@@ -253,7 +260,7 @@ def test_plans_with_hostile_names_are_saved_compared_and_applied(
     assert [each.code for each in shown] == [0, 1, 0, 3, 3, 0, 0, 0, 3, 0]
     (recorded,) = json.loads(shown[6].out)["passes"]
     removed = {each["id"] for each in recorded["actions"] if each["outcome"] == "done"}
-    assert {each for each in planned if "_" in each} <= removed  # log directories
+    assert {each for each in planned if "_" in each} <= removed  # only names of log directories contain "_"
     assert not (own_node / "pods" / os.fsdecode(DIRECTORIES[0])).exists()
     assert (own_node / "pods" / os.fsdecode(DIRECTORIES[2])).exists()
 

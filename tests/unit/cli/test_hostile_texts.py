@@ -37,7 +37,7 @@ TEXTS: Final = st.lists(
     min_size=1,
     max_size=6,
 ).map("".join)
-"""Texts of a protobuf string: any characters but surrogates."""
+"""Texts that a protobuf string can contain: any characters except surrogates."""
 
 LINES: Final = {
     "images": 4,
@@ -50,7 +50,7 @@ LINES: Final = {
     "history": 2,
     "history -o wide": 2,
 }
-"""Commands by the number of their lines: a heading, and one per object."""
+"""Expected number of output lines of each command: a heading and one line per object."""
 COMMANDS: Final = (
     *LINES,
     *("images --tree", "images -o name", "containers -o name", "pods -o name"),
@@ -61,7 +61,7 @@ COMMANDS: Final = (
 
 
 def node_of(root: Path, tag: str, name: str, label: str) -> SimNode:
-    """Return a node with foreign texts as references, names, namespaces, UIDs, labels and annotations."""
+    """Return a node with the given texts as references, names, namespaces, UIDs, labels and annotations."""
     node = SimNode(clock=SimClock(datetime.now(UTC)), root_path=str(root))
     node.add_image(PAUSE, layers=[Layer("pause", 4096)], pinned=True, age_s=_OLD_S)
     used, unused = (f"registry.example/{kind}{tag}" for kind in ("used", "unused"))
@@ -80,7 +80,7 @@ def node_of(root: Path, tag: str, name: str, label: str) -> SimNode:
 
 
 def write_records(node: Node, text: str) -> None:
-    """Record a pass with foreign text in every field, and place a hold."""
+    """Record a pass with ``text`` in every text field, and place an image hold."""
     action = PastAction("image", text, text, (text,), "failed", text, "least-recently-used", text, 1, 0.1)
     past = PastPass(
         id="20260301T120000Z-0a1b2c",
@@ -107,7 +107,7 @@ def write_records(node: Node, text: str) -> None:
 def write_log_directory(pods: Path, text: str) -> None:
     name = os.fsencode(text.replace("/", "_").replace("\0", "_"))[:200] + b"\xff\x1b"
     path = os.fsencode(pods) + b"/" + name
-    os.makedirs(path)  # noqa: PTH103 - a name in bytes
+    os.makedirs(path)  # noqa: PTH103 - the path is bytes
     os.utime(path, (0, 0))
 
 

@@ -1,4 +1,4 @@
-"""Modules that a command imports with a daemon: their import is most of a command's time."""
+"""Imports of commands answered by a daemon, which determine most of a command's run time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ FORBIDDEN = {
     "top --once": THIN,
     "version": THIN,
 }
-"""Modules that each command does not import."""
+"""Modules that the command must not import."""
 
 
 DIRECT = (
@@ -81,7 +81,7 @@ DIRECT = (
         "nodeagent.store.history",
     }
 )
-"""Modules that no preview without a daemon imports."""
+"""Modules that previews without a daemon must not import."""
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_prefix_with_another_environment_is_kept(tmp_path: Path) -> None:
     ended = nodeagent("uninstall", "--root", str(tmp_path), "--purge")
     assert "no virtual environment of the agent" in ended.stdout
     assert (place / "nodeagent").exists()
-    (place.parent / "pyvenv.cfg").touch()  # a virtual environment without the agent
+    (place.parent / "pyvenv.cfg").touch()  # now a virtual environment, but without the package nodeagent
     assert "no virtual environment of the agent" in nodeagent("uninstall", "--root", str(tmp_path)).stdout
     assert (place / "nodeagent").read_text() == "mine"
     refused = nodeagent("install", "--root", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Limits of list filters."""
+"""Maximum length of list filters."""
 
 from __future__ import annotations
 

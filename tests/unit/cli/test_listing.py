@@ -47,7 +47,7 @@ def document_of(rows: list[Image]) -> Images:
 
 @dataclass
 class Printed:
-    """The output of a list."""
+    """Prints a list of images with the given options and returns the output."""
 
     capsys: pytest.CaptureFixture[str]
     images: list[Image] = field(default_factory=list)

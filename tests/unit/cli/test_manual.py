@@ -58,7 +58,7 @@ CHARACTERS = {"\\-": "-", "\\(aq": "'", "\\(ga": "`", "\\(ti": "~", "\\(ha": "^"
 
 
 def plain(page: str) -> str:
-    """Return the text of a page without requests, fonts and escapes."""
+    """Return the text of a manual page without roff requests, font changes and escapes."""
     text = re.sub(r"^\.(br\n|[A-Z]+ ?)|\\f[BIR]|\\[&:]", "", page, flags=re.MULTILINE)
     text = re.sub(r"\\\[u([0-9A-F]+)\]", lambda found: chr(int(found[1], 16)), text)
     return re.sub("|".join(map(re.escape, CHARACTERS)), lambda found: CHARACTERS[found[0]], text)
@@ -116,7 +116,7 @@ def test_groff_prints_no_warning(manual: dict[str, str], tmp_path: Path) -> None
 
 
 def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield every command below a command with its path."""
+    """Yield a command and all its subcommands, each with its path."""
     yield path, command
     for name, each in getattr(command, "commands", {}).items():
         yield from commands(each, f"{path} {name}")

@@ -24,7 +24,7 @@ PYTHON = (sys.executable, "-m")
 
 
 def get(socket_path: Path, path: str) -> tuple[int, str]:
-    """Return status and body of a response; status 0 without a connection."""
+    """Return status code and body of the response to a GET request; status 0 if the connection fails."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(30)
         try:
@@ -104,7 +104,7 @@ def test_metrics_follow_runtime_and_reloads(tmp_path: Path) -> None:
             assert values["process_resident_memory_bytes"] > 0
             write(config, f"unix://{second}")
             process.send_signal(signal.SIGHUP)
-            poll("the metrics listen on the new socket", lambda: get(second, "/healthz")[0] == 200, timeout_s=30)
+            poll("the metrics listener uses the new socket", lambda: get(second, "/healthz")[0] == 200, timeout_s=30)
             assert get(first, "/healthz") == (0, "")
             assert samples(second)["nodeagent_config_reloads_total done"] == 1
             config.write_text("odd = 1\n")

@@ -1,4 +1,4 @@
-"""Commands on a configuration with a metrics listener that other machines reach."""
+"""Warnings of commands for a metrics listener that is reachable from other machines."""
 
 from __future__ import annotations
 

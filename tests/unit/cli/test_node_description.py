@@ -1,4 +1,4 @@
-"""Description of the node: fits a terminal, escapes data of tenants, is a v1.Node as JSON and YAML."""
+"""Description of the node: fits the terminal width, escapes tenant data, and is a v1.Node in JSON and YAML."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ HONOURED, IGNORED = PROFILES["1.7"], PROFILES["1.6"]
 
 @asynccontextmanager
 async def served(tmp_path: Path, *, honoured: bool = True, present: bool = True) -> AsyncIterator[Settings]:
-    """Serve a node with an unpinned sandbox image beside a kubelet; yield the settings."""
+    """Serve a node beside a kubelet with an unpinned sandbox image; yield the settings of the agent."""
     sim = SimNode()
     sim.root_path = str(tmp_path)
     sim.sandbox_image = PAUSE
@@ -65,7 +65,7 @@ async def test_label_that_the_runtime_ignores_is_no_pin(
     monkeypatch.setattr(pin_fix, "_INTERVAL_S", 0.0)
     async with served(tmp_path, honoured=False) as settings:
         await asyncio.to_thread(fix_pin, settings)
-        assert f"{PAUSE} has the label of a pin, but the runtime does not report it" in capsys.readouterr().err
+        assert f"{PAUSE} has the pinned label, but the runtime does not report it" in capsys.readouterr().err
         assert await verdict(settings) is Verdict.WARNING
 
 

@@ -1,4 +1,4 @@
-"""Command lines that are matched without the parser, against the parser."""
+"""Command lines matched without the parser, compared with the result of the parser."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IMPLEMENTATIONS = {
     "top": ["nodeagent.cli.status.show_top"],
     "version": ["nodeagent.cli.version.show_version"],
 }
-"""The functions that the commands call."""
+"""Functions that implement each command."""
 
 
 NEEDED = {name: ["--dry-run"] for name in ("gc all", "gc containers", "gc images", "evict", "shutdown")}
@@ -53,12 +53,12 @@ LEFT_TO_THE_PARSER = {
     **dict.fromkeys(("gc all", "gc containers", "gc images"), _SETTINGS),
     "gc leaks": {"-y", "--yes", "--deep"},
 }
-"""Options with which a command acts, or has settings of its own."""
+"""Options that need the parser, since the command removes items or overrides settings."""
 
 
 @pytest.fixture(scope="module")
 def calls() -> Iterator[list[Any]]:
-    """The calls of the implementations, which do nothing."""
+    """Replace the implementations of all commands; yield the list of their recorded calls."""
     made: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         for name in {each for names in IMPLEMENTATIONS.values() for each in names}:
@@ -76,7 +76,7 @@ def test_every_command_has_its_implementation_in_this_test() -> None:
 
 
 def lines(commands: Mapping[str, Any]) -> st.SearchStrategy[list[str]]:
-    """Return command lines of options with and without values, most of them valid."""
+    """Return a strategy for command lines with options and values, most of them valid."""
 
     def of_command(name: str) -> st.SearchStrategy[list[str]]:
         options = commands[name]["options"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         (("apply", "PLAN", "--yes"), "cannot read plan /none.json: No such file or directory\n"),
         (("apply", "CONFIG", "--yes"), "not JSON"),
         (("plan", "--expires", "soon"), "--expires"),
-        (("hold", "add"), "give --all"),
+        (("hold", "add"), "add --all"),
         (("hold", "add", "a", "--all"), "not both"),
         (("hold", "add", "a", "--for", "0"), "more than 0"),
         (("hold", "add", "a", "--for", "9999d"), "365d"),

@@ -1,4 +1,4 @@
-"""``nodeagent reload``: the changes, effect and grace period, in 80 columns; with ``--dry-run`` no reload."""
+"""``nodeagent reload``: changes, effect and grace period in 80 columns; ``--dry-run`` reloads nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DRY, ACTIVE = "dry_run = true\n", "dry_run = false\n"
 
 @asynccontextmanager
 async def reloading(node: Node) -> AsyncIterator[None]:
-    """Run the reload task of the daemon."""
+    """Run the reload task of the daemon within the block."""
     stop = asyncio.Event()
     running = asyncio.ensure_future(ReloadTask(node.context, Notifier({})).run(stop))
     yield
@@ -40,7 +40,7 @@ async def reloading(node: Node) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
-    """A daemon in a dry run."""
+    """Yield a node with a daemon in a dry run."""
     async with serving(tmp_path) as made, reloading(made):
         monkeypatch.setattr(control_client, "find_socket", lambda config: made.path if config is None else config)
         made.config.write_text(DRY + made.config.read_text() + '[eviction]\nenabled = "off"\n')

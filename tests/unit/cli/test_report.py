@@ -1,4 +1,4 @@
-"""``nodeagent report``: the line of a node, and the summary of many lines."""
+"""``nodeagent report``: one JSON line per node, and the summary of the lines of many nodes."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_line_that_is_no_report_is_counted_and_named(tmp_path: Path, line: str, 
 def test_many_faults_are_counted_and_the_first_twenty_named(tmp_path: Path) -> None:
     shown = merged(tmp_path / "f", GOOD + "x\n" * 25)
     assert (shown.code, shown.err.count("\n")) == (3, 21)
-    assert "and 5 more lines that are no reports" in shown.err
+    assert "and 5 more lines that are not reports" in shown.err
     assert "25 lines of 26 not counted: no report" in shown.out
 
 

@@ -1,4 +1,4 @@
-"""Process of the bare daemon."""
+"""Process of the daemon started by its internal entry point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of saved plans: save, apply, compare; signatures and drift."""
+"""Commands for saved plans: save, apply and compare; signatures and drift."""
 
 from __future__ import annotations
 

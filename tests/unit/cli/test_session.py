@@ -1,4 +1,4 @@
-"""The event loop of a command: faults of callbacks are reported, events for an earlier loop are not."""
+"""Event loop of a command: errors of callbacks are logged, except uses of a closed event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodeagent.cli.session import run_async
 
 
 async def fail_in_callback(error: Exception) -> str:
-    """Let a callback raise an error; return after it."""
+    """Raise an error in a callback of the event loop; return after the callback."""
 
     def fail() -> None:
         raise error

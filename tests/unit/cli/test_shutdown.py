@@ -40,7 +40,7 @@ class Ended(NamedTuple):
 
 
 class Node:
-    """A node for successive commands."""
+    """A node with a simulated logind and runtime, for successive commands."""
 
     def __init__(self, directory: Path, bus: PrivateBus, login1: Login1, server: SimServer) -> None:
         self.directory = directory
@@ -103,7 +103,7 @@ async def test_rehearsal_is_printed_as_a_table(node: Node) -> None:
     node.configure('enabled = "off"')
     ended = await node.run("--dry-run")
     assert ended.code == 0, ended.err
-    assert 'disabled: shutdown.enabled = "off"; plan if it were enabled' in ended.out
+    assert 'disabled: shutdown.enabled = "off"; plan if graceful shutdown were enabled' in ended.out
     for part in ("shop/web", "kube-system/dns", "ordinary: 1 pod,", "all pods stopped after 9.5 s at most"):
         assert part in ended.out
 

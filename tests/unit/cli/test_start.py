@@ -1,4 +1,4 @@
-"""Imports of the entry points, which determine the time of the help and the memory of the daemon."""
+"""Imports of the entry points, which determine the run time of the help and the memory of the daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nodeagent.cli import help as help_text
 from nodeagent.cli.start import early_target
 
 ROOT = Path(__file__).parents[3]
-FOR_TABLES = {"rich.console", "yaml"}  # the daemon blocks the import of rich, which counts as an import
+FOR_TABLES = {"rich.console", "yaml"}  # not rich: importtime lists its blocked import
 FOR_FILES = {"pydantic", "nodeagent.config.models"}
 FOR_CLUSTERS = {"nodeagent.kube.api_client", "nodeagent.daemon.kubernetes.session", "nodeagent.host.machine"}
 FOR_NODES = {"grpc", "google.protobuf", "psutil", "sqlite3", "structlog", "dbus_fast"}
@@ -22,7 +22,7 @@ DAEMON = "import nodeagent.cli.run, nodeagent.telemetry.logging, nodeagent.act.a
 
 
 def imported(*arguments: str) -> set[str]:
-    """Return the modules imported by Python with these arguments."""
+    """Return the modules that a Python process with these arguments imports."""
     ended = subprocess.run(
         [sys.executable, "-X", "importtime", *arguments],
         capture_output=True,
@@ -57,7 +57,7 @@ def test_command_tree_does_not_import_libraries_of_commands() -> None:
 @pytest.mark.parametrize("words", ["gc", "config show", "doctor"])
 def test_help_of_a_command_does_not_import_its_libraries(words: str) -> None:
     modules = imported("-m", "nodeagent", *words.split(), "--help")
-    ours = FOR_FILES - {"pydantic"}  # typer can import it to convert options
+    ours = FOR_FILES - {"pydantic"}  # typer may import pydantic to convert options
     assert modules & (FOR_TABLES | ours | FOR_NODES) == set()
 
 
@@ -129,7 +129,7 @@ def test_process_ends_after_its_whole_output(words: list[str], tmp_path: Path) -
 
 
 def test_full_disk_at_the_end_of_a_command_is_an_error() -> None:
-    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device file
         ended = subprocess.run(
             [sys.executable, "-m", "nodeagent", "config", "show"],
             stdout=full,

@@ -1,4 +1,4 @@
-"""Bars of ``nodeagent status``."""
+"""Alignment of usage bars in ``nodeagent status``."""
 
 from __future__ import annotations
 

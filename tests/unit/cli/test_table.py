@@ -1,4 +1,4 @@
-"""Tables: one line per row, aligned, cut only to the width of a terminal."""
+"""Tables: one aligned line per row, truncated only to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_pipe_has_full_values_and_terminal_an_ellipsis_in_the_name_last() -> Non
     assert shown(headings, rows, 70)[1] == f"{'n' * 40}  {'r' * 18}…  running"
     narrow = shown(headings, rows, 50)[1]
     assert (len(narrow), narrow[-19:]) == (50, "rrrrrrrrr…  running")
-    assert narrow.count("n") == 28 + 3  # including the three of "running"
+    assert narrow.count("n") == 28 + 3  # 28 in the name column, 3 in "running"
 
 
 def test_line_is_cut_at_the_end_where_no_column_can_be_narrower() -> None:

@@ -1,4 +1,4 @@
-"""Escaping of any text in names, by every printing function."""
+"""Escaping of arbitrary text in names by every function that prints to the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installed documents and the help of commands by ``nodeagent help``."""
+"""``nodeagent help``: installed documents as topics, and the help of commands."""
 
 from __future__ import annotations
 

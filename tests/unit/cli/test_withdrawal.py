@@ -1,4 +1,4 @@
-"""Withdrawal from the cluster at an uninstallation, over TLS against the double of the API server."""
+"""Removal of the agent's fields from the Node object at uninstallation, over TLS against a fake API server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_own_parts_are_removed_and_those_of_others_are_kept(api: ApiServer, conf
 
 
 def test_missing_rule_is_reported_and_the_uninstallation_continues(api: ApiServer, configuration: Path) -> None:
-    api.node_identity = True  # a node certificate may not change taints
+    api.node_identity = True  # a node identity is not permitted to change taints
     found = withdraw_from_cluster(configuration)
     (text,) = kept(found)
     assert "is not allowed to modify taints" in text

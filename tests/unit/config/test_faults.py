@@ -1,4 +1,4 @@
-"""An invalid configuration is reported with file, key, value and the allowed form, all errors at once."""
+"""Errors of invalid configurations: file, key, value and allowed form, with all errors in one report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from nodeagent.errors import ConfigError
         ("[image_gc\n", "invalid TOML: "),
         (
             '[shutdown]\ngrace_period = "30s"\ngrace_period_critical = "40s"',
-            "shutdown: grace_period_critical (40s) is part of grace_period (30s) and cannot be more than it",
+            "shutdown: grace_period_critical (40s) is part of grace_period (30s) and must not exceed grace_period",
         ),
         ('[shutdown]\ngrace_period = "-5s"', "shutdown.grace_period = \"-5s\": '-5s' is negative"),
         (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 OTHER = 54321
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="changing the owner of a file requires root")
 
 
 @pytest.fixture
@@ -106,11 +106,11 @@ def test_target_of_a_link_is_checked_with_its_directories(config: Path, tmp_path
 
 @pytest.fixture
 def mounted(config: Path) -> Iterator[Path]:
-    """Return the configuration in a mounted volume that all users can write by its mode."""
+    """Mount the configuration directory as a volume writable by all users; yield the configuration file."""
     config.parent.chmod(0o777)
     directory = str(config.parent)
     if subprocess.run(["mount", "--bind", directory, directory], capture_output=True, check=False).returncode:
-        pytest.skip("only root mounts directories")
+        pytest.skip("bind mounts require root")
     yield config
     subprocess.run(["umount", directory], check=True)
 
@@ -176,7 +176,7 @@ def test_unusual_spelling_of_a_path_leads_to_the_same_file(config: Path, tmp_pat
 
 
 class Interruption:
-    """Runs an action of another user right before the n-th file that this process opens."""
+    """Runs an action, as by another user, directly before this process opens its n-th file."""
 
     def __init__(self) -> None:
         self.action: Callable[[], None] | None = None
@@ -193,7 +193,7 @@ class Interruption:
 
 @pytest.fixture(scope="module")
 def interruption() -> Interruption:
-    return Interruption()  # audit hooks cannot be removed; without an action it does nothing
+    return Interruption()  # one hook for all tests, since audit hooks cannot be removed
 
 
 @AS_ROOT

@@ -1,4 +1,4 @@
-"""``dry_run`` of an imported configuration: ``true`` unless the replaced configuration sets ``false``."""
+"""``dry_run`` of an imported configuration: ``true``, unless the existing configuration sets ``false``."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_phases_by_priority_are_sorted() -> None:
         ("evictionHard: {memory.free: 5%}", "evictionHard", "memory.free"),
         ("evictionSoft: {memory.available: 1Gi}", "evictionSoft", "no grace period"),
         ("evictionMaxPodGracePeriod: -1", "evictionMaxPodGracePeriod", "of at least 0"),
-        ("shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 20s", "shutdownGracePeriod", "cannot be more"),
+        ("shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 20s", "shutdownGracePeriod", "must not exceed"),
         ("shutdownGracePeriodByPodPriority: [{prio: 1}]", "shutdownGracePeriodByPodPriority", "must be a list"),
         ("containerRuntimeEndpoint: tcp://x", "containerRuntimeEndpoint", "must be a unix socket"),
         ("staticPodPath: manifests", "staticPodPath", "must be an absolute path"),

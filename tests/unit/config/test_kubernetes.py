@@ -1,4 +1,4 @@
-"""Settings of the node in a Kubernetes cluster."""
+"""Settings in the section ``kubernetes``: reserved resources, node IPs, evictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of the configuration: file, drop-ins, environment, command line."""
+"""Precedence of configuration layers: file, drop-ins, environment, command line."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_sourced_toml_loads_to_the_same_configuration(file: Path) -> None:
 
 
 def error_of(path: Path | None, overrides: dict[str, str | int]) -> str | None:
-    """Return the error text of a configuration; ``None`` for a valid one."""
+    """Return the error text of a configuration; ``None`` for a valid configuration."""
     try:
         load(path, overrides, EMPTY)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The settings of plain configurations are those of the models, and everything else is left to the models."""
+"""Configurations read without pydantic: equal settings to those of the models, or a fallback to the models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RULES: Final = {
     "MetricsSection": {"_consistent"},
     "ShutdownSection": {"_consistent"},
 }
-"""Rules of the models for several values, all of which ``plain`` applies or leaves to the models."""
+"""Validators of the models that compare several settings; ``plain`` implements them or uses the models."""
 TEXTS: Final = (
     "",
     "auto",
@@ -95,7 +95,7 @@ VALUES: Final[st.SearchStrategy[object]] = st.one_of(
     st.just({}),
 )
 OF_MODELS: Final = "kubernetes."
-"""Section of which no setting is plain."""
+"""Prefix of settings that only the models parse."""
 KEYS: Final = (*FORMS, "image_gc", "image_gc.high", "metrics.listen.port", "verbose")
 
 
@@ -107,7 +107,7 @@ def by_models(path: Path, environment: Mapping[str, str]) -> Settings | None:
 
 
 def write(path: Path, values: Mapping[str, object]) -> bool:
-    """Write a file of dotted keys; return whether TOML has these values."""
+    """Write a TOML file of dotted keys; return whether the file can encode the values."""
     lines = [f"{key} = {toml_value(value)}" for key, value in values.items() if value != {}]
     try:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The path of the control socket in configurations with and without faults."""
+"""Path of the control socket in valid and invalid configurations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SET = '[control]\nsocket = "/run/a.sock"\n'
 
 @pytest.fixture
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Path of the default configuration file, not created yet."""
+    """Return the path of the default configuration file, which does not exist."""
     monkeypatch.setattr(socket_path, "CONFIG_FILE", str(tmp_path / "default.toml"))
     return tmp_path / "default.toml"
 

@@ -1,4 +1,4 @@
-"""Settings for graceful shutdown after a start with an invalid configuration."""
+"""Graceful shutdown settings of a daemon started with an invalid configuration."""
 
 from __future__ import annotations
 

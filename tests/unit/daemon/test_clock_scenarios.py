@@ -1,4 +1,4 @@
-"""Garbage collection on a simulated node whose wall clock is wrong, jumps or is corrected."""
+"""Garbage collection on a simulated node with a wrong, jumping or corrected wall clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IMAGE = "registry.test/app:v1"
 
 
 class Clock(SimClock):
-    """Clocks of a machine: true time passes, the wall clock is as wrong as it is set."""
+    """Clocks of a machine: the true time, and a wall clock with a settable error."""
 
     def __init__(self) -> None:
         super().__init__(datetime.now(UTC), monotonic_s=10 * DAY_S)
@@ -47,14 +47,14 @@ class Clock(SimClock):
         self.true_now += timedelta(seconds=seconds)
 
     def step(self, seconds: float) -> None:
-        """Step the wall clock, as a time service does."""
+        """Step the wall clock by ``seconds``, as NTP does."""
         self.set_wall_time(self.now() + timedelta(seconds=seconds))
 
     def correct(self) -> None:
         self.set_wall_time(self.true_now)
 
     def reboot(self, *, off_s: float = 60.0, wall: datetime | None = None) -> None:
-        """Boot; the hardware clock sets the wall clock, by default correctly."""
+        """Reboot; the hardware clock sets the wall clock to ``wall``, by default to the true time."""
         self.true_now += timedelta(seconds=off_s)
         self.boot = f"boot {int(self.boot[5:]) + 1}"
         self._monotonic_s = 5.0
@@ -62,7 +62,7 @@ class Clock(SimClock):
 
 
 class Place:
-    """A node with its logs, and a state directory for successive agents."""
+    """A simulated node with log directories, and a state directory for successive agents."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = Clock()
@@ -89,7 +89,7 @@ class Place:
             yield agent
 
     def dead_pod(self, name: str) -> SimSandbox:
-        """Run a pod to its end now."""
+        """Create a pod with an exited container and a stopped sandbox; return its sandbox."""
         sandbox = self.node.add_pod(name)
         container = self.node.add_container(sandbox, "main", IMAGE)
         self.node.stop_container(container.id)
@@ -97,7 +97,7 @@ class Place:
         return sandbox
 
     def hold(self, seconds: float) -> None:
-        """Write a hold of another boot."""
+        """Write an image hold for ``seconds``, without a boot id, to the state directory."""
         now = self.clock.now()
         row = {"id": "1", "image": IMAGE, "why": "", "by": "ann"}
         times = {"placed_at": now.isoformat(), "until": (now + timedelta(seconds=seconds)).isoformat()}
@@ -105,7 +105,7 @@ class Place:
         (self.state / "holds.json").write_text(json.dumps({"schema": "nodeagent/holds/v1", "holds": [row | times]}))
 
     async def run(self, agent: Agent, seconds: float = 0.0, *, every_s: float = 60.0) -> list[str]:
-        """Run the passes of a period, the first at its start and the last at its end; return the removed items."""
+        """Run passes each ``every_s`` over ``seconds``, from the start to the end; return the removed items."""
         removed = await self.make_pass(agent)
         while seconds > 0:
             self.clock.advance(min(seconds, every_s))
@@ -143,7 +143,7 @@ async def test_dead_pod_is_removed_after_the_grace_period_with_a_correct_clock(p
 async def test_pod_from_before_the_reboot_is_kept_after_the_correction_of_a_clock_that_was_behind(
     place: Place, started_at_s: float
 ) -> None:
-    """Without a hardware clock, the wall clock continues at its last time, and NTP steps it forward."""
+    """Simulate a machine without a hardware clock: its wall clock lags after a reboot until NTP steps it forward."""
     async with place.agent() as agent:
         await place.run(agent, 1200)
     place.dead_pod("job")
@@ -158,7 +158,7 @@ async def test_pod_from_before_the_reboot_is_kept_after_the_correction_of_a_cloc
             assert await place.run(agent, GRACE_S - 1, every_s=6) == []
             assert await place.run(agent, 60) == DEAD_POD
         else:
-            assert await place.run(agent, 264, every_s=6) == []  # the grace period counts from the boot
+            assert await place.run(agent, 264, every_s=6) == []  # the grace period starts at the boot
             assert await place.run(agent, 60) == DEAD_POD
 
 
@@ -178,7 +178,7 @@ async def test_items_seconds_old_are_kept_after_a_jump(place: Place, jump_s: flo
 
 
 async def test_items_made_before_the_agent_saw_the_clock_are_kept_after_its_correction(place: Place) -> None:
-    """The boot is younger than the correction, so that no item can be from before it."""
+    """Correct the clock before the first pass: no item can be older than the boot, so that ages count from the boot."""
     place.clock.reboot(wall=EPOCH_BOOT)
     place.dead_pod("job")
     place.clock.advance(3)

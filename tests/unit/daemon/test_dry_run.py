@@ -1,4 +1,4 @@
-"""A daemon in dry run logs and records changes of its plan, not the whole plan in every pass."""
+"""Daemon in dry run: logs and history contain changes of the plan, not the whole plan of every pass."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class _Agent:
-    class history_writer:  # noqa: N801 - in place of the attribute
+    class history_writer:  # noqa: N801 - replaces an attribute
         problem = ""
 
 
 class _AgentWithoutHistory:
-    class history_writer:  # noqa: N801 - in place of the attribute
+    class history_writer:  # noqa: N801 - replaces an attribute
         problem = "cannot write history /state/history.db: disk full; continuing in memory"
 
 

@@ -37,7 +37,7 @@ NEWER = "PRAGMA user_version = 99"
 
 
 class Place:
-    """A node with one image pulled 20 days ago, and a state directory for successive agents."""
+    """A simulated node with one image pulled 20 days ago, and a state directory for successive agents."""
 
     def __init__(self, directory: Path) -> None:
         self.node = SimNode()
@@ -68,7 +68,7 @@ class Place:
             yield agent
 
     def use(self) -> None:
-        """Run a pod from the image, and delete it a second later."""
+        """Run a pod with the image, and delete the pod one second later."""
         sandbox = self.node.add_pod("job")
         container = self.node.add_container(sandbox, "main", IMAGE)
         self.node.advance(1)
@@ -78,7 +78,7 @@ class Place:
         self.node.remove_sandbox(sandbox.id)
 
     async def observe(self, agent: Agent, seconds: float) -> None:
-        """Run the passes of the daemon over a period, the first at its start and the last at its end."""
+        """Run the image passes of the daemon over ``seconds``, from the start to the end."""
         await plan_of(agent)
         while seconds > 0:
             step_s = min(seconds, INTERVAL_S)
@@ -96,7 +96,7 @@ async def plan_of(agent: Agent) -> Plan:
 
 
 async def verdict(place: Place, agent: Agent) -> str:
-    """Return verdict and reason code of the image in a pass now."""
+    """Run a pass; return verdict and reason code of the image."""
     (found,) = (each for each in (await plan_of(agent)).decisions if each.id == place.image)
     return f"{'removed' if found.verdict is Verdict.REMOVE else 'kept'}: {found.reason.code.value}"
 
@@ -109,7 +109,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 KEPT = ("kept: age-not-observed", "kept: threshold-disabled", "kept: too-young")
-"""Of an image that was unused for the maximum age before it was observed, and of one that was not."""
+"""Verdicts on an image that is not removed by age: not observed for the maximum age, or not unused for that long."""
 REMOVED = "removed: unused-too-long"
 
 
@@ -189,7 +189,7 @@ async def test_agent_down_longer_than_the_maximum_removes_no_image_by_age(place:
 
 
 async def test_agent_down_longer_than_a_short_maximum_removes_no_image_by_age(place: Place) -> None:
-    """The agents are successive commands with an age from the command line."""
+    """Run successive agents, as one-shot commands do, with a maximum age shorter than the gap between the agents."""
     async with place.agent(maximum_s=5) as agent:
         await plan_of(agent)
     place.node.advance(5)

@@ -1,4 +1,4 @@
-"""Collection loops: one pass at a time, back-off while the runtime is unavailable, one event per change."""
+"""GC loops: one pass at a time, back-off while the runtime is unavailable, one log event per change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SNAPSHOT = NodeSnapshot(observed_at=T0, runtime=RuntimeInfo("containerd", "1.7.2
 
 
 class Passes:
-    """Passes with prepared results: each call raises the next error or returns a report."""
+    """Fake passes with scripted results: each call raises the next error or returns a report."""
 
     def __init__(self, *ends: Exception | PassEnd, warnings: tuple[str, ...] = ()) -> None:
         self.ends: Iterator[Exception | PassEnd] = iter(ends)
@@ -111,7 +111,7 @@ async def test_failed_pass_is_logged_and_retried(
 
 
 class Frame:
-    """An object that only a garbage collection frees: it refers to itself."""
+    """An object with a reference to itself, which only the garbage collector of Python frees."""
 
     def __init__(self) -> None:
         self.itself = self

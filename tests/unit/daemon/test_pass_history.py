@@ -1,4 +1,4 @@
-"""The daemon and its history: events of passes, passes of killed processes, and an unwritable history."""
+"""History of the daemon: events of passes, passes of killed processes, and an unwritable history."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def state_of(here: Place) -> Path:
 
 
 def record_unfinished(here: Place, *, by_this_process: bool = False) -> None:
-    """Record a pass interrupted after the first of its two removals."""
+    """Record an unfinished pass after the first of its two removals."""
     started_at = here.sim.now - timedelta(minutes=5)
     actions = (replace(ACTION, outcome="done"), replace(ACTION, item_id="sha256:2"))
     past = PastPass(
@@ -106,10 +106,10 @@ async def test_cancelled_pass_is_recorded_as_interrupted(monkeypatch: pytest.Mon
     async with place(dry_run=False) as here:
         here.server.faults.delay("RemoveContainer", None, times=99)
         async with here.daemon(settled=False) as made, asyncio.timeout(30):
-            while not made.logged("pass_started"):  # noqa: ASYNC110 - the log has no event to wait for
+            while not made.logged("pass_started"):  # noqa: ASYNC110 - log writes set no asyncio.Event
                 await asyncio.sleep(0.001)
         async with asyncio.timeout(30):
-            while (found := containers_pass(here)).result == "running":  # noqa: ASYNC110 - it is written without a wait
+            while (found := containers_pass(here)).result == "running":  # noqa: ASYNC110 - the write sets no asyncio.Event
                 await asyncio.sleep(0.001)
     assert found.result == "interrupted"
     assert found.detail == "cancelled before the pass finished"

@@ -1,4 +1,4 @@
-"""Pass lock: one pass at a time, pauses end passes, urgent passes first; and the loop statuses."""
+"""Pass lock: one pass at a time, pauses stop passes, urgent passes first. Loop statuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 
 
 class ManualClock:
-    """Manual clock, advanced by the test."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.monotonic = 100.0

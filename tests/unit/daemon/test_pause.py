@@ -1,4 +1,4 @@
-"""Pauses across restarts, reboots and jumps of the wall clock: neither cut short nor without an end."""
+"""Pauses across restarts, reboots and wall clock jumps: no pause ends early or lasts indefinitely."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRONG_CLOCKS = pytest.mark.parametrize("wrong_s", [0.0, 60.0, HOUR_S, -HOUR_S, 3
 
 
 class Node:
-    """A node with a daemon that can restart and boot."""
+    """A node that can reboot, with a daemon that can restart."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
@@ -46,17 +46,17 @@ class Node:
         self.task = PauseTask(self.context, restore_pause(self.context))
 
     def reboot(self, *, off_s: float = 30.0, wrong_s: float = 0.0) -> None:
-        """Boot after ``off_s``, with a wall clock that is wrong by ``wrong_s``."""
+        """Reboot after ``off_s`` without power, with a wall clock error of ``wrong_s``; start a daemon."""
         self.clock = SimClock(self.clock.now() + timedelta(seconds=off_s + wrong_s), monotonic_s=20.0)
         self.boot += "+"
         self.start()
 
     def step(self, seconds: float) -> None:
-        """Step the wall clock."""
+        """Step the wall clock by ``seconds``."""
         self.clock.set_wall_time(self.clock.now() + timedelta(seconds=seconds))
 
     async def wait(self, seconds: float) -> bool:
-        """Run the task for a time; return whether the agent is paused at its end."""
+        """Run the pause task for ``seconds``; return whether the agent is paused afterwards."""
         for _ in range(20):
             await self.task.check()
             self.clock.advance(seconds / 20)

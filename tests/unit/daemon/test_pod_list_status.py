@@ -1,4 +1,4 @@
-"""State of the connection to the kubelet in ``status``, ``doctor`` and passes, against a served kubelet API."""
+"""State of the kubelet's pod list in ``status``, ``doctor`` and passes, with a fake kubelet API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNUSED = "registry.test/unused:v1"
 
 
 def node(root: Path) -> SimNode:
-    """Return a node with one pod of an API server and one unused image."""
+    """Return a simulated node with one pod of the API server and one unused image."""
     sim = SimNode()
     sim.root_path = str(root)
     sim.add_image(UNUSED, layers=[Layer("base", 1 << 20)], age_s=86400)

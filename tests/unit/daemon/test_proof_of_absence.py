@@ -1,4 +1,4 @@
-"""Leftovers of deleted pods beside a kubelet: removed only by a synced watch, never by the kubelet's list."""
+"""Items of deleted pods beside a kubelet: removed only on proof of a synced watch, not of the kubelet's list."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UIDS = {name: uid(number) for number, name in enumerate(PODS)} | {"static": "5f1
 
 
 def sim_node(root: Path) -> SimNode:
-    """Return a node with a running pod and four without: only ``deleted`` is deleted from the API server."""
+    """Return a node with one running and four stopped pods; only the pod ``deleted`` is deleted from the API server."""
     sim = SimNode()
     sim.root_path = str(root)
     sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)], age_s=86400)
@@ -52,7 +52,7 @@ def sim_node(root: Path) -> SimNode:
 
 
 async def removed(node: Node, scope: Scope = Scope.ALL) -> set[str]:
-    """Run a pass; return the pods of the removed items."""
+    """Run a GC pass; return the names of pods with removed sandboxes."""
     agent = node.context.agent
     assert agent is not None
     before = {each.id: each.name for each in node.sim.sandboxes.values()}
@@ -63,7 +63,7 @@ async def removed(node: Node, scope: Scope = Scope.ALL) -> set[str]:
 
 
 def watch(node: Node, *names: str, age_s: float = SYNC_GRACE_S, **changes: Any) -> None:
-    """Set the state of a watch that listed these pods."""
+    """Set the state of the pod watch as after a list with these pods, ``age_s`` ago."""
     now_s = node.context.clock.monotonic_s()
     state = after_list(
         WatchState(),
@@ -79,7 +79,7 @@ def watch(node: Node, *names: str, age_s: float = SYNC_GRACE_S, **changes: Any) 
 
 @asynccontextmanager
 async def beside_kubelet(root: Path, extra: str = "") -> AsyncIterator[Node]:
-    """Serve the node with the role of an agent beside a kubelet."""
+    """Serve the node with an agent beside a kubelet; yield the node."""
     (root / "config.d").mkdir()
     (root / "config.d/role.toml").write_text('role = "beside-kubelet"\n')
     async with serving(root, sim=sim_node(root), extra=extra) as node:

@@ -1,4 +1,4 @@
-"""Reload grace period: its start, restart and end, by a manual clock."""
+"""Reload grace period: start, restart and end, with a manual clock."""
 
 from __future__ import annotations
 

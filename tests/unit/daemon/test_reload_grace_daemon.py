@@ -192,8 +192,8 @@ async def test_context_is_a_dry_run_during_the_wait() -> None:
 
 
 async def test_eviction_waits_at_a_hard_threshold_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The eviction loop waits for freed bytes by a clock that the test does not advance, so that the loop does not stop
-    # by itself.
+    # The eviction loop waits for freed bytes on a clock that the test does not advance, so that the supervisor has to
+    # cancel the loop at the stop.
     monkeypatch.setattr("nodeagent.daemon.supervisor.STOP_WITHIN_S", 0.5)
     async with place(
         eviction__enabled="on",
@@ -209,17 +209,17 @@ async def test_eviction_waits_at_a_hard_threshold_too(monkeypatch: pytest.Monkey
             assert [each.name for each in reloaded.effect.pods] == ["web"]
             await made.advance(59)
             async with asyncio.timeout(30):
-                while not made.logged("would_evict"):  # noqa: ASYNC110 - the log has no event to wait for
+                while not made.logged("would_evict"):  # noqa: ASYNC110 - log writes set no asyncio.Event
                     await asyncio.sleep(0.001)
             assert here.removed == []
             await made.advance(1)
             ended_s = here.now_s
             async with asyncio.timeout(30):
-                while not made.logged("reclaimed"):  # noqa: ASYNC110 - the log has no event to wait for
+                while not made.logged("reclaimed"):  # noqa: ASYNC110 - log writes set no asyncio.Event
                     await asyncio.sleep(0.001)
-            await made.advance(FREED_WITHIN_S + 1)  # no freed bytes are measured on the filesystem of this machine
+            await made.advance(FREED_WITHIN_S + 1)  # simulated removals free no bytes on this machine
             async with asyncio.timeout(30):
-                while "StopContainer" not in {method for method, _ in here.removed}:  # noqa: ASYNC110 - no event
+                while "StopContainer" not in {method for method, _ in here.removed}:  # noqa: ASYNC110 - the call log sets no asyncio.Event
                     await asyncio.sleep(0.001)
             assert min(at_s for _, at_s in here.removed) == ended_s
 

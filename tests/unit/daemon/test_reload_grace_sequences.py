@@ -14,7 +14,7 @@ from tests.unit.daemon_node import GRACE_S, Daemon, daemon, refused
 
 
 class Model:
-    """Model of the grace period: the time from which removals are allowed after the executed steps."""
+    """Model of the reload grace period: the start of allowed removals after the executed steps."""
 
     def __init__(self, made: Daemon) -> None:
         self.made = made
@@ -78,7 +78,7 @@ class Model:
 
 
 FEWER_EXAMPLES = settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
-"""Each example starts a daemon and reloads it several times."""
+"""Settings with a quarter of the examples, since each example starts a daemon and reloads several times."""
 
 STEPS = (
     "reload active",
@@ -136,7 +136,7 @@ async def test_known_sequence_does_not_remove_early(steps: list[str]) -> None:
 
 
 async def send_concurrently(steps: list[str]) -> None:
-    """Send all requests at once, without advancing the clock."""
+    """Send all requests concurrently, without advancing the clock; check the removals."""
     async with daemon(image_gc__high_threshold_percent=1, image_gc__low_threshold_percent=0) as made:
         running: list[asyncio.Future[object]] = []
         for step in ["reload active", *steps, "reload active"]:

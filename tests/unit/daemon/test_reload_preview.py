@@ -67,15 +67,15 @@ async def effect(
     lost: bool = False,
     stop: asyncio.Event | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the events of a reload from ``earlier`` to ``later``.
+    """Return the log events of a reload preview from ``earlier`` to ``later`` settings.
 
     Args:
-        tmp_path: for configuration, state and socket.
-        earlier: settings before.
-        later: settings after.
-        slow: whether the runtime does not list its containers, with a short timeout of the preview.
+        tmp_path: directory of configuration, state and socket.
+        earlier: settings before the reload.
+        later: settings after the reload.
+        slow: whether the container list hangs, with a short timeout of the preview.
         lost: whether the runtime is unavailable after its first report of the image filesystem.
-        stop: stops the preview.
+        stop: event that stops the preview.
     """
     sim = SimNode()
     sim.root_path = str(tmp_path)

@@ -1,4 +1,4 @@
-"""Readiness, watchdog and reloads, with a real notification socket."""
+"""Notifications to systemd over a socket: readiness, watchdog and reloads."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def context(config: Path, stream: io.StringIO) -> DaemonContext:
 
 
 async def no_effect(made: Settings, earlier: Settings, context: DaemonContext) -> Effect:
-    """Return the empty effect of a node without a runtime."""
+    """Return a reload effect without removals or evictions."""
     del earlier, context
     return Effect(made.dry_run)
 
@@ -158,7 +158,7 @@ async def test_valid_configuration_is_put_in_force_and_an_invalid_one_is_not(
 
 
 async def reload_once(made: DaemonContext) -> tuple[str, ...]:
-    """Request a reload as the control API does; return the changes."""
+    """Request a reload as the control API does; return the changed settings."""
     task, stop = ReloadTask(made, Notifier({}), no_effect), asyncio.Event()
     waiting: asyncio.Future[Reloaded] = asyncio.get_running_loop().create_future()
     made.awaiting_reload.append(waiting)

@@ -1,4 +1,4 @@
-"""The daemon after a start with an invalid configuration: no agent until a valid one is loaded."""
+"""Daemon started with an invalid configuration: no agent until a valid configuration is loaded."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ GOOD = 'role = "standalone"\nstate.directory = "{}"\ncontrol.socket = ""\n'
 BAD = 'role = "nonsense"\n'
 
 
-class Executed(Exception):  # noqa: N818 - it replaces the exec of the daemon
-    """The daemon was started."""
+class Executed(Exception):  # noqa: N818 - no error, replaces exec
+    """Raised instead of the exec that starts the daemon."""
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ async def test_agent_starts_only_with_a_valid_configuration(
 
     async def until(name: str) -> dict[str, Any]:
         async with asyncio.timeout(20):
-            while not events(name):  # noqa: ASYNC110 - the log has no event to wait for
+            while not events(name):  # noqa: ASYNC110 - log writes set no asyncio.Event
                 await asyncio.sleep(0.01)
         return events(name)[0]
 
@@ -137,6 +137,6 @@ def test_failing_start_without_inhibitor_task_releases_the_stored_lock(
     else:
         with pytest.raises(ConfigError):
             run.run_daemon(config, {}, dry_run=False, once=False)
-        assert os.read(reader, 1) == b"", "closed"
+        assert os.read(reader, 1) == b"", "the write end of the pipe is closed"
         assert messages == ["FDSTOREREMOVE=1\nFDNAME=shutdown-lock"]
     os.close(reader)

@@ -1,4 +1,4 @@
-"""Signals during start and stop of the daemon, sent to real processes with a simulated runtime."""
+"""Signals during start and stop of the daemon, sent to daemon processes with a simulated runtime."""
 
 from __future__ import annotations
 
@@ -48,19 +48,22 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def started(
     config: Path, *options: str, before: tuple[str, ...] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Start ``nodeagent run``, wait until its signals are blocked, and yield process and log."""
+    """Start ``nodeagent run``, wait until the process blocks its signals; yield the process and its log file."""
     log = config.with_name("log")
     command = [*before, sys.executable, "-m", "nodeagent", "run", *options, "--config", str(config)]
     with log.open("wb") as out, subprocess.Popen(command, stderr=out, cwd=ROOT) as process:
         try:
-            poll("its signals are blocked", lambda: process.poll() is not None or blocked(process.pid), timeout_s=30)
+            poll("signals blocked", lambda: process.poll() is not None or blocked(process.pid), timeout_s=30)
             yield process, log
         finally:
             process.kill()
 
 
 def masks(pid: int | str) -> dict[str, int]:
-    """Return the signals that a process blocks, ignores and catches. Source: proc(5)."""
+    """Return the masks of blocked, ignored and caught signals of a process.
+
+    Source: proc(5), ``/proc/PID/status``.
+    """
     lines = (each.partition(":\t") for each in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {name: int(value, 16) for name, _, value in lines if name in {"SigBlk", "SigIgn", "SigCgt"}}
 
@@ -70,7 +73,7 @@ def blocked(pid: int) -> bool:
 
 
 def hang_up(process: subprocess.Popen[bytes]) -> bool:
-    """Send SIGHUP; return whether the process was running and the signal not fatal."""
+    """Send SIGHUP; return whether the process was running and blocked, ignored or caught the signal."""
     mask = masks(process.pid)
     if process.poll() is not None:
         return False

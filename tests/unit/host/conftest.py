@@ -1,4 +1,4 @@
-"""Setup of the tests of the host: a simulated logind."""
+"""Fixtures of the host tests: a simulated logind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running inhibitor for tests, and other senders on its bus."""
+"""A running shutdown inhibitor for tests, and other senders on its private bus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FREQUENT = Timings(first_retry_s=0.005, last_retry_s=0.02, confirm_every_s=0.01)
 
 
 class Agent:
-    """A running inhibitor with its reported commands."""
+    """A running shutdown inhibitor with its reported commands."""
 
     def __init__(self, address: str, **more: Any) -> None:
         self._events: asyncio.Queue[ReportedCommand] = asyncio.Queue()
@@ -41,7 +41,7 @@ class Agent:
         return self.inhibitor.state
 
     async def expect(self, *kinds: CommandKind) -> LogindState:
-        """Wait for exactly these commands, in order; return the state after the last one."""
+        """Wait for exactly these commands, in order; return the state after the last command."""
         state = self.state
         async with asyncio.timeout(WITHIN_S):
             for kind in kinds:
@@ -51,7 +51,7 @@ class Agent:
         return state
 
     async def attempts(self, more: int) -> None:
-        """Wait for the end of this number of further attempts."""
+        """Wait until ``more`` further attempts to acquire the lock have ended."""
         target = len(self.waits) + more
         async with asyncio.timeout(WITHIN_S):
             while len(self.waits) < target:
@@ -59,7 +59,7 @@ class Agent:
                 await self._waited.wait()
 
     def release(self, because: str) -> None:
-        """Release the lock, as after the end of the pods or after disabling graceful shutdown."""
+        """Release the inhibitor lock, as after the stop of all pods or after disabling graceful shutdown."""
         down = self.inhibitor.machine.is_stopping_pods
         self.inhibitor.apply(PodsStopped(because) if down else Disabled(because))
 

@@ -1,4 +1,4 @@
-"""The bootstrap of an installation runs before any dependency is installed."""
+"""Bootstrap of an installation, which runs before any dependency is installed."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_bootstrap_imports_the_standard_library_alone(tmp_path: Path) -> None:
 
 def test_python_without_ensurepip_is_refused_with_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     check_python()
-    monkeypatch.setitem(sys.modules, "ensurepip", None)  # as without the package python3-venv
+    monkeypatch.setitem(sys.modules, "ensurepip", None)  # simulates a missing package python3-venv
     with pytest.raises(InstallError, match=r"no module ensurepip \(Debian: apt install python3-venv\); nothing was"):
         check_python()

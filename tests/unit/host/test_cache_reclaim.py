@@ -1,4 +1,4 @@
-"""Page cache of cgroups in files."""
+"""Page cache sizes and reclaim of cgroups, with cgroup files in a temporary tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of containers: trusted cgroups, and signals to processes that are proven to belong to a container."""
+"""Container processes: trusted cgroups, and signals only to processes with a proven container."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_descriptors() -> int:
 
 
 class Tree:
-    """A cgroup tree and processes in a directory; signals reach real processes."""
+    """A cgroup tree and a proc tree in a directory; signals are sent to real processes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -59,7 +59,7 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
 
 
 class Child:
-    """A real process; ``signalled`` returns the signal that ended it."""
+    """A child process; ``signalled`` waits for its end and returns the number of the signal."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen([sys.executable, "-ISc", "import signal; signal.pause()"])
@@ -148,7 +148,7 @@ async def test_watched_containers_leave_descriptors_for_other_files(tmp_path: Pa
     await processes.locate([ID, OTHER])
     before = open_descriptors()
     processes.watch([ID, OTHER])
-    assert open_descriptors() == before + 2, "the epoll and one process"
+    assert open_descriptors() == before + 2, "one epoll descriptor and one pidfd"
     processes.close()
 
 
@@ -166,7 +166,7 @@ async def test_monitor_of_a_container_is_not_its_process(tree: Tree) -> None:
 
 async def test_cgroups_with_the_same_id_are_not_trusted(tree: Tree) -> None:
     tree.cgroup(ID, 70)
-    assert await tree.processes.locate([OTHER]), "it has none"
+    assert await tree.processes.locate([OTHER]), "the search is complete, but OTHER has no cgroup"
     (tree.base / f"other.slice/cri-containerd-{ID}.scope").mkdir(parents=True)
     assert not await tree.processes.locate([ID])
     assert tree.processes.is_populated(ID) is None
@@ -208,7 +208,7 @@ async def test_every_process_of_a_container_is_killed(tree: Tree, child: Child) 
 @pytest.mark.parametrize("owner", ["", OTHER], ids=["of-the-host", "of-another-container"])
 async def test_process_that_is_not_in_the_container_is_not_signalled(tree: Tree, child: Child, owner: str) -> None:
     tree.cgroup(ID, child.pid)
-    tree.process(child.pid, owner)  # the process id was reused after the list was read
+    tree.process(child.pid, owner)  # the PID was reused by another process after cgroup.procs was read
     await tree.processes.locate([ID])
     assert not tree.processes.terminate(ID)
     assert not tree.processes.kill(ID)
@@ -251,7 +251,7 @@ async def test_sent_stop_signal_is_pending_until_the_main_process_receives_it(
     tree.process(70, ID)
     tree.processes.stop_signals = stop_signals
     await tree.processes.locate([ID])
-    assert not tree.processes.has_pending_term(ID), "without a status"
+    assert not tree.processes.has_pending_term(ID), "no pending TERM without a status file"
     (tree.root / "proc/70/status").write_text(f"Name:\ta\n{field}:\t{mask}\nSigBlk:\t{'f' * 16}\n")
     assert tree.processes.has_pending_term(ID) is pending
 

@@ -1,4 +1,4 @@
-"""Revision of containerd's metadata database, from files in its format with and without the lock of its process."""
+"""Revision of containerd's metadata database, read from database files with and without a lock by containerd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAGIC = 0xED0CDAED
 
 
 def database(*transactions: int, magic: int = MAGIC, version: int = 2, page_bytes: int = PAGE) -> bytes:
-    """Return the meta pages of a database, as bbolt writes them."""
+    """Return the meta pages of a bbolt database with these transaction ids."""
     pages = [
         struct.pack("=QHHIIIIIQQQQQ", number, 4, 0, 0, magic, version, page_bytes, 0, 3, 0, 2, 9, each).ljust(
             PAGE, b"\0"
@@ -33,7 +33,7 @@ def database(*transactions: int, magic: int = MAGIC, version: int = 2, page_byte
 
 @pytest.fixture
 def runtime_socket(tmp_path: Path) -> Iterator[str]:
-    """Listen in this process, which is the runtime then."""
+    """Listen on a socket, so that this process counts as the runtime; yield the path of the socket."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(path)
@@ -50,7 +50,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path, file: Path) -> Path:
-    """Return the root of a ``proc`` in which this process has locked the file."""
+    """Return the root of a tree with a ``proc/locks`` in which this process has locked the file."""
     set_locks(tmp_path, lock_of(file))
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""Disk usage of trees: symlinks, hard links, filesystems, deadline."""
+"""Disk usage of directory trees: symlinks, hard links, other filesystems, deadline."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_directory_that_becomes_a_symlink_during_the_walk_is_not_followed(
 
 
 def nest(path: Path, name: str, depth: int) -> int:
-    """Create directories below each other; return a descriptor of the innermost."""
+    """Create ``depth`` nested directories; return a descriptor of the innermost directory."""
     current = os.open(path, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir(name, dir_fd=current)
@@ -201,7 +201,7 @@ def test_tree_moved_during_the_walk_is_incomplete(tmp_path: Path) -> None:
     os.close(innermost)
     tree = Tree(str(root))
     steps = TreeReader(root.stat().st_dev).walk(tree)
-    next(steps)  # in the innermost directory
+    next(steps)  # the walk is now in the innermost directory
     (root / "d/d/d").rename(elsewhere / "d")
     for _ in steps:
         pass

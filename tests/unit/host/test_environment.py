@@ -1,4 +1,4 @@
-"""The agent's own files in a virtual environment, and their removal."""
+"""The agent's files in a virtual environment, and their removal at uninstallation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def put(path: Path, text: str = "x") -> None:
 
 
 def package(prefix: Path, name: str, *files: str, requires: tuple[str, ...] = ()) -> None:
-    """Write the files, metadata and record of a package as pip does."""
+    """Write the files, METADATA and RECORD of a package, as pip does."""
     info = f"{name}-1.0.dist-info"
     listed = [f"{name}/__init__.py", *files, f"{info}/METADATA", f"{info}/RECORD"]
     for each in listed:
@@ -42,7 +42,7 @@ def package(prefix: Path, name: str, *files: str, requires: tuple[str, ...] = ()
 
 
 def agent(prefix: Path) -> Path:
-    """Write the files of ``python -m venv`` and ``pip install``."""
+    """Write a virtual environment with nodeagent and its dependencies."""
     put(prefix / "pyvenv.cfg")
     for name in ("python", "python3", "python3.11", "activate", "activate.fish", "Activate.ps1"):
         put(prefix / "bin" / name)
@@ -97,7 +97,7 @@ def test_files_of_operators_are_kept_and_reported(prefix: Path) -> None:
         put(prefix / name, "mine")
     (prefix / "empty").mkdir()
     package(prefix, "ansible")
-    begin(prefix)  # an upgrade adds no files of operators to the manifest
+    begin(prefix)  # an upgrade; must not add the operator's files to the manifest
     finish(prefix, {})
     kept = remove_environment(prefix)
     ansible = {name for name in tree(prefix) if "ansible" in name}

@@ -1,4 +1,4 @@
-"""Descriptor store of systemd: lookup of passed descriptors, and messages in the documented format."""
+"""File descriptor store of systemd: lookup of passed descriptors, and messages in the documented format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries in the native protocol of journald, over a real socket."""
+"""Entries in the native protocol of journald, over a socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def decode(raw: bytes) -> dict[str, str]:
-    """Return the fields of an entry as decoded by journald."""
+    """Return the fields of an entry, decoded as by journald."""
     found = {}
     while raw:
         line, _, raw = raw.partition(b"\n")
@@ -67,7 +67,7 @@ def test_entry_without_a_receiver_is_not_sent(tmp_path: Path, receiver: socket.s
     assert not journal.send({"MESSAGE": "x"})
     full = Journal(str(tmp_path / "journal"))
     sent = 0
-    while full.send({"MESSAGE": "x" * 1000}):  # a send without a reader must fail instead of blocking
+    while full.send({"MESSAGE": "x" * 1000}):  # a send to a full socket must fail instead of blocking
         sent += 1
     assert sent > 0
 

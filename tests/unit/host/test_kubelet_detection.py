@@ -250,7 +250,7 @@ def test_listeners_are_read_again_when_the_number_of_sockets_changes(root: Path)
     assert reader.read().ports == ()
     add_socket(root, 10250)
     clock.seconds += 31
-    assert reader.read().ports == ()  # the number of sockets is unchanged
+    assert reader.read().ports == ()  # the socket table is not read again while the number of sockets is unchanged
     in_use(6)
     assert reader.read().ports == (10250,)
 

@@ -1,4 +1,4 @@
-"""Traces of real kubelet processes and listeners, in namespaces of their own."""
+"""Detection of processes named kubelet and of listeners, in separate namespaces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ with socket.socket() as one:
 
 
 def in_namespaces(tmp_path: Path, script: str) -> list[list[object]]:
-    """Run a script in new user, PID, mount and network namespaces, with its /proc at $ROOT/proc."""
+    """Run a script in new user, PID, mount and network namespaces; return its JSON output.
+
+    The script mounts its /proc at ``$ROOT/proc``.
+    """
     root = tmp_path / "root"
     (root / "proc").mkdir(parents=True)
     environment = {
@@ -91,7 +94,7 @@ def test_real_process_in_a_nested_pid_namespace_is_ignored(tmp_path: Path) -> No
 
 
 def test_processes_are_visible_under_the_hardening_of_the_unit(tmp_path: Path) -> None:
-    """``ProtectProc=invisible`` mounts /proc with ``hidepid=invisible``; the unit has none of the capabilities."""
+    """Mount /proc with ``hidepid=invisible``, as ``ProtectProc=invisible`` does, and drop all capabilities."""
     script = """
         mount -t proc -o hidepid=invisible proc "$ROOT/proc"
         cp "$(command -v sleep)" "$DIRECTORY/kubelet"
@@ -115,5 +118,5 @@ def test_own_cgroup_namespace_makes_the_role_unknown() -> None:
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)[2][:1] in (
         ["files of the node are hidden: the agent runs in a container"],
-        NESTED,  # the tests themselves run in a PID namespace of their own
+        NESTED,  # if the tests run in a PID namespace
     )

@@ -1,4 +1,4 @@
-"""Lock files of passes and of the daemon."""
+"""Lock files that serialize passes and exclude a second daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complete readings of pod log directories, and detection of their open files."""
+"""Complete walks of pod log directories, and detection of open log files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def set_old_times(root: Path) -> None:
     """Set all modification times below a log root to 1970; status change times cannot be set."""
     for directory, _, files in os.walk(root):
         for each in (*files, "."):
-            os.utime(os.path.join(directory, each), (0, 0))  # noqa: PTH118 - of os.walk
+            os.utime(os.path.join(directory, each), (0, 0))  # noqa: PTH118 - a string of os.walk
 
 
 def test_newest_change_is_that_of_a_container_log_three_levels_deep(root: Path) -> None:
@@ -115,7 +115,7 @@ def test_writer_is_detected_with_the_capabilities_of_the_unit_in_own_files_only(
     python = [sys.executable, "-c", script, str(root), NAME]
     log = root / NAME / "web" / "0.log"
     os.chown(log, owner, owner)
-    with log.open("a"):  # opened by this process, which has every capability, like containerd
+    with log.open("a"):  # opened with all capabilities, like containerd
         done = subprocess.run(
             ["setpriv", f"--bounding-set=-all,{kept}", "--inh-caps=-all", *python],
             capture_output=True,

@@ -1,4 +1,4 @@
-"""The inhibitor lock with a simulated logind on a private bus."""
+"""Inhibitor lock with a simulated logind on a private bus."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ async def test_acquired_lock_is_listed_and_not_inherited(private_bus: PrivateBus
     async with agent_on(private_bus) as agent:
         assert str(agent.state) == "inhibitor lock not held: not requested yet"
         state = await agent.expect(HELD)
-        assert state == LogindState(held=True, because="logind lists it", preparing=False, limit_us=5_000_000)
-        assert str(state) == "inhibitor lock held: logind lists it"
+        assert state == LogindState(held=True, because="logind lists the lock", preparing=False, limit_us=5_000_000)
+        assert str(state) == "inhibitor lock held: logind lists the lock"
         assert [lock.entry for lock in login1.locks] == [
             (
                 "shutdown",
@@ -284,7 +284,7 @@ async def test_unlisted_lock_is_reported_lost_and_replaced(private_bus: PrivateB
     async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(HELD)
         lock = login1.locks[0]
-        login1.locks.append(replace(lock, pid=1, reader=-1))  # listed with the PID of another process
+        login1.locks.append(replace(lock, pid=1, reader=-1))  # logind lists only a lock with another PID
         lock.listed = False
         state = await agent.expect(LOST)
         assert state.because == "logind does not list the agent's lock"

@@ -1,4 +1,4 @@
-"""The inhibitor lock with an earlier lock, invalid answers and other senders, on a private bus."""
+"""Inhibitor lock with a lock of an earlier process, invalid responses and other senders, on a private bus."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_state_explains_a_lock_refused_during_a_shutdown(private_bus: Priv
     async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(STARTED)
         await login1.until(lambda: login1.calls.count("Inhibit") >= 2)
-        assert agent.state.because == "a shutdown is in progress, and logind grants no lock during one"
+        assert agent.state.because == "shutdown in progress; logind grants no lock during a shutdown"
         assert agent.reported == [STARTED]
 
 
@@ -53,7 +53,7 @@ async def test_adopted_lock_is_kept_during_a_shutdown(private_bus: PrivateBus, l
         assert number is not None
         stored = os.dup(number)
         login1.request_shutdown()
-    login1.locks[0].pid = 0  # the process that acquired it has ended
+    login1.locks[0].pid = 0  # the process that acquired the lock has ended
     async with agent_on(private_bus, adopted=stored) as second:
         await second.expect(STARTED, HELD)
         assert second.inhibitor.descriptor == stored

@@ -1,4 +1,4 @@
-"""The effective delay in logind's configuration files."""
+"""Effective ``InhibitDelayMaxSec`` in logind's configuration files."""
 
 from __future__ import annotations
 

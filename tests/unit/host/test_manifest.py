@@ -1,4 +1,4 @@
-"""Valid content of a manifest, and refusal of unsafe ones."""
+"""Install manifest: valid content, and refusal of unsafe manifests."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_impossible_content_is_refused(changes: dict[str, object], tmp_path: Pat
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000])
 def test_malformed_text_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - any reason
+    with pytest.raises(ValueError):  # noqa: PT011 - any message
         parse(text)
 
 

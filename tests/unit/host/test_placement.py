@@ -81,7 +81,7 @@ def test_change_of_a_file_follows_from_its_fingerprints(
         (PAGE, "b", ("a",), True, True, Step(Change.KEPT, reason="edited since it was installed")),
     ],
 )
-def test_removal_of_a_file_follows_from_its_fingerprints(  # noqa: PLR0917 - a table
+def test_removal_of_a_file_follows_from_its_fingerprints(  # noqa: PLR0917 - parametrized
     path: Path, present: str | None, recorded: Collection[str], recognised: bool, purge: bool, expected: Step
 ) -> None:
     assert plan_removal(path, present, recorded, recognised=recognised, purge=purge) == expected

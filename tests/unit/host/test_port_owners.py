@@ -35,7 +35,7 @@ def test_own_listener_is_owned_by_this_user_over_both_families() -> None:
     assert port_owners(port, 1) == frozenset()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process of another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing to another user requires root")
 def test_connection_accepted_by_another_user_is_owned_by_that_user_after_its_listener_closed() -> None:
     words = [sys.executable, "-I", "-S", "-c", SERVER]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""Refusal of prefixes by their path."""
+"""Refusal of install prefixes by their path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of the host, read from temporary trees."""
+"""Host facts for ``doctor``, read from temporary trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGKILL for the processes in cgroups, with real processes listed in files."""
+"""SIGKILL for the processes of a cgroup, with real processes and cgroup files in a temporary tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 
 def listed(directory: Path, *pids: int) -> Path:
-    """Write a cgroup with these processes, and proc files that name it."""
+    """Write a cgroup with these PIDs, and proc files with the path of the cgroup; return its directory."""
     directory.mkdir()
     (directory / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
     for pid in pids:

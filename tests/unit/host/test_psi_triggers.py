@@ -50,7 +50,7 @@ def test_pod_cgroup_is_watched_once_from_its_creation(root: Path) -> None:
     assert triggers.add_memory_events()
     before = open_descriptors()
     pods.mkdir()
-    os.mkfifo(pods / "memory.events")  # a file that epoll accepts
+    os.mkfifo(pods / "memory.events")  # a FIFO, since epoll refuses regular files
     for _ in range(2):
         assert not triggers.add_memory_events()
         assert (triggers.names, open_descriptors()) == ((MEMORY_EVENTS,), before + 1)

@@ -1,4 +1,4 @@
-"""Objects of a containerd on the host, read from a temporary tree."""
+"""Snapshot, blob and mount directories of containerd on the host, read from a temporary tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nodeagent.host.runtime_objects import read_objects
 from nodeagent.model.runtime_objects import HostObjects, ObjectKind, RuntimePaths
 
 DATABASE = Path(__file__).parents[2] / "data" / "snapshotter.db.gz"
-"""Database of an overlayfs snapshotter of containerd 1.6 with 117 snapshots on a tree of pages."""
+"""Database of an overlayfs snapshotter of containerd 1.6, with 117 snapshots on several bbolt pages."""
 ID, OTHER = "a" * 64, "b" * 64
 SOCKET = "/run/containerd/containerd.sock"
 
@@ -83,7 +83,7 @@ def test_older_transaction_is_used_if_the_newest_meta_page_is_invalid(tmp_path: 
     content = bytearray(path.read_bytes())
     transactions = [struct.unpack_from("<Q", content, page * 4096 + 64)[0] for page in (0, 1)]
     newest = transactions.index(max(transactions))
-    content[newest * 4096 + 72] ^= 0xFF  # its checksum
+    content[newest * 4096 + 72] ^= 0xFF  # corrupts the checksum of the meta page
     path.write_bytes(content)
     assert read_bolt(str(path), b"v1", b"snapshots")
     assert read_bolt(str(path), b"v1", b"none") == {}

@@ -1,4 +1,4 @@
-"""Readings of systemctl, which is replaced by a script."""
+"""Values read with systemctl, which is replaced by a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates and the double of the API server, for the tests of its client."""
+"""Fixtures of the API client tests: certificates and a token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def api_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Return a CA with a certificate of a server, an expired one, and one of a client."""
+    """Return a CA with server certificates (valid, expired, for another name) and a client certificate."""
     found = Authority(tmp_path_factory.mktemp("authority"))
     found.issue("server")
     found.issue("expired", days=-1)
@@ -25,7 +25,7 @@ def api_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:
-    """Return a file with the accepted token."""
+    """Return the path of a file with the token that the fake API server accepts."""
     path = tmp_path / "token"
     path.write_text("token-of-the-agent\n")
     return path

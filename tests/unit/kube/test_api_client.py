@@ -1,4 +1,4 @@
-"""Client of the API server against a double over TLS: trust, credentials, rotation, failures, bounds."""
+"""API client over TLS with a fake API server: trust, credentials, rotation, failures, limits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_object_is_read_with_a_token_over_verified_tls(api_authority: Auth
 async def test_object_is_read_by_an_asyncio_without_tls_as_in_the_daemon(
     api_authority: Authority, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncio.sslproto.ssl", None)  # Source: daemon.memory.without_openssl
+    monkeypatch.setattr("asyncio.sslproto.ssl", None)  # as daemon.memory.without_openssl does
     with api(api_authority) as (_, url):
         assert (await get(with_token(api_authority, url, token_file))).metadata.name == "node-1"
 
@@ -127,7 +127,7 @@ SERVER: dict[str, object] = {"server": "https://127.0.0.1:1"}
         (SERVER, {"as": "admin", "token": TOKEN}, "as is refused"),
         (SERVER, {}, "no credentials"),
         (SERVER, {"token": f"{TOKEN}\nX: y"}, "contains no token"),
-        (SERVER, {"token": 5}, "token is not a text"),
+        (SERVER, {"token": 5}, "token is not a string"),
         (SERVER, {"client-certificate-data": "!"}, "is not base64"),
         (SERVER, {"client-certificate-data": base64.b64encode(b"no PEM").decode()}, "cannot load the client cert"),
         (
@@ -184,7 +184,7 @@ def test_server_is_always_verified_also_one_of_an_older_cluster(api_authority: A
     context = tls_context(identity)
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
-    assert not context.verify_flags & ssl.VERIFY_X509_STRICT  # certificates of older clusters have no key identifiers
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT  # older clusters: CA without key identifiers
 
 
 async def test_renewed_token_is_used_without_restart_on_a_new_connection(
@@ -206,7 +206,7 @@ async def test_renewed_token_is_used_without_restart_on_a_new_connection(
 
 
 class HangingCredentials(ApiCredentials):
-    """Credentials on a filesystem that does not answer."""
+    """Credentials on an unresponsive filesystem: each read hangs until ``released`` is set."""
 
     def __init__(self, access: ApiAccess) -> None:
         super().__init__(access)

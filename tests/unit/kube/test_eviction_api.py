@@ -1,4 +1,4 @@
-"""Evictions over TLS, against the double of the API server."""
+"""Eviction and deletion requests over TLS to a fake API server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.support.certificates import Authority
 
 BUDGET = "The disruption budget webpdb needs 2 healthy pods and has 2 currently"
-"""Recorded from Kubernetes 1.36."""
+"""Message of a refusal by a disruption budget, recorded from Kubernetes 1.36."""
 
 
 @contextmanager
@@ -83,7 +83,7 @@ async def test_refusal_has_status_cause_and_message(
     words: str,
 ) -> None:
     with evictions(api_authority, token_file) as (server, api):
-        if expected[0] == 429:  # a budget refuses before the versions are compared
+        if expected[0] == 429:  # a budget refuses the request before the version is checked
             server.pods.budgets["web"] = BUDGET
         with pytest.raises(ApiServerRefusedError) as refused:
             await api.evict("default", "web", *target, 1)

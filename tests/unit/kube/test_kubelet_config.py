@@ -1,4 +1,4 @@
-"""Configuration of the kubelet in force, on trees of the usual distributions."""
+"""Effective kubelet configuration, read from file trees of common distributions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def kubelet(**fields: Any) -> str:
-    """Return a KubeletConfiguration."""
+    """Return a KubeletConfiguration with these fields, as JSON."""
     return json.dumps({"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1", **fields})
 
 

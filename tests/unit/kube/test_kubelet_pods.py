@@ -1,4 +1,4 @@
-"""Pod list of the kubelet over real sockets, with and without TLS: credentials, invalid answers, deadlines."""
+"""Pod list of the kubelet over sockets, with and without TLS: credentials, invalid responses, deadlines."""
 
 from __future__ import annotations
 
@@ -196,7 +196,11 @@ async def test_refused_connection_is_an_error() -> None:
 
 @contextmanager
 def sending(answer: bytes, *, complete: bool) -> Iterator[str]:
-    """Send bytes to one client; then close the connection if the answer is complete."""
+    """Serve one client within the block: send bytes, and close the connection only if they are ``complete``.
+
+    Yields:
+        The URL of the server.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

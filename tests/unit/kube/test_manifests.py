@@ -1,4 +1,4 @@
-"""Static pods, read from a directory of real files."""
+"""Static pod manifests, read from a directory."""
 
 from __future__ import annotations
 

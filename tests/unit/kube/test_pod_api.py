@@ -1,4 +1,4 @@
-"""Lists and watches of pods over TLS, against the double of the API server."""
+"""Lists and watches of pods over TLS with a fake API server."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ async def test_expired_page_is_a_refusal_410_and_no_part_of_a_list(api_authority
     [
         ('{"kind": "Status", "metadata": {"resourceVersion": "1"}}', "not a list of pods"),
         ('{"kind": "PodList", "metadata": {}, "items": []}', "not a list of pods"),
-        ('{"kind": "PodList", "metadata": {"resourceVersion": "1", "continue": "x"}, "items": []}', "same page"),
+        (
+            '{"kind": "PodList", "metadata": {"resourceVersion": "1", "continue": "x"}, "items": []}',
+            "continue token repeated",
+        ),
         ('{"kind": "PodList", "items": 5}', "answer is not"),
     ],
 )

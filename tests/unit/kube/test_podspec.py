@@ -1,4 +1,4 @@
-"""Parsing of pod specs, and refusal of malformed ones."""
+"""Parsing of pod specs, and refusal of malformed pod specs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def pod(spec: Any = None, status: Any = None, **metadata: Any) -> dict[str, Any]:
-    """Return a pod document with these parts."""
+    """Return a pod document with this spec, status and metadata."""
     return {
         "kind": "Pod",
         "metadata": {"name": "web", "namespace": "shop", "uid": "u-1", **metadata},
@@ -28,7 +28,7 @@ def pod(spec: Any = None, status: Any = None, **metadata: Any) -> dict[str, Any]
 
 
 def container(name: str = "app", *, limits: Any = None, restart: str | None = None, **requests: Any) -> dict[str, Any]:
-    """Return a container with requests; underscores in names are replaced by dashes."""
+    """Return a container document; ``requests`` maps resource names, with dashes written as underscores, to amounts."""
     fields: dict[str, Any] = {
         "name": name,
         "resources": {"requests": {k.replace("_", "-"): requests[k] for k in requests}},
@@ -163,7 +163,7 @@ def test_priority_of_a_built_in_class_is_known(name: str, priority: int | None) 
         (None, "here: null is not an object"),
         ([], "here: [] is not an object"),
         ({"metadata": {}, "spec": {}}, "here: metadata.name is missing"),
-        ({"metadata": {"name": 7}, "spec": {}}, "here: name is 7, not a text"),
+        ({"metadata": {"name": 7}, "spec": {}}, "here: name is 7, not a string"),
         ({"metadata": {"name": "x"}}, "here (default/x): spec: null is not an object"),
         (pod({"priority": "high"}), "here (shop/web): spec.priority is 'high', not a 32-bit number"),
         (pod({"priority": True}), "here (shop/web): spec.priority is True, not a 32-bit number"),
@@ -181,7 +181,7 @@ def test_priority_of_a_built_in_class_is_known(name: str, priority: int | None) 
             pod({"terminationGracePeriodSeconds": 1.5}),
             "here (shop/web): terminationGracePeriodSeconds is 1.5, not a number of seconds",
         ),
-        (pod(annotations={"a": 1}), "here (shop/web): annotations.a is 1, not a text"),
+        (pod(annotations={"a": 1}), "here (shop/web): annotations.a is 1, not a string"),
         (pod(status=[]), "here (shop/web): status: [] is not an object"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The double of the API server answers as a real one: requests of each identity, recorded from Kubernetes 1.36."""
+"""Responses of the fake API server to requests of each identity equal those recorded from Kubernetes 1.36."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated node with cgroups in files and a runtime behind a real socket, for tests of the pod reader."""
+"""A simulated node with cgroup files and a runtime on a socket, for tests of the pod reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Lister:
-    """A kubelet that lists pods, fails, or waits for ``gate``."""
+    """A fake kubelet pod list that succeeds, raises ``error``, or first waits for ``gate``."""
 
     pods: list[PodSpec] = field(default_factory=list)
     error: str = ""
@@ -73,7 +73,7 @@ class Clock:
 
 @dataclass
 class Node:
-    """A simulated node behind a socket."""
+    """A simulated node with its runtime on a socket and its cgroup files below ``root``."""
 
     sim: SimNode
     server: SimServer
@@ -100,7 +100,7 @@ class Node:
         )
 
     def pod(self, name: str, qos: workload.QosClass = BURSTABLE, *, containers: int = 1, **fields: Any) -> SimSandbox:
-        """Run a pod in its own cgroup: 300 MiB, 50 of them inactive, and 100 MiB in each container."""
+        """Run a pod in a cgroup with 300 MiB, of which 50 MiB are inactive file cache, and 100 MiB per container."""
         sandbox = self.sim.add_pod(name, qos=qos, **fields)
         path = sandbox.cgroup_parent
         add_cgroup(self.root, path, memory_bytes=300 * MIB, inactive_bytes=50 * MIB, swap_bytes=MIB, pids=9)

@@ -1,4 +1,4 @@
-"""Check of the access to the API server: wrong CA, expired certificate, missing rules, and no change."""
+"""Check of the API server access: wrong CA, expired certificate, missing RBAC rules, and no side effects."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_end_of_validity_is_read(authority: Authority) -> None:
 
 @given(st.binary(max_size=200))
 def test_malformed_certificate_has_no_date(data: bytes) -> None:
-    import base64  # noqa: PLC0415 - only here
+    import base64  # noqa: PLC0415 - used only in this test
 
     pem = b"-----BEGIN CERTIFICATE-----\n" + base64.b64encode(data) + b"\n-----END CERTIFICATE-----\n"
     assert expiry(data) is None

@@ -1,4 +1,4 @@
-"""Pods bound to this node over the phases of the kubelet's list: after its start and without the API server."""
+"""Pods bound to this node, read from the kubelet's list after a kubelet start and without the API server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PASS_S: Final = 30.0
 
 @dataclass
 class Kubelet:
-    """A kubelet whose list and sandboxes can be changed, and whose answers can fail."""
+    """A fake kubelet with a changeable pod list and sandboxes, and with optional errors."""
 
     pods: tuple[PodSpec, ...] = ()
     error: str = ""
@@ -48,7 +48,7 @@ class Kubelet:
 
 
 class Node:
-    """Readings of one kubelet, each a pass interval after the previous one."""
+    """Readers of the pods of one kubelet; each reading is one pass interval after the previous reading."""
 
     def __init__(self, kubelet: Kubelet) -> None:
         self.clock = SimClock()
@@ -57,7 +57,7 @@ class Node:
         self.images = PodImageReader(self.clock, bound=self.bound)
 
     async def poll(self, *pods: PodSpec, after_s: float = PASS_S) -> set[str]:
-        """Return the named images after a reading of ``pods``."""
+        """Return the images named by pods after the kubelet lists ``pods``."""
         self.kubelet.pods = pods
         self.clock.advance(after_s)
         return set((await self.images.read()).named)
@@ -177,7 +177,7 @@ async def test_pods_listed_before_are_no_evidence_of_an_incomplete_list() -> Non
 
 async def test_failed_comparison_counts_as_an_incomplete_list() -> None:
     kubelet = Kubelet((ETCD,), sandbox_error=RuntimeUnavailableError("no socket"))
-    assert "no comparison: no socket" in (await Node(kubelet).images.read()).error
+    assert "cannot list sandboxes: no socket" in (await Node(kubelet).images.read()).error
 
 
 async def test_failed_reading_has_the_error_and_keeps_the_pods() -> None:
@@ -196,13 +196,13 @@ async def test_failed_reading_has_the_error_and_keeps_the_pods() -> None:
 
 
 async def test_no_image_of_a_bound_pod_is_unnamed_in_100_restarts_of_the_kubelet() -> None:
-    """Restarts in all phases of the list, with readings at random times and with the API server up and away."""
+    """Restart the kubelet and the agent at random phases of the pod list, with and without the API server."""
     chance = random.Random(7)
     pods = (WEB, JOB, PROXY, ETCD)
     sandboxes = (*(made_by_api_server(each) for each in ("web", "job", "proxy")), sandbox("etcd"))
     node = Node(Kubelet(sandboxes=sandboxes))
     for _ in range(RESTARTS):
-        if chance.random() < 0.3:  # the agent restarts too, without memory
+        if chance.random() < 0.3:  # a restart of the agent, which loses its previous readings
             node = Node(node.kubelet)
         away = chance.random() < 0.5
         phases = [None, (), (ETCD,), *([(ETCD,)] * 5 if away else []), pods]

@@ -1,4 +1,4 @@
-"""Sizes of writable layers: the usage of all containers is listed only for new dead ones."""
+"""Sizes of writable layers: container stats are listed only for new dead containers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """Reports these sizes and counts the listings."""
+    """A fake runtime that reports these layer sizes and counts the container stats calls."""
 
     def __init__(self, sizes: dict[str, int | None]) -> None:
         self.sizes = sizes

@@ -1,4 +1,4 @@
-"""Writable layers of exited containers."""
+"""Disk usage of writable layers of exited containers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pod_of(*containers: Container) -> RuntimePod:
 
 
 class Store:
-    """Snapshots with their sizes or errors."""
+    """A fake snapshotter with the usage or error of each snapshot."""
 
     def __init__(self, answers: dict[str, SnapshotUsage | Exception | None]) -> None:
         self.answers = answers

@@ -1,4 +1,4 @@
-"""The image filesystems of a node: by the runtime's report, and by the directories of the snapshotters in use."""
+"""Image filesystems of a node, from the runtime's ImageFsInfo and from the directories of snapshotters in use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATHS = {"overlayfs": OVERLAY, "native": NATIVE, "": CONTENT}
 
 
 class Runtime:
-    """Reports mount points."""
+    """A fake runtime that reports these image filesystem paths, or fails."""
 
     def __init__(self, *paths: str, error: str = "") -> None:
         self.paths, self.error = paths, error
@@ -44,7 +44,7 @@ async def read(
     imagefs_path: str = "",
     error: str = "",
 ) -> ImageFilesystems:
-    """Read the filesystems of a node where each path is on a device; a path without one cannot be read."""
+    """Read the image filesystems of a node; ``devices`` maps readable paths to device ids."""
 
     def reading(path: str) -> FsObservation:
         if path not in devices:

@@ -1,4 +1,4 @@
-"""Details of containers and sandboxes: read once per item, and merged again after any change."""
+"""Details of containers and sandboxes: read once per item, and merged with every changed list entry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOUNTING = RuntimeInfo("containerd", "2.1.0", "v1", "unix:///s")
 
 
 class Runtime(CriClient):
-    """Reports the status of these items and counts the calls."""
+    """A CRI client that returns these items as status responses and records the calls."""
 
     def __init__(self, *items: Container | Sandbox) -> None:
         super().__init__(RuntimeConnection(f"unix://{Path('/absent')}"))

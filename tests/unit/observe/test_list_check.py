@@ -1,4 +1,4 @@
-"""Checked reading of lists: gaps are contradictions, changes of the node are not."""
+"""Cross-checked runtime lists: missing items are contradictions, changes on the node are not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PODS = 6
 
 
 class Runtime:
-    """A runtime with one running container per pod, each with its own image; lists omit ``hidden`` ids."""
+    """A fake runtime with one running container and one image per pod; lists omit the ``hidden`` ids."""
 
     def __init__(self, pods: int = PODS) -> None:
         self.images = {f"i{n}": image(f"i{n}") for n in range(pods + 2)}
@@ -85,7 +85,7 @@ def read(check: ListCheck) -> CheckedLists:
 
 
 def removed_images(checked: CheckedLists) -> set[str]:
-    """Return the images removed by a plan for all unused images."""
+    """Return the ids of the images that a plan based on these lists removes."""
     listed = checked.lists
     node: NodeSnapshot = snapshot(
         *((each, used()) for each in listed.images or ()),
@@ -121,7 +121,7 @@ def test_image_of_a_running_container_missing_in_the_first_reading_is_never_remo
     runtime = Runtime()
     runtime.kernel = True
     runtime.hidden = hidden
-    all_hidden = len(hidden) == 2 * PODS  # without a listed object, cgroups cannot be compared
+    all_hidden = len(hidden) == 2 * PODS  # empty lists cannot be compared with cgroups
     checked = read(runtime.check())
     assert bool(checked.contradictions) == (bool(hidden) and not all_hidden)
     assert all_hidden or removed_images(checked) == (set() if hidden else {"i6", "i7"})
@@ -205,7 +205,7 @@ def test_removed_containers_are_not_checked_again_during_a_persistent_contradict
         before = runtime.status_calls
         assert read(check).contradictions
         calls.append(runtime.status_calls - before)
-    assert max(calls) <= 2, "the missing container and the one removed since the previous reading"
+    assert max(calls) <= 2, "status is read only for the missing and for the removed container"
     runtime.hidden = set()
     assert not read(check).contradictions
 
@@ -242,7 +242,7 @@ async def test_records_are_those_of_the_second_reading_after_a_suspicion() -> No
 
 
 async def test_concurrent_readings_do_not_contradict_each_other() -> None:
-    """The older reading lacks a container of a later, faster reading."""
+    """Start a slow reading before, and end it after, a reading that lists a new container."""
     runtime = Runtime()
     check = runtime.check()
     await check.read(with_images=True)

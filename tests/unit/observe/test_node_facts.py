@@ -1,4 +1,4 @@
-"""Facts of the node status from a simulated runtime, and without one."""
+"""Facts for the node status, read with and without a runtime."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Runtime:
 
 
 def cri(runtime: Runtime) -> CriClient:
-    return cast("CriClient", runtime)  # has the methods that are called
+    return cast("CriClient", runtime)  # implements the called methods
 
 
 async def test_runtime_reports_version_images_and_causes_in_the_words_of_the_kubelet() -> None:
     facts = await NodeFactsReader(settings(Config()), SystemClock()).read(cri(Runtime(PROBLEM)), frozenset())
     assert facts.runtime_version == "containerd://1.6.20"
     assert facts.images == (Image("i"),)
-    # The words recorded from a kubelet on the same node.
+    # Message recorded from a kubelet on a node in this state.
     assert ", ".join(facts.not_ready) == (
         "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady "
         "message:Network plugin returns error: cni plugin not initialized"

@@ -1,4 +1,4 @@
-"""Role at run time: start and stop of a kubelet, with the role watch, the eviction task and garbage collection."""
+"""Role changes at run time by the start and stop of a kubelet: role watch, eviction task, garbage collection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ IMAGE = "registry.test/app:v1"
 
 
 class Watched:
-    """A role watch on a fake kubelet, with its log."""
+    """A role watch with a fake kubelet, and its log."""
 
     def __init__(self, traces: KubeletTraces = NO_KUBELET) -> None:
         self.kubelet = KubeletDouble(traces)
@@ -151,7 +151,7 @@ async def test_exception_in_the_reader_gives_the_role_beside_a_kubelet(watched: 
 
 
 class Evicting:
-    """An eviction task with a fake loop, which ends when evictions are refused."""
+    """An eviction task with a fake eviction loop that ends when evictions are refused."""
 
     def __init__(self, watched: Watched, configured: Role | None = None, *, enabled: bool | None = None) -> None:
         clock = watched.kubelet.clock
@@ -173,7 +173,7 @@ class Evicting:
         return await self.watched.roles.evaluate(self.settings.role)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until evictions are refused, like the loop."""
+        """Run until evictions are refused or ``stop`` is set, as the eviction loop does."""
         self.loops += 1
         while not stop.is_set() and not await refusal(cast("Agent", self)):
             self.running.set()
@@ -186,7 +186,7 @@ class Evicting:
 
     async def wait_until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - the loop status has no event
+            while not condition():  # noqa: ASYNC110 - the loop status sets no asyncio.Event
                 await asyncio.sleep(0)
 
 
@@ -276,7 +276,7 @@ def configured(tmp_path: Path, **more: str | int) -> Settings:
 
 @pytest.fixture
 async def job(tmp_path: Path) -> AsyncIterator[SimNode]:
-    """Serve a node with one finished pod and its logs."""
+    """Serve a simulated node with one finished pod and its log directory; yield the node."""
     node = SimNode()
     node.root_path = str(tmp_path)
     node.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
@@ -288,7 +288,7 @@ async def job(tmp_path: Path) -> AsyncIterator[SimNode]:
 
 
 async def collect(agent: Agent) -> list[str]:
-    """Run one pass; return the kinds of the removed items."""
+    """Run a container GC pass; return the sorted kinds of the removed items."""
     preview = await agent.collector.preview(Scope.CONTAINERS)
     report = await agent.run(preview, trigger="test", stop=asyncio.Event())
     return sorted(each.decision.kind.value for each in report.removed)

@@ -1,4 +1,4 @@
-"""Eviction signals of image filesystems besides the first, and the places of writable layers."""
+"""Eviction signals of further image filesystems, and the filesystems of writable layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ELSEWHERE = 12345
-"""A device that no path of these tests is on."""
+"""Device id without a path in these tests."""
 
 
 def found(path: str = "/kata", stores: tuple[str, ...] = ("kata",), device: int | None = ELSEWHERE) -> ImageFilesystem:

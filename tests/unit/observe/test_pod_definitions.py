@@ -1,4 +1,4 @@
-"""Pod definitions by the kubelet and static manifests: age of the kubelet's list, failures, static pods."""
+"""Pod definitions from the kubelet and static manifests: age of the kubelet's list, failures, static pods."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_kubelet_address_of_the_settings_is_used(node: Node) -> None:
 
 
 def watched(node: Node, *pods: PodSpec, connected: bool = True) -> WatchedPods:
-    """Return pods listed by the API server just now."""
+    """Return a pod watch with these pods, listed at the current time."""
     made = WatchedPods(node.clock)
     made.address = "API server"
     now_s = node.clock.monotonic_s()

@@ -1,4 +1,4 @@
-"""Disk usage of pods with walks that take long, and its merge with the runtime's statistics."""
+"""Pod disk usage from slow directory walks, merged with the runtime's container stats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POD = RuntimePod("u-1", Sandbox("s", "web", "shop", "u-1", ready=True), ("s",))
 
 
 class Turns:
-    """Walks advance by one step for each permitted turn."""
+    """Replacement of ``PodDiskWalk.advance``: one step of a walk for each release of ``permitted``."""
 
     def __init__(self) -> None:
         self.permitted = threading.Semaphore(0)
@@ -43,7 +43,7 @@ class Turns:
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     made = Turns()
-    monkeypatch.setattr(PodDiskWalk, "advance", lambda walk, until_s: made.advance(walk, until_s))  # noqa: PLW0108 - bound to the walk
+    monkeypatch.setattr(PodDiskWalk, "advance", lambda walk, until_s: made.advance(walk, until_s))  # noqa: PLW0108 - only a function is bound to the walk
     yield made
     made.permitted.release(99)
 

@@ -1,4 +1,4 @@
-"""Disk usage of pods by the pod reader on a simulated node: walks, layers, failures."""
+"""Pod disk usage read on a simulated node: directory walks, writable layers, failures."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MANIFEST = "{kind: Pod, metadata: {name: etcd, namespace: kube-system}, spec: {c
 
 @dataclass
 class Kubelet:
-    """A kubelet whose pod list can be changed and can fail."""
+    """A fake kubelet with a changeable pod list and an optional error."""
 
     pods: tuple[PodSpec, ...] = ()
     error: str = ""

@@ -1,4 +1,4 @@
-"""Pod reader on a simulated node, with cgroups in files and a runtime behind a real socket."""
+"""Pod reader on a simulated node with cgroup files and a runtime on a socket."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ async def test_removed_cgroup_has_no_usage(node: Node) -> None:
     reader = node.reader()
     handle = (await reader.read()).handles[web.uid]
     assert handle.cgroup is not None
-    os.rename(handle.cgroup, node.root / "elsewhere")  # noqa: PTH104 - one call, no object
+    os.rename(handle.cgroup, node.root / "elsewhere")  # noqa: PTH104 - a string path
     inventory = await reader.read()
     assert facts_of(inventory, "web").usage is None
 

@@ -1,4 +1,4 @@
-"""Turns of directory walks: fairness, hanging walks, errors."""
+"""Scheduling of directory walks: fairness, hanging walks, errors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WAIT_S = 20.0
 
 @dataclass
 class Steps:
-    """A walk of some turns, recorded by name."""
+    """A fake walk with a number of steps; each step appends ``name`` to ``record``."""
 
     name: str
     turns: int
     record: list[str]
     closed: bool = False
 
-    def advance(self, until_s: float) -> bool:  # noqa: ARG002 - each turn has one step
+    def advance(self, until_s: float) -> bool:  # noqa: ARG002 - one step per call
         self.record.append(self.name)
         self.turns -= 1
         return self.turns <= 0
@@ -43,7 +43,7 @@ class Failing(Steps):
 
 @dataclass
 class Hanging:
-    """A walk whose only step hangs until the end of the test."""
+    """A fake walk with one step that hangs until ``released`` is set."""
 
     entered: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
@@ -109,7 +109,7 @@ def test_hanging_walk_does_not_stop_the_others(hanging: list[Hanging], monkeypat
     queued, ends = add(walks, hanging[0], Steps("other", 2, record))
     assert hanging[0].entered.wait(WAIT_S)
     walks.replace_hanging_workers()
-    assert record == [], "the walk does not hang yet"
+    assert record == [], "the first walk does not count as hanging before HANGS_S"
     monkeypatch.setattr("nodeagent.observe.walk_queue.HANGS_S", 0.0)
     walks.replace_hanging_workers()
     wait_for_ends(ends, 1)

@@ -1,4 +1,4 @@
-"""Builders for pods, one for each source of pod facts. Sizes are in MiB unless the name has another unit."""
+"""Builders of pods, one for each source of pod facts; sizes are in MiB unless the name has another unit."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ GRACE: Final = {"io.kubernetes.pod.terminationGracePeriod": "30"}
 
 
 def parent(qos: str = "burstable", uid: str = UID) -> str:
-    """Return a cgroup parent as the kubelet names it; class ``guaranteed`` has no directory."""
+    """Return the cgroup parent of a pod as named by the kubelet; QoS class ``guaranteed`` has no own directory."""
     return f"/kubepods/pod{uid}" if qos == "guaranteed" else f"/kubepods/{qos}/pod{uid}"
 
 
 def traits(score: int | None = 999, limit: float | None = 0) -> ContainerTraits:
-    """Return the traits of a container."""
+    """Return container traits with an OOM score adjustment and a memory limit in MiB."""
     return ContainerTraits(score, None if limit is None else int(limit * MIB))
 
 
@@ -47,7 +47,7 @@ def runtime_pod(
     cgroup_parent: str | None = None,
     memory_min: float = 0,
 ) -> RuntimePod:
-    """Return a pod with one container per OOM score, oldest first; ``None`` for a container with unread status."""
+    """Return a pod with one container per argument, oldest first; ``None`` is a container with unread status."""
     own = {"io.kubernetes.pod.uid": uid, "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": namespace}
     sandbox = Sandbox(
         f"sb-{uid}",
@@ -82,12 +82,12 @@ def runtime_pod(
 
 
 def spec(name: str = "web", *, uid: str = UID, namespace: str = "shop", **fields: Any) -> PodSpec:
-    """Return a pod definition."""
+    """Return a pod definition, by default of a pod from the API server."""
     return PodSpec(uid, namespace, name, **({"annotations": API} | fields))
 
 
 def container_spec(name: str, request: float = 0, *, ephemeral_limit: float = 0) -> ContainerSpec:
-    """Return a container of a definition."""
+    """Return a container of a pod definition, with memory request and ephemeral storage limit in MiB."""
     return ContainerSpec(name, int(request * MIB), ephemeral_limit_bytes=int(ephemeral_limit * MIB))
 
 
@@ -102,7 +102,7 @@ def merged(
     complete: bool = True,
     trusted: frozenset[str] = frozenset(),
 ) -> PodFacts:
-    """Return the merged facts of one pod."""
+    """Return the facts of a pod, merged from all given sources."""
     specs = SpecIndex(kubelet, manifests, node_name=node_name, complete=complete)
     readings = {} if reading is None else {pod.uid: reading}
     (facts,) = merge_facts(

@@ -1,4 +1,4 @@
-"""Check of the memory thresholds against the kernel's estimate."""
+"""``doctor`` check of memory thresholds against the kernel's estimate of available memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check of the metrics listener."""
+"""``doctor`` check of the metrics listener: reachability, TLS, client certificates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
         ("127.0.0.1:1", False, True, False, Verdict.OK, "TLS"),
     ],
 )
-def test_listener_reachable_from_other_machines_requires_tls_and_client_certificates(  # noqa: PLR0917 - a table
+def test_listener_reachable_from_other_machines_requires_tls_and_client_certificates(  # noqa: PLR0917 - parametrized
     listen: str,
     remote: bool,
     tls: bool,

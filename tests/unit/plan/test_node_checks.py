@@ -1,4 +1,4 @@
-"""Verdicts of the node checks."""
+"""Verdicts and evidence of the node checks of ``nodeagent doctor``."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
         (check_snapshotter("overlayfs"), OK, "overlayfs"),
         (check_snapshotter("stargz"), WARNING, "when they are read"),
         (check_snapshotter(None), SKIPPED, "not reported by the runtime"),
-        (check_split({"imagefs": 1, "containerfs": 1, "nodefs": 1}, 1), OK, "are one"),
+        (check_split({"imagefs": 1, "containerfs": 1, "nodefs": 1}, 1), OK, "share one filesystem"),
         (
             check_split({"imagefs": 1, "containerfs": 2, "nodefs": 2}, 1),
             OK,

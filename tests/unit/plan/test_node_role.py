@@ -1,4 +1,4 @@
-"""Role of the agent: from traces of a kubelet and the configured role, with hysteresis."""
+"""Role of the agent, from kubelet traces and the configured role, with hysteresis."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_standalone_is_never_decided_with_a_running_kubelet_or_unreadable_traces
 
 
 def play(*readings: tuple[float, KubeletTraces], configured: Role | None = None) -> list[tuple[Role, RoleBasis]]:
-    """Return the role after each reading at its second."""
+    """Return role and basis after each reading; a reading has a time in seconds and kubelet traces."""
     memory, roles = RoleMemory(), []
     for now_s, traces in readings:
         decision, memory = apply_hysteresis(decide_role(traces, configured), traces, memory, now_s)

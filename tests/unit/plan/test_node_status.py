@@ -1,4 +1,4 @@
-"""Node status: side by side with the kubelet's recorded object, and rules in tables."""
+"""Node status: comparison with the Node object recorded from a kubelet, and tables of rules."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PREVIOUS = msgspec.convert(RECORDED, Node).status.conditions
 
 
 def flat(value: object, path: str = "") -> dict[str, Any]:
-    """Return the leaves of a JSON value; lists of named objects and plain maps of metadata by their keys."""
+    """Return the leaf values of a JSON value, by dotted path."""
     if isinstance(value, dict):
         found: dict[str, Any] = {}
         for key, inner in value.items():
@@ -83,7 +83,7 @@ def test_every_difference_from_the_recorded_object_is_a_row_of_the_document() ->
     differing = {path for path in own.keys() | recorded.keys() if own.get(path) != recorded.get(path)}
     text = (ROOT / "nodeagent/docs/kubernetes.md").read_text().partition("### Differences")[2]
     rows = re.findall(r"^\| `([^`]+)` \|", text.partition("\n## ")[0], re.MULTILINE)
-    # With ids in the recorded order the images are equal too: only the order of ties differs by rule.
+    # The images are equal with ids in the recorded order; the documented difference is the order of ties.
     assert own["status.images"] == recorded["status.images"]
     assert sorted(differing | {"status.images"}) == sorted(rows)
 
@@ -160,7 +160,7 @@ def test_reservation_threshold_and_huge_pages_reduce_the_allocatable_resources_t
         "cpu": "1750m",
         "ephemeral-storage": "0",
         "hugepages-2Mi": "4Gi",
-        "memory": "4294967280",  # the share is in single precision, as in the kubelet
+        "memory": "4294967280",  # percentages are float32, as in the kubelet
         "pods": "0",
     }
     assert status.node_info is not None

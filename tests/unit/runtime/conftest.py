@@ -1,4 +1,4 @@
-"""A small runtime on a real unix socket, with the CRI and containerd services required by the tests."""
+"""A minimal runtime on a unix socket, with the CRI and containerd services required by the tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
 
 
 class Fake:
-    """Responds to a method with a scripted message, a status code, or the result of a coroutine function."""
+    """A fake service: each method returns a scripted message or the result of a coroutine function, or fails."""
 
     def __init__(self) -> None:
         self.answers: dict[str, object] = {}
@@ -78,7 +78,7 @@ def cri_handlers(fake: object) -> list[grpc.GenericRpcHandler[object, object]]:
 
 @pytest.fixture
 def socket() -> Iterator[Path]:
-    """Yield a path within the 107 bytes of a unix socket address."""
+    """Yield a path for a unix socket, shorter than the maximum of 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="na-") as directory:
         yield Path(directory) / "runtime.sock"
 
@@ -91,7 +91,7 @@ async def connection(socket: Path) -> AsyncIterator[RuntimeConnection]:
 
 @dataclass
 class Store:
-    """containerd's metadata of one namespace, to be filled by a test; content of other namespaces by name."""
+    """Metadata of one containerd namespace, filled by a test; ``others`` has the content of other namespaces."""
 
     images: dict[str, str] = field(default_factory=dict)
     image_labels: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Store:
     kinds: dict[str, snapshots_pb2.Kind.ValueType] = field(default_factory=dict)
 
     def image(self, name: str, *layers: str, tags: tuple[str, ...] = (), unpacked: bool = True) -> None:
-        """Store a whole image: manifest, config, blobs and, if ``unpacked``, a snapshot for each layer's chain."""
+        """Store a complete image: manifest, config, layer blobs and, if ``unpacked``, one snapshot per layer."""
         for tag in tags or (f"{name}:1",):
             self.images[tag] = f"m-{name}"
         self.images[f"sha256:{name}"] = f"m-{name}"
@@ -126,7 +126,7 @@ class Store:
 
 
 class FakeContainerd:
-    """Serves a :class:`Store` by several services, whose methods are distinguished by their request."""
+    """A fake containerd: its services read and write a :class:`Store`."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -149,7 +149,7 @@ class _Part:
 
 
 class _Images(_Part):
-    async def List(self, _request: Message, _context: Context) -> Message:  # noqa: N802 - as on the wire
+    async def List(self, _request: Message, _context: Context) -> Message:  # noqa: N802 - gRPC method name
         answer = images_pb2.ListImagesResponse()
         for name, target in self.store.images.items():
             image = answer.images.add(name=name)
@@ -228,7 +228,10 @@ class _Namespaces(_Part):
 
 @pytest.fixture
 def store() -> Store:
-    """Two images on one base: blobs of 1000, 500 and 300 bytes, snapshots of 8192 bytes and 3 inodes."""
+    """Return a store with two images on one base.
+
+    Blobs have 1000, 500 and 300 bytes; each snapshot has 8192 bytes and 3 inodes.
+    """
     store = Store()
     store.image("a", "base", "a1")
     store.image("b", "base", "b1")

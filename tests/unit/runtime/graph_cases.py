@@ -1,4 +1,4 @@
-"""Images and records of the storage graph for tests."""
+"""Images and containerd records for tests of the storage graph."""
 
 from __future__ import annotations
 

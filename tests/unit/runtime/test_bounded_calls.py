@@ -1,4 +1,4 @@
-"""Concurrent calls: results, and calls that an error or a cancellation of others leaves in progress."""
+"""Concurrent calls: order of results; no call remains in progress after an error or a cancellation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Calls:
-    """Calls that wait until cancelled, and fail then as on a closed connection."""
+    """Fake calls: waiting calls that count their ends, and a call that fails."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         self.ended = 0
 
     async def wait(self) -> None:
-        """Wait until cancelled."""
+        """Wait until cancelled; count the end of the call."""
         self.begun.set()
         try:
             await asyncio.Event().wait()
@@ -31,7 +31,7 @@ class Calls:
             self.ended += 1
 
     async def fail(self) -> None:
-        """Fail once another call waits."""
+        """Raise an error after another call has started."""
         await self.begun.wait()
         raise RuntimeUnavailableError("no connection")
 

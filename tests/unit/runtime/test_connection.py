@@ -92,7 +92,7 @@ async def test_lost_answer_of_a_change_leaves_its_effect_unknown(socket: Path, c
     accepted = asyncio.Event()
 
     async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")  # an empty SETTINGS frame, so that the call is sent
+        writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")  # an empty SETTINGS frame starts the call
         await _reader.read(200)
         accepted.set()
         await _reader.read(1 << 16)
@@ -158,7 +158,7 @@ async def test_authority_is_localhost_and_not_the_path(socket: Path, connection:
     authorities: list[bytes] = []
 
     class Spy:
-        def Version(self, _request: object, context: Any) -> api.VersionResponse:  # noqa: N802 - a private field
+        def Version(self, _request: object, context: Any) -> api.VersionResponse:  # noqa: N802 - gRPC method name
             authorities.append(context._rpc_event.call_details.host)  # noqa: SLF001 - grpc has no public attribute for it
             return api.VersionResponse()
 
@@ -213,7 +213,7 @@ def test_served_socket_precedes_one_left_by_a_crash(socket: Path) -> None:
         sockets.socket(sockets.AF_UNIX) as server,
     ):
         crashed.bind(str(k3s / "containerd.sock"))
-        assert discover_endpoint(None, root) == f"unix://{k3s / 'containerd.sock'}", "nothing is served"
+        assert discover_endpoint(None, root) == f"unix://{k3s / 'containerd.sock'}", "no socket has a listener"
         server.bind(str(default / "containerd.sock"))
         server.listen(1)
         assert discover_endpoint(None, root) == f"unix://{default / 'containerd.sock'}"
@@ -232,12 +232,12 @@ def test_failed_discovery_lists_the_tried_sockets(tmp_path: Path) -> None:
 async def test_only_missing_permission_fails_the_check_of_permission(socket: Path) -> None:
     socket.parent.chmod(0o755)
     with as_other_user():
-        check_permission(str(socket))  # a runtime that is not started
+        check_permission(str(socket))  # no error without a listening runtime
     async with serving(socket, *cri_handlers(Fake())):
         os.chmod(socket, 0o666)  # noqa: PTH101 - does not block on a temporary file
         with as_other_user():
             check_permission(str(socket))
-        os.chmod(socket, 0o600)  # noqa: PTH101 - as above
+        os.chmod(socket, 0o600)  # noqa: PTH101 - does not block on a temporary file
         check_permission(str(socket))
         denied = f"permission denied for user {UNPRIVILEGED_UID}; run as root"
         with as_other_user(), pytest.raises(RuntimeUnavailableError, match=denied):

@@ -24,7 +24,7 @@ NS = 1_700_000_000_123_456_789
 AT = datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)
 GO_ZERO_NS = -6795364578871345152
 
-# Verbose Status and PodSandboxStatus of each runtime, reduced to the decoded fields and adjacent ones.
+# Verbose Status and PodSandboxStatus responses of each runtime, reduced to decoded and adjacent fields.
 STATUS_1_6 = {
     "containerd": {"snapshotter": "overlayfs", "defaultRuntimeName": "runc", "discardUnpackedLayers": False},
     "sandboxImage": "registry.k8s.io/pause:3.6",
@@ -66,7 +66,7 @@ def fake() -> Fake:
 
 @pytest.fixture
 async def cri(socket: Path, fake: Fake, connection: RuntimeConnection) -> AsyncIterator[CriClient]:
-    # The server resolves handlers at its start, so that every method set by a test must exist before.
+    # The server resolves handlers when it starts, so that all methods replaced by tests must exist before.
     for method in ("Version", "Status", "ListImages", "ImageStatus", "ImageFsInfo", "RemoveImage"):
         fake.answers[method] = (grpc.StatusCode.UNIMPLEMENTED, f"unknown method {method}")
     for method in ("ListPodSandbox", "PodSandboxStatus", "StopPodSandbox", "RemovePodSandbox", "ListContainers"):
@@ -166,7 +166,7 @@ async def test_filesystem_usage_distinguishes_zero_from_absent(cri: CriClient, f
     ],
     ids=["1.x", "2.x", "2.x-shim-gone", "cri-o", "cri-o-no-infra", "no-info"],
 )
-async def test_sandbox_details_of_each_runtime_are_decoded(  # noqa: PLR0917 - one table row each
+async def test_sandbox_details_of_each_runtime_are_decoded(  # noqa: PLR0917 - parametrized
     cri: CriClient, fake: Fake, info: object, image: str, log_directory: str | None, cgroup_parent: str
 ) -> None:
     fake.answers["PodSandboxStatus"] = api.PodSandboxStatusResponse(

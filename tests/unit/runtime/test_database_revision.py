@@ -1,4 +1,4 @@
-"""Use of the revision of containerd's database by the storage backend."""
+"""Reuse of containerd records by the storage backend while the revision of containerd's database is unchanged."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DATABASE = "/var/lib/containerd/meta.db"
 
 
 class Introspection:
-    """Reports the path of the database."""
+    """A fake introspection service that reports the path of the metadata database."""
 
     def __init__(self) -> None:
         self.path = DATABASE
 
-    async def Plugins(  # noqa: N802 - as on the wire
+    async def Plugins(  # noqa: N802 - gRPC method name
         self, request: introspection_pb2.PluginsRequest, _context: Context
     ) -> Message:
         answer = introspection_pb2.PluginsResponse()
@@ -43,7 +43,7 @@ class Introspection:
 
 
 class Node:
-    """A storage backend with the revisions of databases by path."""
+    """A storage backend with settable database revisions, by path."""
 
     def __init__(self, connection: RuntimeConnection, introspection: Introspection) -> None:
         self.introspection = introspection
@@ -54,7 +54,7 @@ class Node:
         )
 
     async def names(self) -> set[str]:
-        """Return the image names of an observation."""
+        """Build the storage graph; return the image names in the listed records."""
         lists = await self._storage.list_records()
         await self._storage.build_graph([A, B], snapshotter=None, path="/", containers=(), lists=lists)
         return {each.name for each in lists.namespace.images}
@@ -66,7 +66,7 @@ async def node(socket: Path, store: Store, connection: RuntimeConnection) -> Asy
     service = service_handler(introspection_pb2.DESCRIPTOR.services_by_name["Introspection"], introspection)
     async with serving(socket, *FakeContainerd(store).handlers(), service):
         made = Node(connection, introspection)
-        for _ in range(2):  # the first graph has to find the snapshotters
+        for _ in range(2):  # snapshotters are known only after the first graph
             await made.names()
         yield made
 

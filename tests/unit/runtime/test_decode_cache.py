@@ -1,4 +1,4 @@
-"""Reuse of decoded values: any change of an object is decoded, in any order of objects and map entries."""
+"""Reuse of decoded values: changed objects are decoded again, for any order of objects and map entries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGE: Final = f"sha256:{'5' * 64}"
 
 @pytest.fixture(autouse=True, params=["digests of parts", "messages", "digests"])
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the values of short listings too, and compare them as small, middle or large ones from the second one on."""
+    """Cache short listings too, with each comparison method: digests of parts, messages, or digests."""
     monkeypatch.setattr(decode_cache, "CACHED_FROM_ITEMS", 1)
     if request.param != "digests of parts":
         monkeypatch.setattr(decode_cache, "MESSAGES_FROM_BYTES", 0)
@@ -49,7 +49,7 @@ def listed(number: int, **fields: object) -> api.Container:
 
 
 def as_answer(*containers: api.Container) -> api.ListContainersResponse:
-    """Return the containers in an answer of their own."""
+    """Return a new response message with these containers."""
     answer = api.ListContainersResponse(containers=containers)
     return api.ListContainersResponse.FromString(answer.SerializeToString())
 
@@ -62,7 +62,7 @@ def new_cache() -> Cache:
 
 
 def read(made: Cache, *answers: api.ListContainersResponse) -> tuple[Container, ...]:
-    """Return the values of a listing in these parts."""
+    """Return the decoded values of a listing received in these parts."""
     listing = made.start()
     for each in answers:
         listing.add(each)
@@ -70,7 +70,7 @@ def read(made: Cache, *answers: api.ListContainersResponse) -> tuple[Container, 
 
 
 def cache() -> Cache:
-    """Return a cache with two listings, so that the next one is compared by the kind of the fixture."""
+    """Return a cache after two listings, so that the next listing is compared with the cached listing."""
     made = new_cache()
     for _ in range(2):
         read(made, as_answer(*map(listed, range(4))))

@@ -52,7 +52,7 @@ def counts(server: SimServer, methods: tuple[str, ...]) -> list[int]:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat every answer as large, and stream in several parts."""
+    """Make the client treat every response as large, and the runtime stream in several parts."""
     monkeypatch.setattr(long_lists, "STREAM_FROM_BYTES", 1)
     monkeypatch.setattr(simulated, "PART_ITEMS", 7)
 
@@ -166,7 +166,7 @@ async def test_runtime_that_alternates_its_lists_is_believed_each_time(
     turns = iter(range(100))
 
     def alternate(response: Message) -> Message:
-        """Return the list, half of it backwards, or all of it with another image in the first container."""
+        """Return in turn the list, every second entry in reverse order, or the list with a changed first container."""
         listed = api.ListContainersResponse.FromString(response.SerializeToString()).containers
         turn = next(turns) % 3
         if turn == 1:

@@ -1,4 +1,4 @@
-"""Lists of a namespace that are read at the time of CRI's lists: reuse, and what changed meanwhile."""
+"""Lists of a containerd namespace read with CRI's lists: reuse, and changes between both lists."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_graph_of_lists_that_have_every_image_is_the_same_without_another_
     cache = LayerCache()
     first = await cache.build(client, [A, B])
     lists = await read_lists(cache, client)
-    store.image("c", "base", "c1")  # not listed by CRI: a further listing would find it
+    store.image("c", "base", "c1")  # not in the CRI list; only a second listing contains the image
     second = await cache.build(client, [A, B], lists=lists)
     assert second == first
     assert second.by_image is first.by_image
@@ -79,10 +79,10 @@ async def test_container_created_between_the_lists_references_the_layers_of_its_
 async def test_permanently_missing_objects_are_listed_again_only_once(client: ContainerdClient, store: Store) -> None:
     cache = LayerCache()
     images, containers = [A, Image("sha256:x", ("x:1",))], (stored_container("removed"),)
-    for _ in range(2):  # the first graph has to find the snapshotters
+    for _ in range(2):  # snapshotters are known only after the first graph
         await cache.build(client, images, containers=containers, lists=await read_lists(cache, client))
     lists = await read_lists(cache, client)
-    store.image_labels["a:1"] = {PINNED_LABEL: "pinned"}  # visible in a further listing only
+    store.image_labels["a:1"] = {PINNED_LABEL: "pinned"}  # visible only in a second listing
     graph = await cache.build(client, images, containers=containers, lists=lists)
     assert not graph.records[A.id].pinned
 

@@ -15,7 +15,7 @@ Stores = list[list[tuple[str, str]]]
 
 
 def part(entries: list[tuple[str, str]]) -> content_pb2.ListContentResponse:
-    """Return a part with blobs of these digests and labels."""
+    """Return a part of a list, with blobs of these digests and labels."""
     message = content_pb2.ListContentResponse()
     for digest, label in entries:
         info = message.info.add()
@@ -26,14 +26,14 @@ def part(entries: list[tuple[str, str]]) -> content_pb2.ListContentResponse:
 
 
 class Reader:
-    """Lists through one cache; counts the decoded parts."""
+    """A reader of lists with one part cache; counts the decoded parts."""
 
     def __init__(self) -> None:
         self.cache: PartCache[content_pb2.ListContentResponse, str] = PartCache()
         self.decoded = 0
 
     def read(self, parts: Stores) -> dict[str, str]:
-        """Return the entries of a list."""
+        """Return the first label of each blob in the list, by digest."""
         listing = self.cache.start()
         for each in parts:
             listing.add(part(each), self._decode)

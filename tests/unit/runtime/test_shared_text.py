@@ -1,4 +1,4 @@
-"""Equal texts of many records are one object, and texts of removed objects are released."""
+"""Shared texts of records: equal texts are one object, and texts of removed objects are released."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nodeagent.runtime.cri_messages import decode_container
 
 
 def container(number: int) -> api.Container:
-    """Return a container with unique texts."""
+    """Return a container with texts that are unique for ``number``."""
     return api.Container(
         id=f"id-{number:061}",
         pod_sandbox_id=f"sandbox-{number:056}",
@@ -28,7 +28,7 @@ def test_equal_texts_are_one_object() -> None:
 def test_texts_of_removed_containers_do_not_accumulate() -> None:
     messages = [container(number) for number in range(6000)]
     for each in messages[:3000]:
-        decode_container(each)  # fills the bounded cache
+        decode_container(each)  # fills the bounded text cache
     tracemalloc.start()
     try:
         for each in messages[3000:]:

@@ -1,4 +1,4 @@
-"""End of undo windows, also after corrections of the wall clock."""
+"""End of undo windows, including windows across corrections of the wall clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC caller on the generated messages, so that the simulation is tested independently of the agent's client."""
+"""gRPC caller with generated messages, so that simulation tests do not depend on the agent's client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Response = TypeVar("Response", bound=Message)
 
 
 class Caller(Protocol):
-    """Calls one method; returns the messages of a stream as a list."""
+    """A function that calls a gRPC method and returns all response messages, one for a unary method."""
 
     async def __call__(
         self, server: SimServer, method: str, request: Message, answer: type[Response], *, namespace: str = "k8s.io"

@@ -1,4 +1,4 @@
-"""Simulation as a separate process."""
+"""Simulated runtime as a separate process."""
 
 from __future__ import annotations
 

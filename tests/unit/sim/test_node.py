@@ -22,12 +22,12 @@ OWN = Layer("own", 10 * MIB, 4 * MIB)
 
 
 def unpacked_bytes(layer: Layer) -> int:
-    """Return the disk usage of a layer's snapshot, including the directories absent from its reported usage."""
+    """Return the bytes of a layer's snapshot on disk, including directories missing in the reported usage."""
     return on_disk(layer.size_bytes) + UNCOUNTED_DIRECTORIES * BLOCK_BYTES
 
 
 def own_bytes(node: SimNode, image: SimImage, *layers: Layer) -> int:
-    """Return the disk usage of an image's manifest and config and of some layers."""
+    """Return the bytes on disk of an image's manifest, config and given layers."""
     target = node.store.blobs[image.target_digest]
     config = node.store.blobs[image.id]
     pieces = sum(unpacked_bytes(layer) + on_disk(layer.blob_bytes) for layer in layers)
@@ -96,7 +96,7 @@ def test_removal_of_a_used_image_keeps_the_snapshots_of_its_container() -> None:
     assert node.containers[container.id].running
     own = Layer("writable", node.store.snapshots[container.id].size_bytes)
     node.remove_container(container.id)
-    assert image.chain_id in node.store.snapshots  # remains until the next collection
+    assert image.chain_id in node.store.snapshots  # remains until the next garbage collection
     assert node.collect_garbage() == sum(map(unpacked_bytes, (BASE, OWN, own)))
     assert image.chain_id not in node.store.snapshots
 
@@ -138,7 +138,7 @@ def test_image_is_listed_until_its_last_name_is_deleted() -> None:
     assert node.images[image.id].repo_digests == ()
     node.delete_image_name(image.id)
     assert node.images == {}
-    assert node.store.blobs  # before a collection
+    assert node.store.blobs  # blobs remain until the next garbage collection
     with pytest.raises(RefusedError, match="NOT_FOUND"):
         node.delete_image_name(image.id)
 
@@ -173,7 +173,7 @@ def test_artifact_is_not_an_image_and_is_removed_by_name() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_only_reachable_records_remain_after_removals_in_any_order(seed: int) -> None:
-    """The remaining records equal those of a node without the removed images."""
+    """Compare the remaining records with the reachable records of the node."""
     node = scale_node(25, 6, 12, seed=seed)
     node.collect_garbage()
     dice = random.Random(seed)

@@ -52,7 +52,7 @@ def test_low_threshold_is_reached_by_removing_several_unused_images() -> None:
         node.remove_image(image.id)
         largest = max(largest, used - node.used_bytes)
     assert before - node.used_bytes > target > 2 * largest
-    node.fill_to(91)  # succeeds, as other data is unchanged and can grow
+    node.fill_to(91)  # possible, since the removals did not change other data
 
 
 def test_equal_seeds_create_equal_nodes() -> None:

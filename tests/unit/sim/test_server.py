@@ -1,4 +1,4 @@
-"""gRPC server of the simulated node: CRI and containerd services over a real socket, per profile."""
+"""gRPC server of the simulated node: CRI and containerd services over a socket, per runtime profile."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_missing_targets_are_not_found_or_ignored(cri: CriClient) -> None:
         ("cri-o", True, PAUSE, True, True),
     ],
 )
-async def test_profile_decides_the_reported_fields(  # noqa: PLR0917 - a table
+async def test_profile_decides_the_reported_fields(  # noqa: PLR0917 - parametrized
     node: SimNode,
     socket: Path,
     profile: str,

@@ -1,4 +1,4 @@
-"""A node with a true time line and a wall clock that differs from it, for tests of times that others wrote."""
+"""A node with true time and a different wall clock, for tests of timestamps written by other programs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DAY_S: Final = 86_400.0
 
 
 def _digest(written_s: float) -> str:
-    """Return the digest of a log tree written at that time."""
+    """Return the digest of a log tree written at ``written_s``."""
     return hashlib.blake2b(repr(written_s).encode(), digest_size=16).hexdigest()
 
 
 @dataclass
 class Written:
-    """A time that was written by the wall clock, with its true time."""
+    """A wall clock timestamp, with its true time in seconds."""
 
     true_s: float
     stamp: datetime
@@ -41,7 +41,7 @@ class Pod:
 
 @dataclass
 class Node:
-    """The true state of a node."""
+    """True state of a node: clocks, pods, images, logs, image use."""
 
     true_s: float = 0.0
     wall_off_s: float = 0.0

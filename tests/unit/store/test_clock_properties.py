@@ -1,13 +1,19 @@
-"""Property: no item younger than the limit is removed by age, for all clocks, restarts and gaps.
+"""Property tests: no item younger than the limit is removed by age, for all clock errors, restarts and gaps.
 
-The node has a true time line. The agent reads only its boot clock, its wall clock, and times that others wrote by the
-wall clock. Jumps that no reading can show are excluded: a jump before the first recorded reading of a boot that is
-shorter than the uptime, and such a jump back that is undone between the last reading of one process and the first of
-the next.
-One that is undone between two readings of a process makes an item as old as the first of these readings, at most. An
-item of this boot that was written under a wrong clock before the first reading may count from the boot, and one that
-was written under a wrong clock in a boot without any reading may have any age from the next boot on. So may one of an
-earlier boot if the first recorded reading of all is by a wrong clock.
+The node has a true time. The agent reads only its boot clock, its wall clock, and wall clock timestamps written by
+other programs.
+
+Excluded are clock jumps without any evidence in the readings of the agent:
+
+- a jump before the first recorded reading of a boot, shorter than the uptime;
+- a jump back that is corrected between the last reading of one agent process and the first reading of the next process.
+
+Permitted are the following errors of an age:
+
+- A jump that is corrected between two readings of one process: the item counts from the first of both readings.
+- An item written by a wrong clock in the current boot, before the first reading: the item counts from the boot.
+- An item written by a wrong clock in a boot without readings: any age from the next boot on.
+- An item of an earlier boot, if the first recorded reading has a wrong clock: any age.
 """
 
 from __future__ import annotations
@@ -49,8 +55,8 @@ SECONDS = st.sampled_from([0.5, 5.0, 59.0, 61.0, 299.0, 301.0, 601.0, 701.0, 180
 JUMPS = st.sampled_from([0.9, -0.9, 1.5, 30.0, -30.0, 600.0, -600.0, 7200.0, -7200.0, YEARS_S, -YEARS_S])
 
 
-class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which rules change and invariants compare
-    """A node and its agent."""
+class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, changed by rules and compared by invariants
+    """State machine of a node with an agent: rules change the clocks and items, and run passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +126,7 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which
         node.true_s += 5
         self.store, self.read_in_boot, self.jumped_in_boot = None, False, clock != "right"
 
-    # --- work on the node
+    # --- changes of pods and images
 
     @rule(name=st.sampled_from(IMAGES))
     def pod_starts(self, name: str) -> None:
@@ -181,7 +187,7 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which
     @rule()
     def make_pass(self) -> None:
         node = self.node
-        node.true_s += 0.001  # the order of events is that of their times
+        node.true_s += 0.001  # so that each event has a unique time
         if self.store is None:
             self.store, self.process = Store(self.directory, gaps=GAPS), self.process + 1
             self.note_undone_jump(node.booted_s)
@@ -216,7 +222,7 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which
         elif decision.kind is ItemKind.POD_LOG_DIRECTORY:
             del self.node.logs[decision.id.rpartition("_")[2]]
 
-    # --- the truth
+    # --- comparison with the true state
 
     def check(self, decision: Decision) -> None:
         node = self.node
@@ -239,22 +245,22 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, which
             assert node.true_s - created_s >= SANDBOX_S - ERROR_S - self.unread_s
 
     def note_undone_jump(self, oldest_s: float) -> None:
-        """Record that items since the last reading may count from ``oldest_s``, if the clock was set back meanwhile."""
+        """Record that items since the last reading can count from ``oldest_s``, if a jump back was corrected since."""
         node = self.node
         is_undone = abs(node.wall_off_s - self.read_off_s) <= 2 * TOLERANCE_S
         if self.read_in_boot and is_undone and node.lowest_off_s < node.wall_off_s:
             self.unread.append((self.detections[-1][0], node.true_s, oldest_s))
 
     def verifiable_s(self, written_s: float) -> float:
-        """Return the true time of an item; the earliest possible one if no reading can show the error of its time.
+        """Return the true time of an item, or its earliest possible time if no reading shows the clock error.
 
-        An item counts from the boot at the earliest.
+        The result is never before the boot in the latter case.
         """
         oldest = [oldest_s for start_s, end_s, oldest_s in self.unread if start_s <= written_s <= end_s]
         return max(self.node.booted_s, min(oldest)) if oldest else written_s
 
     def last_use_s(self, name: str) -> float:
-        """Return the true end of the last use that the agent could observe: polling misses one between two passes."""
+        """Return the true end of the last observable use; a use between two passes is not observable."""
         ends = [end for start, end in self.node.uses.get(name, ()) if not self.is_hidden(start, end)]
         return max(ends, default=-1e12)
 
@@ -277,7 +283,7 @@ TestClocks.settings = settings(max_examples=60, stateful_step_count=40, deadline
 
 
 class RandomClocks(Clocks):
-    """Other examples in every run; ``make campaign-clocks`` runs many."""
+    """Random examples in every run; ``make campaign-clocks`` runs many examples."""
 
 
 TestRandomClocks = RandomClocks.TestCase

@@ -1,4 +1,4 @@
-"""File of outstanding evictions."""
+"""File of outstanding evictions: content, and errors for malformed files."""
 
 from __future__ import annotations
 

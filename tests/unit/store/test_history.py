@@ -283,7 +283,7 @@ def test_any_text_and_number_is_recorded(text: str, number: int) -> None:
 
 
 def stored(text: str) -> bytes:
-    """Return the bytes of a file name; impossible surrogates are escaped."""
+    """Return the stored bytes of a text: raw bytes of a file name, or UTF-8 with other surrogates escaped."""
     raw = raw_bytes(text)
     return encodable(text).encode() if raw is None else raw
 

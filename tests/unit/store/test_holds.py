@@ -132,7 +132,7 @@ def test_malformed_file_is_an_error_and_not_overwritten(tmp_path: Path, text: st
         ("r/*", "ab"),
         ("sha256:" + "c" * 64, "c"),
         ("regex:b:1$", "b"),
-        ("regex:^(?!r/b)", "abc"),  # accepted by version 0.1
+        ("regex:^(?!r/b)", "abc"),  # look-ahead, accepted by version 0.1
         ("r/none", ""),
     ],
 )

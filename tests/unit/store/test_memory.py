@@ -29,7 +29,7 @@ TICK = timedelta(microseconds=1)
 def remember(
     store: Store, listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
 ) -> Mapping[str, ImageUsage]:
-    """Record a detection without a clock jump."""
+    """Record listed and used images at a time without a clock jump; return the image usage."""
     return store.observe(listed, in_use, ClockReading("boot", 1000 + (now - T0).total_seconds(), now)).usage
 
 

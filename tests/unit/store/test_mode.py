@@ -1,4 +1,4 @@
-"""File with the last mode of the daemon."""
+"""File with the last mode of the daemon (dry run or active)."""
 
 from __future__ import annotations
 

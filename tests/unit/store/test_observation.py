@@ -1,4 +1,4 @@
-"""Gapless observation of image use, and removal by age that relies on it."""
+"""Gapless observation of image use, and image removal by age, which requires the observation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at(seconds: float, *, boot: str = "boot", wall_s: float | None = None) -> Cl
 
 
 def observe_s(store: Store, reading: ClockReading) -> float | None:
-    """Record a detection; return the duration of the observation in seconds, ``None`` without one."""
+    """Record listed images at a time; return the seconds of gapless observation, ``None`` if not observed."""
     since = store.observe({"a": None}, (), reading).observed_since
     return None if since is None else (reading.wall - since).total_seconds()
 
@@ -181,10 +181,10 @@ class World:
     """True state of a node, independent of its clocks and of the agent's observation.
 
     Attributes:
-        true_s: the true time.
-        used_s: image to the true end of its last observable use; a use between two detections within the gap limit is
-            not observable.
-        hidden_s: image to the end of a use that is not detected yet.
+        true_s: true time in seconds.
+        used_s: true end in seconds of the last observable use, by image; a use between two detections within the gap
+            limit is not observable.
+        hidden_s: true end in seconds of a use that is not detected yet, by image.
     """
 
     directory: Path

@@ -1,4 +1,4 @@
-"""Plan key: created once, inaccessible to other users, refused otherwise."""
+"""Plan key: created once, and refused if accessible to other users or malformed."""
 
 from __future__ import annotations
 

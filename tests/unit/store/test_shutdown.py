@@ -1,4 +1,4 @@
-"""The shutdown state: records outlive the process, and at most one process has the claim."""
+"""Shutdown state files: records survive the process, and at most one process claims the shutdown."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_stop_that_the_state_directory_cannot_store_is_read_from_the_runtime_dir
         ShutdownFiles(state, runtime).write_stop(ended)
     state.unlink()
     (tmp_path / "kept").rename(state)
-    assert ShutdownFiles(state, runtime).read_stop() == ended, "the one in the state directory is older"
+    assert ShutdownFiles(state, runtime).read_stop() == ended, "the record in the state directory is older"
     later = replace(STOP, boot_id="b2")
     ShutdownFiles(state, runtime).write_stop(later)
     assert ShutdownFiles(state, runtime).read_stop() == ShutdownFiles(state).read_stop() == later
@@ -112,12 +112,12 @@ def test_unreadable_runtime_directory_hides_no_record(tmp_path: Path, runtime: s
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the filesystem have no space for another file."""
+    """Simulate a full filesystem: files can be overwritten but not created."""
 
     opened = os.open
 
     def open_existing(path: str | Path, flags: int, mode: int = 0o777) -> int:
-        if flags & os.O_CREAT and not os.path.exists(path):  # noqa: PTH110 - as open takes it
+        if flags & os.O_CREAT and not os.path.exists(path):  # noqa: PTH110 - a string or a path
             raise OSError(errno.ENOSPC, "No space left on device")
         return opened(path, flags, mode)
 

@@ -1,7 +1,7 @@
 """Upgrade from 0.1: a state directory, a saved plan and a configuration written by version 0.1 (``tests/data``).
 
-The directory is that of a simulated node after collections of containers and images, one eviction, a hold, a pause and
-an interrupted shutdown.
+The state directory was written on a simulated node by container and image GC, one eviction, a hold, a pause and an
+interrupted shutdown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from nodeagent.store.sqlite import micros
 WRITTEN = Path(__file__).parents[2] / "data/state-0.1"
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC)
 STOP_ENDS = [StopEnd.IN_PROGRESS, StopEnd.INCOMPLETE, StopEnd.COMPLETE, StopEnd.UNKNOWN]
-"""Stored by 0.1 as under-way, cut-short, complete and unknown."""
+"""Results of node stops, stored by version 0.1 as under-way, cut-short, complete and unknown."""
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_image_usage_of_0_1_is_kept_and_its_observation_begins_with_the_first_de
 
 
 def write_as_0_1(directory: Path, image_id: str, first: datetime, used: datetime, at: ClockReading) -> None:
-    """Write a use with the statements of 0.1, which refuses a file only for its schema version."""
+    """Write an image use with the SQL statements of version 0.1, which checks only the schema version."""
     with closing(sqlite3.connect(directory / "nodeagent.db")) as old, old:
         assert old.execute("PRAGMA user_version").fetchone() == (2,)
         old.execute(

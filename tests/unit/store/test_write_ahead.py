@@ -1,4 +1,4 @@
-"""Unfinished passes: planned removals before the first of them, outcomes, and the end of the process between them."""
+"""Records of unfinished passes: planned removals, outcomes, and a killed process between both."""
 
 from __future__ import annotations
 
@@ -50,7 +50,12 @@ def open_history(directory: Path) -> History:
 
 
 def reader(directory: Path, *, running: bool = True) -> History:
-    """Return the history read by another process, with a running or ended writer of unfinished passes."""
+    """Return the history as another process reads it.
+
+    Args:
+        directory: directory of the history file.
+        running: whether the processes that wrote unfinished passes are running.
+    """
     return History(directory, is_running=lambda _: running)
 
 
@@ -304,7 +309,7 @@ def test_running_pass_is_kept_by_every_limit(tmp_path: Path) -> None:
 
 def test_interrupted_pass_without_removals_is_kept_and_shown(tmp_path: Path) -> None:
     history = open_history(tmp_path)
-    collects = replace(begun(), actions=())  # a pass with only the runtime's own garbage collection
+    collects = replace(begun(), actions=())  # a pass that only triggers garbage collection of the runtime
     History(tmp_path, writer=replace(SELF, boot_id="an earlier boot")).begin(collects)
     assert len(history.close_interrupted()) == 1
     history.add(finished(begun("later", at=T0 + timedelta(days=2))), KEEP)
@@ -347,7 +352,7 @@ def test_history_of_0_1_is_continued_by_an_unfinished_pass(tmp_path: Path) -> No
 
 
 def test_version_0_1_writes_and_prunes_the_file_of_this_version(tmp_path: Path) -> None:
-    """Statements of 0.1, which refuses a file only for its schema version."""
+    """Execute the SQL statements of version 0.1, which checks only the schema version of the file."""
     History(tmp_path, writer=replace(SELF, boot_id="an earlier boot")).begin(begun("one", "a", "ns\udcff"))
     with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as old:
         assert old.execute("PRAGMA user_version").fetchone() == (3,)

@@ -1,4 +1,4 @@
-"""Interval between writes of image usage that differ in time only."""
+"""Interval between writes of image usage if only times changed."""
 
 from __future__ import annotations
 

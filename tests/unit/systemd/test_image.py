@@ -1,4 +1,4 @@
-"""The image writer: its bytes depend on the files alone."""
+"""OCI image writer: the image is reproducible and depends only on the files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPOCH = 1_700_000_000
 
 
 def write_image(root: Path, output: Path) -> bytes:
-    """Write the image of a root file system; return the bytes of the layout."""
+    """Write the image of a root filesystem; return the bytes of the OCI layout archive."""
     words = ["--architecture", "arm64", "--version", "1.2", "--reference", "registry.example.com/nodeagent:1.2"]
     environment = {"SOURCE_DATE_EPOCH": str(EPOCH), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-I", str(WRITER), str(root), str(output), *words]
@@ -31,7 +31,7 @@ def write_image(root: Path, output: Path) -> bytes:
 
 
 def make_root(root: Path, names: Sequence[str], *, mode: int, time: int) -> Path:
-    """Create files in the given order, with permissions and times."""
+    """Create a root filesystem with files in the given order, with this mode and modification time."""
     (root / "tmp").mkdir(parents=True)
     (root / "tmp").chmod(mode)
     for name in names:
@@ -45,7 +45,7 @@ def make_root(root: Path, names: Sequence[str], *, mode: int, time: int) -> Path
 
 
 def read_layer(layout: bytes) -> tarfile.TarFile:
-    """Return the tar file of the layer."""
+    """Return the tar file of the only layer in an OCI layout archive."""
     with tarfile.open(fileobj=io.BytesIO(layout)) as tar:
         files = {each.name: tar.extractfile(each) for each in tar.getmembers() if each.isfile()}
         contents = {name: file.read() for name, file in files.items() if file is not None}

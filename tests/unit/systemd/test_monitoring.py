@@ -25,14 +25,14 @@ _OTHERS = re.compile(r"\b(?:process_[a-z_]+|up)\b")
 
 
 def promql_names() -> set[str]:
-    """Return the metric names allowed in a query."""
+    """Return the names that queries can use: declared metrics, histograms with their suffixes."""
     ends = ("_bucket", "_sum", "_count")
     spread = {name + end for name, metric in METRICS.items() if metric.kind is Kind.HISTOGRAM for end in ends}
     return (set(METRICS) | spread) - {name for name, metric in METRICS.items() if metric.kind is Kind.HISTOGRAM}
 
 
 def rules() -> list[dict[str, Any]]:
-    """Return the alerting rules."""
+    """Return the alerting rules of the rule file."""
     return groups()["nodeagent"]
 
 
@@ -195,7 +195,7 @@ def test_documented_examples_pass_promtool_check(promtool: str, tmp_path: Path) 
     for number, block in enumerate(configurations):
         path = tmp_path / f"{number}.yml"
         path.write_text(re.sub(r"[^\s\[]*/nodeagent\.rules\.yml", str(tmp_path / RULES.name), block))
-        options = ["--syntax-only"] if "tls_config" in block else []  # its files exist on the server of Prometheus
+        options = ["--syntax-only"] if "tls_config" in block else []  # TLS files exist only on the Prometheus server
         run(promtool, "check", "config", *options, path.name, at=tmp_path)
     queried = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
     assert queried

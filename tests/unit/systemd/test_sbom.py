@@ -1,4 +1,4 @@
-"""SBOM and licence files of the packages."""
+"""SBOM and licence files of the bundled Python packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_wheel(directory: Path, name: str, metadata: str, **files: str) -> None:
 
 
 def written(directory: Path) -> tuple[dict[str, Any], str]:
-    """Return the document and its text."""
+    """Write SBOM and licence files; return the SBOM document and its text."""
     sbom = directory / "sbom.json"
     command: list[str | Path] = [sys.executable, "-I", SCRIPT, directory, "x86_64", "--version", "1.0"]
     subprocess.run([*command, "--sbom", sbom, "--licences", directory / "licences"], check=True)

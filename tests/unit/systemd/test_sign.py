@@ -1,4 +1,4 @@
-"""Signature of the checksums, with both kinds of keys."""
+"""Signature of SHA256SUMS with a key file or a GnuPG key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting of log events and runtime calls, labels, and the limit of series per metric."""
+"""Counters of log events and runtime calls: values, labels, and the limit of series per metric."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FROM_STATE = {
     "nodeagent_pod_list_pods",
     "nodeagent_pod_list_read_timestamp_seconds",
 }
-"""Gauges read from the state of the daemon; tested with the exposition."""
+"""Gauges computed from the state of the daemon, tested in ``daemon/http/test_metrics.py``."""
 
 
 def event(name: str, **values: object) -> dict[str, object]:
@@ -214,11 +214,11 @@ def test_durations_are_counted_in_buckets(
     counters = Counters(ManualClock(T0))
     for duration_s in (2.0, 8.0, 1000.0):
         counters.count_event(event("pass_finished", **PASS | {"duration_s": duration_s}))
-    for took_s in (0.25, 0.5):  # a bucket includes its upper bound
+    for took_s in (0.25, 0.5):  # equal to bucket bounds, which are inclusive
         counters.count_event(event("evicted", **EVICTION | {"took_s": took_s}))
     for took_s in (0.001, 0.01, 120.0):
         counters.call("Version", took_s, "OK")
-        counters.call("StopContainer", took_s, "OK")  # waits for the container
+        counters.call("StopContainer", took_s, "OK")  # not counted: its duration includes the stop of the container
     counters.call("snapshots.List", 0.5, "OK")
     histogram = counters.histograms[name][labels]
     assert histogram.total == pytest.approx(total)
@@ -346,7 +346,7 @@ WITHOUT_UNIT = {
     "nodeagent_task_stuck",
     "nodeagent_memory_persistent",
 }
-"""Numbers of items, and states of 0 and 1."""
+"""Metrics without a unit suffix: numbers of items, and states with the value 0 or 1."""
 
 
 def test_name_of_a_metric_ends_with_its_only_unit() -> None:

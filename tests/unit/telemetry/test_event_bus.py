@@ -1,4 +1,4 @@
-"""Delivery of log events to subscribers, independent of logging."""
+"""Event bus: delivery of log events to subscribers, independent of the log level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log formats, with text from tenants in every value."""
+"""Log formats, with untrusted tenant text in every value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evictions through the double of the API server, without a network, with a kubelet that ends deleted pods."""
+"""Evictions through a fake API server without a network, and a fake kubelet that ends deleted pods."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cluster:
-    """API server and kubelet of pods in the namespace ``shop``.
+    """A fake API server and kubelet with pods in the namespace ``shop``.
 
     Attributes:
-        answers: failures in place of the next answers; with ``None`` the request is answered.
-        lost: number of the next requests that take effect while their answer is lost.
-        is_stuck: whether the kubelet ends no pod.
-        ends_s: time that the kubelet needs to end a pod of grace period 1.
-        running: names of the pods in the runtime.
+        answers: errors of the next requests; a request with ``None`` is executed.
+        lost: number of the next requests that take effect without a response to the client.
+        is_stuck: whether deleted pods continue to run.
+        ends_s: seconds to end a pod, per second of its grace period, of which at least one counts.
+        running: facts of the pods in the runtime, by name.
         requests: method, name, version and grace period of each request.
-        runtime_error: in place of the runtime's next answers.
-        is_closed: whether the client has no connection.
+        runtime_error: error of every pod list of the runtime.
+        is_closed: whether the connection to the API server is closed.
     """
 
     clock: Clock = field(default_factory=LoopClock)
@@ -61,14 +61,14 @@ class Cluster:
         self._kills: set[asyncio.Task[None]] = set()
 
     def add(self, name: str, *, static: bool = False, **fields: Any) -> PodFacts:
-        """Add a running pod of the API server."""
+        """Add a pod to the API server and to the runtime; return its facts."""
         annotations = {"kubernetes.io/config.mirror": "hash"} if static else {}
         self.pods.put(api_pod(name, metadata={"namespace": "shop", "annotations": annotations}))
         self.running[name] = pod_facts(name, **fields)
         return self.running[name]
 
     def sync(self) -> None:
-        """Show the pods of the API server as a watch does."""
+        """Deliver the pod changes of the API server to the pod watch."""
         state, now_s = self.watched.state, self.clock.monotonic_s()
         if state.listed_s is None:
             state = after_list(state, (), "1", requested_s=now_s, now_s=now_s, now=START)
@@ -115,7 +115,7 @@ class Cluster:
             raise ApiServerUnavailableError("no answer")
 
     def _kill(self, name: str, grace_s: int) -> None:
-        """End a deleted pod, as its kubelet does."""
+        """Remove a deleted pod from the runtime after its grace period, as the kubelet does."""
         if not self.is_stuck:
             work = asyncio.ensure_future(self._killed(name, max(self.ends_s, grace_s * self.ends_s)))
             self._kills.add(work)
@@ -128,7 +128,7 @@ class Cluster:
             self.sync()
 
     def evictor(self, **fields: Any) -> ApiEvictor:
-        """Return an evictor of this cluster."""
+        """Return an evictor for the pods of this cluster."""
         values: dict[str, Any] = {
             "clock": self.clock,
             "read_processes": _unreadable,

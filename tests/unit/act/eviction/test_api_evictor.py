@@ -1,4 +1,4 @@
-"""Eviction of one pod through the API server, in virtual time, with honest and hostile answers."""
+"""Eviction of one pod through a fake API server, in virtual time, with correct and incorrect responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUDGET = "The disruption budget webpdb needs 2 healthy pods and has 2 currently"
 
 
 def chosen(facts: PodFacts, *, soft: bool = False) -> Eviction:
-    """Return the eviction of a pod for a hard threshold, or for a soft one."""
+    """Return the planned eviction of a pod for a hard threshold, or with ``soft`` for a soft threshold."""
     limits = thresholds()
     if soft:
         limits = thresholds(hard="", soft="memory.available<100Mi", soft_grace_period="memory.available=0s")
@@ -50,7 +50,7 @@ def evicted(
     prepare: Callable[[ApiEvictor, Eviction], Any] | None = None,
     **fields: Any,
 ) -> tuple[EvictionResult, float]:
-    """Evict the pod ``web``; return the result, and the virtual time it took."""
+    """Evict the pod ``web``; return the result and the elapsed virtual time in seconds."""
 
     async def work() -> tuple[EvictionResult, float]:
         facts = cluster.running.get("web") or cluster.add("web")
@@ -65,7 +65,7 @@ def evicted(
         try:
             result = await evictor.evict(eviction, PodHandle(facts.uid, ("s",)), hurry)
         finally:
-            assert cluster.is_closed  # also after an error
+            assert cluster.is_closed  # the connection is closed even if the eviction raises
         return result, asyncio.get_running_loop().time()
 
     return play(work())
@@ -244,7 +244,7 @@ def test_lost_runtime_ends_the_pass() -> None:
     assert len(cluster.requests) == 1
 
 
-# ---- last resort
+# ---- deletion despite a disruption budget
 
 
 def test_budget_used_by_a_conflicting_request_of_the_agent_is_not_overridden() -> None:
@@ -253,7 +253,8 @@ def test_budget_used_by_a_conflicting_request_of_the_agent_is_not_overridden() -
         eviction = chosen(cluster.add("web"))
         cluster.sync()
         cluster.pods.last_disruptions["web"] = BUDGET
-        cluster.pods.put(api_pod("web", metadata={"namespace": "shop"}))  # the watch lags behind
+        # The pod watch has not delivered this newer version of the pod, so that the first eviction is a conflict.
+        cluster.pods.put(api_pod("web", metadata={"namespace": "shop"}))
         asyncio.get_running_loop().call_later(0.5, cluster.sync)
         evictor = cluster.evictor(overrides_budgets=True)
         results = [await evictor.evict(eviction, PodHandle("uid-web", ("s",)), asyncio.Event()) for _ in range(3)]
@@ -280,7 +281,11 @@ def test_pod_with_two_budgets_is_refused_without_an_unknown_effect() -> None:
 
 
 def refused_twice(**fields: Any) -> tuple[Cluster, frozenset[str], EvictionResult]:
-    """Return the pods whose deletion is permitted after two refusals by a budget, and the next result."""
+    """Refuse two evictions by a disruption budget.
+
+    Returns:
+        The cluster, the UIDs of pods with permitted deletion, and the result of the next eviction.
+    """
 
     async def work() -> tuple[Cluster, frozenset[str], EvictionResult]:
         cluster = Cluster()

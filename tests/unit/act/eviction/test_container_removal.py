@@ -1,4 +1,4 @@
-"""Removal of an evicted pod's containers, and its confirmation."""
+"""Removal of an evicted pod's containers, and confirmation that they are removed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VICTIM = Victim("uid-web", "shop", "web", ("sb-web",), verified=True)
 
 @dataclass
 class Runtime:
-    """A runtime with a victim of one exited container, another pod, and an older sandbox of the victim."""
+    """A fake runtime with the evicted pod (one exited container, one container of an older sandbox) and another pod."""
 
     containers: list[Container] = field(
         default_factory=lambda: [
@@ -136,7 +136,7 @@ async def test_filled_file_of_a_sandbox_that_cannot_be_removed_is_not_confirmed(
     runtime.errors["sb-web"] = request_error("StopPodSandbox")
     victim = replace(VICTIM, sandbox_files=(str(path),))
     assert not (await make_cleaner(runtime).clean_up(victim)).confirmed
-    assert "remove sb-web" not in runtime.calls  # a sandbox that is not stopped
+    assert "remove sb-web" not in runtime.calls  # containerd removes only stopped sandboxes
     del runtime.errors["sb-web"]
     assert (await make_cleaner(runtime).clean_up(victim)).confirmed
 
@@ -251,7 +251,7 @@ async def test_layer_whose_removal_failed_before_is_removed_as_an_orphan(tmp_pat
         layer.rmdir()
 
     async def collect() -> None:
-        """Do nothing, since the snapshot was removed before."""
+        """Collect nothing, since the snapshot is already removed."""
 
     cleaner = CriContainerCleaner(Runtime(), collect, remove_orphans)
     done = await cleaner.clean_up(replace(VICTIM, layers=(str(layer),)))

@@ -1,4 +1,4 @@
-"""Eviction of one pod: re-read, stop, and verification."""
+"""Eviction of one pod: re-read of the pod, stop of its containers, check for remaining processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Clock:
 
 @dataclass
 class Runtime:
-    """A runtime whose stop calls end the processes unless ``stubborn``."""
+    """A fake runtime; stop calls end all container processes unless ``stubborn``."""
 
     stops: list[tuple[str, int]] = field(default_factory=list)
     errors: dict[str, Exception] = field(default_factory=dict)

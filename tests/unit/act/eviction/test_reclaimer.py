@@ -1,4 +1,4 @@
-"""Node-level reclaim steps."""
+"""Node-level reclaim steps: collection of dead containers, logs and images before an eviction."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_removed_containers_are_confirmed_by_a_garbage_collection(
     reclaimer = Reclaimer(node.observe, POLICY, node.run, evicted=lambda: EVICTED, collect_garbage=node.collect_garbage)
     done = await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), asyncio.Event())
     assert (done.confirmed, node.collections) == (confirmed, 1)
-    assert done.freed() is None  # containerd reports no layer size of a dead container
+    assert done.freed() is None  # containerd reports no writable layer size for a dead container
 
 
 async def test_step_that_removed_nothing_is_not_confirmed() -> None:

@@ -1,4 +1,4 @@
-"""Times of image names after the plan, also from before a correction of the wall clock."""
+"""Detection of image names updated after the plan, including timestamps of a wall clock corrected since."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ async def test_limits_per_pass_apply_to_all_rounds(rig: Opener) -> None:
 async def test_measurement_ends_the_pass_without_layer_accounting(rig: Opener) -> None:
     async with rig(profile="cri-o") as made:
         first = await made.collector.preview(Scope.IMAGES)
-        assert first.removals == ()  # this runtime reports no pull time, so all images are new
+        assert first.removals == ()  # CRI-O reports no pull time, so that all images count as first detected now
         made.node.advance(600)
         preview = await made.collector.preview(Scope.IMAGES)
         assert preview.plans[0].accounting is Accounting.UPPER_BOUND

@@ -59,7 +59,7 @@ async def test_image_removed_by_another_client_during_the_wait_is_removed_and_no
 
 
 def another_agent(made: Rig, directory: Path) -> RemovalRecovery:
-    """Return the recovery of an agent with another state directory."""
+    """Return the removal recovery of a second agent with its own state directory."""
     return RemovalRecovery(made.storage, directory / "other.lock", made.node.clock, stable_s=0.0)
 
 
@@ -67,7 +67,11 @@ def another_agent(made: Rig, directory: Path) -> RemovalRecovery:
 async def test_removal_in_progress_is_left_alone_by_an_agent_with_another_state_directory(
     rig: Opener, tmp_path: Path, call: str
 ) -> None:
-    """Otherwise it would restore the names and release the lease before the first agent deletes them, after a stall."""
+    """Run the recovery of a second agent during a transaction: the recovery must not change the transaction.
+
+    Otherwise the second agent would restore the names and release the lease while the first agent is stalled, and the
+    first agent would then delete the names without a lease.
+    """
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         names = {name for each in preview.removals for name in made.node.names_of(each.id)}

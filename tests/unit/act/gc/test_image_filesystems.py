@@ -39,7 +39,7 @@ def _without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Node:
-    """A node whose removals free ``share`` of the predicted bytes on each filesystem."""
+    """A fake node; each removal frees the fraction ``share`` of the predicted bytes on each filesystem."""
 
     def __init__(self, observed: NodeSnapshot, share: float = 1.0) -> None:
         self.observed, self.share = observed, share
@@ -133,7 +133,7 @@ async def test_reclaim_removes_images_of_the_watched_filesystem_only() -> None:
 
 
 def kata(observed: NodeSnapshot, **changed: Any) -> OtherImageFilesystem:
-    """Return Kata's filesystem of a node as watched by eviction."""
+    """Return Kata's image filesystem in the form used by the eviction loop."""
     (own,) = (each.observed for each in observed.image_filesystems if each.path == KATA)
     assert own is not None
     return OtherImageFilesystem("/a/path/on/it", own.device_id, frozenset({"native"}))._replace(**changed)

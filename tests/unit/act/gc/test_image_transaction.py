@@ -29,7 +29,7 @@ async def test_image_of_a_container_being_created_gets_all_names_back(rig: Opene
         preview = await made.collector.preview(Scope.IMAGES)
         victim = preview.removals[0]
         before = {name: made.node.store.names[name] for name in made.node.names_of(victim.id)}
-        # Prepared after the names were deleted, by a creation that had read the image record before.
+        # A container creation that read the image record first prepares its snapshot after the names are deleted.
         made.server.faults.before("Snapshots.List", begin_creation(made, victim.id))
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
         assert outcomes(report)[victim.id] is Outcome.CHANGED

@@ -117,7 +117,7 @@ async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_leas
         undecided = {each.image_id for lease in await open_removals(made) for each in lease.names}
         for next_crash in (second, None):
             made.server.faults.clear()
-            if restarted:  # containerd collects garbage at its start
+            if restarted:  # containerd runs garbage collection when it starts
                 made.node.collect_garbage()
             if next_crash is not None:
                 crash(made, next_crash)
@@ -151,7 +151,7 @@ async def test_cancelled_removal_restores_all_names_at_once(rig: Opener) -> None
         with suppress(asyncio.CancelledError):
             await work
         assert set(made.node.store.names) == before
-        made.node.delete_image_name(last)  # the cancelled deletion takes effect late
+        made.node.delete_image_name(last)  # containerd executes the cancelled deletion after the restore
         made.node.collect_garbage()
         await made.recovery.run()
         assert set(made.node.store.names) == before

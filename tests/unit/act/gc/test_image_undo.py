@@ -197,7 +197,7 @@ async def test_unknown_pass_and_ambiguous_beginning_are_refused_without_a_change
         assert newest > oldest
         with pytest.raises(NotUndoableError, match="passes that can be undone"):
             await made.undo.undo("1999")
-        with pytest.raises(UsageError, match="several passes"):
+        with pytest.raises(UsageError, match="several pass ids"):
             await made.undo.undo("20")
         with process_lock(made.logs / "pass.lock"), pytest.raises(PassBusyError):
             await made.undo.undo(oldest)
@@ -208,7 +208,7 @@ async def test_unknown_pass_and_ambiguous_beginning_are_refused_without_a_change
 
 async def test_undo_is_refused_on_a_runtime_without_leases(rig: Opener, tmp_path: Path) -> None:
     async with rig(containerd_api=False, bulk=True) as made:
-        with pytest.raises(NodeAgentError, match="CRI's RemoveImage deletes at once: this runtime is not containerd"):
+        with pytest.raises(NodeAgentError, match="RemoveImage deletes immediately: this runtime is not containerd"):
             await made.undo.undo("")
         assert await made.undo.list_undoable() == ()
         assert not await made.undo.end_all()
@@ -231,7 +231,7 @@ async def test_removal_is_final_if_no_lease_for_the_undo_can_be_created(rig: Ope
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
 
-        def full() -> None:  # the first lease is that of the transaction
+        def full() -> None:  # after the transaction's lease; the next lease is the undo lease
             made.server.faults.fail("Leases.Create", times=1, status="UNKNOWN", detail="no space left on device")
 
         made.server.faults.after("Leases.Create", full, times=1)
@@ -256,7 +256,7 @@ OPERATIONS = st.sampled_from(["remove", "undo", "recover", "collect", "wait", "p
 
 
 class Sequence:
-    """Operations on a node whose images were all present at first."""
+    """A sequence of operations on a node that initially has all images."""
 
     def __init__(self, made: Rig, image_ids: list[str]) -> None:
         self._made = made
@@ -273,7 +273,7 @@ class Sequence:
                 assert restored <= self._made.node.images.keys()
             case "recover":
                 await self._made.recovery.run()
-            case "collect":  # as at a start of containerd
+            case "collect":  # containerd runs garbage collection when it starts
                 self._made.node.collect_garbage()
             case "wait":
                 self._made.node.advance(WINDOW_S)
@@ -284,7 +284,7 @@ class Sequence:
         return self._stored[image_id].target.digest in self._made.node.store.blobs
 
     def _pull(self) -> None:
-        """Create all names of one removed image whose content is still present."""
+        """Create all names of one removed image with content still on the node, as a pull does."""
         store = self._made.node.store
         removed = [each for each in self.names if not self.names[each] & set(store.names) and self.has_content(each)]
         for name in sorted(self.names[removed[0]]) if removed else ():
@@ -312,7 +312,7 @@ async def test_any_sequence_with_crashes_leaves_every_image_whole_or_removed_and
         undoable = {image_id for each in await made.undo.list_undoable() for image_id in each.image_ids}
         for image_id, own in sequence.names.items():
             present = own & set(made.node.store.names)
-            assert present in (set(), own), f"a part of the names of {image_id}"
+            assert present in (set(), own), f"only a part of the names of image {image_id} is restored"
             assert sequence.has_content(image_id) or not (present or image_id in undoable)
         assert len(made.node.store.leases) == len(await made.undo.list_undoable())
         made.node.advance(WINDOW_S)

@@ -1,4 +1,4 @@
-"""Passes on a runtime with incomplete lists: no item that depends on them is removed."""
+"""Passes on a runtime with incomplete lists: no item of an incomplete list is removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANGING = ("RemoveImage", "RemoveContainer", "StopPodSandbox", "RemovePodSandbo
 
 
 def some_containers(keep: Callable[[int, int], bool]) -> Callable[[Message], Message]:
-    """Return a change of the list that keeps the containers selected by ``keep``, by index and count."""
+    """Return a function that drops containers from a response unless ``keep(index, count)`` is true."""
 
     def change(response: Message) -> Message:
         listed = list(cast("api.ListContainersResponse", response).containers)

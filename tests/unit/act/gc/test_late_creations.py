@@ -1,4 +1,4 @@
-"""Container creations that proceed while the transaction restores other images or creates its undo lease."""
+"""Container creations during a transaction that restores other images or creates its undo lease."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ async def test_image_whose_container_is_prepared_during_the_restore_of_another_o
 
 
 async def test_image_whose_creation_waited_behind_other_writes_of_containerd_is_kept(rig: Opener) -> None:
-    """A write is the garbage collection of the earlier transaction; after it the creation and the agent proceed."""
+    """Create the container when containerd processes the lease writes of the agent.
+
+    containerd serializes writes, so that a creation can wait behind the garbage collection of an earlier transaction.
+    """
     async with rig(bulk=True, undo_window=timedelta()) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         late = next(each.id for each in preview.removals if made.node.images[each.id].chain_id)
@@ -59,7 +62,7 @@ async def test_image_whose_container_is_prepared_during_the_creation_of_the_undo
         late = next(each.id for each in preview.removals if made.node.images[each.id].chain_id)
         names = set(made.node.names_of(late))
 
-        def leased() -> None:  # the first lease is that of the transaction
+        def leased() -> None:  # after the transaction's lease; the next lease is the undo lease
             made.server.faults.before("Leases.Create", begin_creation(made, late, "b", "1-b"))
 
         made.server.faults.after("Leases.Create", leased)

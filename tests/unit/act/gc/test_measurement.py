@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("changes_mib", "readings"),
     [
-        pytest.param((0, -1, -2, -3), 2, id="others consume the freed bytes"),
-        pytest.param((0, 1, 0, -3), 3, id="consumed after a part was freed"),
-        pytest.param((0, 0, 1 << 20), 3, id="freed after a moment"),
+        pytest.param((0, -1, -2, -3), 2, id="other writers consume the freed bytes"),
+        pytest.param((0, 1, 0, -3), 3, id="bytes consumed after a partial release"),
+        pytest.param((0, 0, 1 << 20), 3, id="bytes freed at the third reading"),
     ],
 )
 async def test_measurement_for_an_eviction_waits_for_the_freed_bytes_only_until_others_consume_them(

@@ -1,4 +1,4 @@
-"""Deletion and restore of image names, of which some fail and others take effect late."""
+"""Deletion and restore of image names, with failed and delayed calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_name_deleted_after_the_failed_deletion_of_another_one_is_restored
         decided = asyncio.Event()
 
         async def until_decided() -> None:
-            """Delay the deletion beyond the decision, or by a bounded time if the decision waits for it."""
+            """Delay the deletion until the transaction releases its lease, at most ``_LATE_S``."""
             with suppress(TimeoutError):
                 await asyncio.wait_for(decided.wait(), _LATE_S)
 
@@ -48,7 +48,7 @@ async def test_name_that_cannot_be_restored_leaves_no_other_image_without_names(
         preview = await made.collector.preview(Scope.IMAGES)
         refused = preview.removals[0].id
         missing = set(made.node.names_of(refused))
-        made.server.faults.fail("Snapshots.List", status="INTERNAL", times=None)  # the use of all images is unreadable
+        made.server.faults.fail("Snapshots.List", status="INTERNAL", times=None)  # image use unreadable
         made.server.faults.fail("Images.Create", target=refused, status="INTERNAL", times=None)
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
         assert Outcome.DONE not in {each.outcome for each in report.results}

@@ -1,4 +1,4 @@
-"""Record of a pass on a simulated node: planned removals before the first of them, outcomes per batch, its end."""
+"""Pass records on a simulated node: planned removals before the first removal, outcomes per batch, result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEEP = Retention(timedelta(days=3650), 16 << 20)
 
 
 class Recorded:
-    """A history with the passes recorded in it."""
+    """A history file and a recorder of passes on a rig."""
 
     def __init__(self, directory: Path, rig: Rig) -> None:
         self.directory = directory
@@ -42,7 +42,7 @@ class Recorded:
         self.recorder = HistoryRecorder(self.writer, rig.node.clock, plan_id="plan", on_start=self.starts.append)
 
     async def run(self, preview: Preview, stop: asyncio.Event | None = None) -> PastPass:
-        """Run a pass; return its record."""
+        """Run a pass; return its record in the history."""
         report = await self.rig.collector.run(
             preview, trigger="test", stop=stop or asyncio.Event(), recorder=self.recorder
         )
@@ -50,7 +50,11 @@ class Recorded:
         return self.read()
 
     def read(self, *, running: bool = True) -> PastPass:
-        """Return the record read by another process."""
+        """Return the only record of the history, as another process reads it.
+
+        Args:
+            running: whether the process that wrote the record is running.
+        """
         (found,) = History(self.directory, is_running=lambda _: running).read()
         return found
 
@@ -84,7 +88,7 @@ async def test_outcomes_are_on_disk_before_the_pass_ends(rig: Opener, tmp_path: 
         made.server.faults.fail("ImageStatus", preview.removals[2].id, times=99, status="UNAVAILABLE")
         with suppress(NodeAgentError):
             await made.collector.run(preview, trigger="test", stop=asyncio.Event(), recorder=recorded.recorder)
-        await recorded.writer.extend("no such pass", [])  # after the queued outcomes
+        await recorded.writer.extend("no such pass", [])  # returns after the queued outcomes are written
     found = recorded.read(running=False)
     assert found.result == "interrupted"
     assert [each.outcome for each in found.actions[:3]] == ["done", "done", "failed"]

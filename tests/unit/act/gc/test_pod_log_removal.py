@@ -1,4 +1,4 @@
-"""Removal of log directories of unlisted pods: only unchanged, closed and completely read directories."""
+"""Removal of log directories of unlisted pods: only of unchanged, completely read directories without open files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_AGE = replace(POLICY, logs=PodLogPolicy(minimum_age_s=0.0, period_s=60.0))
 
 
 def write_log(rig: Rig) -> Path:
-    """Write the log of an unlisted pod; return it."""
+    """Write a container log of an unlisted pod; return its path."""
     log = rig.logs / "pods" / NAME / "web" / "0.log"
     log.parent.mkdir(parents=True)
     log.write_text("line\n")
@@ -65,7 +65,7 @@ async def remove(rig: Rig, after_preview: Callable[[], object] = lambda: None) -
 
 
 async def test_log_appended_now_keeps_its_directory_with_old_times(rig: Opener) -> None:
-    """The times of the two upper levels are two hours old, as with a log that was appended for two hours."""
+    """Set old times on the two upper directories: appending to a log changes only the time of the file."""
     async with rig() as made:
         log = write_log(made)
         set_old_times(log)

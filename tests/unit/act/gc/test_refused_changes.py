@@ -1,4 +1,4 @@
-"""Image transactions in which containerd refuses changes for a while, as on a full disk, and remains available."""
+"""Image transactions while containerd refuses a number of writes, as on a full disk, but serves reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def refuse(made: Rig, first: int, number: int, detail: str, *, after: bool) -> None:
-    """Refuse changes from the n-th on, of any kind; ``after`` their effect, as by a failed answer."""
+    """Refuse ``number`` write calls, the first at index ``first``; with ``after``, the refused calls take effect."""
     seen = iter(range(1 << 30))
 
     def count() -> None:
@@ -69,7 +69,8 @@ async def test_refused_changes_leave_every_image_whole_or_removed(  # noqa: PLR0
         made.node.collect_garbage()
         present, removed = whole(made, names)
         used_now = {each.image_id for each in made.node.containers.values()}
-        assert in_use in present or in_use not in used_now  # without lease, the names are not deleted one by one
+        # Without a lease the agent deletes no name, so that the container of the image in use is not started.
+        assert in_use in present or in_use not in used_now
         undo = {image_id for each in await made.undo.list_undoable() for image_id in each.image_ids}
         assert undo <= removed
         assert len(made.node.store.leases) == len(await made.undo.list_undoable())

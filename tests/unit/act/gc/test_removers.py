@@ -1,4 +1,4 @@
-"""Effects and leftovers of container and sandbox removals on a simulated node."""
+"""Container and sandbox removals on a simulated node: removed items and remaining files or snapshots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def result_of(report: PassReport, item_id: str) -> Result:
 
 
 def linked_elsewhere(log: Path, directory: Path) -> Path:
-    """Replace the directory of a log by a symlink to another directory; return the path of the log there."""
+    """Replace the directory of a log by a symlink to ``directory``; return the new path of the log."""
     log.touch()
     log.parent.rename(directory)
     log.parent.symlink_to(directory)
@@ -48,7 +48,7 @@ async def test_container_and_sandbox_that_remain_after_a_reported_removal_are_fa
         failed = {each.decision.kind: each for each in report.failed}
         assert failed.keys() == {ItemKind.CONTAINER, ItemKind.SANDBOX}
         assert {each.detail.partition("; ")[0] for each in failed.values()} == {
-            "the runtime reported its removal and still has it"
+            "the runtime reported the removal, but the item still exists"
         }
 
 

@@ -1,4 +1,4 @@
-"""Wait for creations in progress, and measurement of the time in which transactions only wait."""
+"""Wait for container creations in progress, and the counted waiting time of transactions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_wait_ends_with_its_error() -> None:
 
 
 class LoopClock(ManualClock):
-    """The time of the running loop."""
+    """A clock with the monotonic time of the running event loop."""
 
     def monotonic_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -62,7 +62,7 @@ class NoCreations:
         ((0.6, 0.1), 1.0 + 0.1),
         ((5.0,), 0.25 + 5.0),
     ],
-    ids=["prompt", "delayed once", "delayed twice", "cut at the maximum", "beyond the maximum"],
+    ids=["prompt", "delayed once", "delayed twice", "cut at the maximum", "one delay longer than the maximum"],
 )
 def test_wait_is_extended_by_the_delay_of_writes_up_to_its_maximum(delays_s: tuple[float, ...], ends_s: float) -> None:
     left = list(delays_s)

@@ -116,7 +116,7 @@ async def test_lease_that_cannot_be_completed_nor_deleted_removes_nothing(rig: O
 
 @pytest.mark.parametrize("part", ["blob", "label", "resource"])
 async def test_lease_without_the_content_of_an_image_is_not_used(rig: Opener, part: str) -> None:
-    """As of a server that ignores the header of the lease, or labels of a write."""
+    """Simulate a containerd that ignores the lease header or the labels of a content write."""
     async with rig(bulk=True) as made:
 
         def lose() -> None:
@@ -217,7 +217,7 @@ async def test_lease_that_is_not_created_in_time_removes_nothing_without_protect
 
 async def test_images_are_kept_if_the_records_of_containerd_were_unreadable_at_the_observation(rig: Opener) -> None:
     async with rig(bulk=True) as made:
-        await made.collector.preview(Scope.IMAGES)  # afterwards the origin of images is known
+        await made.collector.preview(Scope.IMAGES)  # reads and stores the origin of the images
         made.server.faults.fail("Content.List", times=None, status="INTERNAL")
         report = await remove_all(made)
         assert set(outcomes(report).values()) == {Outcome.FAILED}

@@ -40,7 +40,12 @@ def outcomes(report: PassReport) -> dict[str, Outcome]:
 
 
 def crash(made: Rig, at: tuple[str, int, bool]) -> None:
-    """End the runtime's responses at the n-th call of a method, before or after its effect, for all later calls."""
+    """Simulate a crash of the runtime: fail all calls from the n-th call of a method on.
+
+    Args:
+        made: rig with the runtime.
+        at: method, index of its first failed call, and whether that call takes effect.
+    """
     method, number, after = at
     seen = iter(range(1 << 30))
 
@@ -56,7 +61,7 @@ def crash(made: Rig, at: tuple[str, int, bool]) -> None:
 
 
 def whole(made: Rig, names: dict[str, set[str]]) -> tuple[set[str], set[str]]:
-    """Return the ids of the present and the removed images; fail for one in between."""
+    """Return the ids of the complete and of the removed images; fail if an image is removed only in part."""
     present = {image_id for image_id, own in names.items() if own & set(made.node.store.names)}
     for image_id in present:
         assert names[image_id] <= set(made.node.store.names)
@@ -67,7 +72,7 @@ def whole(made: Rig, names: dict[str, set[str]]) -> tuple[set[str], set[str]]:
 
 
 def begin_creation(made: Rig, image_id: str, key: str = "c", lease_id: str = "1234-abcd") -> Callable[[], None]:
-    """Return an action that prepares and leases the snapshot of a new container, before the container's record."""
+    """Return a function that leases and prepares the snapshot of a new container without a container record."""
     parent = made.node.images[image_id].chain_id
 
     def prepare() -> None:
@@ -79,7 +84,11 @@ def begin_creation(made: Rig, image_id: str, key: str = "c", lease_id: str = "12
 
 
 def use_during_removal(made: Rig, preview: Preview, used: int | None) -> str:
-    """Start a container of the n-th image when its first name is deleted; return the image id, empty for ``None``."""
+    """Start a container of the image at index ``used`` before the deletion of its id as a name.
+
+    Returns:
+        The image id; empty if ``used`` is ``None``, which starts no container.
+    """
     if used is None:
         return ""
     in_use = preview.removals[used % len(preview.removals)].id

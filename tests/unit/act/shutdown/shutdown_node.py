@@ -35,24 +35,25 @@ def pod(name: str, priority: int = 0, *containers: str, grace_s: float | None = 
 
 @dataclass
 class Node:
-    """Containers end a number of seconds after TERM, ``None`` for never; signals and calls have their time.
+    """A fake node that records all signals and stop requests with their times in milliseconds.
 
     Attributes:
-        up: pods in the list.
-        answers_after_s: delay of the answer to a stop request after the end of the container.
-        unresponsive: containers whose stop requests have no effect and are never answered.
-        refuses: number of refused stop requests, each after ``refuses_after_s``.
+        up: pods listed by the runtime while they have running containers.
+        takes_s: seconds from TERM to the end, by container; 0 by default, ``None`` for containers that ignore TERM.
+        answers_after_s: seconds from the end of the container to the response to its stop request.
+        unresponsive: containers with stop requests that hang without effect.
+        refuses: number of stop requests that fail, by container, each after ``refuses_after_s``.
         unavailable: intervals in milliseconds in which every call fails.
-        busy: intervals in which no call has an effect or an answer until their end.
-        located: whether processes are observable; ``None`` for all containers.
-        complete_search: whether containers that are not located are known to have no processes.
-        stopped_shims: containers whose shim is stopped.
-        busy_containers: containers that always use CPU time, so that it confirms nothing.
-        exit_codes: of containers that end by themselves.
-        uninterruptible: containers with a process in state D, which no signal ends.
-        receives_after_ms: time in which TERM is pending, by container; 0 by default.
+        busy: intervals in milliseconds; calls in an interval are delayed until its end.
+        located: containers with observable processes; ``None`` for all containers.
+        complete_search: whether the process search was complete, so that unlocated containers have no processes.
+        stopped_shims: containers with a stopped containerd shim.
+        busy_containers: containers with unknown CPU time, which does not confirm that TERM was received.
+        exit_codes: exit codes after TERM, by container; 0 by default.
+        uninterruptible: containers with a process in uninterruptible sleep (state D), which ignores KILL.
+        receives_after_ms: milliseconds during which TERM is pending, by container; 0 by default.
         stopped: containers with a stopped process.
-        finished_at: end of every container according to the runtime.
+        finished_at: finish time that the runtime reports for every container.
     """
 
     up: list[RunningPod] = field(default_factory=list)
@@ -86,7 +87,7 @@ class Node:
     # ---- processes
 
     def terminated(self, container_id: str) -> None:
-        """Deliver TERM."""
+        """Record TERM, and schedule the end of the container at its first TERM."""
         if container_id in self.ended:
             return
         if not self.received(container_id, "TERM"):
@@ -96,7 +97,7 @@ class Node:
         self.signals.append((now_ms(), container_id, "TERM"))
 
     def killed(self, container_id: str) -> None:
-        """Deliver KILL."""
+        """Record KILL, and end the container unless its process is uninterruptible."""
         if container_id not in self.ended:
             self.signals.append((now_ms(), container_id, "KILL"))
             if container_id not in self.uninterruptible:
@@ -116,11 +117,11 @@ class Node:
         return [at for at, each, name in self.signals if (each, name) == (container_id, signal)]
 
     async def locate(self, _container_ids: Collection[str]) -> bool:
-        """Locate nothing new: ``located`` is constant."""
+        """Return ``complete_search``; the located containers do not change."""
         return self.complete_search
 
     def watch(self, container_ids: Collection[str]) -> None:
-        """Report every end."""
+        """Do nothing, since the end of every container is reported."""
 
     def is_located(self, container_id: str) -> bool:
         return self.is_populated(container_id) is not None
@@ -150,11 +151,11 @@ class Node:
         return bool(at_ms) and now_ms() < at_ms[0] + self.receives_after_ms.get(container_id, 0)
 
     def is_delayed(self, container_id: str) -> bool:
-        """Return whether a container receives TERM late, unless its process is stopped."""
+        """Return whether TERM can be pending in a container without a stopped process."""
         return container_id in self.receives_after_ms and container_id not in self.stopped
 
     def cpu_us(self, container_id: str) -> int | None:
-        """Return 1 after TERM, which every container handles; ``None`` for those with unknown usage."""
+        """Return the CPU time in microseconds, 1 for each TERM; ``None`` if unknown."""
         if container_id in self.busy_containers or self.is_populated(container_id) is None:
             return None
         return len(self.received(container_id, "TERM"))
@@ -219,10 +220,12 @@ class Node:
 
 @dataclass
 class RunResult:
-    """The end of a run: ``ended_ms`` is the release of the lock, ``reported`` the pods with a final outcome.
+    """The result of a shutdown run.
 
     Attributes:
-        records: time and pods of each record on disk.
+        ended_ms: time of the release of the inhibitor lock.
+        reported: pods with a final outcome.
+        records: time in milliseconds and pods of each record on disk.
     """
 
     ended_ms: int
@@ -233,7 +236,7 @@ class RunResult:
     records: list[tuple[int, dict[str, StoppedPod]]]
 
     def recorded(self, at_ms: int) -> list[StoppedPod]:
-        """Return the pods in the last record before a crash of the agent at a time."""
+        """Return the pods of the last record written before ``at_ms``, the time of a crash of the agent."""
         return list([pods for written_ms, pods in self.records if written_ms < at_ms][-1].values())
 
 

@@ -1,4 +1,4 @@
-"""Crashes of the agent at any time of a shutdown, in virtual time: the successor continues from the last record."""
+"""Crashes of the agent at any time of a shutdown, in virtual time: a new agent continues from the last record."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ BUDGET = shutdown_budget(by_priority([(each, 10) for each in PRIORITIES]), Delay
 def run_with_crashes(
     node: Node, budget: ShutdownBudget, crashes: list[tuple[int, int]]
 ) -> tuple[dict[str, StoppedPod], list[int]]:
-    """Run a shutdown, killed after so many milliseconds and continued after so many others.
+    """Run a shutdown with crashes of the agent.
+
+    Args:
+        node: node to shut down.
+        budget: time limits of the shutdown phases.
+        crashes: for each crash, milliseconds until the crash and from the crash to the restart.
 
     Returns:
-        Its pods, and the times of the crashes.
+        The pods by name, and the times of the crashes in milliseconds.
     """
 
     async def work() -> tuple[dict[str, StoppedPod], list[int]]:

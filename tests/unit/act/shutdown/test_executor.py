@@ -1,4 +1,4 @@
-"""Stopping pods phase by phase, in virtual time, by a runtime that answers."""
+"""Ordered stop of pods by phase, in virtual time, with a responsive runtime."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ INTERVALS = st.lists(
     unavailable=INTERVALS,
     located=st.booleans(),
 )
-def test_order_signals_outcomes_and_time_limits_hold_for_all_pods(  # noqa: PLR0917 - drawn values
+def test_order_signals_outcomes_and_time_limits_hold_for_all_pods(  # noqa: PLR0917 - values drawn by Hypothesis
     pods: list[tuple[int, float | None, int | None, bool]],
     seconds: list[int],
     limit_s: int | None,
@@ -251,14 +251,14 @@ def test_order_signals_outcomes_and_time_limits_hold_for_all_pods(  # noqa: PLR0
     }
     listed = not result.run.list_problem
     assert set(result.pods) == ({each.pod.name for each in up} if listed else set(result.pods))
-    assert release_ms + elapsed_ms <= result.run.ends_ms + 2, "virtual time is rounded"
+    assert release_ms + elapsed_ms <= result.run.ends_ms + 2, "limit plus rounding of virtual time"
     for name, each in result.pods.items():
         container, terms, kills = f"{name}-c", node.received(f"{name}-c", "TERM"), node.received(f"{name}-c", "KILL")
         assert each.outcome not in (PodOutcome.STOPPING, None)
         ended_ms = node.ended.get(container)
         if located:
             assert (each.outcome is PodOutcome.FAILED) == (ended_ms is None or ended_ms > release_ms), (name, each)
-            assert len(terms) in (1, 2), "the second one is shortly before KILL"
+            assert len(terms) in (1, 2), "the second TERM is sent shortly before KILL"
             assert terms[0] >= result.phases[phase_of[name]][0]
         if each.outcome is PodOutcome.STOPPED:
             assert node.codes[container] == 0

@@ -1,4 +1,4 @@
-"""Shutdowns with a runtime that does not answer, with hung shims, and after an interruption, in virtual time."""
+"""Shutdowns with an unresponsive runtime, with hung shims, and after an interruption, in virtual time."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_stop_that_is_refused_after_a_later_call_was_answered_is_retried(located
     result = run_down(node)
     assert node.received("web-c", "TERM")[0] <= 600
     assert result.pods["web"].outcome is PodOutcome.STOPPED
-    assert node.received("stubborn-c", "KILL")[0] in range(10_000, 10_300), "after its TERM"
+    assert node.received("stubborn-c", "KILL")[0] in range(10_000, 10_300), "KILL is sent 10 s after the start"
 
 
 def test_pod_created_during_a_phase_is_stopped_in_it() -> None:
@@ -131,7 +131,7 @@ def test_pod_that_ends_before_the_exit_codes_are_known_is_not_recorded_as_runnin
     node = Node(
         [pod("late"), pod("web")],
         {"late-c": 17.3, "web-c": 9.5},
-        answers_after_s=8.0,  # the exit code of web is awaited meanwhile
+        answers_after_s=8.0,  # late ends while the executor waits for the exit code of web
         located=None,
         uninterruptible={"late-c"},
         stopped_shims={"late-c"},
@@ -190,7 +190,7 @@ def test_unavailable_runtime_without_cached_pods_is_abandoned_soon() -> None:
     assert (result.pods, result.ended_ms) == ({}, 2000)
 
 
-# ---- resumed
+# ---- shutdowns continued after an interruption
 
 
 def test_resumed_run_uses_the_rest_of_the_time_without_a_second_term() -> None:
@@ -201,7 +201,7 @@ def test_resumed_run_uses_the_rest_of_the_time_without_a_second_term() -> None:
     node = Node([pod("slow", grace_s=8), pod("dns", CRITICAL)], {"slow-c": None, "dns-c": 1.0}, located=None)
     result = run_down(node, before=before, elapsed_ms=6000)
     assert node.received("slow-c", "KILL") == [2000]
-    assert len(node.received("slow-c", "TERM")) == 1, "the one shortly before KILL"
+    assert len(node.received("slow-c", "TERM")) == 1, "the TERM sent shortly before KILL"
     assert node.received("dns-c", "TERM") == [2000]
     assert result.pods["done"] == before[0]
     assert (result.pods["slow"].outcome, result.pods["slow"].took_ms) == (PodOutcome.KILLED, 8000)
@@ -320,7 +320,7 @@ def test_list_is_awaited_through_the_phases_if_pods_are_recorded() -> None:
     node = Node(up, {f"p{band}-c": 1.0 for band in range(4)}, unavailable=((0, 12_000),), located=None)
     result = run_down(node, four_bands(40), cached=(), expects_pods=True)
     terms = [node.received(f"p{band}-c", "TERM")[0] for band in range(4)]
-    assert terms[0] == terms[1] < terms[2] < terms[3], "the time of the first phase had passed"
+    assert terms[0] == terms[1] < terms[2] < terms[3], "the time of the first phase expired during the outage"
     assert {each.outcome for each in result.pods.values()} == {PodOutcome.STOPPED}
 
 
@@ -335,7 +335,7 @@ def test_pod_that_ended_during_the_absence_is_not_running_without_a_runtime(
     result = run_down(node, before=[known], elapsed_ms=2000)
     assert result.pods["web"].outcome is outcome
     assert result.pods["web"].detail == "exit code not reported by the runtime"
-    assert result.phases[1][0] <= 2000, "the phase ends at once, apart from the list"
+    assert result.phases[1][0] <= 2000, "the phase takes only the time of the pod list"
 
 
 def test_pod_without_an_observed_end_is_recorded_as_running() -> None:

@@ -1,4 +1,4 @@
-"""Final outcome of a pod from the ends of its containers."""
+"""Final outcome of a pod at a shutdown, derived from the outcomes of its containers."""
 
 from __future__ import annotations
 

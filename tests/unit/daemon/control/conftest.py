@@ -1,4 +1,4 @@
-"""Nodes with a served control API."""
+"""Fixtures of nodes with a served control API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 @pytest.fixture
 def as_actor(node: Node) -> Node:
-    """A node with a member of the group with write access as the caller."""
+    """Return the node with an unprivileged group member with write access as the caller."""
     node.peer[0] = MEMBER
     settings = node.context.settings
     node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
@@ -32,7 +32,7 @@ def as_actor(node: Node) -> Node:
 
 @pytest.fixture
 async def kept(tmp_path: Path) -> AsyncIterator[Node]:
-    """A node whose configuration keeps its two dead containers and the unused image, served to a member."""
+    """Yield a node that keeps its two dead containers, with an unused image, served to a group member."""
     async with served_to_member(tmp_path, max_per_pod_container=5) as made:
         made.sim.add_image("registry.example/old:v1", layers=[Layer("old", 1 << 20)], age_s=90 * 86_400)
         yield made

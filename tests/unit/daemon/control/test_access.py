@@ -1,4 +1,4 @@
-"""Access rights to the control API of root, members of the group and other users."""
+"""Access rights of root, group members and other users to the control API."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ async def test_member_may_act_only_if_the_configuration_allows_it(node: Node, me
     settings = node.context.settings
     node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
     if method in ("Resume", "Reload"):
-        return  # valid without fields
+        return  # requests without required fields
     code, _ = await node.refused(method)
-    assert code == 400  # parsed, and incomplete
+    assert code == 400  # access is granted, but required fields are missing
 
 
 async def test_only_root_places_a_hold_for_another_user(as_actor: Node) -> None:

@@ -1,4 +1,4 @@
-"""Pauses, triggers and reloads by the control API."""
+"""Pause, trigger and reload requests of the control API."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_pause_during_a_resume_is_stored(node: Node, monkeypatch: pytest.M
     resumed = asyncio.ensure_future(node.ask("Resume"))
     assert await asyncio.to_thread(started.wait, 20)
     paused = asyncio.ensure_future(node.ask("Pause", api.PauseRequest(seconds=600, why="two")))
-    while len(node.logged("control_request")) != 3:  # noqa: ASYNC110 - the pause is visible only in the log
+    while len(node.logged("control_request")) != 3:  # noqa: ASYNC110 - only the log shows the request
         await asyncio.sleep(0)
     await asyncio.wait({paused}, timeout=0.2)
     release.set()
@@ -136,7 +136,7 @@ async def test_trigger_that_waits_is_refused_when_its_loop_is_disabled(node: Nod
 
 
 class CountingPassLock(PassLock):
-    """A pass lock that counts the passes that requested it."""
+    """A pass lock that counts its requests."""
 
     requests = 0
 
@@ -157,7 +157,7 @@ async def test_pass_is_refused_when_a_reload_replaces_its_settings(node: Node, h
     pass_lock = node.context.pass_lock = CountingPassLock(node.context.clock)
     async with pass_lock.take():
         applying = asyncio.ensure_future(node.refused("Apply", request))
-        while pass_lock.requests < 2:  # noqa: ASYNC110 - the lock has no event
+        while pass_lock.requests < 2:  # noqa: ASYNC110 - the pass lock sets no asyncio.Event
             await asyncio.sleep(0)
         if reload == "requested":
             node.context.renew.set()

@@ -1,4 +1,4 @@
-"""Streams of documents with a disconnecting client."""
+"""Streamed documents, and clients that disconnect during a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disconnecting, waiting and competing clients of the control API, and the stop of the daemon during a request."""
+"""Control API requests with disconnecting, waiting or concurrent clients, or a stop of the daemon."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ async def send(node: Node, text: str) -> tuple[asyncio.StreamReader, asyncio.Str
 
 
 async def calls(node: Node, method: str, count: int) -> None:
-    """Wait until the runtime has received this number of calls."""
+    """Wait until the runtime has received ``count`` calls of a method."""
     async with asyncio.timeout(WITHIN_S):
-        while node.faults.count(method) < count:  # noqa: ASYNC110 - the call log has no event to wait for
+        while node.faults.count(method) < count:  # noqa: ASYNC110 - the call log sets no asyncio.Event
             await asyncio.sleep(0)
 
 
@@ -73,7 +73,7 @@ async def test_lookups_of_closed_requests_occupy_one_thread_and_root_is_answered
     node.peer[0] = MEMBER
     opened = [await send(node, "GET /v1/holds") for _ in range(40)]
     async with asyncio.timeout(WITHIN_S):
-        while not most[0]:  # noqa: ASYNC110 - set in a thread
+        while not most[0]:  # noqa: ASYNC110 - set in another thread
             await asyncio.sleep(0.001)
     for _, writer in opened:
         writer.transport.abort()
@@ -210,7 +210,7 @@ async def test_daemon_stops_although_the_removal_of_a_requested_pass_hangs(
     await calls(node, "RemoveContainer", 1)
     node.context.stop.set()
     asking.cancel()
-    # the fixture stops the server, and waits for its end
+    # The fixture stops the server and waits until it ends.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The control API under arbitrary requests, many connections, hanging filesystems and unprintable text."""
+"""Control API with arbitrary requests, many connections, hanging filesystems and unprintable text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Hang:
-    """A call that hangs until the end of the test, as on a dead mount."""
+    """A function that hangs until ``released`` is set, as a call on an unresponsive filesystem."""
 
     calls: int = 0
     released: threading.Event = field(default_factory=threading.Event)
@@ -124,7 +124,7 @@ FIELDS = {
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[str, msgspec.Struct | None, bytes | None]:
-    """Return a request of any operation that answers at once: with random fields, or with a random body."""
+    """Return a request of an operation that does not wait, with random fields or with a random body."""
     waiting = ("Events", "Reload", "PreviewReload")
     name = draw(st.sampled_from([each for each in sorted(OPERATIONS) if each not in waiting]))
     if draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""Saved plans over the control API: drift, stricter policies, signatures and forged plans of a member."""
+"""Saved plans over the control API: drift, stricter policies, signatures, and forged plans of a group member."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_saved_plan_is_applied_with_drift_and_refused_once_changed(node: N
 
 
 def apply_stricter_policy(node: Node) -> None:
-    """Put a configuration in force that keeps both dead containers."""
+    """Replace the policy of the running agent by one that keeps both dead containers."""
     agent = node.context.agent
     assert agent is not None
     policy = agent.settings.policy
@@ -53,7 +53,7 @@ async def test_plan_older_than_a_stricter_policy_removes_nothing_that_the_policy
 
 
 def forged(plan: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan that removes every item that it lists, with a matching id."""
+    """Return a copy of a plan that removes all listed items, with the id that matches its content."""
     made: dict[str, Any] = json.loads(json.dumps(plan))
     made["policy"]["images"] |= {"high_threshold_percent": 1, "low_threshold_percent": 0, "minimum_age_s": 0.0}
     made["policy"]["containers"] |= {"max_per_pod_container": 0, "max_containers": 0, "deleted_pod_grace_s": 0.0}

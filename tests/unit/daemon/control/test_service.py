@@ -1,4 +1,4 @@
-"""The control API over its real socket, on a simulated node, with a peer set by the test."""
+"""Control API over its socket, on a simulated node, with a caller set by the test."""
 
 from __future__ import annotations
 

@@ -33,11 +33,11 @@ async def test_socket_is_removed_when_it_is_disabled_and_created_again(node: Nod
     context.settings = off
     context.renew.set()
     async with asyncio.timeout(20):
-        while node.path.exists():  # noqa: ASYNC110 - only the file shows it
+        while node.path.exists():  # noqa: ASYNC110 - a removed file sets no asyncio.Event
             await asyncio.sleep(0.01)
     context.settings = on
     async with asyncio.timeout(20):
-        while not await asyncio.to_thread(is_listening, node.path):  # noqa: ASYNC110 - the file exists before
+        while not await asyncio.to_thread(is_listening, node.path):  # noqa: ASYNC110 - a listening socket sets no asyncio.Event
             await asyncio.sleep(0.01)
     assert (await node.ask("Status"))["agent"]["running"]
     context.renew.clear()

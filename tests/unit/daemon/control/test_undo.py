@@ -43,7 +43,7 @@ def agent_of(node: Node) -> Agent:
 
 
 async def remove_unused(node: Node) -> str:
-    """Remove the unused image as a user does; return the id of the pass."""
+    """Run a pass that removes the unused image; return the id of the pass."""
     agent = agent_of(node)
     snapshot = (await agent.collector.preview(Scope.IMAGES)).snapshot
     plan = plan_image_gc(snapshot, ImageGCPolicy(minimum_age_s=0), remove_all_unused=True)
@@ -85,7 +85,7 @@ async def test_undo_waits_for_the_running_pass(node: Node) -> None:
     await remove_unused(node)
     async with node.context.pass_lock.take():
         asked = asyncio.ensure_future(node.ask("Undo"))
-        while not node.logged("control_request"):  # noqa: ASYNC110 - the log has no event to wait for
+        while not node.logged("control_request"):  # noqa: ASYNC110 - log writes set no asyncio.Event
             await asyncio.sleep(0)
         assert UNUSED not in node.sim.store.names
     await asked

@@ -1,4 +1,4 @@
-"""A node with scripted readings and actions for tests of eviction passes."""
+"""A fake node with scripted signal readings and actions, for tests of eviction passes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Clock:
 
 @dataclass
 class Node:
-    """Fake readings and actions of the loop; each reading advances the clock."""
+    """Fake signal readings and actions of the eviction loop; each reading advances the clock."""
 
     clock: Clock = field(default_factory=Clock)
     readings: Callable[[], tuple[Observation, ...]] = lambda: (NO_PRESSURE,)
@@ -231,7 +231,7 @@ DISK = "imagefs.available<100Mi"
 
 
 def disk_node(**fields: Any) -> Node:
-    """Return a node with a dedicated imagefs, one pod with 300 MiB and five pods with 1 MiB."""
+    """Return a node with pressure on a dedicated imagefs: one pod with 300 MiB, five pods with 1 MiB each."""
     values: dict[str, Any] = {
         "limits": DISK,
         "layout": FilesystemLayout.DEDICATED_IMAGEFS,
@@ -242,7 +242,7 @@ def disk_node(**fields: Any) -> Node:
 
 
 async def run_passes(node: Node, loop: EvictionLoop, seconds: float) -> None:
-    """Run a pass each second for ``seconds``."""
+    """Run an eviction pass each second for ``seconds``."""
     ends_s = node.clock.seconds + seconds
     while node.clock.seconds < ends_s:
         await run_pass(node, loop)

@@ -1,4 +1,4 @@
-"""Completion of evictions: pods that were not stopped, restarts and reloads of the daemon, pauses, records."""
+"""Completion of evictions: running containers of evicted pods, restarts, reloads, pauses, records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evictions in the history of an agent: recorded before their first action, and interrupted ones."""
+"""Eviction records in the history: written before the first action, and interrupted evictions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEEP = Retention(timedelta(days=3650), 16 << 20)
 
 @pytest.fixture
 async def records() -> tuple[EvictionRecord, EvictionRecord]:
-    """Return the records of an eviction at its start and at its end."""
+    """Run an eviction; return its records at the start and at the end."""
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
     await run_pass(node)
     return node.begun[0], node.records[0]

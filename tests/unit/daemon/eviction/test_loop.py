@@ -1,4 +1,4 @@
-"""Eviction passes over scripted readings: reclaim, choice of the pod, eviction, effects and log events."""
+"""Eviction passes with scripted readings: reclaim, pod selection, eviction, effects, log events."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ async def test_memory_events_are_watched_from_the_first_pod_on(tmp_path: Path) -
         if len(watched) == 1:
             pods = tmp_path / "sys/fs/cgroup/kubepods.slice"
             pods.mkdir(parents=True)
-            os.mkfifo(pods / "memory.events")  # a file that epoll accepts
+            os.mkfifo(pods / "memory.events")  # a FIFO, since epoll refuses regular files
             loop.wake("test")
         elif triggers.names or len(watched) > 20:
             stop.set()

@@ -19,7 +19,7 @@ PODS = (writer("kata", ON_KATA, mib=300), writer("first", ON_FIRST, mib=900), po
 
 
 def kata_node(**fields: Any) -> Node:
-    """Return a node with pressure on Kata's filesystem, until its pod is evicted."""
+    """Return a node with pressure on Kata's image filesystem until the first eviction."""
     node = Node(limits=DISK, layout=FilesystemLayout.DEDICATED_IMAGEFS, others=(KATA,), pods=PODS, **fields)
     node.readings = lambda: (read("imagefs.available", 900), on(KATA, 900 if node.evicted else 50))
     return node

@@ -1,4 +1,4 @@
-"""Effects of evictions and reclaim that are outstanding between passes: waits, bounds, further victims."""
+"""Outstanding effects of evictions and reclaim between passes: waits, time limits, further evictions."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_pods_of_two_filesystems_are_evicted_while_one_effect_is_outstandi
         cleanup=lambda: CleanupResult(confirmed=False, detail="busy"),
     )
     await run_passes(node, node.loop(), 25)
-    assert sorted(node.evicted) == ["chatty"]  # the effect of its layer on imagefs is outstanding as well
+    assert sorted(node.evicted) == ["chatty"]  # its layer also has an outstanding effect on imagefs
 
     node = disk_node(
         limits=f"{DISK},pid.available<100",
@@ -167,7 +167,7 @@ def reclaimed() -> Reclaimed:
 
 
 def report(frees_bytes: int | None) -> PassReport:
-    """Return the report of a pass that removed one container."""
+    """Return the report of a pass that removed one container with these predicted bytes."""
     reason = Reason(ReasonCode.OVER_TOTAL_LIMIT, {"total": 2, "limit": 1})
     decision = Decision(ItemKind.CONTAINER, "c", "c", Verdict.REMOVE, reason, frees_bytes)
     results = (Result(decision, Outcome.DONE),)

@@ -1,4 +1,4 @@
-"""Reclaim of page cache within an eviction pass, over scripted readings."""
+"""Page cache reclaim within an eviction pass, with scripted readings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cache:
-    """Page cache of a reading pod, of which ``yields`` of each requested byte is freed."""
+    """Fake page cache of a pod; a reclaim frees the fraction ``yields`` of the requested bytes."""
 
     active_mib: float = 340
     inactive_mib: float = 10

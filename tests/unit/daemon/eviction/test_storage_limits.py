@@ -1,4 +1,4 @@
-"""Evictions for storage limits of pods, and limits on the rate of evictions."""
+"""Evictions of pods over their storage limits, and the limit on evictions per window."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_pod_over_its_storage_limit_is_evicted_without_pressure() -> None:
 
 
 def over_limit(name: str, **fields: Any) -> PodFacts:
-    """Return a pod with 20 bytes in an emptyDir of 10."""
+    """Return a pod with 20 bytes in an emptyDir volume with a limit of 10 bytes."""
     return pod(name, memory=1, empty_dirs=(EmptyDirFacts("tmp", 20, 10),), **fields)
 
 
@@ -60,7 +60,7 @@ async def test_pod_over_its_storage_limit_is_evicted_behind_a_threshold_without_
     node.readings = lambda: (reading,)
 
     async def read_pods(with_disk: bool) -> PodInventory:
-        await asyncio.sleep(0.01 if with_disk else 0)  # the walk takes longer than the interval of the readings
+        await asyncio.sleep(0.01 if with_disk else 0)  # a disk walk takes longer than the interval between readings
         return await Node.read_pods(node, with_disk)
 
     node.read_pods = read_pods  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Eviction passes beside a kubelet: through the double of the API server, in virtual time."""
+"""Eviction passes beside a kubelet, through a fake API server, in virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOST = ApiServerUnavailableError("no answer in 10 s")
 
 
 class LoopTime(Clock):
-    """Clock of the node that runs with the loop; readings advance it further."""
+    """Clock of the node: the time of the event loop plus the duration of readings."""
 
     def __init__(self) -> None:
         self._offset_s = 0.0
@@ -45,7 +45,7 @@ class LoopTime(Clock):
 
 
 class ApiNode(Node):
-    """A node beside a kubelet with the pods of a cluster."""
+    """A fake node beside a kubelet, with the pods of a fake cluster."""
 
     def beside(self, cluster: Cluster, **fields: Any) -> EvictionLoop:
         self.cluster = cluster
@@ -59,7 +59,7 @@ class ApiNode(Node):
 
 
 def node_with(cluster: Cluster, *names: str, **fields: Any) -> ApiNode:
-    """Return a node under pressure with pods in eviction order."""
+    """Return a node under memory pressure with pods in eviction order."""
     values: dict[str, Any] = {"readings": lambda: (LOW,), "clock": cluster.clock}
     node = ApiNode(**(values | fields))
     for number, name in enumerate(names):
@@ -69,7 +69,7 @@ def node_with(cluster: Cluster, *names: str, **fields: Any) -> ApiNode:
 
 
 async def passes(node: ApiNode, loop: EvictionLoop, number: int, every_s: float = 1.0) -> list[str]:
-    """Run passes; return their results."""
+    """Run ``number`` eviction passes; return their results."""
     found = []
     for _ in range(number):
         node.cluster.sync()
@@ -131,7 +131,7 @@ def test_budget_is_retried_with_back_off_and_no_other_pod_is_evicted_below_the_h
         cluster.pods.budgets["web"] = BUDGET
         loop = node.beside(cluster)
         assert set((await passes(node, loop, 50))[2:]) == {"postponed"}
-        assert [each[1] for each in cluster.requests] == ["web"] * 3  # after 0 s, 10 s and 30 s
+        assert [each[1] for each in cluster.requests] == ["web"] * 3  # requests after 0 s, 10 s and 30 s
         assert names(cluster) == []
         del cluster.pods.budgets["web"]
         cluster.is_stuck = False
@@ -182,7 +182,7 @@ def test_eviction_with_a_lost_answer_has_one_victim() -> None:
         loop = node.beside(cluster)
         cluster.lost = 1
         await passes(node, loop, 1)
-        cluster.running["batch"] = cluster.add("batch", memory=2000)  # ranks first from now on
+        cluster.running["batch"] = cluster.add("batch", memory=2000)  # now first in eviction order
         await passes(node, loop, 10)
         readings[0] = NO_PRESSURE
         await passes(node, loop, 20)

@@ -1,4 +1,4 @@
-"""Admission of connections: limits per user and in total, root's reserve, and the connection to shed."""
+"""Admission of connections: limits per user and in total, reserve for root, choice of the connection to close."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMITS = ConnectionLimits(total=4, per_user=2, root=2)
 
 
 def filled(*uids: int | None, answered: tuple[int, ...] = ()) -> Admission[int]:
-    """Return the state after connections 0, 1, ... of these users; those in ``answered`` have sent a request."""
+    """Return the state after connections 0, 1, ... of users ``uids``; connections in ``answered`` had a request."""
     made: Admission[int] = Admission(LIMITS)
     for key, uid in enumerate(uids):
         assert made.admit(key, uid) == (True, ())
@@ -90,7 +90,7 @@ def test_limits_are_never_exceeded_and_answered_connections_never_shed(
 MIB = 1 << 20
 SMALL = 16 << 10
 LARGE = 16 * MIB
-"""The limit on the bodies of all users but root."""
+"""Size in bytes of the limit on request bodies of all users except root."""
 
 
 @pytest.mark.parametrize(

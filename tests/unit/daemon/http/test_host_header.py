@@ -1,4 +1,4 @@
-"""Hosts accepted at a loopback address."""
+"""Host header values accepted by a listener on a loopback address."""
 
 from __future__ import annotations
 

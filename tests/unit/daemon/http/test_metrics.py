@@ -1,4 +1,4 @@
-"""Exposition for Prometheus: every declared metric in both text formats, parsed by the client library."""
+"""Prometheus exposition: all declared metrics in both text formats, parsed by the client library."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def context(clock: ManualClock | None = None) -> DaemonContext:
 def signals_of(
     *observed: tuple[Signal, float, float],
 ) -> Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]:
-    """Return a reader of the signals of a node with these readings."""
+    """Return a signal reader that returns these amounts; each has signal, available amount and capacity."""
     thresholds = parse_thresholds(
         hard="memory.available<1Gi,nodefs.available<10%,memory.psi.full>20",
         soft="memory.available<3Gi",
@@ -80,7 +80,7 @@ async def no_signals() -> None:
 
 
 def read(kind: str, body: bytes) -> dict[str, Family]:
-    """Return the metrics of a text, parsed by the client library."""
+    """Return the metric families of an exposition by name, parsed by the client library."""
     if kind.startswith(OPENMETRICS):
         families = list(openmetrics_parser.text_string_to_metric_families(body.decode()))  # type: ignore[no-untyped-call]
     else:
@@ -92,7 +92,7 @@ def read(kind: str, body: bytes) -> dict[str, Family]:
 async def values(
     made: DaemonContext, read_signals: Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]] = no_signals
 ) -> dict[str, float]:
-    """Return every sample by its name and label values."""
+    """Return the value of every sample, by its name and label values."""
     kind, body = await Exposition(made, read_signals).render("")
     return {
         " ".join((sample.name, *filter(None, sample.labels.values()))): sample.value
@@ -102,7 +102,7 @@ async def values(
 
 
 def full() -> DaemonContext:
-    """Return the context of a daemon with at least one event of every kind."""
+    """Return a daemon context with counted events and runtime calls of every kind, and a fake agent."""
     made = context()
     for case in CASES:
         for each in case[0]:
@@ -123,9 +123,9 @@ SIZE = {"pods": 7, "read_timestamp_seconds": T0.timestamp()}
 
 
 class _Agent:
-    """The parts of an agent with metrics: its databases and the image filesystems."""
+    """The parts of an agent that the exposition reads: databases, pod watch, image filesystems."""
 
-    class store:  # noqa: N801 - in place of the attribute
+    class store:  # noqa: N801 - replaces an attribute
         class health:  # noqa: N801
             persistent = True
 
@@ -136,7 +136,7 @@ class _Agent:
         problem = "disk full"
 
     class watched_pods:  # noqa: N801
-        """The watch of pods."""
+        """The pod watch, without a list."""
 
         @staticmethod
         def reading() -> PodListReading | None:
@@ -290,7 +290,7 @@ async def test_thresholds_are_exposed_with_limit_and_distance() -> None:
     )
     distances = [found[f"nodeagent_threshold_distance_ratio {each}"] for each in (hard, soft, stall)]
     assert distances == [1 / 8, -1 / 8, -0.1]
-    assert not any("nodefs" in each for each in found)  # the signal was not read
+    assert not any("nodefs" in each for each in found)  # nodefs was not read
     assert found["nodeagent_signal_available_bytes memory.available"] == 2 * GIB
     assert found["nodeagent_signal_capacity_bytes memory.available"] == 8 * GIB
     for name, amount in {"inodes imagefs.inodesFree": (30, 40), "pids pid.available": (900, 1000)}.items():
@@ -363,7 +363,7 @@ async def test_signals_are_read_where_eviction_is_disabled(tmp_path: Path) -> No
             assert first is not None
             assert first[0].paths.imagefs == str(tmp_path)
             assert Signal.MEMORY_AVAILABLE in {each.signal for each in first[1].observations}
-    clock.at_s = 1e6  # the layout is complete, so that the stopped runtime is not called again
+    clock.at_s = 1e6  # after any cache time; a complete layout needs no call of the stopped runtime
     again = await reader.read()
     assert again is not None
     assert again[0] is first[0]

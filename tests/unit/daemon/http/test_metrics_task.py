@@ -36,7 +36,7 @@ GET_METRICS = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class Stream(io.StringIO):
-    """Stream that sets an event at each write."""
+    """A log stream that sets ``written`` at each write."""
 
     written: asyncio.Event
 
@@ -47,7 +47,7 @@ class Stream(io.StringIO):
 
 @dataclass
 class Served:
-    """A running server and its log."""
+    """A running metrics task and its log."""
 
     context: DaemonContext
     task: MetricsTask
@@ -59,14 +59,14 @@ class Served:
         return [json.loads(line) for line in self.stream.getvalue().splitlines()]
 
     async def move(self, listen: Listen | None) -> None:
-        """Reload with another address, as the supervisor does: the swapped settings are in force after a delay."""
+        """Change the listen address as a reload by the supervisor does."""
         self.context.swap(replace(self.context.settings, metrics=MetricsSettings(listen)))
         for _ in range(5):
             await asyncio.sleep(0)
         self.context.take_next()
 
     async def until(self, event: str, times: int = 1) -> None:
-        """Wait until an event was logged ``times`` times."""
+        """Wait until the event is logged at least ``times`` times."""
         async with asyncio.timeout(WITHIN_S):
             while [each["event"] for each in self.logged].count(event) < times:
                 self.written.clear()
@@ -98,7 +98,7 @@ async def connect(listen: Listen) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def send(listen: Listen, *parts: bytes) -> bytes:
-    """Send parts; return the response until the end of the connection, empty if it was aborted."""
+    """Send bytes in parts; return the response up to the end of the connection, empty if the server aborts it."""
     reader, writer = await connect(listen)
     try:
         for part in parts:
@@ -114,7 +114,7 @@ async def send(listen: Listen, *parts: bytes) -> bytes:
 async def get(
     listen: Listen, path: str, *, method: str = "GET", accept: str = "", host: str = "localhost"
 ) -> tuple[int, dict[str, str], str]:
-    """Return status, headers and body."""
+    """Return status code, headers and body of the response to a request."""
     extra = f"Accept: {accept}\r\n" if accept else ""
     answer = await send(listen, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{extra}\r\n".encode())
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -322,7 +322,7 @@ async def test_port_in_use_is_logged_and_retried(free_port: Listen) -> None:
             line = next(each for each in made.context.loop_statuses.all if each.name == NAME)
             assert (line.activity.value, line.reason) == ("paused", "the address is in use by another process")
             other.close()
-            await made.move(None)  # starts the retry at once
+            await made.move(None)  # a reload starts the retry immediately
             await made.until("loop_disabled")
             await made.move(free_port)
             await made.until("metrics_listening")

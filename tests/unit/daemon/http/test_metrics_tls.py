@@ -1,4 +1,4 @@
-"""The metrics listener with TLS: real clients with right, wrong and no certificates, renewed files, slow handshakes."""
+"""Metrics listener with TLS: clients with valid, invalid and no certificates, renewed files, slow handshakes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def files(authority: Authority, tmp_path: Path) -> TlsFiles:
-    """Files of a listener, as copies that a test may change."""
+    """Return the TLS files of a listener, as copies that a test can change."""
     tmp_path.chmod(0o700)
     made = TlsFiles(*(str(tmp_path / each) for each in ("tls.crt", "tls.key", "clients.crt")))
     install(authority, "server", made)
@@ -53,7 +53,7 @@ def files(authority: Authority, tmp_path: Path) -> TlsFiles:
 
 
 def install(authority: Authority, name: str, files: TlsFiles) -> None:
-    """Replace certificate and key as a renewal does, each by a rename."""
+    """Replace the certificate and key files by renames, as a certificate renewal does."""
     replace_file(authority.directory / f"{name}.key", files.key)
     replace_file(authority.directory / f"{name}.crt", files.certificate)
 
@@ -66,7 +66,7 @@ def listen() -> Listen:
 
 
 def client(authority: Authority, name: str = "") -> ssl.SSLContext:
-    """Return a client that trusts the authority of the server, with a certificate of its own if named."""
+    """Return a TLS context that trusts the CA, with the client certificate ``name`` unless empty."""
     context = ssl.create_default_context(cafile=str(authority.ca_file))
     if name:
         context.load_cert_chain(authority.directory / f"{name}.crt", authority.directory / f"{name}.key")
@@ -74,7 +74,14 @@ def client(authority: Authority, name: str = "") -> ssl.SSLContext:
 
 
 async def exchange(listen: Listen, context: ssl.SSLContext, request: bytes = REQUEST) -> tuple[bytes, int]:
-    """Return the response and the serial number of the server; raise ``OSError`` if the handshake fails."""
+    """Send a request over TLS.
+
+    Returns:
+        The response and the serial number of the server certificate.
+
+    Raises:
+        OSError: the handshake fails.
+    """
     reader, writer = await asyncio.open_connection(listen.host, listen.port, ssl=context, server_hostname="localhost")
     try:
         serial = int(writer.get_extra_info("peercert")["serialNumber"], 16)
@@ -86,7 +93,7 @@ async def exchange(listen: Listen, context: ssl.SSLContext, request: bytes = REQ
 
 
 async def is_refused(listen: Listen, context: ssl.SSLContext) -> bool:
-    """Return whether the handshake fails, or the connection ends without a response (TLS 1.3)."""
+    """Return whether the server refuses the client: failed handshake, or with TLS 1.3 an empty response."""
     try:
         response, _ = await exchange(listen, context)
     except OSError:
@@ -95,7 +102,7 @@ async def is_refused(listen: Listen, context: ssl.SSLContext) -> bool:
 
 
 async def reload(made: Served) -> None:
-    """Reload with the same settings, which checks the files at once."""
+    """Reload with unchanged settings, which immediately reads the TLS files."""
     made.context.swap(made.context.settings)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -103,7 +110,7 @@ async def reload(made: Served) -> None:
 
 
 def replace_file(source: Path, target: str) -> None:
-    """Replace a file by a copy of another one, with a rename."""
+    """Replace the file ``target`` by a copy of ``source``, with a rename."""
     fresh = Path(f"{target}.new")
     shutil.copy(source, fresh)
     fresh.chmod(0o600)
@@ -193,7 +200,7 @@ async def test_renewed_certificate_is_used_and_a_wrong_one_keeps_the_former(
     async with serving(listen, files) as made:
         await made.until("metrics_listening")
         _, first = await exchange(listen, client(authority, "prometheus"))
-        replace_file(authority.directory / "renewed.crt", files.certificate)  # its key follows later
+        replace_file(authority.directory / "renewed.crt", files.certificate)  # the key file is not renewed yet
         await reload(made)
         await made.until("metrics_certificate_not_renewed")
         assert "the key is not that of the certificate" in made.logged[-1]["error"]
@@ -236,7 +243,7 @@ async def test_slow_handshakes_do_not_delay_a_complete_request(
         await made.until("metrics_listening")
         silent = [await asyncio.open_connection(listen.host, listen.port) for _ in range(LIMITS.total * 2)]
         for _, writer in silent:
-            writer.write(b"\x16\x03\x01")  # the start of a record that never ends
+            writer.write(b"\x16\x03\x01")  # header of an incomplete TLS record
         response, _ = await exchange(listen, client(authority, "prometheus"))
         assert response.startswith(b"HTTP/1.1 200 ")
         for _, writer in silent:
@@ -298,7 +305,7 @@ def test_encrypted_key_is_refused_without_a_prompt(files: TlsFiles) -> None:
         server_context(files)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a file that it cannot trust by owner")
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing the owner of a file requires root")
 def test_key_of_another_user_is_refused(files: TlsFiles) -> None:
     os.chown(files.key, 65534, 65534)
     with pytest.raises(ConfigError, match="owned by uid 65534"):

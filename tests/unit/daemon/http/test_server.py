@@ -1,4 +1,4 @@
-"""The HTTP server over real sockets: routes, access before bodies, limits, streams, hostile bytes."""
+"""HTTP server over sockets: routes, access checks before request bodies, limits, streams, malformed requests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def refuse(_: Request) -> Response:
 
 
 class Feed:
-    """A streamed response, ended by the test."""
+    """A handler with a streamed response that the test writes and ends."""
 
     def __init__(self) -> None:
         self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -81,7 +81,7 @@ class Feed:
 
 
 class Watched:
-    """A handler that waits until it is cancelled, and then fails if an error is given."""
+    """A handler that waits until it is cancelled, and then raises the given error if any."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
@@ -149,7 +149,7 @@ async def serving(
 
 
 async def exchange(listen: Listen, sent: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Send bytes; return status, headers and body of the response; status 0 without one."""
+    """Send bytes; return status code, headers and body of the response; status 0 without a response."""
     reader, writer = await asyncio.open_unix_connection(listen.path)
     try:
         writer.write(sent)
@@ -289,15 +289,15 @@ async def test_handler_is_cancelled_when_a_watched_client_disconnects(tmp_path: 
 @pytest.mark.parametrize("error", [None, BrokenPipeError()], ids=["cancelled", "failed"])
 async def test_client_that_resets_its_connection_causes_no_logged_error(error: OSError | None, tmp_path: Path) -> None:
     watched = Watched(error)
-    async with serving(tmp_path, watched=watched) as listen:  # no error reaches the event loop
+    async with serving(tmp_path, watched=watched) as listen:  # asserts that the event loop reports no error
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(listen.path)
             client.sendall(head("POST", "/watched", "Content-Length: 1", "Expect: 100-continue"))
-            await asyncio.to_thread(client.recv, 1)  # leaves the rest of "100 Continue", which resets the connection
+            await asyncio.to_thread(client.recv, 1)  # unread bytes cause a connection reset at close
             client.sendall(b"a")
             await asyncio.wait_for(watched.started.wait(), WITHIN_S)
         await asyncio.wait_for(watched.cancelled.wait(), WITHIN_S)
-        assert (await exchange(listen, head("GET", "/echo")))[0] == 200  # the connection has ended by then
+        assert (await exchange(listen, head("GET", "/echo")))[0] == 200  # the reset connection is closed by now
         gc.collect()
 
 
@@ -358,7 +358,7 @@ async def test_refused_clients_over_sixteen_are_disconnected_without_a_response(
             each.transport.abort()
 
 
-@pytest.mark.parametrize("loop_steps", range(3, 9))  # a connection exists after three steps
+@pytest.mark.parametrize("loop_steps", range(3, 9))  # the server has accepted a connection after three steps
 async def test_connection_accepted_just_before_the_close_is_not_served(tmp_path: Path, loop_steps: int) -> None:
     async with serving(tmp_path) as listen:
         server = HttpServer(

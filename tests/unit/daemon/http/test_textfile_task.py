@@ -39,7 +39,7 @@ def names(directory: Path) -> list[str]:
 
 @dataclass
 class Written:
-    """A running task and its log."""
+    """A running textfile task and its log."""
 
     context: DaemonContext
     stream: io.StringIO
@@ -51,15 +51,15 @@ class Written:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition is true."""
         async with asyncio.timeout(WITHIN_S):
-            while not condition():  # noqa: ASYNC110 - the file and the status have no event to wait for
+            while not condition():  # noqa: ASYNC110 - the file and the status set no asyncio.Event
                 await asyncio.sleep(0.002)
 
     async def until_runs(self, number: int) -> None:
-        """Wait until the task has finished a number of runs."""
+        """Wait until the task has finished at least ``number`` runs."""
         await self.until(lambda: sum(each.runs for each in self.context.loop_statuses.all) >= number)
 
     async def move(self, path: str) -> None:
-        """Reload with another file."""
+        """Change the path of the metrics file as a reload does."""
         self.context.swap(replace(self.context.settings, metrics=MetricsSettings(None, path, 3600)))
         for _ in range(5):
             await asyncio.sleep(0)

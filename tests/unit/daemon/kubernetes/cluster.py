@@ -1,4 +1,4 @@
-"""One session of the agent with the double of the API server, in virtual time."""
+"""One registration session of the agent with a fake API server, in virtual time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KUBELET_NODE = {
 
 @dataclass
 class Cluster:
-    """The double, and one session of the agent."""
+    """A fake API server and one registration session of the agent."""
 
     server: ApiServer = field(default_factory=ApiServer)
     facts: NodeFacts = FACTS
@@ -84,7 +84,7 @@ class Cluster:
         return NodeSession(parts, (self.policy, NodeStatusPolicy()), clock, reporter, contested=self.contested)
 
     def run(self, seconds: float, script: Callable[[], Awaitable[None]] | None = None) -> SessionEnd:
-        """Run a session for a time, beside a script; return its end."""
+        """Run a session for ``seconds``, concurrently with a script; return the end of the session."""
 
         async def work() -> SessionEnd:
             stop = asyncio.Event()

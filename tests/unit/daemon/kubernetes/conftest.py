@@ -1,4 +1,4 @@
-"""Certificates for the double of the API server."""
+"""Certificates of the fake API server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.certificates import Authority
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Return an authority that issued the certificate of the server."""
+    """Return a CA that issued the certificate of the API server."""
     found = Authority(tmp_path_factory.mktemp("authority"))
     found.issue("server")
     return found

@@ -1,4 +1,4 @@
-"""Requests about a node to the double of the API server, without a network, for tests in virtual time."""
+"""API client of one node that calls the fake API server without a network, for tests in virtual time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ K = TypeVar("K", Node, Lease)
 
 
 class DirectApi:
-    """Requests of one node.
+    """API client of the node ``node-1``.
 
     Attributes:
-        down: whether no request is answered.
-        lost: number of the next writes that take effect while their answer is lost.
-        outdated: number of the next changes of metadata or spec before which another client changes the object.
-        sent: pairs of time and method with path, also of failed requests.
+        down: whether all requests fail as with an unavailable API server.
+        lost: number of the next writes that take effect without a response to the client.
+        outdated: number of the next changes of metadata or spec that another client precedes with a change of the
+            object.
+        sent: time in seconds, and method with path, of all requests, including failed requests.
     """
 
     def __init__(self, server: ApiServer) -> None:
@@ -89,5 +90,5 @@ class DirectApi:
         return msgspec.convert(json.loads(json.dumps(answer)), kind)
 
     def times(self, text: str) -> list[float]:
-        """Return the times of the requests that contain a text."""
+        """Return the times in seconds of the requests with ``text`` in method and path."""
         return [at_s for at_s, request in self.sent if text in request]

@@ -26,16 +26,24 @@ WITHIN_S = 20
 
 
 class Task(Protocol):
-    """A task of the daemon."""
+    """A task of the daemon that runs until its stop event."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until stopped."""
+        """Run until ``stop`` is set."""
 
 
 def settings_with(
     authority: Authority, url: str, directory: Path, kubernetes: dict[str, Any], document: dict[str, Any]
 ) -> Settings:
-    """Return settings with the credentials of a service account, and these of ``kubernetes`` and of other sections."""
+    """Return settings with service account credentials.
+
+    Args:
+        authority: CA of the API server.
+        url: address of the API server.
+        directory: directory of the token file.
+        kubernetes: further settings of the section ``kubernetes``.
+        document: settings of other sections.
+    """
     token = directory / "token"
     token.write_text("token-of-the-agent")
     section = {"server": url, "ca_file": str(authority.ca_file), "token_file": str(token), **kubernetes}
@@ -43,7 +51,7 @@ def settings_with(
 
 
 def context_of(settings: Settings, stream: io.StringIO) -> DaemonContext:
-    """Return the context of a daemon that logs to ``stream``."""
+    """Return a daemon context that logs to ``stream``."""
     clock = SystemClock()
     logger = log.configure("json", "info", stream)
     return DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
@@ -51,7 +59,7 @@ def context_of(settings: Settings, stream: io.StringIO) -> DaemonContext:
 
 @asynccontextmanager
 async def running(context: DaemonContext, task: Task) -> AsyncIterator[DaemonContext]:
-    """Run a task within the block."""
+    """Run a task within the block; yield its daemon context."""
     stop = asyncio.Event()
     run = asyncio.create_task(task.run(stop))
     try:
@@ -63,7 +71,7 @@ async def running(context: DaemonContext, task: Task) -> AsyncIterator[DaemonCon
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
+    """Wait until a condition is true."""
     async with asyncio.timeout(WITHIN_S):
-        while not condition():  # noqa: ASYNC110 - the state of a task or a server, which has no event
+        while not condition():  # noqa: ASYNC110 - a task or server sets no asyncio.Event
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The task of the agent's own conditions over TLS, beside those of a kubelet."""
+"""Task that writes the agent's own node conditions over TLS, beside the conditions of a kubelet."""
 
 from __future__ import annotations
 

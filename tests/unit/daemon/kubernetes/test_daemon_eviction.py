@@ -1,4 +1,4 @@
-"""A daemon of its own process beside a kubelet: an eviction goes to the API server, and to the runtime never."""
+"""Daemon process beside a kubelet: evictions are requested from the API server, never from the runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task that sends Events about the node and its pods, over TLS against the double of the API server."""
+"""Task that sends Events about the node and its pods, over TLS against a fake API server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MESSAGE = (
     "The node was low on resource: ephemeral-storage. Threshold quantity: 450Mi, available: 166168Ki. Container h was "
     "using 491560Ki, request is 10Mi, has larger consumption of ephemeral-storage. "
 )
-"""Recorded from a kubelet 1.36, with its trailing blank."""
+"""Eviction message recorded from a kubelet 1.36, including the trailing space."""
 POD = {"pod_uid": "uid-hog", "pod_namespace": "shop", "pod_name": "hog"}
 EVICTED = {**POD, "took_s": 1.5, "why": "low", "message": MESSAGE}
 

@@ -1,4 +1,4 @@
-"""Events against the double of the API server, in virtual time."""
+"""Queue and delivery of Events to a fake API server, in virtual time."""
 
 from __future__ import annotations
 

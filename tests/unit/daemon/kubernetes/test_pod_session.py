@@ -1,4 +1,4 @@
-"""Session of the pod watch with the double of the API server, in virtual time."""
+"""Session of the pod watch with a fake API server, in virtual time."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ BOOKMARK_S = 60.0
 
 @dataclass
 class Node:
-    """The double, and one session; times of requests are recorded.
+    """A fake API server and one pod watch session, with recorded request times.
 
     Attributes:
-        down: whether no request is answered, and running watches are lost.
-        errors: errors of the next requests.
-        silent: whether a watch gets nothing.
-        stream: kind of the watches; by default one that shows every change.
+        down: whether all requests fail and running watches are interrupted.
+        errors: errors of the next requests, in order.
+        silent: whether watches receive no event.
+        stream: class of the watches; ``None`` for :class:`Stream`, which delivers every change.
     """
 
     server: Pods = field(default_factory=Pods)
@@ -88,7 +88,7 @@ class Node:
         return PodWatchSession(parts, self.watched, clock, log.configure("json", "info", self.log), LoopStatuses(clock))
 
     def run(self, seconds: float, *script: tuple[float, Callable[[], object]]) -> None:
-        """Run a session for a time, with actions at times."""
+        """Run a session for ``seconds``, with pairs of a time in seconds and an action."""
 
         async def work() -> None:
             running = asyncio.create_task(self.session().run())
@@ -116,7 +116,7 @@ class Node:
 
 
 class Stream:
-    """One watch of the double, with polls of 0.1 s of virtual time."""
+    """One watch of the fake API server, polled each 0.1 s of virtual time."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -200,7 +200,7 @@ def test_outage_is_logged_once_with_its_recovery_and_ends_the_proof() -> None:
     assert node.completeness is Completeness.OUTDATED
     assert uids(node) == {"uid-a"}
     texts = [each["event"] for each in node.logged()]
-    assert texts.count("api_request_failed") == 2  # the lost watch, then the refused connection
+    assert texts.count("api_request_failed") == 2  # two errors: the interrupted watch, then the refused connection
     node = filled("a")
     node.run(200, (100, lambda: node.set_down(True)), (110, lambda: node.set_down(False)))
     assert [each["event"] for each in node.logged()][-1] == "api_request_recovered"

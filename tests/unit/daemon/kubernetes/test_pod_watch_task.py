@@ -1,4 +1,4 @@
-"""The task of the pod watch over TLS: enablement, reload, stored pods, and imports."""
+"""Pod watch task over TLS: enablement, reload, stored pods, and imports."""
 
 from __future__ import annotations
 

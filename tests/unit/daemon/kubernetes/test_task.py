@@ -1,4 +1,4 @@
-"""The registration task over TLS: enablement, dry run, role, reload, and an API server that is away."""
+"""Registration task over TLS: enablement, dry run, role, reload, and an unavailable API server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WITHIN_S = 20
 
 
 class Stream(io.StringIO):
-    """Stream that sets an event at each write."""
+    """A log stream that sets ``written`` at each write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Stream(io.StringIO):
 
 @dataclass
 class Running:
-    """A running task and its log."""
+    """A running registration task and its log."""
 
     context: DaemonContext
     stream: Stream
@@ -60,7 +60,7 @@ class Running:
         return [each for each in map(json.loads, self.stream.getvalue().splitlines()) if each["event"] == event]
 
     async def until(self, event: str) -> dict[str, Any]:
-        """Wait for an event in the log; return it."""
+        """Wait for an event in the log; return its first occurrence."""
         async with asyncio.timeout(WITHIN_S):
             while not self.logged(event):
                 self.stream.written.clear()
@@ -158,7 +158,7 @@ async def test_stop_does_not_wait_for_a_server_that_does_not_answer(authority: A
     with serving_api(server, partial(authority.server_context, "server")) as url:
         settings = registering(authority, url, tmp_path)
         assert settings.kubernetes.access is not None
-        patient = replace(settings.kubernetes.access, timeout_s=600)  # the stop fails after WITHIN_S
+        patient = replace(settings.kubernetes.access, timeout_s=600)  # longer than WITHIN_S for the stop
         async with running(replace(settings, kubernetes=replace(settings.kubernetes, access=patient)), KubeletDouble()):
             await asyncio.to_thread(server.received.wait, WITHIN_S)
 

@@ -1,4 +1,4 @@
-"""A node with a runtime and a logind, and daemons with an inhibitor task."""
+"""A node with a simulated runtime and logind, and daemons with an inhibitor task."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BANDS: list[dict[str, float]] = [{"min_priority": 0, "seconds": 1.0}, {"min_prio
 
 
 class LogindUnit:
-    """logind's unit; restarts are counted."""
+    """A fake systemd unit of logind that counts restarts."""
 
     def __init__(self) -> None:
         self.active = True
@@ -62,7 +62,7 @@ class LogindUnit:
 
 
 class Place:
-    """A node with a runtime, a logind and a state directory, for successive daemons."""
+    """A node with simulated runtime, logind and state directory, for successive daemons."""
 
     def __init__(self, directory: Path, bus: PrivateBus, login1: Login1, server: SimServer) -> None:
         self.directory = directory
@@ -101,7 +101,7 @@ class Place:
         return {node.sandboxes[each.sandbox_id].name for each in node.containers.values() if each.running}
 
     def recorded_end(self) -> StopEnd | None:
-        """Return the end in the state file; ``None`` until the first write, which is asynchronous."""
+        """Return the result of the node stop in the state file; ``None`` before the first, asynchronous write."""
         stop = self.files.read_stop()
         return None if stop is None else stop.end
 
@@ -116,7 +116,7 @@ class Place:
 
 
 class Daemon:
-    """The inhibitor task of one daemon, with its log."""
+    """A daemon with a running inhibitor task, and its log."""
 
     def __init__(
         self,
@@ -151,18 +151,18 @@ class Daemon:
         return [each for each in map(json.loads, self.stream.getvalue().splitlines()) if each["event"] == name]
 
     async def until(self, target: str | Callable[[], object], times: int = 1) -> None:
-        """Wait for an event in the log, or until a condition is true."""
+        """Wait until an event is logged ``times`` times, or until a condition is true."""
         async with asyncio.timeout(WITHIN_S):
             while not (len(self.events(target)) >= times if isinstance(target, str) else target()):
                 assert not self.task.done(), self.task
-                await asyncio.sleep(0.01)  # polled, since the log has no event to wait for
+                await asyncio.sleep(0.01)  # polled, since log writes set no asyncio.Event
 
     async def end(self) -> None:
         self.stop.set()
         await asyncio.wait_for(self.task, WITHIN_S)
 
     async def kill(self) -> None:
-        """End the task without a record on disk, as by SIGKILL."""
+        """Cancel the task without a record in the state directory, as SIGKILL does."""
         self.inhibitor.recorder.files = ShutdownFiles(self.directory / "elsewhere")
         self.task.cancel()
         await asyncio.wait({self.task})
@@ -178,7 +178,7 @@ async def daemon_on(
     intervals: Intervals | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[Daemon]:
-    """Run a daemon on the node."""
+    """Run a daemon on the node within the block; yield the daemon."""
     daemon = Daemon(
         place, settings or place.settings(), adopted=adopted, kubelet=kubelet, intervals=intervals, clock=clock
     )
@@ -196,7 +196,7 @@ async def ready(daemon: Daemon) -> None:
 
 
 async def other_lock(place: Place) -> int:
-    """Acquire a lock as another process, so that logind continues to wait."""
+    """Acquire an inhibitor lock as another process, so that logind continues to wait; return its descriptor."""
     async with Bus(place.bus.address, deadline_s=WITHIN_S) as bus:
         lock = await acquire_lock(bus, "other", "test")
         assert lock.number is not None

@@ -1,4 +1,4 @@
-"""The inhibitor task when graceful shutdown is enabled and disabled."""
+"""Inhibitor task at enablement and disablement of graceful shutdown."""
 
 from __future__ import annotations
 

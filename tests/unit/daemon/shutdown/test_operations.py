@@ -1,4 +1,4 @@
-"""Records of the requested operation, and of a soft reboot, which keeps the boot id."""
+"""Recorded shutdown operations, and records of a soft reboot, which keeps the boot id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pod cache at a shutdown: pods made since its last reading."""
+"""Pod cache at a shutdown: pods created since the last update of the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFINITION = (
 
 
 class Node:
-    """A simulated node with static manifests."""
+    """A simulated node with a directory of static pod manifests."""
 
     def __init__(self, directory: Path) -> None:
         self.sim = SimNode()
@@ -38,7 +38,7 @@ class Node:
         self.manifests = directory
 
     def start(self, name: str, priority: int) -> None:
-        """Define a pod and start it."""
+        """Write the static manifest of a pod and start the pod."""
         (self.manifests / f"{name}.json").write_text(DEFINITION.format(name=name, priority=priority))
         sandbox = self.sim.add_pod(name, uid=f"uid-{name}")
         self.sim.add_container(sandbox, "app", IMAGE)
@@ -92,7 +92,7 @@ async def test_stop_signal_of_an_image_is_read_once(tmp_path: Path) -> None:
         node.start("web", 7)
         server.faults.fail("ImageStatus")
         await runtime.pods.refresh()
-        assert runtime.pods.processes.stop_signals == {}, "TERM until the image could be read"
+        assert runtime.pods.processes.stop_signals == {}, "the stop signal is TERM while the image is unreadable"
         await runtime.pods.refresh()
         await runtime.pods.refresh()
         assert runtime.pods.processes.stop_signals == dict.fromkeys(ids, 3)

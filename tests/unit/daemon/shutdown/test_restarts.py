@@ -60,7 +60,7 @@ async def test_successor_of_a_killed_daemon_resumes_with_the_stored_lock(place: 
 async def test_successor_stops_all_pods_after_an_outage_of_the_runtime(
     place: Place, monkeypatch: pytest.MonkeyPatch, crashed: str
 ) -> None:
-    monkeypatch.setattr(executor, "_LIST_WITHIN_S", 0.3)  # shorter than the outage, as in production
+    monkeypatch.setattr(executor, "_LIST_WITHIN_S", 0.3)  # shorter than the simulated outage
     monkeypatch.setattr(pod_monitor, "_FIRST_LIST_WITHIN_S", 0.1)
     place.pod("slow")
     place.pod("dns", 2000)

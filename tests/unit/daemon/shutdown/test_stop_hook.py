@@ -1,4 +1,4 @@
-"""The stop hook of the unit: it stops pods during a shutdown of the node that the daemon did not complete."""
+"""Stop hook of the unit: stops the remaining pods if the daemon did not complete the node shutdown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DOWN = UnitStop(STOPPING, 60_000_000)
 
 
 class StopHookNode:
-    """A node with a web and a dns pod, and its stop hook."""
+    """A node with the pods ``web`` and ``dns``, and the settings and log of its stop hook."""
 
     def __init__(self, directory: Path, server: SimServer) -> None:
         self.server = server
@@ -124,7 +124,7 @@ async def test_stop_of_the_unit_in_a_shutdown_waits_until_the_daemon_has_stopped
             asyncio.to_thread(lambda: asyncio.run(hook.stop(UnitStop("running", 600_000_000, is_announced=True))))
         )
         async with asyncio.timeout(60):
-            while "unit_stop_delayed" not in hook.events():  # noqa: ASYNC110 - a log of another thread
+            while "unit_stop_delayed" not in hook.events():  # noqa: ASYNC110 - another thread writes the log
                 await asyncio.sleep(0.01)
         assert not stopping.done()
     assert await stopping is None
@@ -150,7 +150,7 @@ async def test_complete_shutdown_of_the_daemon_is_not_repeated(hook: StopHookNod
 
 @pytest.fixture
 def unwritable(hook: StopHookNode) -> None:
-    """Replace the state directory by a file, so that every write fails."""
+    """Replace the state directory by a file, so that every write to the state directory fails."""
     hook.settings.state_directory.write_text("")
 
 

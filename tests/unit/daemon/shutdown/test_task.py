@@ -1,4 +1,4 @@
-"""Shutdowns with the inhibitor task, a simulated logind on a private bus and a simulated runtime."""
+"""Node shutdowns with the inhibitor task, a simulated logind on a private bus and a simulated runtime."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ async def test_shutdown_begins_at_the_signal_and_not_at_the_first_stop_request(
         at_s = daemon.context.clock.monotonic_s()
         proceed.set()
         await daemon.until("shutdown_finished")
-    assert place.last().started_s <= at_s, "logind counts from its signal"
+    assert place.last().started_s <= at_s, "the delay of logind starts at its signal"
     assert place.outcomes() == {"web": "stopped"}
 
 
 class SteppedClock(SystemClock):
-    """Clocks of the machine with a step of the wall time."""
+    """System clock with a wall time offset set by the test."""
 
     def __init__(self) -> None:
         self.ahead = timedelta(0)
@@ -294,7 +294,7 @@ async def test_shutdown_is_on_disk_before_the_record_of_running_pods_is_replaced
         place.login1.request_shutdown()
         await daemon.until("shutdown_finished")
     (found,) = at_replacement
-    assert found is not None, "a successor after a crash finds the pods in one of both"
+    assert found is not None, "after a crash, a new daemon reads the pods from one of the two files"
     assert [each.name for each in found.pods] == ["web"]
 
 

@@ -1,4 +1,4 @@
-"""Builders for readings, thresholds and pods. Sizes are in MiB, times in monotonic seconds unless named otherwise."""
+"""Builders of readings, thresholds and pods: sizes in MiB, times in monotonic seconds, unless named otherwise."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EMPTY_STATE: Final = EvictionState()
 
 
 def at(seconds: float, *, wall_s: float | None = None) -> Moment:
-    """Return the moment ``seconds`` after the start; ``wall_s`` sets a different wall time."""
+    """Return the moment ``seconds`` after the start; ``wall_s`` sets a different wall time, also in seconds."""
     return Moment(NOON + timedelta(seconds=seconds if wall_s is None else wall_s), START_S + seconds)
 
 
@@ -52,7 +52,7 @@ def read(
     kernel_mib: float | None = None,
     **exact: float,
 ) -> Observation:
-    """Return a reading; ``available`` and ``capacity`` override the amounts in MiB."""
+    """Return a signal reading; ``available`` and ``capacity`` override the MiB with exact amounts."""
     return Observation(
         Signal(signal),
         exact.get("available", available_mib * MIB),
@@ -63,7 +63,7 @@ def read(
 
 
 def thresholds(hard: str = "memory.available<100Mi", **settings: Any) -> tuple[Threshold, ...]:
-    """Return the parsed thresholds, without one on allocatable memory."""
+    """Return the parsed thresholds, without the threshold on allocatable memory."""
     return parse_thresholds(hard=hard, allocatable=False, **settings)
 
 
@@ -74,12 +74,12 @@ def evaluated(
     policy: EvictionPolicy = POLICY,
     seconds: float = 0.0,
 ) -> Evaluation:
-    """Return the evaluation at a time."""
+    """Return the evaluation of these readings at ``seconds``."""
     return evaluate(state, observations, thresholds() if limits is None else limits, policy, now=at(seconds))
 
 
 def known(value: Any, source: FactSource = FactSource.KUBELET) -> Fact[Any]:
-    """Return a fact from the kubelet."""
+    """Return a known fact, by default from the kubelet."""
     return Fact(value, source)
 
 
@@ -97,7 +97,7 @@ def pod(
     ephemeral_request: float | None = 0,
     **fields: Any,
 ) -> PodFacts:
-    """Return a pod with complete facts, in MiB; its UID is ``uid-NAME``."""
+    """Return a pod with complete facts; sizes are in MiB, its UID is ``uid-NAME``."""
     usage = PodUsage(
         memory_bytes=None if memory is None else int(memory * MIB),
         pids=pids,
@@ -123,12 +123,12 @@ def pod(
 
 
 def disk(mib: float | None, inodes: int | None = 0) -> Footprint:
-    """Return a disk usage in MiB."""
+    """Return a disk usage of ``mib`` MiB and ``inodes`` inodes."""
     return Footprint(None if mib is None else int(mib * MIB), inodes)
 
 
 def container(name: str = "app", **mib: float | None) -> ContainerFacts:
-    """Return a container; keywords are attributes without ``_bytes``, in MiB."""
+    """Return a container; ``mib`` maps attribute names without the suffix ``_bytes`` to sizes in MiB."""
     sizes: dict[str, Any] = {f"{key}_bytes": None if value is None else int(value * MIB) for key, value in mib.items()}
     return ContainerFacts(name, **sizes)
 
@@ -143,7 +143,7 @@ def planned(
     seconds: float = 0.0,
     **rest: Any,
 ) -> EvictionPlan:
-    """Return the plan of a pass; without readings memory is short."""
+    """Return the eviction plan of a pass; without readings, memory is below its threshold."""
     found = evaluated(
         *(observations or (read(seconds=seconds),)), state=state, limits=limits, policy=policy, seconds=seconds
     )
@@ -151,10 +151,10 @@ def planned(
 
 
 def victim(plan: EvictionPlan) -> str | None:
-    """Return the name of the pod to evict."""
+    """Return the name of the pod to evict; ``None`` if the plan evicts no pod."""
     return plan.victim.pod.name if plan.victim else None
 
 
 def reasons(plan: EvictionPlan) -> dict[str, str]:
-    """Return pod name to reason code."""
+    """Return the reason code of each pod, by pod name."""
     return {each.name.split("/")[1]: each.reason.code.value for each in plan.plan.decisions}

@@ -1,4 +1,4 @@
-"""Outstanding effects for tests."""
+"""Builder of outstanding effects for tests of eviction plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_S = at(0).monotonic_s
 
 
 def effect(**fields: Any) -> OutstandingEffect:
-    """Return the effect of an eviction of 100 MiB on imagefs at second 0, measured from 50 MiB available."""
+    """Return the outstanding effect of an eviction at second 0: 100 MiB predicted on imagefs with 50 MiB available."""
     values: dict[str, Any] = {
         "action": "eviction of shop/web",
         "shortage": Shortage.IMAGEFS,

@@ -52,7 +52,7 @@ def test_inactive_cache_is_requested_in_addition_once_per_pod() -> None:
 @pytest.mark.parametrize(
     ("one", "kernel_mib", "limits", "since_last_s"),
     [
-        pytest.param(cache("a", 340), 190, "memory.available<200Mi", None, id="shortage by the kernel as well"),
+        pytest.param(cache("a", 340), 190, "memory.available<200Mi", None, id="kernel also below the threshold"),
         pytest.param(cache("a", 340), None, "memory.available<200Mi", None, id="no estimate"),
         pytest.param(cache("a", 100), 470, "memory.available<200Mi", None, id="too little cache"),
         pytest.param(
@@ -60,7 +60,7 @@ def test_inactive_cache_is_requested_in_addition_once_per_pod() -> None:
         ),
         pytest.param(cache("a", 340), 470, "memory.available<100Mi", None, id="threshold not met"),
         pytest.param(cache("a", 340), 470, "memory.psi.full>40", None, id="another signal"),
-        pytest.param(cache("a", 340), 470, "memory.available<200Mi", 29.0, id="reclaimed a moment ago"),
+        pytest.param(cache("a", 340), 470, "memory.available<200Mi", 29.0, id="reclaimed shortly before"),
         pytest.param(
             cache("a", 340, used_mib=500, protected_mib=450), 470, "memory.available<200Mi", None, id="request"
         ),

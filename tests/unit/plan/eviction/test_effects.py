@@ -1,4 +1,4 @@
-"""Outstanding effects: predictions and ends."""
+"""Outstanding effects of evictions and reclaim: predictions and end conditions."""
 
 from __future__ import annotations
 
@@ -236,7 +236,12 @@ def test_every_effect_ends_within_two_bounds(found: list[OutstandingEffect], ste
 
 
 def end_after_confirmation(one: OutstandingEffect, *available: tuple[float, float]) -> EffectEnd | None:
-    """Return the end of a confirmed effect by readings, each in MiB (or units) with its second."""
+    """Return the end of an effect after readings; ``None`` while outstanding.
+
+    Args:
+        one: a confirmed effect.
+        available: available amount in MiB (or units) and time in seconds of each reading.
+    """
     remaining: tuple[OutstandingEffect, ...] = (one,)
     ended: tuple[EndedEffect, ...] = ()
     for amount, seconds in available:
@@ -250,9 +255,9 @@ def end_after_confirmation(one: OutstandingEffect, *available: tuple[float, floa
     ("available", "end"),
     [
         pytest.param([(60, 0), (20, 0.5)], EffectEnd.CONFIRMED, id="falling"),
-        pytest.param([(60, 0), (20, 0.4)], None, id="falling for a moment only"),
+        pytest.param([(60, 0), (20, 0.4)], None, id="falling for less than the minimum time"),
         pytest.param([(60, 0), (52, 1.0)], None, id="trickle"),
-        pytest.param([(0, 0), (0, 0.5)], EffectEnd.CONFIRMED, id="full since the action"),
+        pytest.param([(0, 0), (0, 0.5)], EffectEnd.CONFIRMED, id="no space since the action"),
         pytest.param([(60, 0), (70, 0.5), (65, 1.0)], None, id="above the first reading"),
         pytest.param([(60, 0), (60, 1.9)], None, id="constant"),
         pytest.param([(60, 0), (160, 0.1)], EffectEnd.MEASURED, id="measured"),

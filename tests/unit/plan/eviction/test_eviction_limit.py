@@ -41,7 +41,7 @@ EVERY_STEP = frozenset(reclaim_steps(DISK_SHORT.signal, SINGLE))
 
 
 def evicted(*seconds: float, storage_limit: bool = False) -> EvictionState:
-    """Return the state after evictions at these times."""
+    """Return the eviction state after evictions at these seconds."""
     state = EMPTY_STATE
     for each in seconds:
         state = record_eviction(state, at(each), storage_limit=storage_limit)
@@ -65,7 +65,7 @@ def evicted(*seconds: float, storage_limit: bool = False) -> EvictionState:
 def test_storage_limit_does_not_starve_behind_a_threshold_without_a_victim(
     limits: str, readings: list[Observation], state: EvictionState
 ) -> None:
-    candidates = replace(GREEDY, memory_request_bytes=known(None)), STATIC  # none for memory: an unknown request
+    candidates = replace(GREEDY, memory_request_bytes=known(None)), STATIC  # no victim for memory: request unknown
     if "pid" in limits:
         candidates = tuple(replace(each, usage=replace(each.usage, pids=None)) for each in candidates)  # type: ignore[type-var, assignment]
     plan = planned(candidates, *readings, limits=thresholds(limits), policy=POLICY, state=state)

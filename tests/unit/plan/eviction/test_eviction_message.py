@@ -1,4 +1,4 @@
-"""Messages of evictions."""
+"""Eviction messages, in the wording of the kubelet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of evaluations and eviction plans for any node."""
+"""Property tests of threshold evaluations and eviction plans."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ usages = st.builds(PodUsage, small, small, small, footprints, footprints, footpr
 
 @st.composite
 def pods(draw: st.DrawFn) -> tuple[PodFacts, ...]:
-    """Return pods; about a third have a fact that protects them or changes their rank."""
+    """Return pods; about a third have a fact that protects the pod or changes its rank."""
     return tuple(
         replace(
             PodFacts(
@@ -134,7 +134,7 @@ READINGS = (
     *[(5, 100, 0.0), (25, 100, 0.5), (55, 100, 1.0), (95, 100, 0.0), (5, 100, 0.0), (55, 100, 0.0)] * 3,
     *[(-1, 100, 0.0), (101, 100, 0.0), (0, 0, 0.0), (5, 100, 1.5), (5, 100, -0.5), None],
 )
-"""Available amount, capacity and age in seconds; ``None`` for no reading."""
+"""Strategy of a reading: available amount, capacity and age in seconds; ``None`` for a missing reading."""
 
 
 @st.composite
@@ -149,7 +149,7 @@ def readings(draw: st.DrawFn, now: Moment) -> tuple[Observation, ...]:
 
 @st.composite
 def evaluations(draw: st.DrawFn) -> Evaluation:
-    """Return the last evaluation of a few passes; in some, monotonic time steps back."""
+    """Return the last evaluation of one to four passes; in some cases monotonic time steps back."""
     state, seconds, thresholds, policy = EMPTY_STATE, 0.0, draw(limits()), draw(policies)
     for _ in range(draw(st.integers(0, 3))):
         observed = draw(readings(at(seconds)))
@@ -267,7 +267,7 @@ def test_usage_above_the_request_ranks_before_usage_within(
 
 @EXAMPLES
 @given(evaluations(), pods(), policies, layouts, reclaims, st.randoms(use_true_random=False))
-def test_plan_does_not_depend_on_the_order_of_pods(  # noqa: PLR0917 - one for each drawn value
+def test_plan_does_not_depend_on_the_order_of_pods(  # noqa: PLR0917 - values drawn by Hypothesis
     found: Evaluation,
     listed: tuple[PodFacts, ...],
     policy: EvictionPolicy,
@@ -313,7 +313,7 @@ def test_readings_are_acted_on_once(
     st.floats(1, 500),
 )
 def test_no_clock_step_ends_a_grace_period_early(passes: list[tuple[float, float, bool]], grace_s: float) -> None:
-    """The wall clock steps at random; monotonic time may step back, and only its advance counts."""
+    """Step the wall clock and the monotonic clock at random: only advances of the monotonic clock count."""
     threshold = Threshold(Signal.MEMORY_AVAILABLE, Amount(number=50), grace_s)
     state, now_s, met_for_s = EMPTY_STATE, 0.0, 0.0
     met_before = False

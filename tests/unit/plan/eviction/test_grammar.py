@@ -255,7 +255,7 @@ def test_any_text_is_parsed_or_rejected_with_a_sentence(text: str) -> None:
     try:
         parse_thresholds(hard=text)
     except ValueError as error:
-        assert str(error).startswith("hard threshold ")  # noqa: PT017 - a text without an error passes too
+        assert str(error).startswith("hard threshold ")  # noqa: PT017 - a valid text also passes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Validation of readings."""
+"""Validation of signal readings: amounts, capacity and age."""
 
 from __future__ import annotations
 

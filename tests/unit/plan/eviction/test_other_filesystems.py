@@ -1,4 +1,4 @@
-"""Thresholds, reclaim, choice of the pod and effects on a node with several image filesystems."""
+"""Thresholds, reclaim, pod selection and outstanding effects on a node with several image filesystems."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def on(other: OtherImageFilesystem, available_mib: float = 50, signal: str = "im
 
 
 def writer(name: str, *layers: LayerUsage, mib: float = 10, **fields: Any) -> PodFacts:
-    """Return a pod with ``mib`` MiB and one inode per MiB in each of these layers."""
+    """Return a pod with ``mib`` MiB and one inode per MiB in each of these writable layers."""
     sized = tuple(each._replace(used=disk(mib, int(mib))) for each in layers)
     total = Footprint(int(mib * MIB) * len(layers), int(mib) * len(layers))
     made = pod(name, writable=total, **fields)
@@ -64,7 +64,7 @@ PODS = (
 
 
 def after_reclaim(*observations: Observation, pods: tuple[PodFacts, ...] = PODS, **fields: Any) -> EvictionPlan:
-    """Return the plan after all reclaim steps."""
+    """Return the eviction plan after all reclaim steps."""
     values: dict[str, Any] = {"limits": limits(), "layout": DEDICATED, "others": OTHERS, **fields}
     steps = frozenset(
         step for each in values["limits"] for step in reclaim_steps(each.signal, values["layout"], each.filesystem)
@@ -163,7 +163,7 @@ def test_nothing_is_evicted_without_a_pod_known_to_write_there(pods: tuple[PodFa
     plan = after_reclaim(on(KATA), pods=pods)
     assert plan.victim is None
     assert plan.plan.warnings == (
-        "imagefs.available<100Mi on /kata is met, but no pod is known to have a writable layer there",
+        "imagefs.available<100Mi on /kata is met, but no pod is known to have a writable layer on this filesystem",
     )
 
 

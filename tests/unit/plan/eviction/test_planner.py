@@ -1,4 +1,4 @@
-"""Eviction plan: the pod to evict, and the reasons to keep the others."""
+"""Eviction plan: selected pod, and reasons to keep all other pods."""
 
 from __future__ import annotations
 

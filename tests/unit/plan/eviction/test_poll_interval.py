@@ -1,4 +1,4 @@
-"""Poll interval of the signals."""
+"""Poll interval of the eviction signals."""
 
 from __future__ import annotations
 

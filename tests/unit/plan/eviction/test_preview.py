@@ -1,4 +1,4 @@
-"""Pods listed by the reload preview."""
+"""Pods with predicted evictions in the reload preview."""
 
 from __future__ import annotations
 

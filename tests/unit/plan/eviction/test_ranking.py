@@ -1,4 +1,4 @@
-"""Eviction order of pods."""
+"""Eviction order of pods by signal: usage above request, priority, usage."""
 
 from __future__ import annotations
 

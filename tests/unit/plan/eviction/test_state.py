@@ -1,4 +1,4 @@
-"""Evaluation over several passes: grace periods, minimum reclaim, conditions, and clock steps."""
+"""Threshold evaluation over several passes: grace periods, minimum reclaim, conditions, clock steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,12 @@ def active(evaluation: Evaluation) -> set[str]:
 
 
 def run(*passes: tuple[float, float], limits: tuple[Threshold, ...] = SOFT) -> list[bool]:
-    """Return for each pass, given by its time and available MiB, whether a threshold is acted on."""
+    """Return for each pass whether a threshold requires action.
+
+    Args:
+        passes: time in seconds and available memory in MiB of each pass.
+        limits: thresholds to evaluate.
+    """
     state, acted = EMPTY_STATE, []
     for seconds, available_mib in passes:
         found = evaluated(
@@ -63,7 +68,7 @@ def test_stall_threshold_is_met_strictly_above_its_limit(percent: float, met: bo
         pytest.param([(0, 50), (90, 50), (95, 150), (100, 50)], [False, True, False, False], id="oscillation"),
         pytest.param([(0, 50), (-500, 50), (-411, 50), (-410, 50)], [False] * 3 + [True], id="clock back"),
         pytest.param(
-            [(0, 50), (90, 50), (-500, 50), (-490, 50)], [False, True, False, False], id="clock back when due"
+            [(0, 50), (90, 50), (-500, 50), (-490, 50)], [False, True, False, False], id="clock set back when due"
         ),
     ],
 )

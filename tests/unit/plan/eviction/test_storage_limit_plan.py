@@ -1,4 +1,4 @@
-"""Pods over their own storage limits in the eviction plan."""
+"""Eviction plan for pods over their own ephemeral storage limits."""
 
 from __future__ import annotations
 

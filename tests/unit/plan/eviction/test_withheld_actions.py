@@ -1,4 +1,4 @@
-"""Actions withheld by outstanding effects."""
+"""Evictions and reclaim steps withheld by outstanding effects."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ POLICY = GCPolicy(images=ImageGCPolicy(high_threshold_percent=100, maximum_unuse
 
 
 def old_items(clock: ClockTrust) -> NodeSnapshot:
-    """Return a node with an item of each kind to remove by age."""
+    """Return a node with one item of each kind that GC removes by age."""
     return snapshot(
         (image("i"), used(2 * DAY_S, seen_s=3 * DAY_S)),
         clock=clock,

@@ -1,4 +1,4 @@
-"""Properties of container, sandbox and log plans for any node."""
+"""Property tests of container, sandbox and pod log plans."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ LIVE = (sandbox(ready=True),)
 
 
 def attempts(count: int, name: str = "app", pod: str = "web", start: int = 0) -> tuple[Any, ...]:
-    """Return dead attempts; the highest number is the newest."""
+    """Return ``count`` dead containers with attempts from ``start`` on; the highest attempt is the newest."""
     return tuple(
         container(f"{name}{n}", name=name, pod=pod, attempt=n, created_s=5000 - 100 * n, finished_s=4000)
         for n in range(start, start + count)

@@ -1,4 +1,4 @@
-"""Explanations: agreement with the plan, and the condition of a removal."""
+"""Explanations of items: consistent with the plan, with the condition of a later removal."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_explanation_of_image_below_the_threshold_states_the_usage_at_removal() 
     first, second = one("r.example/a:1"), one("r.example/b:1")
     assert first.decision.reason.code is ReasonCode.BELOW_HIGH_THRESHOLD
     assert first.when == "once imagefs is 85% full, 350 MiB more than now; it would be removed first"
-    assert "removing the 1 unused less recently" in second.when
+    assert "removing the 1 less recently used" in second.when
     assert (first.position, second.position, first.positions) == (2, 3, 4)
     assert first.names == ("r.example/a:1", "r.example/a:latest", "a")
     assert first.last_used == ago(3 * DAY_S)
@@ -138,7 +138,7 @@ def test_conditions_of_several_reasons_are_all_stated() -> None:
     used_too = replace(observed, containers=(container("c", pod="web", state=ContainerState.RUNNING, image_ref="a"),))
     found = one("r.example/a:1", used_too)
     assert found.when.startswith("once it is unreferenced and the hold has ended; then when imagefs is 85% full")
-    assert found.eligible_at is None, "the end of the hold alone does not make it removable"
+    assert found.eligible_at is None, "the image is not removable at the end of the hold alone"
 
 
 def test_freed_bytes_are_stated_alone_and_within_the_plan() -> None:
@@ -197,7 +197,7 @@ def test_image_of_unobserved_age_has_its_time_of_eligibility() -> None:
     assert found.eligible_at == NOW + timedelta(hours=23)
     assert found.when == (
         "once image use has been observed for 1d without a gap, if unused until then; or once imagefs is 85% "
-        "full, 350 MiB more than now, and removing the 1 unused less recently (5.00 MiB) is not enough"
+        "full, 350 MiB more than now, and removing the 1 less recently used (5.00 MiB) is not enough"
     )
     off = replace(policy, images=replace(policy.images, high_threshold_percent=100))
     found = one("r.example/b:1", node(image_use_observed_since=ago(3600)), off)

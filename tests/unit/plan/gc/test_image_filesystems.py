@@ -1,4 +1,4 @@
-"""Image GC on nodes with several image filesystems: each is collected for itself."""
+"""Image GC on nodes with several image filesystems, each with a separate plan."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def node(
     content: bool = True,
     **fields: Any,
 ) -> NodeSnapshot:
-    """Return a node with the images of ``names``, least recently used first, with 100 MiB each of snapshots.
+    """Return a node with the images ``names``, least recently used first, with 100 MiB of snapshots each.
 
     Snapshots of images named ``k...`` are in Kata's snapshotter ``native``, the others in ``overlayfs``. The content
     store, with 30 MiB of each image, is on the filesystem of overlayfs unless ``content`` is false.
@@ -106,7 +106,7 @@ def test_bytes_freed_by_removals_for_one_filesystem_count_on_the_other() -> None
 
 
 def test_blobs_count_for_the_filesystem_of_the_content_store() -> None:
-    """The blobs of an image free space beside overlayfs, wherever its snapshots are."""
+    """Count blobs on the filesystem of the content store, here overlayfs, also for images with snapshots in Kata."""
     plan = plan_image_gc(node(85, 10, names=("k1", "k2", "o1")), POLICY)
     assert removed(plan) == ["k1", "k2"]
     plan = plan_image_gc(node(85, 10, names=("k1", "k2", "o1"), content=False), POLICY)
@@ -252,7 +252,7 @@ def nodes(draw: st.DrawFn) -> NodeSnapshot:
 
 
 def freed_on(observed: NodeSnapshot, ids: Iterable[str], path: str) -> int:
-    """Return the bytes that the removal of images frees on a filesystem, computed from scratch."""
+    """Return the bytes that the removal of images frees on a filesystem, computed independently of the planner."""
     storage = observed.storage
     assert storage is not None
     kept = {index for name, indexes in storage.by_image.items() if name not in ids for index in indexes}

@@ -1,4 +1,4 @@
-"""Keep rules for images: order, reason codes, and precedence."""
+"""Keep rules for images: order, reason codes and precedence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PRECEDENCE = [
 
 
 def node(**fields: object) -> NodeSnapshot:
-    """Return a node whose image ``all`` is kept by every rule, and ``one`` by the last only."""
+    """Return a node with the image ``all``, kept by every rule, and the image ``one``, kept only by the last rule."""
     return snapshot(
         (image("all", "r.io/pause:1", pinned=True), used(-60)),
         (image("one", "other:1"), used()),
@@ -91,7 +91,7 @@ def test_image_without_a_keep_reason_is_absent() -> None:
 
 
 class TestImagesNamedByPods:
-    """Images of static manifests and of bound pods are kept, in every form of the reference."""
+    """Images named by static manifests and bound pods are kept, for every form of image reference."""
 
     DIGEST = digest("app")
     LISTED = (

@@ -94,7 +94,7 @@ class TestMaximumAge:
         assert codes(plan) == {"old": "age-not-observed", "recent": "too-young"}
         reason = decided(plan, "old").reason
         assert reason.sentence == (
-            "not removed by age: not seen in use for 2h, observed since 2026-03-01T10:00:00.000Z, maximum 14d"
+            "not removed by age: no use observed for 2h, observed since 2026-03-01T10:00:00.000Z, maximum 14d"
         )
         assert reason.details["eligible_at"] == ago(7200 - 14 * DAY_S)
         assert plan.warnings == ("no image is removed by age before image use has been observed for 14d without a gap",)
@@ -111,7 +111,7 @@ class TestMaximumAge:
         reason = decided(plan, "a").reason
         assert reason.details == {"unused_s": 2000, "maximum_s": 1000, "observed_since_at": ago(DAY_S)}
         assert reason.sentence == (
-            "not seen in use for 33m20s, more than the maximum of 16m40s; observed since 2026-02-28T12:00:00Z"
+            "no use observed for 33m20s, more than the maximum of 16m40s; observed since 2026-02-28T12:00:00Z"
         )
 
     def test_unused_age_counts_from_the_start_of_the_observation(self) -> None:

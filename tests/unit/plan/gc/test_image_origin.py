@@ -1,4 +1,4 @@
-"""Images that cannot be pulled again: recognition, order, verdicts."""
+"""Images that cannot be pulled again: detection, removal order, verdicts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def policy(treatment: str = "last", *unreachable: str, **fields: object) -> Imag
 
 
 def node(used_percent: int, *images: tuple[Image, ImageUsage], imported: str = "", **fields: object) -> NodeSnapshot:
-    """Return a node on which the images with an id in ``imported`` were imported."""
+    """Return a node with imported images (ids contained in the string ``imported``) and pulled images."""
     sources = {each.id: IMPORTED if each.id in imported else pulled_from(each) for each, _ in images}
     return snapshot(*images, image_filesystem=filesystem(used_percent), **({"image_sources": sources} | fields))
 

@@ -1,4 +1,4 @@
-"""Rules that protect images."""
+"""Configured rules that protect images: patterns, regular expressions, digests, newest tags."""
 
 from __future__ import annotations
 

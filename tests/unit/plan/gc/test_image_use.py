@@ -1,4 +1,4 @@
-"""Images kept for their use, and the precedence of keep rules."""
+"""Images kept because pods use them, and the precedence of keep rules."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class TestSandboxImage:
 
 
 def test_reason_is_that_of_the_keep_rule_with_precedence() -> None:
-    """Each image is kept by the rule in its name and by every later rule."""
+    """Plan images that are each kept by the rule of their name and by all rules of lower precedence."""
     rules = (parse_rule("r.io/*"),)
     policy = ImageGCPolicy(protection=ProtectionPolicy(rules, keep_last_n_tags_per_repository=9))
     images = [

@@ -121,7 +121,7 @@ def test_image_below_the_minimum_age_is_kept(seen_s: float, expected: str) -> No
 def test_too_young_image_has_its_time_of_eligibility() -> None:
     plan = plan_image_gc(node(aged("a", None, seen_s=30)), POLICY, remove_all_unused=True)
     assert decided(plan, "a").reason.sentence == (
-        "first seen 30s ago, less than the minimum age 2m; eligible from 2026-03-01T12:01:30Z"
+        "first detected 30s ago, less than the minimum age 2m; eligible from 2026-03-01T12:01:30Z"
     )
 
 
@@ -203,7 +203,7 @@ class TestAccounting:
         assert (plan.decisions[0].frees_bytes, plan.decisions[0].frees_inodes) == (7 * MIB, None)
 
     def stack(self, **fields: object) -> NodeSnapshot:
-        """Return three images, each derived from the one before."""
+        """Return a node with three images; each further image adds a layer to the previous image."""
         pieces = [piece("base", 400, inodes=40), piece("middle", 50, inodes=5), piece("top", 10, inodes=1)]
         references = {"base": ["base"], "middle": ["base", "middle"], "top": ["base", "middle", "top"]}
         images = [

@@ -1,4 +1,4 @@
-"""Item counts for display."""
+"""Item counts with singular and plural names."""
 
 from __future__ import annotations
 

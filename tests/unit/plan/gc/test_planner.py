@@ -1,4 +1,4 @@
-"""Combined plans and projections."""
+"""Combined GC plans, and projections of the node after a plan."""
 
 from __future__ import annotations
 

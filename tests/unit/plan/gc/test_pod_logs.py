@@ -1,4 +1,4 @@
-"""Pod log GC: directories and dead links."""
+"""Pod log GC: log directories of deleted pods, and container log symlinks with missing targets."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_dead_link_of_an_active_container_is_kept(link: dict[str, Any], fields: 
 
 @pytest.mark.parametrize(("uptime_s", "is_kept"), [(0, True), (299, True), (300, False)])
 def test_log_of_an_unknown_pod_is_kept_for_the_minimum_age_after_a_boot(uptime_s: float, *, is_kept: bool) -> None:
-    # A log of this boot, written before a correction of the wall clock, has a time before the boot.
+    # A log of the current boot can have a time before the boot if the wall clock was corrected afterwards.
     directory, link = log_directory("uid-x"), log_link(CID)
     node = {"pod_log_directories": (directory,), "dead_log_links": (link,), "booted_at": ago(uptime_s)}
     code = {directory.name: "pod-deleted", link.name: "link-target-missing"}

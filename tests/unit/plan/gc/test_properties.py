@@ -1,4 +1,4 @@
-"""Invariants of the plans for every node and every policy."""
+"""Property tests of GC plans for all nodes and policies."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_plan_does_not_depend_on_the_input_order(node: NodeSnapshot, policy: GCP
 
 
 def _with_new_tuples(node: NodeSnapshot) -> NodeSnapshot:
-    """Return an equal snapshot whose lists are other objects, which no earlier result is reused for."""
+    """Return an equal snapshot with new list objects, so that cached results are not reused."""
     return replace(
         node, images=(*node.images[:1], *node.images[1:]), containers=(*node.containers[:1], *node.containers[1:])
     )
@@ -119,7 +119,7 @@ def test_items_in_use_are_kept(node: NodeSnapshot, policy: ImageGCPolicy, everyt
 @EXAMPLES
 @given(nodes())
 def test_every_reference_of_every_container_counts_as_use(node: NodeSnapshot) -> None:
-    """The model compares every reference with every image."""
+    """Compare the images in use with a model that matches every reference against every image."""
     used = images_in_use(node)
     texts = {each.image for each in node.sandboxes}
     for each in node.containers:
@@ -193,7 +193,7 @@ def test_failed_items_are_never_removed(node: NodeSnapshot, policy: GCPolicy, da
 
 
 def remembered(node: NodeSnapshot) -> NodeSnapshot:
-    """Return the node with the image use recorded at the time of planning: images in use were last used now."""
+    """Return the node with recorded image use: images in use have the current time as last use."""
     used = images_in_use(node)
     usage = {}
     for each in node.images:
@@ -203,7 +203,7 @@ def remembered(node: NodeSnapshot) -> NodeSnapshot:
 
 
 def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
-    """Return the node after a run without failures, as the agent would observe it."""
+    """Return the node as observed after a pass that executes the plan without failures."""
     removed_ids = {(each.kind, each.id) for each in made.removals}
     freed = sum(plan.frees_bytes for plan in (made.containers, made.images) if plan is not None)
     fs = node.image_filesystem
@@ -235,7 +235,7 @@ def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
 @EXAMPLES
 @given(nodes(), policies(limits=False))
 def test_second_pass_removes_nothing(node: NodeSnapshot, policy: GCPolicy) -> None:
-    """Exception: items of a pod that counts as deleted only after the first pass."""
+    """Plan again after a pass; only items of pods that count as deleted after the first pass can be removed."""
     node = remembered(node)
     made = plan_all(node, policy)
     after = applied(node, made)
@@ -304,7 +304,7 @@ def test_marginal_accounting_equals_a_full_recount(node: NodeSnapshot, policy: I
 def test_predicted_shortfall_equals_the_measured_one(
     scope: Scope, node: NodeSnapshot, policy: GCPolicy, capacity_bytes: int, available: float
 ) -> None:
-    """Plan and measurement round equally for any capacity."""
+    """Compare the shortfall of the plan with the shortfall measured after the pass, for any capacity."""
     fs = replace(
         filesystem(0),
         capacity_bytes=capacity_bytes,
@@ -339,7 +339,7 @@ def test_planning_changes_no_argument(node: NodeSnapshot, policy: GCPolicy) -> N
 @EXAMPLES
 @given(st.integers(2, 40), st.integers(0, 39))
 def test_stack_of_derived_images_frees_bytes_only_with_the_last_removal(depth: int, low: int) -> None:
-    """Each image is derived from the one before, least recently used first: only the last removal frees bytes."""
+    """Plan a stack of derived images, base image first: all bytes are freed by the last removal."""
     pieces = tuple(StoredPiece(f"l{n}", PieceKind.SNAPSHOT, (n + 1) * MIB, 1) for n in range(depth))
     listed = tuple(Image(f"i{n:02}", (), (), sum(range(n + 2)) * MIB) for n in range(depth))
     references = {f"i{n:02}": tuple(range(n + 1)) for n in range(depth)}

@@ -1,4 +1,4 @@
-"""Sandbox GC."""
+"""Sandbox GC: removed and kept sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved plans: encoding, signature, drift, comparison, and the limits of applying one."""
+"""Saved plans: encoding, signature, drift, comparison, and the limits of their application."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_changed_plan_is_refused(change: object) -> None:
 
 
 def forge(text: str, change: Callable[[dict[str, Any]], None]) -> str:
-    """Return a changed plan document with a matching id, as any user can create it."""
+    """Return a changed plan document with a matching id, which any user can compute without the plan key."""
     document = json.loads(text)
     change(document)
     content = {name: value for name, value in document.items() if name not in ("id", "mac")}
@@ -139,7 +139,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], None]] = {
 @pytest.mark.parametrize("name", FORGERIES)
 def test_forged_plan_with_a_matching_id_is_rejected(name: str) -> None:
     text = forge(save(node()), FORGERIES[name])
-    assert parse_plan(text).id, "valid but for its signature"
+    assert parse_plan(text).id, "the text is a valid plan apart from the signature"
     with pytest.raises(ValueError, match=r"the signature does not match this node's plan key.*create a new plan"):
         unseal(text, KEY)
 
@@ -185,7 +185,7 @@ def test_signed_plan_of_leaks_is_refused() -> None:
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()))
 def test_signature_is_unchanged_by_a_json_round_trip(body: dict[str, Any]) -> None:
-    """Arbitrary content, so that the canonical form does not depend on formatting."""
+    """Sign arbitrary content again after a JSON round trip: the canonical form does not depend on formatting."""
     sealed = seal({name: value for name, value in body.items() if name not in ("schema", "id", "mac")}, KEY)
     again = json.loads(json.dumps(sealed, indent=2, ensure_ascii=False))
     again.pop("schema"), again.pop("id"), again.pop("mac")
@@ -238,7 +238,7 @@ def test_dead_container_is_removed_although_a_newer_one_is_not_listed() -> None:
 
 
 def test_plan_less_strict_than_policy_in_force_removes_only_items_of_that_policy() -> None:
-    """A plan of a less strict configuration, or a forged one, can only restrict removals."""
+    """Apply a plan of a less strict policy: a saved or forged plan can only restrict the removals of the policy."""
     loose = replace(POLICY, images=replace(POLICY.images, minimum_age_s=0, high_threshold_percent=1))
     saved = unseal(save(node(), loose), KEY)
     assert {"a", "b", "c"} <= {item.id for item in saved.removals}

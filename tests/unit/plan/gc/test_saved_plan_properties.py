@@ -1,4 +1,4 @@
-"""Properties of saved plans for any node, forged ones included."""
+"""Property tests of saved plans, including forged plans."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANY_ID = st.one_of(
 
 
 def saved_plan(scope: Scope, policy: GCPolicy, plans: tuple[Plan, ...], forged: Iterable[str]) -> SavedPlan:
-    """Return a plan that lists the removals of ``plans`` and, as if forged, further ids."""
+    """Return a saved plan with the removals of ``plans`` and with forged removals of further image ids."""
     items = [
         SavedItem(each.kind, each.id, each.name, each.verdict, each.reason.code.value, "", each.frees_bytes)
         for plan in plans
@@ -70,7 +70,7 @@ def test_applying_any_plan_removes_only_listed_items_that_the_policy_in_force_re
 def test_applying_a_forged_image_plan_removes_no_image_that_the_policy_in_force_keeps(
     node: NodeSnapshot, policy: GCPolicy, current: GCPolicy, forged: set[str]
 ) -> None:
-    """The result is checked by the keep rules of the policy in force, without the planner."""
+    """Check the removed images with the keep rules of the current policy, without the planner."""
     saved = saved_plan(Scope.IMAGES, policy, (), [each.id for each in node.images] + sorted(forged))
     (plan,) = plans_for_saved(saved, node, current)[1]
     rules = current.images

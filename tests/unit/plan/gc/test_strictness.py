@@ -18,7 +18,7 @@ A, B = parse_rule("a/*"), parse_rule("b/*")
 
 
 def policy_types(value: Record) -> set[type[Record]]:
-    """Return the types of a policy and of all policies in it."""
+    """Return the types of a policy and of all nested policies."""
     found = {type(value)}
     for name in value.__struct_fields__:
         inner = getattr(value, name)
@@ -28,7 +28,7 @@ def policy_types(value: Record) -> set[type[Record]]:
 
 
 def field_paths(value: Record, *path: str) -> set[str]:
-    """Return the dotted name of every setting in a policy."""
+    """Return the dotted names of all settings in a policy."""
     found: set[str] = set()
     for name in value.__struct_fields__:
         inner = getattr(value, name)
@@ -76,7 +76,7 @@ CASES: dict[str, list[tuple[object, object, object]]] = {
 
 
 def test_every_field_of_every_policy_has_a_strictness_rule() -> None:
-    """A new setting fails this test until its strictness rule is declared."""
+    """Fail for a new setting until its strictness rule is declared."""
     types = policy_types(GCPolicy())
     assert set(STRICTNESS) == types
     for each in types:

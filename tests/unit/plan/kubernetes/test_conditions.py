@@ -1,4 +1,4 @@
-"""Conditions of the agent's own: by loop results, transition times, and the time of their heartbeat."""
+"""Node conditions of the agent: status from loop results, transition times, heartbeat times."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_rate_is_limited_for_any_sequence(steps: list[tuple[int, float]]) -> Non
     assert len(queue.pending) <= MAX_PENDING
 
 
-# ---- pods
+# ---- Events about pods
 
 POD = PodReference("shop", "web-" + "x" * 240, "uid-web")
 

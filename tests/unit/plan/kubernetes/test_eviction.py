@@ -1,4 +1,4 @@
-"""The step after an answer of the API server to an eviction, and the pods that are held back by earlier answers."""
+"""Next step after an API server response to an eviction, and pods postponed after earlier responses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEVERAL = Answer(
     text="API server: POST /api/v1/namespaces/shop/pods/a/eviction: HTTP 500; This pod has more than one "
     "PodDisruptionBudget, which the eviction subresource does not support.",
 )
-"""Recorded from Kubernetes 1.36."""
+"""Error of an eviction with two disruption budgets, recorded from Kubernetes 1.36."""
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_next_pod_is_tried_at_a_hard_threshold_only(answer: Answer, refusals: in
     assert found.delay_s >= (answer.retry_after_s or 0) or found.step is Step.WAIT
 
 
-# ---- memory
+# ---- eviction memory
 
 
 def after(*given: tuple[float, str, Answer], hard: bool = False) -> EvictionMemory:
-    """Return the memory after answers at these times about these pods."""
+    """Return the eviction memory after responses, each with time in seconds, pod UID and response."""
     memory = EvictionMemory()
     for now_s, uid, answer in given:
         then = consequence(answer, memory.count(uid), hard=hard, jitter=0.0)

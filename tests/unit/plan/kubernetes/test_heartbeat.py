@@ -101,7 +101,7 @@ def test_lease_is_the_recorded_lease_of_a_kubelet() -> None:
     found = msgspec.convert(RECORDED, Lease)
     written = json.loads(msgspec.json.encode(renewed_lease(found, node, NOW)))
     expected = {**RECORDED, "metadata": {**RECORDED["metadata"]}}
-    del expected["metadata"]["creationTimestamp"]  # a field that the server sets, and ignores in an update
+    del expected["metadata"]["creationTimestamp"]  # set by the API server, which ignores the field in updates
     assert written == expected
 
 

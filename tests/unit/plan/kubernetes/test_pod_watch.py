@@ -1,4 +1,4 @@
-"""State of the watch of pods: any order of changes, interruptions, expired versions and a lagging server."""
+"""State of the pod watch: all orders of changes, interruptions, expired versions and a lagging API server."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def listed(*uids: str, now_s: float = 0.0, **changes: Any) -> WatchState:
 
 
 def as_kept(document: dict[str, Any]) -> PodSpec:
-    """Return a pod as the client keeps it."""
+    """Return a pod document in the compact form that the pod watch stores."""
     version = document["metadata"]["resourceVersion"]
     return replace(compact(parse_listed_pod(document, "pod")), resource_version=version)
 
 
 class Client:
-    """The state, driven over the double of the API server."""
+    """A pod watch state, updated with lists and events of a fake API server."""
 
     def __init__(self) -> None:
         self.server = Pods()
@@ -107,7 +107,7 @@ class Client:
         )
 
     def watch(self, most: int = 1000) -> None:
-        """Read changes, at most ``most``; list before where that is necessary."""
+        """Apply at most ``most`` watch events, after a list if the state requires a list."""
         if needs_list(self.state):
             self.list()
         self.state = after_connection(self.state, self.now_s, self.now)
@@ -120,7 +120,7 @@ class Client:
             self.state = after_event(self.state, parsed, self.now_s, self.now)
 
     def check_claims(self) -> None:
-        """Check that no pod of the server is claimed to be deleted."""
+        """Check that the pod list of the state proves no deletion of a pod that exists in the API server."""
         claimed = pod_list(self.state, self.now_s, self.now)
         if claimed is None:
             return
@@ -142,13 +142,13 @@ STEPS = st.lists(
 )
 
 
-def play(client: Client, steps: Sequence[tuple[str, Any]]) -> None:  # noqa: C901 - a case for each action
+def play(client: Client, steps: Sequence[tuple[str, Any]]) -> None:  # noqa: C901 - one case per action
     for number, (action, value) in enumerate(steps):
         client.now_s += 0.01
         match action:
             case "put":
                 existing = [each for each in client.server.pods if each.startswith(f"uid-{value}-")]
-                client.put(existing[0].removeprefix("uid-") if existing else f"{value}-{number}")  # UIDs are unique
+                client.put(existing[0].removeprefix("uid-") if existing else f"{value}-{number}")  # a new UID
             case "delete":
                 for name in [each for each in client.bound if each.startswith(f"uid-{value}")]:
                     client.delete(name.removeprefix("uid-"))
@@ -173,7 +173,7 @@ def test_pods_equal_those_of_the_server_once_synced(steps: list[tuple[str, Any]]
     play(client, steps)
     client.server.held = 0
     client.watch()
-    client.watch()  # after an expired version
+    client.watch()  # lists again if the version expired
     assert client.state.pods.keys() == client.server.pods.keys()
     for uid, each in client.server.pods.items():
         assert client.state.pods[uid] == as_kept(each)

@@ -1,4 +1,4 @@
-"""Registration of the Node: its verdict (create, adopt, keep, refuse), and the changes of an adoption."""
+"""Registration of the Node object: verdict (create, adopt, keep, refuse), and changes at an adoption."""
 
 from __future__ import annotations
 

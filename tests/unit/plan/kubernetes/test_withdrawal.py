@@ -1,4 +1,4 @@
-"""Withdrawal from a Node object: the removed parts are the agent's own."""
+"""Withdrawal from a Node object: only fields set by the agent are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests of the agent in a container: structure, privileges, and mounts from one table."""
+"""DaemonSet and static pod manifests of the agent: structure, privileges, and mounts from one table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def specs(workload: Workload = WORKLOAD) -> list[dict[str, Any]]:
 
 
 def setting(name: str) -> set[str]:
-    """Return the values of a setting of the unit, without the mark of optional paths."""
+    """Return the values of a setting of the systemd unit, without the prefix ``-`` of optional paths."""
     (value,) = re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
     return {each.lstrip("-") for each in value.split()}
 

@@ -8,7 +8,7 @@ from nodeagent.model.pressure import FactSource, PodFacts
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.protection import Protection
 
-K, M, C, I, A = (  # noqa: E741 - one letter for each source in tables
+K, M, C, I, A = (  # noqa: E741 - short names for tables of sources
     FactSource.KUBELET,
     FactSource.MANIFEST,
     FactSource.CRI,
@@ -20,6 +20,6 @@ FILE = {"kubernetes.io/config.source": "file"}
 
 
 def kept(facts: PodFacts, **policy: Any) -> str | None:
-    """Return the code of the rule that keeps a pod."""
+    """Return the code of the protection rule that keeps a pod; ``None`` for a pod that can be evicted."""
     reason = Protection([facts], EvictionPolicy(**policy)).keep_reason(facts)
     return None if reason is None else reason.code.value

@@ -1,4 +1,4 @@
-"""Inference of pod deletion."""
+"""Inference of pod deletion from CRI and from pod lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of merged pod facts."""
+"""Property tests of merged pod facts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ MANY = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 def facts_by_name(facts: PodFacts) -> dict[str, Fact[Any]]:
-    """Return every fact by its name."""
+    """Return all facts of a pod by field name."""
     values = {name: getattr(facts, name) for name in facts.__struct_fields__}
     return {name: value for name, value in values.items() if isinstance(value, Fact)}
 
@@ -143,7 +143,7 @@ def test_assumptions_only_replace_unknown_facts(pod: Any, kubelet: Any, manifest
     with_ = merged(pod, kubelet=kubelet, manifests=manifests, assume=True)
     assert {*without.contradictions} <= {*with_.contradictions}
     for name, fact in facts_by_name(without).items():
-        marked = name in {"static", "mirror"} and fact.source is C  # by annotations, which only a kubelet may write
+        marked = name in {"static", "mirror"} and fact.source is C  # from annotations of a kubelet
         if fact.value is not None and not marked:
             assert facts_by_name(with_)[name] == fact
 

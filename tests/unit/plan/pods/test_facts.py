@@ -1,4 +1,4 @@
-"""Facts of pods from the runtime alone: assumptions, marks in annotations, inference."""
+"""Pod facts from the runtime alone: assumptions, annotations, inference."""
 
 from __future__ import annotations
 

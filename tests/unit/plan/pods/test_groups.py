@@ -9,8 +9,6 @@ from nodeagent.plan.pods.groups import group_pods
 from tests.unit.builders import ago
 from tests.unit.plan.pod_cases import UID
 
-# ---- the runtime's lists ----
-
 
 def sandbox(key: str, uid: str = UID, *, ready: bool = True, created_s: float = 100, name: str = "web") -> Sandbox:
     return Sandbox(key, name, "shop", uid, ready, created_at=ago(created_s))

@@ -1,4 +1,4 @@
-"""Facts of pods for the shutdown order."""
+"""Pod facts that determine the shutdown order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from nodeagent.plan.pods.definitions import SpecIndex
 from nodeagent.plan.pods.shutdown_pods import shutdown_pods
 from tests.unit.plan.pod_cases import API, UID, merged, runtime_pod, spec, traits
 from tests.unit.plan.pods.fact_cases import FILE
-
-# ---- for a shutdown ----
 
 
 def test_shutdown_pod_has_the_sources_of_its_facts() -> None:

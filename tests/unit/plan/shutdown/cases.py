@@ -1,4 +1,4 @@
-"""Phases, pods and strategies for the tests of shutdown plans."""
+"""Phases, pods and Hypothesis strategies for tests of shutdown plans."""
 
 from __future__ import annotations
 

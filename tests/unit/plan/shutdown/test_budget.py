@@ -1,4 +1,4 @@
-"""Shutdown phases and their budgets within a limit."""
+"""Shutdown phases, and their time budgets within the limit of logind or systemd."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_regular_phase_is_absent_if_all_time_is_critical() -> None:
     ("total", "critical", "message"),
     [
         (10, 11, r"grace_period_critical \(11s\) is part of grace_period \(10s\)"),
-        (0, 1, "cannot be more than it"),
+        (0, 1, "must not exceed grace_period"),
         (-1, 0, "grace_period is negative: -1 seconds"),
         (10, -5, "grace_period_critical is negative: -5 seconds"),
         (float("nan"), 0, "not a number of seconds"),

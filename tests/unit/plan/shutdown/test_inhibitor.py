@@ -1,4 +1,4 @@
-"""The inhibitor lock's state machine."""
+"""State machine of the inhibitor lock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ACQUIRE = (DelayChanged(60_000_000), PrepareForShutdown(active=False), LockAcqui
 
 
 def play(events: Iterable[Event], state: InhibitorState | None = None) -> tuple[InhibitorState, list[CommandKind]]:
-    """Return the state after the events, and the kinds of all commands."""
+    """Return the state after the events, and the kinds of all commands in order."""
     state, kinds = state or InhibitorState(), []
     for event in events:
         state, commands = step(state, event)
@@ -59,7 +59,11 @@ def play(events: Iterable[Event], state: InhibitorState | None = None) -> tuple[
 
 
 def acquire(state: InhibitorState) -> tuple[InhibitorState, list[CommandKind]]:
-    """Carry out ``ACQUIRE`` as the logind client does, with a logind outside a shutdown."""
+    """Apply the events of a successful ``ACQUIRE`` while no shutdown is in progress.
+
+    Returns:
+        The state, and the kinds of all commands in order.
+    """
     state, kinds = play((DelayChanged(5_000_000), PrepareForShutdown(active=False)), state)
     state, more = play((LockAcquired(), LockListed()) if state.needs_lock else (LockListed(),), state)
     return state, kinds + more
@@ -79,7 +83,7 @@ def test_lock_is_requested_once_logind_is_connected_and_held_once_listed() -> No
     assert (kinds, state.needs_lock, state.logind.held) == ([CommandKind.ACQUIRE], True, False)
     state, kinds = play(ACQUIRE, state)
     assert kinds == [CommandKind.REPORT_HELD]
-    assert str(state.logind) == "inhibitor lock held: logind lists it"
+    assert str(state.logind) == "inhibitor lock held: logind lists the lock"
 
 
 def test_open_lock_is_kept_during_a_shutdown_and_replaced_outside_one() -> None:
@@ -94,7 +98,7 @@ def test_listed_lock_is_reported_once() -> None:
 def test_refused_lock_is_explained() -> None:
     state, kinds = play((*CONNECT, PrepareForShutdown(active=True), LockRefused()))
     assert kinds == [CommandKind.ACQUIRE, CommandKind.START_SHUTDOWN]
-    assert state.logind.because == "a shutdown is in progress, and logind grants no lock during one"
+    assert state.logind.because == "shutdown in progress; logind grants no lock during a shutdown"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +113,7 @@ def test_lost_lock_is_reported_once(event: Event, because: str) -> None:
     assert (kinds, state.logind.held, state.logind.because) == ([CommandKind.REPORT_LOST], False, because)
 
 
-# --- a shutdown
+# --- during a shutdown
 
 
 def test_pods_are_stopped_at_the_signal_and_the_lock_is_released_after_them() -> None:

@@ -1,4 +1,4 @@
-"""Outcomes of pods, by processes and exit codes."""
+"""Outcomes of pods at a shutdown, from remaining processes and exit codes."""
 
 from __future__ import annotations
 

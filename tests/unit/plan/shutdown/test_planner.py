@@ -1,4 +1,4 @@
-"""The placement of pods and their grace periods."""
+"""Placement of pods in shutdown phases, and their grace periods."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_selector_is_shown_with_namespaces_and_labels() -> None:
     assert str(Selector(("a", "b"), {"k": "v", "c": "d"})) == "namespace a or b and label c=d and label k=v"
 
 
-# --- time
+# --- grace periods
 
 
 def test_termination_grace_period_is_capped_by_the_phase() -> None:
@@ -174,7 +174,7 @@ def test_elapsed_time_is_never_negative(started: float, now: float, elapsed: int
     assert elapsed_since(started, now) == elapsed
 
 
-# --- properties of all input
+# --- properties for all inputs
 
 
 @given(phase_lists(), PODS, st.integers(0, 10**9), st.integers(0, 10**6))

@@ -97,7 +97,7 @@ def test_phases_never_end_after_the_granted_time_in_spite_of_delays(
         end_ms = phase_end_ms(budget, index, now_ms, occupied)
         assert now_ms <= end_ms <= max(budget.granted_ms, now_ms)
         if now_ms < budget.granted_ms and budget.phases[index].granted_ms > len(weights) * 100:
-            assert end_ms > now_ms, "no phase is without time while time remains"
+            assert end_ms > now_ms, "every phase has time while the shutdown has time"
         now_ms = end_ms
 
 
@@ -128,4 +128,4 @@ def test_kill_never_precedes_term_while_time_remains(
     else:
         assert due_ms == last_ms or due_ms >= signalled_ms + MINIMUM_AFTER_TERM_MS
         if own_ms is not None and own_ms >= MINIMUM_AFTER_TERM_MS and due_ms < min(last_ms, phase_end):
-            assert due_ms >= signalled_ms + own_ms, "the own grace is respected within the phase"
+            assert due_ms >= signalled_ms + own_ms, "KILL waits for the termination grace period within the phase"
