@@ -1,4 +1,4 @@
-"""Import of libraries without their optional dependencies."""
+"""Import of libraries without dependencies that the agent does not use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import ModuleType
 
 
@@ -24,4 +24,22 @@ def hidden_modules(*names: str) -> Iterator[None]:
         yield
     finally:
         for name in hidden:
+            del sys.modules[name]
+
+
+@contextmanager
+def replaced_modules(replacements: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Make imports of modules within the block return a replacement, unless the modules are imported already.
+
+    Libraries that are imported in the block keep the replacement. Later imports load the module itself.
+
+    Args:
+        replacements: replacement by full module name.
+    """
+    absent = {name: module for name, module in replacements.items() if name not in sys.modules}
+    sys.modules.update(absent)
+    try:
+        yield
+    finally:
+        for name in absent:
             del sys.modules[name]

@@ -23,7 +23,11 @@ from pathlib import Path
 PROTOS = Path(__file__).resolve().parent
 REPOSITORY = PROTOS.parent
 OUTPUT = REPOSITORY / "nodeagent" / "_proto"
-PACKAGE_DOCSTRING = '"""Generated from protos/ by protos/generate.py; not to be edited."""\n'
+PACKAGE = '''\
+"""Generated from protos/ by protos/generate.py; not to be edited."""
+
+import nodeagent.protobuf_runtime
+'''
 EMPTY_DOCSTRING = '"""Generated; see nodeagent._proto."""\n'
 DIFF_LINES = 20
 
@@ -67,7 +71,7 @@ def _generate(into: Path) -> None:
         sys.exit(f"generate.py: protoc failed with status {status}")
     root = into / "nodeagent" / "_proto"
     for directory in (root, *sorted(path for path in root.rglob("*") if path.is_dir())):
-        (directory / "__init__.py").write_text(PACKAGE_DOCSTRING if directory == root else EMPTY_DOCSTRING)
+        (directory / "__init__.py").write_text(PACKAGE if directory == root else EMPTY_DOCSTRING)
 
 
 def _files(root: Path) -> dict[str, str]:
