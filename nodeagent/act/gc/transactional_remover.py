@@ -41,8 +41,11 @@ T = TypeVar("T")
 BATCH: Final = 200
 """Maximum number of images per call."""
 
-PART: Final = 50
-"""Maximum number of images per transaction."""
+PARTS: Final = (15, 35, 75)
+"""Maximum number of images of the first transactions of a batch; the last number is also for all later transactions.
+
+A small first transaction starts the first collection sooner, and larger ones cause fewer collections.
+"""
 
 _LISTED_WITHIN_S: Final = 20.0  # containerd 2's CRI service processes hundreds of deletions with seconds of delay
 _FIRST_WAIT_S: Final = 0.02
@@ -288,14 +291,17 @@ class TransactionalImageRemover(ImageRemover):
 
 
 def _parts(candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
-    """Yield the candidates of each transaction, bounded by their number and by the size of their records."""
+    """Yield the candidates of each transaction, bounded by ``PARTS`` and by the size of their records."""
+    maximums = iter(PARTS)
+    maximum = next(maximums)
     part: list[Candidate] = []
     size_bytes = 0
     for each in candidates:
         own_bytes = _recorded_bytes(each.names)
-        if part and (len(part) == PART or size_bytes + own_bytes > MAX_LABELS_BYTES):
+        if part and (len(part) == maximum or size_bytes + own_bytes > MAX_LABELS_BYTES):
             yield part
             part, size_bytes = [], 0
+            maximum = next(maximums, maximum)
         part.append(each)
         size_bytes += own_bytes
     if part:

@@ -49,7 +49,7 @@ async def test_runtime_lost_after_some_transactions_of_a_batch_reports_the_image
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
-    monkeypatch.setattr(transactional_remover, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PARTS", (1,))
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}
@@ -67,7 +67,7 @@ async def test_runtime_lost_after_some_transactions_of_a_batch_reports_the_image
 async def test_interrupted_transaction_that_cannot_be_restored_yet_does_not_delay_others(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional_remover, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PARTS", (1,))
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         before = set(made.node.store.names)
@@ -93,7 +93,7 @@ async def test_interrupted_transaction_that_cannot_be_restored_yet_does_not_dela
     second=st.none() | st.tuples(st.sampled_from(CHANGES), st.integers(0, 40), st.booleans()),
     used=st.none() | st.integers(0, 20),
     restarted=st.booleans(),
-    part=st.sampled_from([1, 2, transactional_remover.PART]),
+    parts=st.sampled_from([(1,), (1, 2), transactional_remover.PARTS]),
 )
 async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_lease(  # noqa: PLR0917
     rig: Opener,
@@ -102,10 +102,10 @@ async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_leas
     second: tuple[str, int, bool] | None,
     used: int | None,
     restarted: bool,
-    part: int,
+    parts: tuple[int, ...],
 ) -> None:
     monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
-    monkeypatch.setattr(transactional_remover, "PART", part)
+    monkeypatch.setattr(transactional_remover, "PARTS", parts)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}

@@ -41,7 +41,7 @@ def refuse(made: Rig, first: int, number: int, detail: str, *, after: bool) -> N
     after=st.booleans(),
     used=st.none() | st.integers(0, 20),
     undoable=st.booleans(),
-    part=st.sampled_from([2, transactional_remover.PART]),
+    parts=st.sampled_from([(2,), (1, 2), transactional_remover.PARTS]),
 )
 async def test_refused_changes_leave_every_image_whole_or_removed(  # noqa: PLR0917
     rig: Opener,
@@ -52,10 +52,10 @@ async def test_refused_changes_leave_every_image_whole_or_removed(  # noqa: PLR0
     after: bool,
     used: int | None,
     undoable: bool,
-    part: int,
+    parts: tuple[int, ...],
 ) -> None:
     monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
-    monkeypatch.setattr(transactional_remover, "PART", part)
+    monkeypatch.setattr(transactional_remover, "PARTS", parts)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}

@@ -38,7 +38,7 @@ async def test_image_pulled_again_since_the_plan_is_kept(rig: Opener) -> None:
 async def test_names_are_deleted_during_the_collection_of_the_transaction_before(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional_remover, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PARTS", (1,))
     async with rig(bulk=True, undo_window=timedelta()) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         collected = asyncio.Event()
@@ -54,7 +54,7 @@ async def test_names_are_deleted_during_the_collection_of_the_transaction_before
 async def test_lease_of_the_next_transaction_is_created_during_the_deletion_of_names_before_it(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional_remover, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PARTS", (1,))
     async with rig(bulk=True, undo_window=timedelta()) as made:
         two_leases = asyncio.Event()
         made.server.faults.before("Images.Delete", two_leases.wait)
@@ -72,7 +72,7 @@ async def test_lease_of_the_next_transaction_is_created_during_the_deletion_of_n
 async def test_stop_after_the_lease_of_the_next_transaction_deletes_the_lease_and_no_name(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional_remover, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PARTS", (1,))
     async with rig(bulk=True, undo_window=timedelta()) as made:
         stop = asyncio.Event()
         made.server.faults.before("Images.Delete", stop.wait)
@@ -93,7 +93,7 @@ async def test_stop_after_the_lease_of_the_next_transaction_deletes_the_lease_an
 
 
 async def test_stop_during_a_batch_begins_no_further_transaction(rig: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactional_remover, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PARTS", (1,))
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         stop = asyncio.Event()
@@ -148,11 +148,11 @@ async def test_lease_that_is_refused_once_is_created_at_the_next_attempt(rig: Op
         assert not made.server.faults.count("RemoveImage")
 
 
-@pytest.mark.parametrize("part", [1, transactional_remover.PART])
+@pytest.mark.parametrize("parts", [(1,), transactional_remover.PARTS])
 async def test_images_are_kept_with_the_reason_if_containerd_refuses_every_lease(
-    rig: Opener, monkeypatch: pytest.MonkeyPatch, part: int
+    rig: Opener, monkeypatch: pytest.MonkeyPatch, parts: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(transactional_remover, "PART", part)
+    monkeypatch.setattr(transactional_remover, "PARTS", parts)
     async with rig(bulk=True) as made:
         before = set(made.node.store.names)
         made.server.faults.fail("Leases.Create", times=None, status="INTERNAL", detail="database is closed")
@@ -183,7 +183,7 @@ async def test_images_are_leased_without_a_blob_where_the_disk_is_too_full_for_i
 async def test_images_are_removed_by_cri_only_while_the_disk_is_too_full_for_any_lease(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional_remover, "PART", 1)
+    monkeypatch.setattr(transactional_remover, "PARTS", (1,))
     async with rig(bulk=True) as made:
         made.server.faults.fail("Leases.Create", times=1, detail=FULL)
         report = await remove_all(made)
