@@ -80,9 +80,9 @@ campaign-shutdown: ## as root: shutdowns of up to 40 pods with crashes of agent 
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=1 $(BIN)/python -m pytest --timeout 0 -s tests/integration/test_shutdown.py
 
-campaign-poweroff: ## as root: shutdowns of a whole node in a virtual machine, disturbed by crashes and by others; ONLY=EXPRESSION selects
+campaign-poweroff: ## as root: shutdowns of a whole node in a virtual machine, disturbed by crashes and by others; ONLY=EXPRESSION selects, COUNTED=1 excludes the load of the host
 	@.ci/setup dev node
-	$(BIN)/python -m pytest --timeout 2400 -s tests/node/test_shutdown.py tests/node/test_shutdown_outcomes.py \
+	NODEAGENT_TEST_COUNTED=$(COUNTED) $(BIN)/python -m pytest --timeout 2400 -s tests/node/test_shutdown.py tests/node/test_shutdown_outcomes.py \
 		tests/node/test_shutdown_interruptions.py $(if $(ONLY),-k "$(ONLY)")
 
 campaign-clocks: ## random sequences of clocks, gaps and restarts against removal by age, EXAMPLES of them (20000)

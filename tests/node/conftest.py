@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
 from typing import TYPE_CHECKING
@@ -50,7 +51,12 @@ def node(disk: vm.Disk) -> Iterator[vm.Node]:
 
 @pytest.fixture(scope="module")
 def shutdown_node(disk: vm.Disk) -> Iterator[vm.Node]:
-    """Return a node for shutdown tests, with the pause image and APP; each test boots the node again."""
-    with vm.Node.boot(disk) as booted:
+    """Return a node for shutdown tests, with the pause image and APP; each test boots the node again.
+
+    With ``NODEAGENT_TEST_COUNTED`` the clock of the node counts instructions, so that the load of the host changes no
+    outcome.
+    """
+    counted = bool(os.environ.get("NODEAGENT_TEST_COUNTED"))
+    with vm.Node.boot(disk, counted=counted) as booted:
         booted.import_images(vm.pause_image(), images.image(APP))
         yield booted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.node.conftest import APP
 from tests.node.shutdown_node import BANDS, START_S
-from tests.support import reclaim, vm
+from tests.support import vm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,12 +76,7 @@ def read_times(node: Node, name: str) -> dict[str, float]:
 def await_term(node: Node, pods: list[RunningPod], band: int) -> None:
     """Wait until a pod of a priority band has received TERM."""
     files = " ".join(times_file(each.pod.name) for each in pods if each.pod.name.startswith(f"b{band}-"))
-    reclaim.poll(
-        f"band {band} received TERM",
-        lambda: node.run(f"grep -q '^term ' {files}", check=False).code == 0,
-        timeout_s=START_S,
-        interval_s=0.2,
-    )
+    node.run(f"until grep -qs '^term ' {files}; do sleep 0.2; done", timeout_s=START_S)
 
 
 def assert_in_order(times: dict[str, dict[str, float]]) -> None:

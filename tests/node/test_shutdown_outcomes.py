@@ -40,11 +40,12 @@ def prepare(node: Node, count: int, kinds: tuple[str, ...], limit_s: float, suff
         (12, (AT_ONCE,), 4),
         (12, ALL, 4),
         (12, ALL, 30),
+        (12, ALL, 90),
         (12, (AT_ONCE, LONG, IGNORES), 90),
         (40, (AT_ONCE,), 30),
         (40, ALL, 30),
         (40, ALL, 90),
-        (40, (AT_ONCE, IGNORES), 4),
+        (40, ALL, 4),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else f"{value:g}",
 )

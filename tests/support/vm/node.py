@@ -211,7 +211,7 @@ class Node:
         if self._process is None:
             raise NodeOffError("the node is already powered off")
         try:
-            code = self._process.wait(timeout_s)
+            code = self._process.wait(self._host_s(timeout_s))
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"node not powered off after {timeout_s:g} s") from None
         output = self._ended()
@@ -300,14 +300,17 @@ class Node:
         if self._control is None:
             raise NodeOffError(f"{argv}: node powered off")
         head = {"argv": argv, "env": env, "cwd": cwd, "timeout_s": timeout_s}
-        within_s = timeout_s * _COUNTED_SLOWNESS if self._counted else timeout_s
-        answer, raw = self._control.ask(head, stdin, within_s + _CLOCK_SKEW_S)
+        answer, raw = self._control.ask(head, stdin, self._host_s(timeout_s) + _CLOCK_SKEW_S)
         if "error" in answer:
             raise NodeError(f"{argv}: {answer['error']}")
         stdout, stderr = raw[: answer["stdout"]], raw[answer["stdout"] :]
         if answer["code"] is None:
             raise TimeoutError(f"{argv}: timed out after {timeout_s:g} s: {_text(stdout + stderr)}")
         return answer["code"], stdout, stderr
+
+    def _host_s(self, node_s: float) -> float:
+        """Return the longest duration on the host of a duration in the node."""
+        return node_s * _COUNTED_SLOWNESS if self._counted else node_s
 
     def _ended(self) -> str:
         """Release the resources of a stopped machine; return the standard error of its emulator."""
