@@ -90,7 +90,7 @@ def _connected_or_none(config: str | PathLike[str] | None) -> Iterator[tuple[Con
 
 
 def _top(status: dict[str, Any], pods: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of a status with the usage of the pods."""
+    """Return the document of ``top``: the status document with the pod usage."""
     return {**status, "schema": SchemaId.TOP.value, "pods": pods}
 
 

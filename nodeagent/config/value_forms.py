@@ -28,7 +28,7 @@ def duration(value: object) -> object:
 
 
 def period(value: object) -> object:
-    """Return a valid duration of at least 1 s as text."""
+    """Check that a duration is at least 1 s, and return it as text."""
     text = duration(value)
     if parse_duration_s(str(text)) < 1:
         raise ValueError("must be at least 1s")

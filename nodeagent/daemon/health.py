@@ -16,7 +16,7 @@ def not_alive(context: DaemonContext) -> tuple[str, ...]:
 
 
 def not_ready(context: DaemonContext) -> tuple[str, ...]:
-    """Return the reasons against the readiness of the agent; empty if the agent is ready."""
+    """Return the reasons why the agent is not ready; empty if the agent is ready."""
     reasons = list(not_alive(context))
     if context.stop.is_set():
         reasons.append("agent is stopping")

@@ -16,8 +16,8 @@ class PodImages(Record):
     Attributes:
         named: pods that name an image, by image reference, each pod with its source, such as ``shop/web (kubelet)``;
             sorted.
-        error: reason that any unlisted image may be named by a pod: a configured pod list has never been read, or
-            lacks pods; empty normally.
+        error: cause of incomplete pod lists, because of which images missing in ``named`` may be in use; empty if the
+            lists are complete.
         warnings: failed readings with their consequence, for display.
     """
 

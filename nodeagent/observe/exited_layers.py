@@ -38,7 +38,12 @@ class ExitedLayers:
     """
 
     def __init__(self, measure: MeasureLayer, *, within_s: float = WITHIN_S) -> None:
-        """Create a reader; ``within_s`` limits each measurement, and the start of measurements in one reading."""
+        """Create a reader.
+
+        Args:
+            measure: returns the usage of a layer by snapshotter and container id.
+            within_s: timeout of each measurement in seconds, and time in a reading after which no measurement starts.
+        """
         self.measure = measure
         self._within_s = within_s
         self._known: dict[str, Footprint] = {}

@@ -63,7 +63,7 @@ class Stores(Record):
 
 
 NO_STORES: Final = Stores(MappingProxyType({}), MappingProxyType({}))
-"""Value for unknown directories."""
+"""Stores whose directories are unknown."""
 
 
 class DiskFormats(Record):

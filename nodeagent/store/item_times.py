@@ -88,7 +88,7 @@ def update_first_seen(
     at: ClockReading,
     since_boot: Collection[ItemKey] = (),
 ) -> dict[ItemKey, FirstSeen]:
-    """Return the first observation of each item whose own time contradicts the clock, after a reading.
+    """Return the first observations of items whose timestamps contradict the clock, updated by a clock reading.
 
     Args:
         known: first observations before the reading.

@@ -1,4 +1,4 @@
-"""Records of passes and the limits of their number, age and size."""
+"""Pass records and their retention limits: number, age and size."""
 
 from __future__ import annotations
 

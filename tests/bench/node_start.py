@@ -49,7 +49,7 @@ def main() -> None:
         pid = node.run("systemctl show nodeagent -p MainPID --value").stdout.strip()
         resident = node.run(f"grep VmRSS /proc/{pid}/status").stdout.split()[1]
         factor = slowdown(node)
-    print(f"the node's CPU is {factor:.1f} times slower")
+    print(f"slowdown of the node's CPU relative to the host: {factor:.1f}")
     for what, taken in (("start to READY=1", started_s), ("status", status_s)):
         shown = ", ".join(f"{each:.2f}" for each in (min(taken), statistics.median(taken), max(taken)))
         print(f"{what} [s]: min, median, max {shown}; median over slowdown {statistics.median(taken) / factor:.2f}")

@@ -122,7 +122,7 @@ def _lock_lasts(node: Node) -> None:
         wait_for_lock(node)
     pid = main_pid(node)
     node.run(f"kill -9 {pid}")
-    assert lock_entry(node), "systemd has a copy of the lock"
+    assert lock_entry(node), "logind lists no lock: systemd keeps no copy of its descriptor"
     reclaim.poll("the agent has restarted", lambda: main_pid(node) not in ("0", pid), timeout_s=START_S, interval_s=0.5)
     wait_for_lock(node)
     print(node.run("systemctl show nodeagent --property CPUUsageNSec,NFileDescriptorStore,NRestarts").stdout)

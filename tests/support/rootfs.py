@@ -120,8 +120,8 @@ def ensure(version: PackagedVersion) -> Path:
 def _build(suite: str, root: Path) -> None:
     options = []
     if suite == "unstable":
-        # An old host lacks the keys of unstable, so that trixie's keyring is used; a mirror's Release file may have
-        # expired.
+        # The keyring of an old host lacks the archive keys of unstable; that of trixie has them. A mirror's Release
+        # file may have expired.
         keyring = ensure("1.7") / _KEYRING
         options = [f"--keyring={keyring}", '--aptopt=Acquire::Check-Valid-Until "false"']
     partial = root.with_suffix(".partial")

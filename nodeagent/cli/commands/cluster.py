@@ -97,7 +97,7 @@ def manifest_daemonset(
     image_root: ImageRootOption = _IMAGE_ROOT,
     manifests: ManifestsOption = _MANIFESTS,
     max_unavailable: Annotated[
-        str, typer.Option("--max-unavailable", metavar="N|PERCENT", help="Nodes that are updated at a time")
+        str, typer.Option("--max-unavailable", metavar="N|PERCENT", help="Maximum unavailable nodes during an update")
     ] = "10%",
     pod_monitor: Annotated[
         bool, typer.Option("--pod-monitor", help="Serve metrics on the node address; add a PodMonitor")

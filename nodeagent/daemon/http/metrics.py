@@ -80,7 +80,7 @@ class SignalReader:
     async def read(self) -> tuple[SignalLayout, SignalReadings] | None:
         """Return the signal layout and the readings; ``None`` while no agent is composed.
 
-        If the runtime does not answer, both omit the image filesystem.
+        Both omit the image filesystem until the runtime has reported its path once.
         """
         agent, now_s = self._context.agent, self._context.clock.monotonic_s()
         if agent is None:

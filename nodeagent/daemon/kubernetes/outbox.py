@@ -33,7 +33,7 @@ _EXISTS: Final = 409
 _ENDING: Final = "NamespaceTerminating"
 """Cause of the refusal of an Event in a namespace that is being deleted. Source: Kubernetes ``NamespaceLifecycle``."""
 _LATER: Final = frozenset({401, 403, 429})
-"""HTTP statuses of refusals due to credentials or load; any other refusal concerns the Event itself."""
+"""HTTP statuses below 500 after which an Event is retried; after other refusals below 500 the Event is dropped."""
 
 
 class EventRequests(Protocol):

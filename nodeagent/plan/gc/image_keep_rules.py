@@ -145,7 +145,7 @@ def _used_since(context: KeepContext) -> Mapping[str, Reason]:
 
 
 def _use_unknown(context: KeepContext) -> Mapping[str, Reason]:
-    """Return the reason to keep every image if image use, the pods of this node or the holds are unknown."""
+    """Return a reason by id of all images if image use, the pods of this node or the holds are unknown, else empty."""
     reason = use_unknown(context)
     return {} if reason is None else {image.id: reason for image in context.snapshot.images}
 

@@ -100,7 +100,7 @@ class CollectedFilesystem(Record):
         if pending_bytes >= wanted_bytes:
             kept = Reason(ReasonCode.COLLECTION_PENDING, {"pending_bytes": pending_bytes})
             return Target(kept, reason, pending_bytes=pending_bytes, number=self.number)
-        if pending_bytes + undo_bytes >= wanted_bytes:  # the end of the undo windows frees enough
+        if pending_bytes + undo_bytes >= wanted_bytes:
             kept = Reason(ReasonCode.UNDO_WINDOW_OPEN, {"undo_bytes": undo_bytes})
             return Target(kept, reason, pending_bytes=pending_bytes, number=self.number)
         pending_bytes += undo_bytes

@@ -114,7 +114,7 @@ class _DirectoryChecker:
         return kept is None, kept or Reason(ReasonCode.POD_DELETED, {"how": status.how})
 
     def _check_unlisted(self, directory: PodLogDirectory) -> _Removable:
-        """Return the result for a directory of a pod without containers and sandboxes in the runtime."""
+        """Return whether to remove the directory of a pod without containers and sandboxes in CRI, and the reason."""
         pods = self._snapshot.pod_list
         exists = is_in_pod_list(directory.uid, (), pods, directory.tree.changed_at if directory.tree else None)
         if exists and pods is not None:
@@ -180,7 +180,7 @@ def _count_remaining(snapshot: NodeSnapshot, removed: frozenset[str]) -> Counter
 def _check_link(
     link: ContainerLogLink, containers: _ContainersById, snapshot: NodeSnapshot, policy: PodLogPolicy
 ) -> _Removable:
-    """Return the result for a log link without a target.
+    """Return whether to remove a dangling container log link, and the reason.
 
     The minimum age is needed because the target is missing briefly during a log rotation.
 

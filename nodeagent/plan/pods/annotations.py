@@ -1,4 +1,4 @@
-"""Marks of a pod in the annotations of its sandbox: static, mirror and priority.
+"""Static, mirror and priority annotations of pod sandboxes, called marks.
 
 The author of a pod controls its annotations, unless a kubelet wrote them. A mark that protects a pod from eviction is
 used only if its author is trusted; a malformed mark is ignored. The shutdown planner uses all well-formed marks, since

@@ -310,7 +310,7 @@ class _Merger:
 
 
 def _list_of(spec: PodSpec | None) -> str:
-    """Return the name of the list that contains a definition, for display."""
+    """Return the display name of the pod list that contains a pod definition; the kubelet's list for ``None``."""
     return f"the {PodListSource.KUBELET if spec is None else spec.listed_by}'s list"
 
 

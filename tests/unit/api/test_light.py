@@ -49,7 +49,7 @@ def test_time_fields_are_those_of_the_document_types() -> None:
 def test_mapping_fields_are_those_of_the_document_types() -> None:
     kinds = _kinds_by_field()
     assert {name for name in kinds if "DictType" in kinds[name]} == MAPPINGS | {"pods"}
-    assert all("StructType" not in kinds[name] for name in MAPPINGS)  # one document has pods as an object
+    assert all("StructType" not in kinds[name] for name in MAPPINGS)  # "pods" is also the name of an object
 
 
 def test_field_is_read_in_the_type_of_its_document() -> None:

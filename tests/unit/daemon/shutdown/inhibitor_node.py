@@ -196,7 +196,7 @@ async def ready(daemon: Daemon) -> None:
 
 
 async def other_lock(place: Place) -> int:
-    """Acquire an inhibitor lock as another process, so that logind continues to wait; return its descriptor."""
+    """Acquire the inhibitor lock of another owner, which delays logind further; return its descriptor."""
     async with Bus(place.bus.address, deadline_s=WITHIN_S) as bus:
         lock = await acquire_lock(bus, "other", "test")
         assert lock.number is not None
