@@ -27,7 +27,7 @@ from nodeagent.record import Record
 try:  # a copy of typing for older interpreters: 1.5 % of the processor time of a command without a daemon
     with replaced_modules({"typing_extensions": typing}):
         import grpc.aio
-except ImportError:  # another version of grpc, which needs more of it
+except (ImportError, AttributeError):  # a version of grpc that uses more of typing_extensions
     import grpc.aio
 
 if TYPE_CHECKING:

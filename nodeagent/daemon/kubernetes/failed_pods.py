@@ -50,6 +50,8 @@ class FailedPodsTask(SessionTask):
     between_deletions_s: ClassVar[float] = 1.0
 
     def _off_because(self, settings: Settings) -> str:
+        if settings.invalid_because:  # the settings in force may have been withdrawn
+            return "the configuration is invalid"
         kubernetes = settings.kubernetes
         return "" if kubernetes.delete_failed_after and kubernetes.access is not None else "not enabled"
 

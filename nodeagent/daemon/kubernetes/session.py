@@ -287,33 +287,34 @@ class NodeSession:
 
     async def _keep_cordon(self, node: Node) -> None:
         """Cordon the node at the start of a shutdown; end the agent's cordon after a cancellation or a new start."""
-        cordoned = is_cordoned_for_shutdown(node)
+        # None if unknown: after a request without a response, and after a start during a shutdown.
+        cordoned: bool | None = is_cordoned_for_shutdown(node)
         if not self._parts.is_shutting_down():
             await self._wait_for_change(_UNCORDON_AFTER_S, shutting_down=False)
+        elif cordoned:
+            cordoned = None
         while not self._ended.is_set() and not await self._is_refused():
             shutting_down, wait_s = self._parts.is_shutting_down(), STATUS_POLL_S
             if cordoned is not shutting_down:
                 try:
-                    await self._set_cordon(cordoned=shutting_down)
+                    await self._set_cordon(node, cordoned=shutting_down)
                     cordoned = shutting_down
                     self._announced(AnnouncedPart.CORDON, shutting_down=shutting_down)
                 except ApiServerError as error:
+                    if not isinstance(error, ApiServerRefusedError):
+                        cordoned = None
                     is_conflict = isinstance(error, ApiServerRefusedError) and error.status == _CONFLICT
                     wait_s = FIRST_RETRY_S if is_conflict else self._reporter.failed("cordon", error)
                     self._given_up(AnnouncedPart.CORDON, error)
             await self._wait_for_change(wait_s, shutting_down=shutting_down)
 
-    async def _set_cordon(self, *, cordoned: bool) -> None:
+    async def _set_cordon(self, node: Node, *, cordoned: bool) -> None:
         """Cordon the node for a shutdown, or end such a cordon, unless that is done already."""
         requests = self._parts.status_requests
         found = await requests.get_node()
-        if found is None:
-            return  # deleted: the status loop ends the session
-        patch = (
-            plan_cordon(found)
-            if cordoned
-            else plan_uncordon(found, is_registered_cordoned=self._registration.unschedulable)
-        )
+        if found is None or found.metadata.uid != node.metadata.uid:
+            return  # deleted or replaced: the status loop ends the session
+        patch = plan_cordon(found) if cordoned else plan_uncordon(found)
         stored = found if patch is None else await requests.patch_node(patch)
         self._reporter.succeeded("cordon")
         if stored.spec.unschedulable is not found.spec.unschedulable:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.plan.kubernetes.registration import CORDONED_ANNOTATION, CORDONED_BY_REGISTRATION
+from nodeagent.plan.kubernetes.registration import CORDONED_ANNOTATION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,19 +33,16 @@ def plan_cordon(found: Node) -> Mapping[str, Any] | None:
     return _patch(found, CORDONED_FOR_SHUTDOWN, {"unschedulable": True})
 
 
-def plan_uncordon(found: Node, *, is_registered_cordoned: bool) -> Mapping[str, Any] | None:
-    """Return the patch that ends the cordon of an earlier or cancelled shutdown; ``None`` without one.
+def plan_uncordon(found: Node) -> Mapping[str, Any] | None:
+    """Return the patch that ends the cordon of an earlier or cancelled shutdown; ``None`` without such a cordon.
 
-    Args:
-        found: the object; the patch fails with a conflict if it has changed.
-        is_registered_cordoned: whether the node is to be cordoned without a shutdown too, by the configuration.
+    The node was schedulable before the shutdown. If it is registered unschedulable, an operator has uncordoned it. The
+    patch fails with a conflict if the Node object has changed.
     """
     if not is_cordoned_for_shutdown(found):
         return None
     if not found.spec.unschedulable:  # an operator ended it
         return _patch(found, None, {})
-    if is_registered_cordoned:
-        return _patch(found, CORDONED_BY_REGISTRATION, {})
     return _patch(found, None, {"unschedulable": None})
 
 

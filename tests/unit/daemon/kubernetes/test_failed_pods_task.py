@@ -14,6 +14,7 @@ import pytest
 from nodeagent.daemon.kubernetes.failed_pods import FailedPodsTask
 from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.model.machine import Machine
+from nodeagent.record import replace
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, ApiServer, Fault, serving_api
 from tests.unit.daemon.kubernetes.tasks import context_of, running, settings_with, until
@@ -105,7 +106,12 @@ class Run:
 
 @asynccontextmanager
 async def deleting(
-    api: ApiServer, authority: Authority, directory: Path, *, dry_run: bool = False, pause: Pause | None = None
+    api: ApiServer,
+    authority: Authority,
+    directory: Path,
+    *,
+    dry_run: bool = False,
+    pause: Pause | None = None,
 ) -> AsyncIterator[Run]:
     with serving_api(api, partial(authority.server_context, "server")) as url:
         settings = settings_with(authority, url, directory, {"delete_failed_after": "1h"}, {"dry_run": dry_run})
@@ -203,6 +209,16 @@ async def test_nothing_is_deleted_by_the_name_of_another_machine(authority: Auth
         await until(lambda: bool(run.logged("api_request_failed")))
         assert "another machine" in run.logged("api_request_failed")[0]["error"]
     assert api.seen("DELETE") == []
+
+
+async def test_nothing_is_listed_or_deleted_with_an_invalid_configuration(authority: Authority, tmp_path: Path) -> None:
+    api = server(failed("web"))
+    async with deleting(api, authority, tmp_path, pause=Pause(PausedBy.SHUTDOWN, "the node is shutting down")) as run:
+        await until(lambda: "paused" in str([each.activity for each in run.context.loop_statuses.all]))
+        run.context.settings = replace(run.context.settings, invalid_because="unknown key")
+        run.context.pass_lock.end_pause(PausedBy.SHUTDOWN)
+        await until(lambda: "disabled" in str([each.activity for each in run.context.loop_statuses.all]))
+        assert api.requests == []
 
 
 async def test_nothing_is_listed_or_deleted_during_a_pause(authority: Authority, tmp_path: Path) -> None:

@@ -30,26 +30,16 @@ def test_cordon_of_a_shutdown_is_ended_with_its_annotation() -> None:
     metadata = {"resourceVersion": "7", "annotations": {CORDONED: None}}
     found = node("shutdown", unschedulable=True)
     assert is_cordoned_for_shutdown(found)
-    assert plan_uncordon(found, is_registered_cordoned=False) == {
-        "metadata": metadata,
-        "spec": {"unschedulable": None},
-    }
+    assert plan_uncordon(found) == {"metadata": metadata, "spec": {"unschedulable": None}}
 
 
 @pytest.mark.parametrize("cause", ["", "no-kubelet"])
-@pytest.mark.parametrize("is_registered_cordoned", [False, True])
-def test_cordon_of_an_operator_or_of_the_registration_is_kept(cause: str, is_registered_cordoned: bool) -> None:
+def test_cordon_of_an_operator_or_of_the_registration_is_kept(cause: str) -> None:
     found = node(cause, unschedulable=True)
     assert not is_cordoned_for_shutdown(found)
-    assert plan_uncordon(found, is_registered_cordoned=is_registered_cordoned) is None
-
-
-def test_cordon_of_a_shutdown_becomes_that_of_the_registration_where_that_is_configured() -> None:
-    metadata = {"resourceVersion": "7", "annotations": {CORDONED: "no-kubelet"}}
-    found = node("shutdown", unschedulable=True)
-    assert plan_uncordon(found, is_registered_cordoned=True) == {"metadata": metadata}
+    assert plan_uncordon(found) is None
 
 
 def test_annotation_of_a_node_that_an_operator_uncordoned_is_removed_alone() -> None:
     metadata = {"resourceVersion": "7", "annotations": {CORDONED: None}}
-    assert plan_uncordon(node("shutdown"), is_registered_cordoned=True) == {"metadata": metadata}
+    assert plan_uncordon(node("shutdown")) == {"metadata": metadata}
