@@ -118,9 +118,7 @@ def check_image_removal(*, transactional: bool, configured: bool) -> Finding:
         Verdict.WARNING,
         "through CRI: a container creation within the RemoveImage call can lose its image record; a restart of the "
         "container then requires a pull",
-        'set image_gc.removal = "auto"'
-        if configured
-        else "none with a runtime other than containerd, or without its API",
+        'set image_gc.removal = "auto"' if configured else "requires containerd and its API (runtime.containerd_api)",
     )
 
 

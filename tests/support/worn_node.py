@@ -89,7 +89,7 @@ def wear(containerd: Containerd, *, used_percent: int = 91) -> WornNode:
 
 
 def _old_images() -> list[images.Image]:
-    """Describe two image families, each with five versions on shared layers, and the images with a role."""
+    """Return the images: three families of versions on shared layers, a pinned image and a debug image."""
     made = []
     for name, base_mib, own_mib in (("web", 14, 3), ("worker", 10, 4)):
         base = images.blob(f"{name} base", base_mib * MIB)

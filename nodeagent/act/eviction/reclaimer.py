@@ -201,7 +201,7 @@ def without_irreplaceable(policy: ImageGCPolicy) -> ImageGCPolicy:
 
 
 def _still_evicted(evicted: Mapping[str, Collection[str]], sandboxes: Iterable[Sandbox]) -> frozenset[str]:
-    """Return the UIDs of evicted pods without a sandbox newer than the eviction."""
+    """Return the UIDs of evicted pods whose newest listed sandbox is known to have existed at the eviction."""
     newest: dict[str, Sandbox] = {}
     for each in sandboxes:
         if each.uid not in evicted:

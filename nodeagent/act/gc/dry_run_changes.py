@@ -25,7 +25,7 @@ class Dropped(Record):
     """An item that the previous dry run planned to remove and the current one does not.
 
     Attributes:
-        why: reason to keep the item now, as text.
+        why: reason that the removal is no longer planned, as text.
     """
 
     kind: ItemKind
