@@ -18,7 +18,7 @@ class ShutdownAnnouncement:
     """Whether the API server knows of the shutdown in progress; nothing is announced without a registered node."""
 
     def __init__(self) -> None:
-        """Create an announcement that nobody makes."""
+        """Create an announcement without expected parts."""
         self._settled = asyncio.Event()
         self._settled.set()
         self._open: set[AnnouncedPart] = set()

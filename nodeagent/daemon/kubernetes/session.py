@@ -300,12 +300,11 @@ class NodeSession:
                     await self._set_cordon(node, cordoned=shutting_down)
                     cordoned = shutting_down
                     self._announced(AnnouncedPart.CORDON, shutting_down=shutting_down)
-                except ApiServerError as error:
-                    if not isinstance(error, ApiServerRefusedError):
-                        cordoned = None
-                    is_conflict = isinstance(error, ApiServerRefusedError) and error.status == _CONFLICT
-                    wait_s = FIRST_RETRY_S if is_conflict else self._reporter.failed("cordon", error)
+                except ApiServerRefusedError as error:
+                    wait_s = FIRST_RETRY_S if error.status == _CONFLICT else self._reporter.failed("cordon", error)
                     self._given_up(AnnouncedPart.CORDON, error)
+                except ApiServerError as error:
+                    cordoned, wait_s = None, self._reporter.failed("cordon", error)
             await self._wait_for_change(wait_s, shutting_down=shutting_down)
 
     async def _set_cordon(self, node: Node, *, cordoned: bool) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 MAX_DELETIONS: Final = 20
-"""Deletions after one list; others follow after the next list."""
+"""Maximum deletions per pod list; the remaining pods are deleted after a later list."""
 FAILED: Final = "Failed"
 _REASONS: Final = {
     "Evicted": "evicted",
