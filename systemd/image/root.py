@@ -46,9 +46,11 @@ FILES: Final = {
     "etc/passwd": "root:x:0:0::/root:/usr/sbin/nologin\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-    # Mount points of a portable service.
-    "etc/machine-id": "",
+    # Empty instead of the name and DNS servers of the build host; container runtimes mount their own files here.
+    "etc/hostname": "",
     "etc/resolv.conf": "",
+    # Mount point of a portable service, as is resolv.conf.
+    "etc/machine-id": "",
 }
 LAUNCHER: Final = """#!/{prefix}/bin/python -I
 import sys
@@ -133,9 +135,14 @@ def add_files(root: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file and create its parent directories."""
+    """Replace a file and create its parent directories.
+
+    A symbolic link is replaced and not followed, since its target may be on the build host.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
     path.write_text(text)
+    path.chmod(0o644)
 
 
 def read_packages(debs: Path) -> Iterator[tuple[dict[str, str], str]]:

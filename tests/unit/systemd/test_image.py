@@ -1,8 +1,9 @@
-"""OCI image writer: the image is reproducible and depends only on the files."""
+"""Root file system and OCI image: reproducible, and independent of the build host."""
 
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import io
 import json
 import os
@@ -16,8 +17,10 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
-WRITER = Path(__file__).parents[3] / "systemd/image/oci.py"
+IMAGE = Path(__file__).parents[3] / "systemd/image"
+WRITER = IMAGE / "oci.py"
 EPOCH = 1_700_000_000
 
 
@@ -81,3 +84,29 @@ def test_device_in_the_root_is_refused(tmp_path: Path) -> None:
         write_image(root, tmp_path / "image.tar")
     assert b"neither a regular file nor a directory nor a symbolic link" in refused.value.stderr
     assert not (tmp_path / "image.tar").exists()
+
+
+def root_module() -> ModuleType:
+    """Return the script that completes the root file system, as a module."""
+    spec = importlib.util.spec_from_file_location("image_root", IMAGE / "root.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_files_of_the_build_host_are_replaced_and_links_to_it_are_not_followed(tmp_path: Path) -> None:
+    root, host = tmp_path / "root", tmp_path / "resolv.conf"
+    (root / "etc").mkdir(parents=True)
+    (root / "usr/lib").mkdir(parents=True)
+    (root / "usr/lib/os-release").write_text("ID=debian\n")
+    host.write_text("nameserver 192.0.2.1\n")
+    (root / "etc/resolv.conf").symlink_to(host)
+    (root / "etc/hostname").write_text("builder\n")
+    (root / "etc/hostname").chmod(0o600)
+    root_module().add_files(root)
+    written = {name: root / "etc" / name for name in ("hostname", "resolv.conf", "machine-id")}
+    assert {name: path.read_text() for name, path in written.items()} == dict.fromkeys(written, "")
+    assert {oct(path.lstat().st_mode) for path in written.values()} == {"0o100644"}
+    assert host.read_text() == "nameserver 192.0.2.1\n"
