@@ -169,10 +169,9 @@ class RuntimeConnection:
             rpc = self._unary[method.path] = self._open().unary_unary(
                 method.path, method.request.SerializeToString, self._decoder(method)
             )
+        timeout_s = self.deadline_s(method) if deadline_s is None else deadline_s
         with self._watched(method, target):
-            response: Message = await rpc(
-                request, timeout=self._deadline_s(method, deadline_s), metadata=metadata, wait_for_ready=False
-            )
+            response: Message = await rpc(request, timeout=timeout_s, metadata=metadata, wait_for_ready=False)
         return response  # type: ignore[return-value]  # the deserialiser is this method's own
 
     async def stream(
@@ -193,8 +192,9 @@ class RuntimeConnection:
             rpc = self._stream[method.path] = self._open().unary_stream(
                 method.path, method.request.SerializeToString, method.response.FromString
             )
+        timeout_s = self.deadline_s(method) if deadline_s is None else deadline_s
         with self._watched(method, target):
-            call = rpc(request, timeout=self._deadline_s(method, deadline_s), metadata=metadata, wait_for_ready=False)
+            call = rpc(request, timeout=timeout_s, metadata=metadata, wait_for_ready=False)
             try:
                 async for response in call:
                     yield response  # type: ignore[misc]  # the deserialiser is this method's own
@@ -208,6 +208,10 @@ class RuntimeConnection:
         """
         return self._answer_bytes.get(method.path, 0)
 
+    def deadline_s(self, method: Method[Request, Response]) -> float | None:
+        """Return the deadline in seconds of calls of a method, configured or default; ``None`` for no deadline."""
+        return self._deadlines.get(method.name, method.deadline_s)
+
     def _decoder(self, method: Method[Request, Response]) -> Callable[[bytes], Message]:
         def decode(answer: bytes) -> Message:
             self._answer_bytes[method.path] = len(answer)
@@ -219,9 +223,6 @@ class RuntimeConnection:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
         return self._channel
-
-    def _deadline_s(self, method: Method[Request, Response], deadline_s: float | None) -> float | None:
-        return self._deadlines.get(method.name, method.deadline_s) if deadline_s is None else deadline_s
 
     @contextmanager
     def _watched(self, method: Method[Request, Response], target: str) -> Iterator[None]:

@@ -6,9 +6,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.errors import RuntimeNotFoundError
+from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import RuntimeInfo
 from nodeagent.record import replace
+from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.connection import Method
 from nodeagent.runtime.cri_messages import (
     ImageFsInfo,
@@ -24,10 +25,11 @@ from nodeagent.runtime.cri_messages import (
     merge_images,
 )
 from nodeagent.runtime.decode_cache import DecodeCache
-from nodeagent.runtime.long_lists import LongList
+from nodeagent.runtime.long_lists import LongList, is_too_large
+from nodeagent.runtime.prefix_list import PrefixList
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from nodeagent.model import Container, Image, Sandbox
     from nodeagent.runtime.connection import RuntimeConnection
@@ -125,8 +127,10 @@ class CriClient:
         """Create a client; ``reuses_lists`` is whether decoded lists are cached, see :class:`DecodeCache`."""
         self._connection = connection
         self._images = LongList(connection, _LIST_IMAGES, _STREAM_IMAGES)
-        self._sandboxes = LongList(connection, _LIST_SANDBOXES, _STREAM_SANDBOXES)
-        self._containers = LongList(connection, _LIST_CONTAINERS, _STREAM_CONTAINERS)
+        sandboxes = PrefixList(self._find_sandbox, self._list_sandbox, _sandbox_ids)
+        containers = PrefixList(self._find_container, self._list_container, _container_ids)
+        self._sandboxes = LongList(connection, _LIST_SANDBOXES, _STREAM_SANDBOXES, sandboxes.read)
+        self._containers = LongList(connection, _LIST_CONTAINERS, _STREAM_CONTAINERS, containers.read)
         self._decoded_images = DecodeCache(_IMAGES_OF, decode_image, reuses=reuses_lists)
         self._decoded_sandboxes = DecodeCache(_SANDBOXES_OF, decode_listed_sandbox, reuses=reuses_lists)
         self._decoded_containers = DecodeCache(_CONTAINERS_OF, decode_container, reuses=reuses_lists)
@@ -242,8 +246,7 @@ class CriClient:
 
     async def get_container(self, container_id: str) -> Container | None:
         """Return one container with the fields of both its list entry and its status; ``None`` if absent."""
-        request = api.ListContainersRequest(filter=api.ContainerFilter(id=container_id))
-        got = await self._connection.unary(_LIST_CONTAINERS, request, target=container_id)
+        got = await self._list_container(container_id)
         listed = next((decode_container(each) for each in got.containers if each.id == container_id), None)
         if listed is None:
             return None
@@ -288,5 +291,40 @@ class CriClient:
 
         ``only`` restricts the result to these ids; ``None`` for all.
         """
-        got = await self._connection.unary(_CONTAINER_STATS, api.ListContainerStatsRequest())
-        return tuple(decode_container_usage(each) for each in got.stats if only is None or each.attributes.id in only)
+        try:
+            answers = [await self._connection.unary(_CONTAINER_STATS, api.ListContainerStatsRequest())]
+        except RuntimeRequestError as error:
+            if not is_too_large(error):
+                raise
+            ids = [each.id for each in await self.list_containers()] if only is None else sorted(only)
+            answers = await run_bounded(self._list_stats, ids)
+        usages = (decode_container_usage(each) for answer in answers for each in answer.stats)
+        return tuple(each for each in usages if only is None or each.container_id in only)
+
+    async def _find_sandbox(self, prefix: str) -> str:
+        request = api.PodSandboxStatusRequest(pod_sandbox_id=prefix)
+        return (await self._connection.unary(_SANDBOX_STATUS, request, target=prefix)).status.id
+
+    async def _find_container(self, prefix: str) -> str:
+        request = api.ContainerStatusRequest(container_id=prefix)
+        return (await self._connection.unary(_CONTAINER_STATUS, request, target=prefix)).status.id
+
+    async def _list_sandbox(self, sandbox_id: str) -> api.ListPodSandboxResponse:
+        request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(id=sandbox_id))
+        return await self._connection.unary(_LIST_SANDBOXES, request, target=sandbox_id)
+
+    async def _list_container(self, container_id: str) -> api.ListContainersResponse:
+        request = api.ListContainersRequest(filter=api.ContainerFilter(id=container_id))
+        return await self._connection.unary(_LIST_CONTAINERS, request, target=container_id)
+
+    async def _list_stats(self, container_id: str) -> api.ListContainerStatsResponse:
+        request = api.ListContainerStatsRequest(filter=api.ContainerStatsFilter(id=container_id))
+        return await self._connection.unary(_CONTAINER_STATS, request, target=container_id)
+
+
+def _sandbox_ids(answer: api.ListPodSandboxResponse) -> Iterable[str]:
+    return [each.id for each in answer.items]
+
+
+def _container_ids(answer: api.ListContainersResponse) -> Iterable[str]:
+    return [each.id for each in answer.containers]

@@ -10,7 +10,7 @@ from nodeagent.sim.messages import Memo, Messages, nanoseconds
 from nodeagent.sim.store import SNAPSHOTTER, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
     from google.protobuf.message import Message
@@ -60,10 +60,11 @@ class RuntimeService:
     def list_sandboxes(self, request: api.ListPodSandboxRequest) -> api.ListPodSandboxResponse:
         """List the sandboxes that match the filter of the request."""
         criteria = request.filter
+        known = self._node.find_sandbox(criteria.id)
         matching = {
             key: sandbox
             for key, sandbox in self._node.sandboxes.items()
-            if key.startswith(criteria.id)
+            if (not criteria.id or sandbox is known)
             and (not criteria.HasField("state") or sandbox.ready == (criteria.state.state == api.SANDBOX_READY))
             and _labelled(sandbox.labels, criteria.label_selector)
         }
@@ -75,7 +76,7 @@ class RuntimeService:
         """Return the status of a sandbox; in verbose form with image, log directory and cgroup parent."""
         sandbox = self._node.find_sandbox(request.pod_sandbox_id)
         if sandbox is None:
-            raise RefusedError("NOT_FOUND", "an error occurred when try to find sandbox: not found")
+            raise _unknown("sandbox", request.pod_sandbox_id, self._node.sandboxes)
         response = api.PodSandboxStatusResponse(status=self._messages.sandbox_status(sandbox))
         if request.verbose:
             response.info["info"] = json.dumps(self._sandbox_info(sandbox), separators=(",", ":"))
@@ -108,7 +109,8 @@ class RuntimeService:
         """Return the status of a container."""
         container = self._node.find_container(request.container_id)
         if container is None:
-            raise _no_container(request.container_id)
+            name = f'container "{request.container_id}"'
+            raise _unknown(name, request.container_id, self._node.containers)
         response = api.ContainerStatusResponse(status=self._messages.container_status(container))
         if request.verbose:
             response.info["info"] = json.dumps(self._container_info(container), separators=(",", ":"))
@@ -145,8 +147,10 @@ class RuntimeService:
         return response
 
     def _candidates(self, request: api.ListContainersRequest) -> list[SimContainer]:
-        known = self._node.containers.get(request.filter.id)
-        return [known] if known is not None else list(self._node.containers.values())
+        if not request.filter.id:
+            return list(self._node.containers.values())
+        known = self._node.find_container(request.filter.id)
+        return [] if known is None else [known]
 
     def _config(self) -> dict[str, object]:
         """Return the runtime configuration in the verbose status, in the form of the simulated runtime."""
@@ -332,6 +336,14 @@ def in_parts(
             yield part(**{field: items[start : start + PART_ITEMS]})
 
     return stream
+
+
+def _unknown(name: str, prefix: str, records: Iterable[str]) -> RefusedError:
+    """Return containerd's error for the prefix of no id or of several ids."""
+    lookup = f"an error occurred when try to find {name}"
+    if any(each.startswith(prefix) for each in records):
+        return RefusedError("UNKNOWN", f"{lookup}: Multiple IDs found with provided prefix: {prefix}")
+    return RefusedError("NOT_FOUND", f"{lookup}: not found")
 
 
 def _no_container(container_id: str) -> RefusedError:

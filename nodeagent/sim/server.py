@@ -231,7 +231,7 @@ def _log_name(method: MethodDescriptor) -> str:
 
 
 def _target(request: Message) -> str:
-    """Return the id, reference or name in a request; empty if the request has none of these fields."""
+    """Return the id, reference or name in a request or its filter; empty if the request has none of these fields."""
     known = request.DESCRIPTOR.fields_by_name
     for field in _TARGET_FIELDS:
         if field in known:
@@ -239,7 +239,7 @@ def _target(request: Message) -> str:
             if isinstance(value, images_pb2.Image):
                 return value.name
             return value.image if isinstance(value, api_pb2.ImageSpec) else str(value)
-    return ""
+    return getattr(getattr(request, "filter", None), "id", "")
 
 
 async def _each(items: object) -> AsyncGenerator[object, None]:

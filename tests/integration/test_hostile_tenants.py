@@ -11,6 +11,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 from tests.support import images, reclaim
@@ -45,6 +46,12 @@ FORGED = {
 
 HUGE = {f"E{number}": "<" * 120_000 for number in range(13)}
 """Environment variables that, as JSON in a container's status, exceed the runtime's maximum message size of 16 MiB."""
+
+LARGE = {f"tenant.example/{number}": "a" * 1_000_000 for number in range(3)}
+"""Annotations of 3 MB."""
+
+LARGE_PODS = 7
+"""Number of pods with large annotations that, in one list, exceed the runtime's maximum message size of 16 MiB."""
 
 HIDING = f"""
 mkdir /links && cd /links && seq 1000 | xargs touch && for copy in $(seq 15); do cp -al /links /copy$copy; done
@@ -162,6 +169,32 @@ def test_hog_with_an_environment_beyond_the_answers_of_the_runtime_is_evicted(no
     node.run_pod("hog", f"dd if=/dev/zero of=/data bs=1M count={HOG_MIB}; sync", env=HUGE)
     assert evicted_under_pressure(node) == ["default/hog"]
     assert node.running() == neighbours
+
+
+@pytest.mark.parametrize("attempt", range(RUNS))
+def test_annotations_beyond_the_lists_of_the_runtime_protect_no_hog_and_stop_no_collection(
+    node: PressedNode, attempt: int
+) -> None:
+    del attempt
+    neighbours = run_neighbours(node)
+    ordinary = node.run_pod("ordinary", "true")
+    for number in range(1, 4):
+        dead = node.pods.create_container(ordinary.sandbox, "dead", APP, ["false"], attempt=number)
+        node.pods.start(dead)
+        node.pods.wait_exited(dead)
+    for number in range(LARGE_PODS):
+        node.run_pod(f"large-{number}", "true", namespace="tenant", annotations=LARGE)
+    node.run_pod("hog", f"dd if=/dev/zero of=/data bs=1M count={HOG_MIB}; sync", namespace="tenant", annotations=LARGE)
+    for method in ("ListPodSandbox", "ListContainers", "ListContainerStats"):
+        with pytest.raises(grpc.RpcError, match="message larger than max"):
+            node.pods.call(method)
+    collect(node)
+    assert evicted_under_pressure(node) == ["tenant/hog"]
+    for number in range(LARGE_PODS):  # so that this test can read the lists
+        node.pods.remove_sandbox(node.created[f"large-{number}"].sandbox)
+    dead_attempts = [each for each in node.pods.list_containers() if each.name == "dead"]
+    assert len(dead_attempts) == 1
+    assert node.running() == neighbours | {"ordinary"}
 
 
 @pytest.mark.parametrize("attempt", range(RUNS))

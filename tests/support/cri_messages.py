@@ -76,6 +76,7 @@ _METHODS = {
     "StopContainer": ("StopContainerRequest", "Empty"),
     "RemoveContainer": ("ContainerRequest", "Empty"),
     "ListContainers": ("Empty", "ListContainersResponse"),
+    "ListContainerStats": ("Empty", "Empty"),
     "ContainerStatus": ("ContainerRequest", "ContainerStatusResponse"),
     "ListImages": ("Empty", "ListImagesResponse"),
     "RemoveImage": ("ImageRequest", "Empty"),

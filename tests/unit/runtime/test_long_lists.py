@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nodeagent.sim.node import SimNode
 
 CONTAINERS = 60
+TOO_LARGE = "trying to send message larger than max"
 LISTS = ("ListContainers", "ListPodSandbox", "ListImages")
 STREAMS = ("StreamContainers", "StreamPodSandboxes", "StreamImages")
 
@@ -48,6 +49,15 @@ async def read_all(cri: CriClient) -> tuple[object, ...]:
 
 def counts(server: SimServer, methods: tuple[str, ...]) -> list[int]:
     return [server.faults.count(method) for method in methods]
+
+
+def refuse(server: SimServer, method: str) -> None:
+    """Refuse the whole list of a method, as a runtime with a list beyond its message limit."""
+    server.faults.fail(method, "", status="RESOURCE_EXHAUSTED", detail=TOO_LARGE, times=None)
+
+
+def unique_prefix(each: str, ids: set[str]) -> str:
+    return next(each[:end] for end in range(1, 65) if sum(one.startswith(each[:end]) for one in ids) == 1)
 
 
 @pytest.fixture
@@ -88,12 +98,112 @@ async def test_list_above_the_limit_of_the_runtime_is_streamed_at_once_and_from_
         assert (server.faults.count("ListContainers"), server.faults.count("StreamContainers")) == (2, 3)
 
 
-async def test_list_above_the_limit_of_a_runtime_without_streams_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ListContainers", "ListPodSandbox", "ListContainerStats"])
+async def test_list_above_the_limit_of_a_runtime_without_streams_is_read_object_by_object(
+    tmp_path: Path, method: str
+) -> None:
     async with served(tmp_path, streams=False) as (server, cri, _):
-        server.faults.fail("ListContainers", status="RESOURCE_EXHAUSTED", detail="message larger than max", times=None)
+        reads = {
+            "ListContainers": cri.list_containers,
+            "ListPodSandbox": cri.list_sandboxes,
+            "ListContainerStats": cri.list_container_stats,
+        }
+        whole = await reads[method]()
+        refuse(server, method)
         for _ in range(2):
-            with pytest.raises(RuntimeRequestError, match="RESOURCE_EXHAUSTED: message larger than max"):
-                await cri.list_containers()
+            assert sorted(map(str, await reads[method]())) == sorted(map(str, whole))
+
+
+async def test_usage_of_some_containers_above_the_limit_is_read_container_by_container(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=False) as (server, cri, _):
+        ids = [each.id for each in await cri.list_containers()][:3]
+        refuse(server, "ListContainerStats")
+        assert {each.container_id for each in await cri.list_container_stats({*ids, "removed"})} == set(ids)
+        assert server.faults.count("ListContainerStats") == 5
+
+
+@pytest.mark.parametrize(
+    ("status", "detail"),
+    [
+        ("UNKNOWN", "failed to query controller status: shim exited"),
+        ("NOT_FOUND", "failed to get sandbox from metadata store: not found"),
+    ],
+)
+async def test_sandbox_without_a_readable_status_is_in_a_list_read_object_by_object(
+    tmp_path: Path, status: str, detail: str
+) -> None:
+    async with served(tmp_path, streams=False) as (server, cri, _):
+        whole = {each.id for each in await cri.list_sandboxes()}
+        refuse(server, "ListPodSandbox")
+        for each in whole:
+            server.faults.fail("PodSandboxStatus", unique_prefix(each, whole), status=status, detail=detail)
+        assert {each.id for each in await cri.list_sandboxes()} == whole
+
+
+async def test_objects_created_and_removed_during_the_reading_hide_no_other_object(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=False) as (server, cri, _):
+        whole = {each.id for each in await cri.list_sandboxes()}
+        refuse(server, "ListPodSandbox")
+        created: list[str] = []
+
+        def change() -> None:
+            created.append(server.node.add_pod(f"churn-{len(created)}").id)
+            if len(created) % 3 == 0:
+                server.node.remove_sandbox(created[-2])
+
+        for moment in (server.faults.before, server.faults.after):
+            moment("PodSandboxStatus", change, times=None)
+        listed = [each.id for each in await cri.list_sandboxes()]
+        assert len(created) > len(whole)
+        assert len(listed) == len(set(listed))
+        assert whole <= set(listed) <= whole | set(created)
+
+
+@pytest.mark.parametrize(
+    ("status", "detail"),
+    [
+        ("NOT_FOUND", "PodSandbox with ID starting with 0 not found: ID does not exist"),
+        ("UNKNOWN", "internal error"),
+    ],
+)
+async def test_list_above_the_limit_is_an_error_if_the_runtime_does_not_confirm_that_a_prefix_has_no_object(
+    tmp_path: Path, status: str, detail: str
+) -> None:
+    async with served(tmp_path, streams=False, node=scale_node(2, 1, 2)) as (server, cri, _):
+        refuse(server, "ListPodSandbox")
+        server.faults.fail("PodSandboxStatus", status=status, detail=detail, times=None)
+        with pytest.raises(RuntimeRequestError, match=f"ListPodSandbox failed: RESOURCE_EXHAUSTED: {TOO_LARGE}"):
+            await cri.list_sandboxes()
+
+
+@pytest.mark.parametrize("listed", ["of another sandbox", "whole list"])
+async def test_list_above_the_limit_is_an_error_if_the_runtime_ignores_the_prefix(tmp_path: Path, listed: str) -> None:
+    async with served(tmp_path, streams=False) as (server, cri, _):
+        whole = api.ListPodSandboxResponse(items=[api.PodSandbox(id=each.id) for each in await cri.list_sandboxes()])
+        refuse(server, "ListPodSandbox")
+        answer = whole if listed == "whole list" else api.ListPodSandboxResponse(items=whole.items[:1])
+        server.faults.alter("ListPodSandbox", lambda _: answer)
+        with pytest.raises(RuntimeRequestError, match=TOO_LARGE):
+            await cri.list_sandboxes()
+
+
+async def test_list_above_the_limit_is_an_error_if_not_all_objects_are_read_before_its_deadline(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path, streams=False) as (server, _, _):
+        refuse(server, "ListPodSandbox")
+        server.faults.delay("PodSandboxStatus", times=None)
+        async with RuntimeConnection(server.endpoint, deadlines={"ListPodSandbox": 1.0}) as connection:
+            with pytest.raises(RuntimeRequestError, match=TOO_LARGE):
+                await CriClient(connection).list_sandboxes()
+
+
+async def test_list_of_an_overloaded_runtime_is_an_error(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=False) as (server, cri, _):
+        server.faults.fail("ListPodSandbox", status="RESOURCE_EXHAUSTED", detail="too many requests")
+        with pytest.raises(RuntimeRequestError, match="RESOURCE_EXHAUSTED: too many requests"):
+            await cri.list_sandboxes()
+        assert server.faults.count("PodSandboxStatus") == 0
 
 
 async def test_containerd_records_above_the_limit_are_streamed(tmp_path: Path) -> None:
