@@ -6,12 +6,14 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
 from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.cli.session import load_settings
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 from tests.support.worn_node import USED_DEAD, USED_RUNNING, WornNode
 
@@ -22,6 +24,9 @@ pytestmark = pytest.mark.real
 
 CRI_ALONE = {"runtime.containerd_api": "off"}
 READINGS = 15
+LARGE = {f"tenant.example/{number}": "a" * 1_000_000 for number in range(3)}
+LARGE_SANDBOXES = 6
+"""Number of sandboxes with large annotations that, in one list, exceed containerd's largest message of 16 MiB."""
 
 
 def test_churn_of_pods_and_a_forced_image_removal_are_no_contradiction(worn: WornNode) -> None:
@@ -83,3 +88,21 @@ def test_running_container_missing_in_the_first_list_is_found_by_its_cgroup_and_
 
     asyncio.run(run())
     assert sorted(each.id for each in worn.pods.list_images()) == before
+
+
+def test_sandbox_without_a_record_of_containerd_is_in_a_list_beyond_the_message_limit(worn: WornNode) -> None:
+    forgotten = worn.pods.run_sandbox("forgotten")
+    worn.pods.stop_sandbox(forgotten)
+    worn.containerd.ctr("containers", "delete", forgotten.id)
+    listed = {each.id for each in worn.pods.list_sandboxes()}
+    large = [worn.pods.run_sandbox(f"large-{number}", annotations=LARGE) for number in range(LARGE_SANDBOXES)]
+    with pytest.raises(grpc.RpcError, match="message larger than max"):
+        worn.pods.call("ListPodSandbox")
+
+    async def read() -> set[str]:
+        async with RuntimeConnection(f"unix://{worn.containerd.socket}") as connection:
+            return {each.id for each in await CriClient(connection).list_sandboxes()}
+
+    found = asyncio.run(read())
+    assert forgotten.id in found
+    assert found == listed | {each.id for each in large}
