@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 TIMES = 4 if os.environ.get("CI") else 1
 INPUTS = {
-    "http": 10_000 * TIMES,
-    "request": 40_000 * TIMES,
-    "document": 40_000 * TIMES,
+    "http": 15_000 * TIMES,
+    "request": 60_000 * TIMES,
+    "document": 60_000 * TIMES,
     "saved-plan": 10_000 * TIMES,
     "hold-file": 10_000 * TIMES,
     "list-filter": 20_000 * TIMES,
