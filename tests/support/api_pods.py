@@ -37,7 +37,7 @@ def pod(name: str, uid: str = "", **fields: Any) -> dict[str, Any]:
     }
 
 
-class Pods:  # 11 attributes: pods, their history and the scripted refusals of one server
+class Pods:  # 12 attributes: pods, their history and the scripted refusals of one server
     """Pods of the fake API server and the history of their changes.
 
     Attributes:
@@ -47,6 +47,7 @@ class Pods:  # 11 attributes: pods, their history and the scripted refusals of o
         held: number of latest changes that watches do not send yet.
         budgets: message of the disruption budget that forbids the eviction of a pod, by pod name.
         last_disruptions: message of a disruption budget that allows one more disruption of a pod, by pod name.
+        denied: message of the admission webhook that denies the deletion of a pod, by pod name.
         several_budgets: names of the pods with more than one disruption budget.
         ended: name and grace period in seconds of each evicted or deleted pod, in order.
     """
@@ -60,6 +61,7 @@ class Pods:  # 11 attributes: pods, their history and the scripted refusals of o
         self.held = 0
         self.budgets: dict[str, str] = {}
         self.last_disruptions: dict[str, str] = {}
+        self.denied: dict[str, str] = {}
         self.several_budgets: set[str] = set()
         self.ended: list[tuple[str, int]] = []
         self._pages: dict[str, tuple[list[Any], int]] = {}
@@ -97,6 +99,8 @@ class Pods:  # 11 attributes: pods, their history and the scripted refusals of o
             message = f'pods "{name}" not found'
             return 404, {**ERROR_STATUS, "reason": "NotFound", "message": message, "details": absent, "code": 404}
         metadata = found[0]["metadata"]
+        if name in self.denied:
+            return 403, {**ERROR_STATUS, "reason": "Forbidden", "message": self.denied[name], "code": 403}
         if by_eviction and "deletionTimestamp" not in metadata and (refused := self._disruption(name)) is not None:
             return refused
         for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):

@@ -13,7 +13,7 @@ from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.plan.decision import ItemKind
 from nodeagent.record import Record, replace
 from nodeagent.store.history import PastAction, PastPass
-from nodeagent.store.write_ahead import PLANNED, RUNNING
+from nodeagent.store.write_ahead import PLANNED, RUNNING, UNKNOWN
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,7 +30,10 @@ _GRACE_S: Final = 30
 _SLACK_S: Final = 120.0
 _WRITTEN_WITHIN_S: Final = 0.5
 _OUTCOMES: Final = {404: Outcome.GONE, 409: Outcome.CHANGED}
-"""Outcomes of a refused deletion by its status; of another one it is a failure of the round."""
+"""Outcomes of a refused deletion by its status; with another status the deletion has failed."""
+_ENDS_ROUND: Final = (401, 429)
+"""Statuses of a refusal that does not depend on the pod; after another one the next pod is deleted."""
+_SERVER_ERROR: Final = 500
 
 
 class _Requests(Record):
@@ -40,6 +43,19 @@ class _Requests(Record):
     deletions: EvictionApi
     nodes: NodeApi
     node: str
+
+
+class _Known:
+    """UIDs of pods known from earlier rounds of one session.
+
+    Attributes:
+        previewed: reported by a dry run.
+        refused: their deletion failed.
+    """
+
+    def __init__(self) -> None:
+        self.previewed: frozenset[str] = frozenset()
+        self.refused: set[str] = set()
 
 
 class FailedPodsTask(SessionTask):
@@ -79,7 +95,7 @@ class FailedPodsTask(SessionTask):
         from nodeagent.plan.kubernetes.pod_watch import retry_s  # noqa: PLC0415 - with the client
 
         statuses, failures, logged = self._context.loop_statuses, 0, ""
-        previewed: frozenset[str] = frozenset()
+        known = _Known()
         wait_s = self.poll_s  # the runtime and the role are known by then
         while True:
             if pause := self._context.pass_lock.pause():
@@ -94,11 +110,13 @@ class FailedPodsTask(SessionTask):
                 continue
             wait_s = self.list_interval_s * (1 + 0.1 * random.random())  # noqa: S311 - spreads the nodes of a fleet
             try:
-                previewed = await self._delete(requests, settings, stop, previewed)
-            except ApiServerError as error:
+                error = await self._delete(requests, settings, stop, known)
+            except ApiServerError as raised:
+                error = raised
+                stated_s = raised.retry_after_s if isinstance(raised, ApiServerRefusedError) else None
+                wait_s = retry_s(failures + 1, random.random(), stated_s)  # noqa: S311 - as above
+            if error is not None:
                 failures += 1
-                stated_s = error.retry_after_s if isinstance(error, ApiServerRefusedError) else None
-                wait_s = retry_s(failures, random.random(), stated_s)  # noqa: S311 - as above
                 if str(error) != logged:
                     logged = str(error)
                     self._logger.warning(
@@ -112,36 +130,54 @@ class FailedPodsTask(SessionTask):
                 statuses.ended(FAILED_PODS, "succeeded")
 
     async def _delete(
-        self, requests: _Requests, settings: Settings, stop: asyncio.Event, previewed: frozenset[str]
-    ) -> frozenset[str]:
-        """List and delete; return the UIDs that a dry run has reported.
+        self, requests: _Requests, settings: Settings, stop: asyncio.Event, known: _Known
+    ) -> ApiServerError | None:
+        """List and delete; return the first refusal of a deletion, ``None`` without one.
 
         Raises:
-            ApiServerError: a request failed, or the Node object is not proven to be of this machine.
+            ApiServerError: a request failed for a reason other than its pod, or the Node object is not proven to be of
+                this machine.
         """
         from nodeagent.observe.node_identity import read_foreign  # noqa: PLC0415 - with the client
         from nodeagent.plan.kubernetes.failed_pods import plan_deletions  # noqa: PLC0415 - as above
 
         found, now = await requests.pods.list()
-        plan = plan_deletions(found, requests.node, now, settings.kubernetes.delete_failed_after_s)
-        if not plan.deletions:
-            return frozenset()
-        if self._context.dry_run:
-            return await self._preview(plan, previewed)
+        known.refused &= {each.uid for each in found}
+        plan = plan_deletions(found, requests.node, now, settings.kubernetes.delete_failed_after_s, known.refused)
+        if not plan.deletions or self._context.dry_run:
+            known.previewed = await self._preview(plan, known.previewed)
+            return None
+        known.previewed = frozenset()
         if because := await read_foreign(requests.nodes):
             raise ApiServerRefusedError(f"no failed pod is deleted: {because}", 403)
         record = _Record(self._history, self._begun(plan))
         await record.begin()
+        refusals: list[ApiServerError] = []
         try:
             for number, each in enumerate(plan.deletions):
                 if number:
                     await self._wait(self.between_deletions_s, settings, stop)
                 if not self._may_delete(settings, stop):
                     break
-                record.outcome(number, await self._delete_one(requests.deletions, each))
+                record.outcome(number, UNKNOWN)  # also if the request is cancelled
+                try:
+                    record.outcome(number, await self._delete_one(requests.deletions, each))
+                except ApiServerError as error:
+                    is_new = each.pod.uid not in known.refused
+                    known.refused.add(each.pod.uid)
+                    # a lost response and a server error, such as a timeout, do not prove that the pod was kept
+                    if not isinstance(error, ApiServerRefusedError) or error.status >= _SERVER_ERROR:
+                        record.outcome(number, UNKNOWN, str(error))
+                        raise
+                    record.outcome(number, Outcome.FAILED, str(error))
+                    if error.status in _ENDS_ROUND:
+                        raise
+                    refusals.append(error)
+                    if is_new:
+                        self._logger.info("failed_pod_kept", **_fields(each), why=str(error))
         finally:
             await record.finish()
-        return frozenset()
+        return refusals[0] if refusals else None
 
     def _may_delete(self, settings: Settings, stop: asyncio.Event) -> bool:
         """Return whether the round continues; a pause, a reload and a shutdown end it."""
@@ -151,10 +187,9 @@ class FailedPodsTask(SessionTask):
         """Delete a pod; return the outcome.
 
         Raises:
-            ApiServerError: the request failed for a reason other than its pod.
+            ApiServerError: the request failed, neither because the pod does not exist nor because it has changed.
         """
-        pod = deletion.pod
-        fields = {"pod_namespace": pod.namespace, "pod_name": pod.name, "pod_uid": pod.uid}
+        pod, fields = deletion.pod, _fields(deletion)
         try:
             await requests.delete(pod.namespace, pod.name, pod.uid, pod.resource_version, _GRACE_S)
         except ApiServerRefusedError as error:
@@ -169,9 +204,7 @@ class FailedPodsTask(SessionTask):
         """Report the pods that would be deleted, each once; return their UIDs."""
         new = tuple(each for each in plan.deletions if each.pod.uid not in previewed)
         for each in new:
-            pod = each.pod
-            fields = {"pod_namespace": pod.namespace, "pod_name": pod.name, "pod_uid": pod.uid}
-            self._logger.info("would_delete_failed_pod", **fields, why=each.sentence, dry_run=True)
+            self._logger.info("would_delete_failed_pod", **_fields(each), why=each.sentence, dry_run=True)
         if new:
             record = _Record(self._history, replace(self._begun(replace(plan, deletions=new)), dry_run=True))
             for number in range(len(new)):
@@ -210,27 +243,36 @@ class _Record:
     def __init__(self, writer: HistoryWriter | None, past: PastPass) -> None:
         self._writer = writer
         self._past = past
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, tuple[str, str]] = {}
 
     async def begin(self) -> None:
         """Record the planned deletions."""
         if self._writer is not None:
             await self._writer.begin(self._past, _WRITTEN_WITHIN_S)
 
-    def outcome(self, number: int, outcome: Outcome) -> None:
-        """Take the outcome of a deletion."""
-        self._outcomes[number] = outcome
+    def outcome(self, number: int, outcome: str, detail: str = "") -> None:
+        """Take the outcome of a deletion, and the error of a failed one."""
+        self._outcomes[number] = str(outcome), detail
 
     async def finish(self) -> None:
         """Record the outcomes; a deletion without one was not attempted."""
         if self._writer is None:
             return
+        not_attempted = Outcome.NOT_ATTEMPTED.value, ""
+        outcomes = [self._outcomes.get(number, not_attempted) for number in range(len(self._past.actions))]
         actions = tuple(
-            replace(each, outcome=self._outcomes.get(number, Outcome.NOT_ATTEMPTED).value)
-            for number, each in enumerate(self._past.actions)
+            replace(each, outcome=outcome, detail=detail)
+            for each, (outcome, detail) in zip(self._past.actions, outcomes, strict=True)
         )
-        end = PassEnd.COMPLETE if len(self._outcomes) == len(actions) else PassEnd.CANCELLED
+        is_cut = any(outcome in (Outcome.NOT_ATTEMPTED, UNKNOWN) for outcome, _ in outcomes)
+        end = PassEnd.CANCELLED if is_cut else PassEnd.COMPLETE
         await self._writer.finish(replace(self._past, result=end.value, actions=actions), _WRITTEN_WITHIN_S)
+
+
+def _fields(deletion: Deletion) -> dict[str, str]:
+    """Return the log fields of a pod."""
+    pod = deletion.pod
+    return {"pod_namespace": pod.namespace, "pod_name": pod.name, "pod_uid": pod.uid}
 
 
 def _planned(deletion: Deletion) -> PastAction:

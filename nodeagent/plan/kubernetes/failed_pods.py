@@ -16,7 +16,7 @@ from nodeagent.record import Record, field
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from datetime import datetime
 
 MAX_DELETIONS: Final = 20
@@ -101,7 +101,7 @@ class DeletionPlan(Record):
     """Decisions on all listed pods.
 
     Attributes:
-        deletions: pods to be deleted now, those that failed first at the beginning.
+        deletions: pods to be deleted now, in this order.
         postponed: number of further ones, for the next list.
         kept: decisions on the others.
     """
@@ -111,18 +111,25 @@ class DeletionPlan(Record):
     kept: tuple[Deletion, ...] = field(default=())
 
 
-def plan_deletions(pods: Iterable[FailedPod], node: str, now: datetime | None, after_s: float) -> DeletionPlan:
-    """Return the pods to be deleted.
+def plan_deletions(
+    pods: Iterable[FailedPod],
+    node: str,
+    now: datetime | None,
+    after_s: float,
+    refused: Collection[str] = frozenset(),
+) -> DeletionPlan:
+    """Return the pods to be deleted, those that failed first at the beginning.
 
     Args:
         pods: the pods of a list.
         node: name of this node.
         now: time of the list by the API server; ``None`` if it stated none, by which every pod is kept.
         after_s: seconds since the last change of the status, at least.
+        refused: UIDs of pods with a failed deletion before: they are deleted after all others.
     """
     decided = [decide(each, node, now, after_s) for each in pods]
     found = [each for each in decided if each.verdict is Verdict.DELETE]
-    found.sort(key=lambda each: (each.pod.written_at, each.pod.uid))
+    found.sort(key=lambda each: (each.pod.uid in refused, each.pod.written_at, each.pod.uid))
     kept = tuple(each for each in decided if each.verdict is not Verdict.DELETE)
     return DeletionPlan(tuple(found[:MAX_DELETIONS]), max(0, len(found) - MAX_DELETIONS), kept)
 

@@ -236,8 +236,44 @@ async def test_missing_rule_is_logged_once_and_recovery_after_it(authority: Auth
     async with deleting(api, authority, tmp_path) as run:
         await until(lambda: bool(run.logged("api_request_failed")))
         assert "forbidden" in run.logged("api_request_failed")[0]["error"]
-        assert [each.actions[0].outcome for each in run.writer.finished] == ["not-attempted"]
+        assert {each.actions[0].outcome for each in run.writer.finished} == {"failed"}
+        assert "forbidden" in run.writer.finished[0].actions[0].detail
         api.denied = set()
         await until(lambda: bool(run.logged("api_request_recovered")))
     assert len(run.logged("api_request_failed")) == 1
     assert api.pods.pods == {}
+
+
+async def test_pod_with_a_refused_deletion_is_recorded_as_failed_and_the_others_are_deleted(
+    authority: Authority, tmp_path: Path
+) -> None:
+    api = server(failed("kept"), failed("web"))
+    api.pods.denied = {"kept": 'admission webhook "pods.example" denied the request: kept for analysis'}
+    async with deleting(api, authority, tmp_path) as run:
+        await until(lambda: len(run.writer.finished) > 1)
+        assert set(api.pods.pods) == {"uid-kept"}
+        assert run.writer.finished[0].result == "complete"
+        assert {each.name: each.outcome for each in run.writer.finished[0].actions} == {
+            "default/kept": "failed",
+            "default/web": "done",
+        }
+        assert "kept for analysis" in run.logged("api_request_failed")[0]["error"]
+        assert [each["pod_name"] for each in run.logged("failed_pod_kept")] == ["kept"]
+
+
+async def test_deletion_without_a_response_is_recorded_with_an_unknown_outcome(
+    authority: Authority, tmp_path: Path
+) -> None:
+    api = server(failed("lost"), failed("next"))
+    listed = {"kind": "PodList", "items": list(api.pods.pods.values())}
+    api.faults = [
+        Fault(200, json.dumps(listed), headers={"Date": datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")}),
+        Fault(200, json.dumps(api.node)),
+        *[Fault(behaviour="close-after")] * 2,  # the client sends the request again over a new connection
+    ]
+    async with deleting(api, authority, tmp_path) as run:
+        await until(lambda: bool(run.writer.finished))
+        first = run.writer.finished[0]
+        assert first.result == "cancelled"
+        assert [each.outcome for each in first.actions] == ["unknown", "not-attempted"]
+        assert first.actions[0].detail

@@ -102,3 +102,11 @@ def test_number_of_deletions_is_limited_and_the_oldest_are_first() -> None:
     plan = plan_deletions(pods, "node-1", NOW, AFTER_S)
     assert [each.pod for each in plan.deletions] == pods[:4:-1]
     assert plan.postponed == 5
+
+
+def test_pods_with_a_failed_deletion_are_after_the_others_so_that_they_do_not_use_up_the_limit() -> None:
+    old = [replace(EVICTED, uid=f"refused-{number}") for number in range(MAX_DELETIONS)]
+    new = replace(EVICTED, uid="new", written_at=LONG_AGO + timedelta(seconds=1))
+    plan = plan_deletions([*old, new], "node-1", NOW, AFTER_S, {each.uid for each in old})
+    assert plan.deletions[0].pod == new
+    assert plan.postponed == 1
