@@ -300,10 +300,15 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
         """Wait until the API server knows of the shutdown, within the granted time and seconds after the signal."""
         if not self._inhibitor.machine.is_stopping_pods:
             return
-        within_s = min(ANNOUNCE_WITHIN_S, self._budget().granted_ms / 1000)
-        left_s = within_s - (self._context.clock.monotonic_s() - self._signalled_s)
-        if not await self._context.shutdown_announcement.wait(left_s):
-            self._recorder.logger.warning("shutdown_not_announced")
+        try:
+            within_s = min(ANNOUNCE_WITHIN_S, self._budget().granted_ms / 1000)
+            left_s = within_s - (self._context.clock.monotonic_s() - self._signalled_s)
+            is_announced = await self._context.shutdown_announcement.wait(left_s)
+        except Exception:  # the lock is released in any case: an error must not keep it until logind's limit
+            self._recorder.logger.exception("shutdown_crashed")
+        else:
+            if not is_announced:
+                self._recorder.logger.warning("shutdown_not_announced")
 
     async def _close_cancelled(self, previous: Collection[asyncio.Task[None]]) -> None:
         """Record the cancellation of a shutdown, including a shutdown recorded by an earlier run of the agent."""

@@ -13,7 +13,6 @@ from nodeagent.clock import SystemClock
 from nodeagent.daemon.shutdown import session
 from nodeagent.daemon.shutdown.environment import Enablement, read_enablement
 from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
-from nodeagent.daemon.shutdown_announcement import AnnouncedPart
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
@@ -364,34 +363,3 @@ async def test_dry_run_stops_no_pod(place: Place) -> None:
         assert [each["pod"] for each in daemon.events("would_stop")] == ["shop/web"]
         assert place.running() == {"web"}
         assert place.server.faults.count("StopContainer") == 0
-
-
-async def test_lock_is_kept_until_the_api_server_knows_of_the_shutdown(place: Place) -> None:
-    place.pod("web")
-    async with daemon_on(place) as daemon:
-        await ready(daemon)
-        daemon.context.shutdown_announcement.begin()
-        place.login1.request_shutdown()
-        await daemon.until(lambda: place.running() == set())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await place.login1.until(lambda: place.login1.executed == 1)
-        for part in AnnouncedPart:
-            daemon.context.shutdown_announcement.settle(part)
-        await place.login1.until(lambda: place.login1.executed == 1)
-        assert daemon.events("shutdown_not_announced") == []
-
-
-async def test_lock_is_released_within_seconds_while_the_api_server_is_away(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "ANNOUNCE_WITHIN_S", 0.3)
-    place.pod("web")
-    async with daemon_on(place) as daemon:
-        await ready(daemon)
-        daemon.context.shutdown_announcement.begin()
-        place.login1.request_shutdown()
-        await place.login1.until(lambda: place.login1.executed == 1)
-        await daemon.until("shutdown_finished")
-        assert len(daemon.events("shutdown_not_announced")) == 1
-    assert place.outcomes() == {"web": "stopped"}
