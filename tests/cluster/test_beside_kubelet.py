@@ -1,4 +1,4 @@
-"""Tests of the agent beside a real kubelet: detection, both garbage collections, conditions, evictions and pod logs."""
+"""Tests of the agent beside a real kubelet: detection, both garbage collections, conditions and evictions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.workloads import BUDGETS, IMAGE, create, has_ended, logs, phase, pod, restarts
+from tests.cluster.workloads import BUDGETS, IMAGE, create, has_ended, phase, pod
 from tests.support import images
 from tests.support.cluster import EVENTS, NODES, PODS, STRATEGIC
 from tests.support.cluster_node import NAME
@@ -92,31 +92,6 @@ def test_conditions_are_applied_beside_those_of_the_kubelet_and_removed(cluster:
     agent.wait("the condition is present", lambda: bool(cluster.condition("nodeagent.dev/ImageGCDegraded")))
     assert cluster.condition("Ready")["reason"] == "KubeletReady"
     assert agent.events("api_request_failed") == []
-
-
-def test_logs_and_restarts_of_pods_are_as_without_the_agent(cluster: Cluster, agent: ClusterAgent) -> None:
-    agent.configure(
-        f'watch_pods = true\nkubeconfig = "{agent.service_account()}"',
-        role="auto",
-        more='[container_gc]\ninterval = "1s"\nminimum_age = "0s"\nmax_per_pod_container = 0\nmax_containers = 0\n'
-        'deleted_pod_grace = "0s"\nsandbox_minimum_age = "0s"\nlog_minimum_age = "0s"\n',
-    )
-    agent.start()
-    create(
-        cluster,
-        pod("loop", "echo attempt $RANDOM; exit 1"),
-        pod("job", "echo result; exit 0", restartPolicy="Never"),
-        pod("web", "echo serving; trap 'exit 0' TERM; sleep 1000 & wait"),
-    )
-    agent.wait("the pod has restarted", lambda: restarts(cluster, "loop") >= 3, timeout_s=120)
-    agent.wait("the job has ended", lambda: phase(cluster, "job") == "Succeeded")
-    agent.wait("the pod runs", lambda: phase(cluster, "web") == "Running")
-    passes = len(agent.events("pass_finished"))
-    agent.wait("further passes", lambda: len(agent.events("pass_finished")) > passes + 6)
-    assert "attempt" in logs(cluster, "loop"), "of the newest dead container; the kubelet removes the one before itself"
-    assert logs(cluster, "job") == "result\n"
-    assert logs(cluster, "web") == "serving\n"
-    assert agent.events("pass_crashed") == []
 
 
 def test_eviction_through_the_api_respects_a_budget(cluster: Cluster, agent: ClusterAgent) -> None:

@@ -46,16 +46,6 @@ def has_ended(cluster: Cluster, name: str) -> bool:
     return phase(cluster, name) in ("Succeeded", "Failed")
 
 
-def status(cluster: Cluster, name: str, kind: str = "containerStatuses") -> Document:
-    """Return the status of a pod's first container from the API server."""
-    found: Document = cluster.get(f"{PODS}/{name}")["status"][kind][0]
-    return found
-
-
-def restarts(cluster: Cluster, name: str) -> int:
-    return int(status(cluster, name)["restartCount"])
-
-
 def logs(cluster: Cluster, name: str, query: str = "") -> str:
     """Return the log of a container; if the request is refused, the HTTP status as text."""
     try:
