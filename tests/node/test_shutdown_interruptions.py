@@ -78,6 +78,7 @@ def test_crash_in_each_phase_kills_no_pod_without_term(
     shutdown_node.wait_off(timeout_s=START_S)
     facts = ShutdownFacts(shutdown_node, pods, slowdown)
     facts.assert_true()
+    facts.assert_released_with_the_last_pod()
     for name, times in facts.times.items():
         if TWO_SECONDS in name:
             assert EXIT in times, (name, "ended by itself within its time")

@@ -55,12 +55,12 @@ class Node:
     A node is created by ``boot``. After a power-off the disk is kept until the end of the block: ``journal`` and
     ``read_disk`` read the disk, ``start`` boots it again. The thread that starts the machine must outlive the machine,
     since the kernel kills the emulator at the end of that thread. ``console`` is the serial output of kernel and
-    systemd during all boots.
+    systemd during all boots; ``counted`` is whether its clock counts instructions.
     """
 
     def __init__(self, disk: Disk, *, memory_mib: int, cpus: int, counted: bool = False) -> None:
         self.source = disk
-        self._counted = counted
+        self.counted = counted
         self.memory_mib = memory_mib
         self.cpus = cpus
         self.base = reclaim.make_base()
@@ -264,11 +264,11 @@ class Node:
             *(
                 "qemu-system-x86_64",
                 "-accel",
-                f"tcg,thread={'single' if self._counted else 'multi'}",
+                f"tcg,thread={'single' if self.counted else 'multi'}",
                 "-cpu",
                 "Nehalem",
             ),
-            *(("-icount", _COUNTED) if self._counted else ()),
+            *(("-icount", _COUNTED) if self.counted else ()),
             *("-m", str(self.memory_mib), "-smp", str(self.cpus), "-nodefaults", "-display", "none", "-no-reboot"),
             *("-kernel", str(self.source.kernel), "-initrd", str(self.source.initrd)),
             *("-append", "root=/dev/vda rw console=ttyS0 psi=1 loglevel=5 systemd.show_status=1 TERM=dumb"),
@@ -310,7 +310,7 @@ class Node:
 
     def _host_s(self, node_s: float) -> float:
         """Return the longest duration on the host of a duration in the node."""
-        return node_s * _COUNTED_SLOWNESS if self._counted else node_s
+        return node_s * _COUNTED_SLOWNESS if self.counted else node_s
 
     def _ended(self) -> str:
         """Release the resources of a stopped machine; return the standard error of its emulator."""
