@@ -6,6 +6,8 @@ export VENV
 PREFIX ?= /opt/nodeagent
 # Unit tests are independent of each other; integration tests share the machine's mounts and cgroups.
 PARALLEL := --numprocesses auto --dist loadfile
+UNIT_TESTS := tests/unit tests/security --ignore tests/security/tenants
+CONTAINERD_TESTS := tests/integration tests/security/tenants
 PYTHON ?= python3
 # Isolated interpreter with the modules of this checkout, since those of an installed version may lack the checks.
 FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: needs Python 3.11 or newer, see PYTHON=");
@@ -28,8 +30,8 @@ demo: ## tour of preview, run, explain, undo and rehearsals: on a temporary real
 test: ## set up and run all checks and tests of this machine; skipped tests are listed with the reason
 	@.ci/setup protos real
 	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest tests/unit tests/security $(PARALLEL)
-	$(BIN)/python -m pytest tests/integration tests/cluster
+	$(BIN)/python -m pytest $(UNIT_TESTS) $(PARALLEL)
+	$(BIN)/python -m pytest $(CONTAINERD_TESTS) tests/cluster
 
 check: ## format, lint, types, import directions, generated files, vocabulary, sizes
 	$(BIN)/ruff format --check .
@@ -44,11 +46,11 @@ check: ## format, lint, types, import directions, generated files, vocabulary, s
 
 unit: ## unit tests, without root and container runtime
 	@.ci/setup dev
-	$(BIN)/python -m pytest tests/unit tests/security $(PARALLEL)
+	$(BIN)/python -m pytest $(UNIT_TESTS) $(PARALLEL)
 
 integration: ## integration tests on a real containerd
 	@.ci/setup dev real
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest $(CONTAINERD_TESTS)
 
 cluster: ## as root: tests against a real control plane and kubelet, whose binaries are in the directory KUBE_BIN_DIR
 	@.ci/setup dev real
@@ -91,7 +93,7 @@ campaign-clocks: ## random sequences of clocks, gaps and restarts against remova
 
 campaign-tenants: ## as root: attacks of tenants on eviction, collection and history on a real containerd, RUNS times each (10)
 	@.ci/setup dev real
-	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest --timeout 0 tests/integration/test_hostile_tenants.py -m campaign
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest --timeout 0 tests/security/tenants/test_hostile_tenants.py -m campaign
 
 campaign-dashboard: ## as root: a Prometheus (Debian: prometheus) that scrapes two daemons for MINUTES (60); every query of the dashboard must have a value
 	@.ci/setup dev real
@@ -105,7 +107,7 @@ test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 an
 	@.ci/setup dev real
 	@for version in host 1.7 2.1; do \
 		echo "== containerd $$version"; \
-		NODEAGENT_TEST_CONTAINERD=$$version $(BIN)/python -m pytest tests/integration || exit 1; \
+		NODEAGENT_TEST_CONTAINERD=$$version $(BIN)/python -m pytest $(CONTAINERD_TESTS) || exit 1; \
 	done
 
 test-node: ## node tests: systemd, cgroup v2 and containerd in a virtual machine (SHORT=1 skips the long ones)

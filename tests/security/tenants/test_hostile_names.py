@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 IMAGE = "hostile.test/app:v1"
 CHOSEN = NAMES[:9]
 RECORDED = [encodable(os.fsdecode(each)) for each in DIRECTORIES]
