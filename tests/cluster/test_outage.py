@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import time
 from contextlib import asynccontextmanager
 from functools import partial
@@ -53,6 +54,7 @@ async def logind(node: ClusterNode) -> AsyncIterator[login1.Login1]:
     finally:
         await manager.stop()
         bus.stop()
+        shutil.rmtree(directory)
 
 
 async def wait(agent: ClusterAgent, state: str, ready: Callable[[], bool], timeout_s: float = 120) -> None:
