@@ -56,9 +56,9 @@ cluster: ## as root: tests against a real control plane and kubelet, whose binar
 	@.ci/setup dev real
 	KUBE_BIN_DIR=$(KUBE_BIN_DIR) $(BIN)/python -m pytest tests/cluster
 
-campaign-cluster: ## as root: churn with both collectors, an API server that is away and Lease intervals, MINUTES each (10); see cluster
+campaign-cluster: ## as root: churn with both collectors, an API server that is away and Lease intervals, MINUTES each (10), logs to LOGS; see cluster
 	@.ci/setup dev real
-	KUBE_BIN_DIR=$(KUBE_BIN_DIR) NODEAGENT_TEST_MINUTES=$(or $(MINUTES),10) $(BIN)/python -m pytest --timeout 0 -s -m campaign tests/cluster
+	KUBE_BIN_DIR=$(KUBE_BIN_DIR) NODEAGENT_TEST_MINUTES=$(or $(MINUTES),10) NODEAGENT_TEST_LOGS=$(LOGS) $(BIN)/python -m pytest --timeout 0 -s -m campaign tests/cluster
 
 campaign-eviction: ## as root: evictions under disk pressure on a real containerd, RUNS times each (10)
 	@.ci/setup dev real

@@ -1,7 +1,13 @@
-"""Fixtures with a real control plane; without its binaries all tests of this directory are skipped, also in CI."""
+"""Fixtures with a real control plane; without its binaries all tests of this directory are skipped, also in CI.
+
+``NODEAGENT_TEST_LOGS`` names a directory for the whole logs of the control plane, the kubelet and the agent.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,17 +29,26 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Return a cluster with an API server on a separate node, shared by the tests of a module."""
-    directory = binary_directory()
-    assert directory is not None
+    binaries = binary_directory()
+    assert binaries is not None
     with ClusterNode() as node:
         _nodes.append(node)
         try:
-            with Cluster(node, directory) as started:
+            with Cluster(node, binaries) as started:
                 yield started
         finally:
             _nodes.remove(node)
+            if directory := os.environ.get("NODEAGENT_TEST_LOGS"):
+                keep_logs(node, Path(directory) / request.path.stem)
+
+
+def keep_logs(node: ClusterNode, directory: Path) -> None:
+    """Copy the logs of a node to a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for each in node.base.glob("*.log"):
+        shutil.copy(each, directory)
 
 
 @pytest.fixture
