@@ -44,12 +44,8 @@ BATCH: Final = 200
 PARTS: Final = (15, 35, 75)
 """Maximum number of images of the first transactions of a batch; the last number is also for all later transactions.
 
-A small first transaction starts the first collection sooner, and larger ones cause fewer collections. The last
-transactions have two thirds of the remaining images, at least ``LAST_PART``: after the last deletion only the wait and
-the collection of a small transaction follow.
+A small first transaction starts the first collection sooner, and larger ones cause fewer collections.
 """
-
-LAST_PART: Final = 25
 
 _LISTED_WITHIN_S: Final = 20.0  # containerd 2's CRI service processes hundreds of deletions with seconds of delay
 _FIRST_WAIT_S: Final = 0.02
@@ -297,24 +293,19 @@ class TransactionalImageRemover(ImageRemover):
 def _parts(candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
     """Yield the candidates of each transaction, bounded by ``PARTS`` and by the size of their records."""
     maximums = iter(PARTS)
-    maximum = _part_size(next(maximums), len(candidates))
+    maximum = next(maximums)
     part: list[Candidate] = []
     size_bytes = 0
-    for number, each in enumerate(candidates):
+    for each in candidates:
         own_bytes = _recorded_bytes(each.names)
         if part and (len(part) == maximum or size_bytes + own_bytes > MAX_LABELS_BYTES):
             yield part
             part, size_bytes = [], 0
-            maximum = _part_size(next(maximums, PARTS[-1]), len(candidates) - number)
+            maximum = next(maximums, maximum)
         part.append(each)
         size_bytes += own_bytes
     if part:
         yield part
-
-
-def _part_size(maximum: int, remaining: int) -> int:
-    """Return the maximum number of images of the next transaction."""
-    return min(maximum, max(LAST_PART, remaining * 2 // 3))
 
 
 def _recorded_bytes(names: Iterable[ImageName]) -> int:
