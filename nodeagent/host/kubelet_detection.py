@@ -202,7 +202,7 @@ def _is_container(proc: str) -> bool:
     """Return whether the agent is in a cgroup namespace of its own, or in the cgroup of a pod or container.
 
     Runtimes create a cgroup namespace with cgroup v2; with cgroup v1, and on request, the cgroup path contains the
-    container id. A systemd service has neither. Mount namespaces of containers and services are alike, and root
+    container id. A systemd service has neither. Mount namespaces of containers and services do not differ, and root
     directories cannot be compared without ``CAP_SYS_PTRACE``.
     """
     if _namespace(proc, "cgroup") not in ("", _FIRST_CGROUP_NAMESPACE):

@@ -61,7 +61,7 @@ class ShutdownInProgress:
             operation: requested operation; empty to use the operation of ``earlier``.
             began_s: monotonic seconds of the request, from which the limit counts; by default now.
             earlier: an interrupted shutdown of this boot. A shutdown by logind's signal keeps its start and uses only
-                the remaining time. A stop of the unit starts anew, since systemd then waits for the unit.
+                the remaining time. A stop of the unit has the whole limit, since systemd then waits for the unit.
             expects_pods: whether pods are recorded as running, so that the shutdown waits for the pod list.
         """
         self._recorder = recorder

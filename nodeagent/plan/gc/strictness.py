@@ -1,6 +1,6 @@
 """The stricter of two garbage collection policies, field by field.
 
-A saved plan contains the policy with which it was created. A plan may be outdated, or come from a user with fewer
+A saved plan contains the policy with which it was created. A plan may be outdated, or be of a user with fewer
 permissions than the author of the configuration. Its policy may therefore only restrict the current policy: every field
 is set to the value that keeps more items. A field without a declared rule raises an error, so that a plan cannot
 override a new setting unnoticed.

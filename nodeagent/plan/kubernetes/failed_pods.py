@@ -144,7 +144,7 @@ def decide(pod: FailedPod, node: str, now: datetime | None, after_s: float) -> D
 
 
 def _kept_for_its_kind(pod: FailedPod, node: str) -> tuple[Verdict, str] | None:
-    """Return why a pod is kept, whatever its age; ``None`` if it is not."""
+    """Return why a pod is kept, regardless of its age; ``None`` if it is not kept."""
     causes = (
         (pod.node != node, Verdict.OTHER_NODE, "it is not bound to this node"),
         (pod.phase != FAILED, Verdict.NOT_FAILED, f"its phase is {pod.phase or 'unknown'}"),
