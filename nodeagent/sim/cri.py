@@ -119,7 +119,7 @@ class RuntimeService:
     def stop_container(self, request: api.StopContainerRequest) -> api.StopContainerResponse:
         """Stop a container, which exits immediately on SIGTERM."""
         if not self._node.stop_container(request.container_id) and not self._profile.stops_missing:
-            raise _no_container(request.container_id)
+            raise _not_found(f'container "{request.container_id}"')
         return api.StopContainerResponse()
 
     def remove_container(self, request: api.RemoveContainerRequest) -> api.RemoveContainerResponse:
@@ -340,14 +340,14 @@ def in_parts(
 
 def _unknown(name: str, prefix: str, records: Iterable[str]) -> RefusedError:
     """Return containerd's error for the prefix of no id or of several ids."""
-    lookup = f"an error occurred when try to find {name}"
     if any(each.startswith(prefix) for each in records):
-        return RefusedError("UNKNOWN", f"{lookup}: Multiple IDs found with provided prefix: {prefix}")
-    return RefusedError("NOT_FOUND", f"{lookup}: not found")
+        detail = f"an error occurred when try to find {name}: Multiple IDs found with provided prefix: {prefix}"
+        return RefusedError("UNKNOWN", detail)
+    return _not_found(name)
 
 
-def _no_container(container_id: str) -> RefusedError:
-    return RefusedError("NOT_FOUND", f'an error occurred when try to find container "{container_id}": not found')
+def _not_found(name: str) -> RefusedError:
+    return RefusedError("NOT_FOUND", f"an error occurred when try to find {name}: not found")
 
 
 def _labelled(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
