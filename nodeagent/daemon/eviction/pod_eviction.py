@@ -62,7 +62,7 @@ class PodEviction:
             readings: the signals of the plan.
 
         Raises:
-            RuntimeUnavailableError: the runtime does not answer; the eviction is recorded as failed.
+            RuntimeUnavailableError: the runtime does not answer; the eviction is logged and recorded as failed.
         """
         record = EvictionRecord(new_pass_id(started_at), started_at, plan, eviction, _available(plan))
         if self._actions.dry_run:
@@ -76,6 +76,7 @@ class PodEviction:
             result = await self._carry_out(eviction, pods, readings)
         except RuntimeUnavailableError as error:
             failed = EvictionResult(EvictionOutcome.FAILED, f"runtime unavailable: {error}")
+            self._log_result(plan, eviction, failed, after=None)
             await self._actions.history.finish(replace(record, result=failed))
             raise
         except BaseException as error:
@@ -83,6 +84,14 @@ class PodEviction:
             self._actions.history.abandon(record, "cancelled" if cancelled else "crashed")
             raise
         after = await self._effect_wait.wait(plan, unrecorded_effect=result.outcome is EvictionOutcome.GONE)
+        self._log_result(plan, eviction, result, after=after)
+        await self._actions.history.finish(replace(record, result=result, after=after))
+        return result
+
+    def _log_result(
+        self, plan: EvictionPlan, eviction: Eviction, result: EvictionResult, *, after: float | None
+    ) -> None:
+        """Log the result of an eviction; ``after`` is the available amount measured after it."""
         logger = self._reporter.logger
         level = logger.error if result.outcome is EvictionOutcome.FAILED else logger.warning
         level(
@@ -94,8 +103,6 @@ class PodEviction:
             hurried=result.hurried,
             available_after=after,
         )
-        await self._actions.history.finish(replace(record, result=result, after=after))
-        return result
 
     async def _carry_out(self, eviction: Eviction, pods: PodInventory, readings: SignalReadings) -> EvictionResult:
         """Evict a pod, with its effects recorded as outstanding; return the result."""

@@ -70,7 +70,7 @@ async def test_pass_evicts_one_pod_and_the_next_one_reads_the_signals_again() ->
     ],
     ids=["runtime lost", "bug", "cancelled"],
 )
-async def test_eviction_that_raises_is_recorded_with_its_cause(
+async def test_eviction_that_raises_is_logged_and_recorded_with_its_cause(
     error: BaseException, recorded: list[str], abandoned: list[str]
 ) -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
@@ -82,6 +82,7 @@ async def test_eviction_that_raises_is_recorded_with_its_cause(
     node.evict = evict  # type: ignore[method-assign]
     with suppress(asyncio.CancelledError):
         await run_pass(node)
+    assert [each["detail"] for each in node.events("eviction_failed")] == recorded
     assert [each.result.detail for each in node.records if each.result] == recorded
     assert node.abandoned == [(node.begun[0].id, each) for each in abandoned]
 
