@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = "registry.test/raced"
 _ABSENT = ("failed to resolve image", "failed to get image from containerd")
-_NAME_DELETED = ("failed to create image reference", "from containerd image store: image ")
+_PULL_DISTURBED = ("failed to create image reference", "from containerd image store: image ", "parent snapshot ")
 _SHARING = 4  # number of images with the same base layer
 
 
@@ -244,8 +244,9 @@ class RaceField:
     def _pull(self, pods: Pods, built: Built) -> bool:
         """Pull an image as the kubelet does before it creates a container; return whether the pull succeeded.
 
-        containerd creates, updates and reads a name in several calls. A deletion between these calls fails the pull,
-        with any kind of removal, and the kubelet repeats the pull. Source: CRI ``PullImage``, ``createImageReference``.
+        containerd creates, updates and reads a name in several calls, and it skips a layer whose snapshot exists before
+        it prepares the next one. A deletion between these calls fails the pull, with any kind of removal, and the
+        kubelet repeats the pull. Source: CRI ``PullImage``, ``createImageReference``; containerd ``Unpacker.unpack``.
         """
         for again in (False, True):
             try:
@@ -253,7 +254,7 @@ class RaceField:
             except grpc.RpcError as error:
                 detail = str(error)
                 with self._lock:
-                    if not again and any(text in detail for text in _NAME_DELETED) and "content" not in detail:
+                    if not again and any(text in detail for text in _PULL_DISTURBED) and "content" not in detail:
                         self.counts.repeated += 1
                         continue
                     self.counts.broken[detail] += 1
