@@ -2,6 +2,15 @@
 
 Workloads write in these trees during a reading. Directories are therefore opened by descriptors, one below the other,
 without following symlinks.
+
+Project quotas were rejected as a source of the usage of volumes, although they include deleted files that are open:
+
+- A process in the host's user namespace can charge its files to any project. The quota of its volume is then too small,
+  and the quota of another pod too large. For pods with a user namespace the quota is an upper bound only.
+- Reading a project's quota requires CAP_SYS_ADMIN. Without it, ``statfs`` shows usage only below an enforced limit
+  that is smaller than the filesystem; the kubelet sets the largest limit instead.
+
+Source: kernel ``check_quotactl_permission``, ``fileattr_set_prepare``, ``ext4_statfs_project``; kubelet ``fsquota``.
 """
 
 from __future__ import annotations
