@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.vm import Node
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.long]
 
 MIB = 1 << 20
 USED_MIB = 100
