@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.errors import ApiServerError
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.kube.node_api import NodeApi
+from nodeagent.kube.node_api import CONFLICT, CONFLICT_ATTEMPTS, NodeApi
 from nodeagent.observe.node_identity import read_foreign
 from nodeagent.plan.kubernetes.withdrawal import plan_withdrawal
 from nodeagent.record import Record
@@ -56,7 +56,15 @@ async def _withdraw(nodes: NodeApi, removed: list[str], *, has_kubelet: bool) ->
         await nodes.apply_conditions(())
         removed += (f"condition {each}" for each in plan.conditions)
         plan = plan_withdrawal(await nodes.get_node() or found, has_kubelet=has_kubelet)  # new resourceVersion
-    if plan.patch is not None:
-        await nodes.patch_node(plan.patch)
-        removed += plan.removed
+    attempts = 0
+    while plan.patch is not None:
+        attempts += 1
+        try:
+            await nodes.patch_node(plan.patch)
+            removed += plan.removed
+            break
+        except ApiServerRefusedError as error:
+            if error.status != CONFLICT or attempts == CONFLICT_ATTEMPTS:
+                raise
+        plan = plan_withdrawal(await nodes.get_node() or found, has_kubelet=has_kubelet)
     return Withdrawal(tuple(removed), (plan.kept,) if plan.kept else ())

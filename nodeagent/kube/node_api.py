@@ -24,6 +24,9 @@ K = TypeVar("K", Node, Lease)
 NODES: Final = "/api/v1/nodes"
 LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EVENTS: Final = "/apis/events.k8s.io/v1/namespaces"
+CONFLICT: Final = 409
+"""Status of the refusal of a patch whose object has changed since it was read."""
+CONFLICT_ATTEMPTS: Final = 5
 _MANAGER: Final = "fieldManager=nodeagent"
 
 

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.cli.withdrawal import withdraw_from_cluster
 from nodeagent.host.placement import Change
 from nodeagent.model.machine import Machine
-from tests.support.api_server import NODES, TOKEN, ApiServer, Fault, serving_api
+from tests.support.api_server import NODES, TOKEN, ApiServer, Fault, Received, serving_api
 from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
@@ -23,13 +23,27 @@ TAINTS = [
     {"key": "nodeagent.dev/no-kubelet", "effect": "NoSchedule"},
     {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"},
 ]
+LATER = {"key": "example.com/drained", "effect": "NoSchedule"}
+
+
+class ChangedServer(ApiServer):
+    """API server at which another program adds a taint before the first patch of the Node object."""
+
+    changes = 0
+
+    def answer(self, request: Received) -> tuple[int, dict[str, Any]]:
+        if request.method == "PATCH" and request.path.endswith("node-1") and self.changes:
+            self.changes -= 1
+            spec = {**self.node["spec"], "taints": [*TAINTS, LATER]}
+            self.put(NODES, "node-1", {**self.node, "spec": spec})
+        return super().answer(request)
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> ApiServer:
+def api(monkeypatch: pytest.MonkeyPatch) -> ChangedServer:
     own = Machine("node-1", machine_id="m", system_uuid="u")
     monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
-    server = ApiServer()
+    server = ChangedServer()
     annotations = {"nodeagent.dev/registered": "created", "nodeagent.dev/cordoned": "no-kubelet"}
     status = {"nodeInfo": {"machineID": "m", "systemUUID": "u"}, "conditions": [READY, {"type": OWN, "status": "True"}]}
     server.put(
@@ -90,6 +104,14 @@ def test_object_of_another_machine_is_not_changed(api: ApiServer, configuration:
     (text,) = kept(withdraw_from_cluster(configuration))
     assert "another machine" in text
     assert {each.method for each in api.requests} == {"GET"}
+
+
+def test_removal_is_repeated_if_another_program_changes_the_object(api: ChangedServer, configuration: Path) -> None:
+    api.changes = 1
+    found = withdraw_from_cluster(configuration)
+    assert kept(found) == []
+    assert api.node["spec"] == {"taints": [TAINTS[1], LATER]}
+    assert (Change.REMOVED, "taint nodeagent.dev/no-kubelet:NoSchedule of Node object node-1") in found
 
 
 def test_absent_object_has_nothing_to_remove(api: ApiServer, configuration: Path) -> None:
