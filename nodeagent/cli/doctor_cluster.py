@@ -26,7 +26,7 @@ def cluster_findings(settings: Settings) -> Iterator[Finding]:
 
     name = node_name(settings.kubelet.node_name)
     used = [each for each in OPTIONS if getattr(settings.kubernetes, each)]
-    facts = run_async(read_api_access(access, name, used))
+    facts = run_async(read_api_access(access, name, used, taints=bool(settings.kubernetes.condition_taints)))
     yield check_api_access(
         facts.error,
         facts.missing,

@@ -9,6 +9,8 @@ from nodeagent.plan.kubernetes.policy import NO_RESERVATION, RegistrationPolicy,
 from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nodeagent.model.api_access import ApiAccess
 
 
@@ -22,6 +24,7 @@ class KubernetesSettings(Record):
         register: whether the agent registers the node if no kubelet manages the node.
         watch_pods: whether the pods of this node are watched at the API server.
         publish_conditions: whether the agent's own conditions are applied to the Node object.
+        condition_taints: effect of each configured taint that follows a condition of the agent, by key.
         publish_events: whether Events about the node and its pods are created.
         evict_pods: whether pods are evicted through the API server beside a kubelet.
         override_disruption_budgets: whether a pod may be deleted despite its disruption budget as the last resort.
@@ -36,6 +39,7 @@ class KubernetesSettings(Record):
     register: bool = False
     watch_pods: bool = False
     publish_conditions: bool = False
+    condition_taints: Mapping[str, str] = field(default_factory=dict)
     publish_events: bool = False
     evict_pods: bool = False
     override_disruption_budgets: bool = False

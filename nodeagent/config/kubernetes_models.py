@@ -13,7 +13,7 @@ from nodeagent.config.fields import Count, Duration, OptionalPath, Section, Swit
 from nodeagent.config.kubernetes import KubernetesSettings
 from nodeagent.errors import ConfigError
 from nodeagent.model.api_access import ApiAccess
-from nodeagent.plan.kubernetes.policy import RegistrationPolicy, Reservation
+from nodeagent.plan.kubernetes.policy import TAINT_EFFECTS, TAINT_KEYS, RegistrationPolicy, Reservation
 from nodeagent.units import parse_bytes, parse_duration_s, parse_quantity
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _RESERVED_FORM: Final = 'list of RESOURCE=QUANTITY, such as "cpu=200m,memory=512Mi,ephemeral-storage=1Gi"'
 _LABELS_FORM: Final = 'list of NAME=VALUE, such as "example.com/pool=edge,zone=a"'
+_TAINTS_FORM: Final = 'list of KEY:EFFECT, such as "nodeagent.dev/image-gc-degraded:NoSchedule"'
 _LABEL_PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_PREFIX: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _MAX_PROVIDER_ID: Final = 512
@@ -85,6 +86,25 @@ def parse_labels(text: str) -> dict[str, str]:
     return labels
 
 
+def parse_condition_taints(text: str) -> dict[str, str]:
+    """Return the effect of each taint in a comma-separated list, by key.
+
+    Raises:
+        ValueError: a key is not of a condition of the agent or is repeated, or an effect is not permitted.
+    """
+    taints: dict[str, str] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        key, _, effect = part.partition(":")
+        if key not in TAINT_KEYS.values():
+            raise ValueError(f"{part!r}: the key must be one of {', '.join(TAINT_KEYS.values())}; {_TAINTS_FORM}")
+        if effect not in TAINT_EFFECTS:
+            raise ValueError(f"{part!r}: the effect must be {' or '.join(TAINT_EFFECTS)}; {_TAINTS_FORM}")
+        if key in taints:
+            raise ValueError(f"{key} is repeated")
+        taints[key] = effect
+    return taints
+
+
 def _cpu_millis(text: str) -> int:
     millis = int(parse_quantity(text) * 1000)
     if millis > _MAX_CPU_MILLIS:
@@ -125,6 +145,14 @@ class KubernetesSection(Section):
         False,
         description="Whether the daemon adds conditions of its own to the Node object, such as "
         "nodeagent.dev/ImageGCDegraded. Also beside a kubelet, whose conditions are not changed.",
+    )
+    condition_taints: Annotated[
+        str, _parsed_by(parse_condition_taints), Field(json_schema_extra={"form": _TAINTS_FORM})
+    ] = Field(
+        "",
+        description="Taints that the daemon sets while its condition of the same name is true, and removes otherwise: "
+        "nodeagent.dev/image-gc-degraded, nodeagent.dev/container-gc-degraded; effects: NoSchedule, PreferNoSchedule. "
+        "Requires publish_conditions, and a service account, since a node certificate may not change taints.",
     )
     publish_events: Switch = Field(
         False,
@@ -206,6 +234,8 @@ class KubernetesSection(Section):
     def _consistent(self) -> Self:
         if self.evict_pods and not self.watch_pods:
             raise ValueError("evict_pods = true requires watch_pods = true: the watch proves which pod is evicted")
+        if self.condition_taints and not self.publish_conditions:
+            raise ValueError("condition_taints requires publish_conditions = true: the condition states the reason")
         if self.override_disruption_budgets and not self.evict_pods:
             raise ValueError("override_disruption_budgets = true requires evict_pods = true")
         if 0 < parse_duration_s(self.delete_failed_after) < _MIN_FAILED_S:
@@ -250,6 +280,7 @@ def kubernetes_settings(section: KubernetesSection) -> KubernetesSettings:
         register=section.register_node,
         watch_pods=section.watch_pods,
         publish_conditions=section.publish_conditions,
+        condition_taints=parse_condition_taints(section.condition_taints),
         publish_events=section.publish_events,
         evict_pods=section.evict_pods,
         override_disruption_budgets=section.override_disruption_budgets,

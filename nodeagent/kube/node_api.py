@@ -47,9 +47,9 @@ class NodeApi:
         """Create the Node object; return the stored object."""
         return await self._client.send(ApiRequest("POST", f"{NODES}?{_MANAGER}", msgspec.json.encode(node)), Node)
 
-    async def patch_node(self, patch: Mapping[str, Any]) -> Node:
-        """Patch the metadata or spec of the Node; return the stored object."""
-        return await self._patch(f"{NODES}/{self._name}?{_MANAGER}", patch)
+    async def patch_node(self, patch: Mapping[str, Any], *, dry_run: bool = False) -> Node:
+        """Patch the metadata or spec of the Node; return the stored object, in a dry run the object without storage."""
+        return await self._patch(f"{NODES}/{self._name}?{_MANAGER}{'&dryRun=All' if dry_run else ''}", patch)
 
     async def patch_status(self, patch: Mapping[str, Any]) -> Node:
         """Patch the status of the Node; return the stored object."""

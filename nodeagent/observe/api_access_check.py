@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from nodeagent.errors import ApiServerError
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
@@ -14,7 +14,9 @@ from nodeagent.kube.certificate_dates import expiry
 from nodeagent.kube.node_api import NodeApi
 from nodeagent.kube.pod_api import PodApi
 from nodeagent.observe.node_identity import read_foreign
+from nodeagent.plan.kubernetes.access_check import TAINT_RULE
 from nodeagent.plan.kubernetes.rules import access_reviews
+from nodeagent.plan.kubernetes.taints import trial_patch
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.model.api_access import ApiAccess
+    from nodeagent.model.kubernetes import Node
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -66,8 +69,13 @@ async def read_pod_access(access: ApiAccess, node: str) -> tuple[int, str]:
     return len(pods), foreign
 
 
-async def read_api_access(access: ApiAccess, node: str, settings: Collection[str] = ()) -> ApiAccessFacts:
+async def read_api_access(
+    access: ApiAccess, node: str, settings: Collection[str] = (), *, taints: bool = False
+) -> ApiAccessFacts:
     """Check the server certificate, the credentials and every access rule, including the rules for ``settings``.
+
+    With ``taints``, a dry run at the API server checks that the taints may be changed: no rule states the refusal of a
+    node certificate by the admission plugin NodeRestriction.
 
     Source: Kubernetes ``SelfSubjectAccessReview``, allowed to every identity by ``system:basic-user``.
     """
@@ -81,9 +89,23 @@ async def read_api_access(access: ApiAccess, node: str, settings: Collection[str
             review = await client.send(ApiRequest("POST", REVIEWS, msgspec.json.encode(body)), _Review)
             if not review.status.allowed:
                 missing.append(rule.text(verb))
-        found = None if "get nodes" in missing else await NodeApi(client, node).get_node()
+        nodes = NodeApi(client, node)
+        found = None if "get nodes" in missing else await nodes.get_node()
+        if taints and found is not None and "patch nodes" not in missing and not await _may_taint(nodes, found):
+            missing.append(TAINT_RULE)
     except ApiServerError as error:
         return ApiAccessFacts(str(error), expires_at)
     finally:
         client.close()
     return ApiAccessFacts("", expires_at, found is not None, tuple(missing))
+
+
+async def _may_taint(nodes: NodeApi, found: Node) -> bool:
+    """Return false if a change of the taints is forbidden; other failures, such as a conflict, are inconclusive."""
+    patch = trial_patch(found)
+    try:
+        if patch is not None:
+            await nodes.patch_node(patch, dry_run=True)
+    except ApiServerRefusedError as error:
+        return error.status != 403
+    return True

@@ -11,6 +11,7 @@ from nodeagent.plan.kubernetes.pod_watch import other_machine
 
 if TYPE_CHECKING:
     from nodeagent.kube.node_api import NodeApi
+    from nodeagent.model.kubernetes import Node
 
 _FORBIDDEN: Final = 403
 
@@ -21,11 +22,16 @@ async def read_foreign(nodes: NodeApi) -> str:
     Raises:
         ApiServerError: the API server does not answer, or refuses the request with a status other than 403.
     """
-    machine = await asyncio.to_thread(read_machine)
     try:
         found = await nodes.get_node()
     except ApiServerRefusedError as error:
         if error.status != _FORBIDDEN:
             raise
         return f"cannot read the Node object: {error}"
+    return await compare_with_machine(found)
+
+
+async def compare_with_machine(found: Node | None) -> str:
+    """Return the reason that a Node object is not proven to be of this machine; empty with proof."""
+    machine = await asyncio.to_thread(read_machine)
     return other_machine(found, machine.machine_id, machine.system_uuid)

@@ -222,6 +222,8 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "node_cordoned": Event("6f8d06621c28401d93f46bb1d681f1c5", "node {node} cordoned for its shutdown"),
     "node_uncordoned": Event("096efd1a20b9401989c14f3e94852e0f", "node {node} uncordoned: no shutdown is in progress"),
+    "node_tainted": Event("a72fd565740d407e88f720dc06ac67e4", "node tainted: {taints}"),
+    "node_untainted": Event("2bbb7b0492124d298a2d13f0c97c5b9d", "taints of the node removed: {taints}"),
     "shutdown_not_announced": Event(
         "bc8d31b9caaa47ada950ae6780a99343", "the API server does not know of the shutdown in time; it goes on"
     ),

@@ -195,7 +195,8 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
         else:
             part = {"status": request.body.get("status", {})} if sub else request.body
             value = merge(stored, {key: each for key, each in part.items() if sub or key != "status"})
-        return self._restriction(collection, name, stored, value) or (200, self.put(collection, name, value))
+        refused = self._restriction(collection, name, stored, value)
+        return refused or (200, value if "dryRun=All" in request.query else self.put(collection, name, value))
 
     def _applied(self, request: Received, stored: dict[str, Any]) -> dict[str, Any]:
         """Return an object with the conditions that a field manager applied, replacing its earlier conditions."""

@@ -10,6 +10,7 @@ from typing import Final
 NAME: Final = "kubernetes"
 POD_WATCH: Final = "pod-watch"
 CONDITIONS: Final = "node-conditions"
+TAINTS: Final = "node-taints"
 EVENTS: Final = "node-events"
 """Name of the task that sends Events about the node and its pods."""
 FAILED_PODS: Final = "failed-pods"

@@ -8,6 +8,7 @@ from nodeagent.daemon.kubernetes.conditions import ConditionsTask
 from nodeagent.daemon.kubernetes.events import EventsTask
 from nodeagent.daemon.kubernetes.failed_pods import FailedPodsTask
 from nodeagent.daemon.kubernetes.pod_watch import PodWatchTask
+from nodeagent.daemon.kubernetes.taints import TaintsTask
 from nodeagent.daemon.kubernetes.task import RegistrationTask
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def kubernetes_tasks(context: DaemonContext) -> tuple[DaemonTask, ...]:
         RegistrationTask(context),
         PodWatchTask(context),
         ConditionsTask(context),
+        TaintsTask(context),
         EventsTask(context),
         FailedPodsTask(context),
     )

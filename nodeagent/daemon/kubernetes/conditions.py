@@ -13,6 +13,7 @@ from nodeagent.errors import ApiServerError, ApiServerRefusedError
 
 if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
+    from nodeagent.daemon.context import DaemonContext
     from nodeagent.kube.node_api import NodeApi
     from nodeagent.plan.kubernetes.conditions import LoopResult
 
@@ -50,7 +51,7 @@ class ConditionsTask(SessionTask):
         while self._continues(settings, stop) and not self._off_because(settings):
             wait_s = self.poll_s
             try:
-                conditions = own_conditions(self._loops(), memory.conditions or (), clock.now())
+                conditions = own_conditions(loop_results(self._context), memory.conditions or (), clock.now())
                 if is_due(memory, conditions, clock.monotonic_s()):
                     if not identified and (because := await read_foreign(nodes)):
                         raise ApiServerRefusedError(f"no condition is written: {because}", 403)
@@ -75,10 +76,12 @@ class ConditionsTask(SessionTask):
                 async with asyncio.timeout(_REMOVE_WITHIN_S):
                     await nodes.apply_conditions(())
 
-    def _loops(self) -> list[LoopResult]:
-        from nodeagent.plan.kubernetes.conditions import LoopResult  # noqa: PLC0415 - imported with the client
 
-        return [
-            LoopResult(each.name, each.result, each.detail, is_disabled=each.activity is Activity.DISABLED)
-            for each in self._context.loop_statuses.all
-        ]
+def loop_results(context: DaemonContext) -> list[LoopResult]:
+    """Return the last result of every loop."""
+    from nodeagent.plan.kubernetes.conditions import LoopResult  # noqa: PLC0415 - imported with the client
+
+    return [
+        LoopResult(each.name, each.result, each.detail, is_disabled=each.activity is Activity.DISABLED)
+        for each in context.loop_statuses.all
+    ]

@@ -50,10 +50,10 @@ class RegistrationReporter:
         lasting = error.status in _LASTING and (error.status not in _OF_A_START or failures > _START_FAILURES)
         return max(delay_s, _LASTING_RETRY_S) if lasting else delay_s
 
-    def succeeded(self, part: str) -> None:
-        """Record a successful request of a part."""
+    def succeeded(self, part: str, detail: str = "") -> None:
+        """Record a successful request of a part, with its result for display."""
         self._failures.pop(part, None)
-        self._statuses.ended(self._name, "succeeded")
+        self._statuses.ended(self._name, "succeeded", detail=detail)
         if self._logged.pop(part, None) is not None:
             self._logger.info("api_request_recovered", part=part)
 

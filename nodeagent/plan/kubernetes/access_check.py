@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 CHECK: Final = "kubernetes"
+TAINT_RULE: Final = "patch nodes with taints (not permitted to node certificates; configure a service account)"
 PODS_CHECK: Final = "kubernetes-pods"
 _SOON_S: Final = 7 * 86_400.0
 _RENEW: Final = "renew the certificate; the agent reads the new file without a restart"

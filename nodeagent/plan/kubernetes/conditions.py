@@ -99,6 +99,11 @@ def own_conditions(
     return tuple(found)
 
 
+def is_degraded(loop: LoopResult) -> bool | None:
+    """Return whether the last pass of a loop failed or missed its target; ``None`` without a conclusive result."""
+    return None if loop.result in _UNDECIDED else loop.result in _REASONS
+
+
 def is_due(memory: ConditionMemory, conditions: tuple[StatusCondition, ...], now_s: float) -> bool:
     """Return whether to apply conditions: status, reason or message changed, or the heartbeat is due."""
     if memory.conditions is None:

@@ -9,6 +9,10 @@ from nodeagent.record import Record, field
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+TAINT_KEYS: Final = {"images": "nodeagent.dev/image-gc-degraded", "containers": "nodeagent.dev/container-gc-degraded"}
+"""Key of the taint that follows the node condition of a loop, by loop name."""
+TAINT_EFFECTS: Final = ("NoSchedule", "PreferNoSchedule")
+
 
 class RegistrationPolicy(Record):
     """Settings of node registration.

@@ -44,7 +44,11 @@ class Rule(Record):
 RULES: Final = (
     Rule("nodes", ("get",), "find the Node object of this machine"),
     Rule("nodes", ("create",), "register the node"),
-    Rule("nodes", ("patch",), "adopt an existing Node object: labels, taints, cordon; cordon the node for a shutdown"),
+    Rule(
+        "nodes",
+        ("patch",),
+        "adopt an existing Node object: labels, taints, cordon; cordon the node for a shutdown; condition taints",
+    ),
     Rule("nodes/status", ("patch",), "report the node status"),
     Rule("leases", ("get", "update"), "renew the heartbeat", "coordination.k8s.io", LEASE_NAMESPACE),
     Rule("leases", ("create",), "create the heartbeat", "coordination.k8s.io", LEASE_NAMESPACE),

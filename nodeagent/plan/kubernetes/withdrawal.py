@@ -1,8 +1,8 @@
 """Removal of the agent's fields from the Node object, for uninstallation.
 
-Beside a kubelet, the taints and annotations of the agent are removed, and the node is uncordoned if the agent cordoned
-it. Without a kubelet, taints, annotations and cordon are kept, since no process would start the pods that the scheduler
-binds to the node.
+Conditions and their taints are removed. Beside a kubelet, the taints and annotations of a registration are removed too,
+and the node is uncordoned if the agent cordoned it. Without a kubelet, these are kept, since no process would start the
+pods that the scheduler binds to the node.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION
 from nodeagent.plan.kubernetes.conditions import TYPES
 from nodeagent.plan.kubernetes.registration import CORDONED_ANNOTATION
+from nodeagent.plan.kubernetes.taints import is_condition_taint
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -48,23 +49,24 @@ def plan_withdrawal(found: Node, *, has_kubelet: bool) -> WithdrawalPlan:
     """
     conditions = tuple(each.type for each in found.status.conditions if each.type in TYPES.values())
     annotations = [each for each in (REGISTERED_ANNOTATION, CORDONED_ANNOTATION) if each in found.metadata.annotations]
-    taints = [each for each in found.spec.taints if each.key == NO_KUBELET_TAINT]
-    if not annotations and not taints:
-        return WithdrawalPlan(conditions)
-    name = found.metadata.name
-    if not has_kubelet:
+    taints = [each for each in found.spec.taints if each.key == NO_KUBELET_TAINT or is_condition_taint(each)]
+    name, kept = found.metadata.name, ""
+    if not has_kubelet and (annotations or not all(map(is_condition_taint, taints))):
         because = "no kubelet manages this node; to remove the object: kubectl delete node"
-        return WithdrawalPlan(conditions, kept=f"Node object {name}, with taints and cordon ({because} {name})")
+        kept = f"Node object {name}, with taints and cordon ({because} {name})"
+        annotations, taints = [], [each for each in taints if is_condition_taint(each)]
+    if not annotations and not taints:
+        return WithdrawalPlan(conditions, kept=kept)
     removed = [f"taint {each.key}:{each.effect}" for each in taints]
     patch: dict[str, Any] = {"metadata": {"resourceVersion": found.metadata.resource_version}}
-    patch["metadata"]["annotations"] = dict.fromkeys(annotations)
+    if annotations:
+        patch["metadata"]["annotations"] = dict.fromkeys(annotations)
     spec: dict[str, Any] = {}
     if taints:
-        others = (each for each in found.spec.taints if each.key != NO_KUBELET_TAINT)
-        spec["taints"] = [msgspec.to_builtins(each) for each in others]
+        spec["taints"] = [msgspec.to_builtins(each) for each in found.spec.taints if each not in taints]
     if CORDONED_ANNOTATION in annotations and found.spec.unschedulable:
         spec["unschedulable"] = None
         removed.append("cordon")
     if spec:
         patch["spec"] = spec
-    return WithdrawalPlan(conditions, (*removed, *(f"annotation {each}" for each in annotations)), patch)
+    return WithdrawalPlan(conditions, (*removed, *(f"annotation {each}" for each in annotations)), patch, kept)

@@ -21,6 +21,7 @@ OWN = "nodeagent.dev/ImageGCDegraded"
 READY = {"type": "Ready", "status": "True"}
 TAINTS = [
     {"key": "nodeagent.dev/no-kubelet", "effect": "NoSchedule"},
+    {"key": "nodeagent.dev/image-gc-degraded", "effect": "NoSchedule"},
     {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"},
 ]
 LATER = {"key": "example.com/drained", "effect": "NoSchedule"}
@@ -81,7 +82,7 @@ def test_own_parts_are_removed_and_those_of_others_are_kept(api: ApiServer, conf
     found = withdraw_from_cluster(configuration)
     node: dict[str, Any] = api.node
     assert node["status"]["conditions"] == [READY]
-    assert node["spec"] == {"taints": TAINTS[1:]}
+    assert node["spec"] == {"taints": TAINTS[2:]}
     assert node["metadata"]["annotations"] == {}
     assert kept(found) == []
     assert (Change.REMOVED, "cordon of Node object node-1") in found
@@ -110,8 +111,8 @@ def test_removal_is_repeated_if_another_program_changes_the_object(api: ChangedS
     api.changes = 1
     found = withdraw_from_cluster(configuration)
     assert kept(found) == []
-    assert api.node["spec"] == {"taints": [TAINTS[1], LATER]}
-    assert (Change.REMOVED, "taint nodeagent.dev/no-kubelet:NoSchedule of Node object node-1") in found
+    assert api.node["spec"] == {"taints": [TAINTS[2], LATER]}
+    assert (Change.REMOVED, "taint nodeagent.dev/image-gc-degraded:NoSchedule of Node object node-1") in found
 
 
 def test_absent_object_has_nothing_to_remove(api: ApiServer, configuration: Path) -> None:

@@ -1,11 +1,11 @@
-"""Settings in the section ``kubernetes``: reserved resources, node IPs, evictions."""
+"""Settings in the section ``kubernetes``: reserved resources, node IPs, taints, evictions."""
 
 from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
 
-from nodeagent.config.kubernetes_models import parse_node_ips, parse_reserved
+from nodeagent.config.kubernetes_models import parse_condition_taints, parse_node_ips, parse_reserved
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
 from nodeagent.model import Role
@@ -81,3 +81,44 @@ def test_deletion_of_failed_pods_that_is_too_early_or_without_a_server_is_refuse
 ) -> None:
     with pytest.raises(ValidationError, match=words):
         Config.model_validate({"kubernetes": section})
+
+
+def test_taints_of_conditions_are_read() -> None:
+    taints = "nodeagent.dev/image-gc-degraded:NoSchedule, nodeagent.dev/container-gc-degraded:PreferNoSchedule"
+    section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "publish_conditions": True, "condition_taints": taints}
+    assert settings_of(Config.model_validate({"kubernetes": section})).kubernetes.condition_taints == {
+        "nodeagent.dev/image-gc-degraded": "NoSchedule",
+        "nodeagent.dev/container-gc-degraded": "PreferNoSchedule",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodeagent.dev/image-gc-degraded", "the effect must be NoSchedule or PreferNoSchedule"),
+        ("nodeagent.dev/image-gc-degraded:NoExecute", "the effect must be NoSchedule or PreferNoSchedule"),
+        ("nodeagent.dev/image-gc-degraded=v:NoSchedule", "the key must be one of nodeagent.dev/image-gc-degraded, "),
+        ("node.kubernetes.io/disk-pressure:NoSchedule", "the key must be one of nodeagent.dev/image-gc-degraded, "),
+        ("nodeagent.dev/no-kubelet:NoSchedule", "the key must be one of nodeagent.dev/image-gc-degraded, "),
+        (
+            "nodeagent.dev/image-gc-degraded:NoSchedule,nodeagent.dev/image-gc-degraded:PreferNoSchedule",
+            "nodeagent.dev/image-gc-degraded is repeated",
+        ),
+    ],
+)
+def test_other_taints_of_conditions_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_condition_taints(text)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"kubeconfig": "/etc/nodeagent/kubeconfig"}, "condition_taints requires publish_conditions = true"),
+        ({"publish_conditions": True}, "requires kubeconfig or server"),
+    ],
+)
+def test_taints_without_conditions_or_without_a_server_are_refused(section: dict[str, object], words: str) -> None:
+    taints = {"condition_taints": "nodeagent.dev/image-gc-degraded:NoSchedule"}
+    with pytest.raises(ValidationError, match=words):
+        Config.model_validate({"kubernetes": {**section, **taints}})

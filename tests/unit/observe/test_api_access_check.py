@@ -40,7 +40,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 async def finding(
-    authority: Authority, tmp_path: Path, prepare: Callable[[ApiServer], None], ca: Path | None = None, client: str = ""
+    authority: Authority,
+    tmp_path: Path,
+    prepare: Callable[[ApiServer], None],
+    ca: Path | None = None,
+    client: str = "",
+    *,
+    taints: bool = False,
 ) -> tuple[Finding, ApiServer]:
     server = ApiServer()
     prepare(server)
@@ -54,7 +60,7 @@ async def finding(
             certificate_file=own / f"{client}.crt" if client else None,
             key_file=own / f"{client}.key" if client else None,
         )
-        facts = await read_api_access(access, "node-1")
+        facts = await read_api_access(access, "node-1", taints=taints)
     found = check_api_access(
         facts.error, facts.missing, facts.expires_at, is_registered=facts.is_registered, now=datetime.now(UTC)
     )
@@ -90,6 +96,22 @@ async def test_missing_rules_are_named(authority: Authority, tmp_path: Path) -> 
     for rule in ("get nodes", "patch nodes/status", "update leases in kube-node-lease"):
         assert rule in found.evidence
     assert "patch nodes," not in found.evidence
+
+
+@pytest.mark.parametrize(("node_identity", "verdict"), [(False, Verdict.OK), (True, Verdict.PROBLEM)])
+async def test_taints_are_tried_without_a_change_and_their_refusal_to_a_node_certificate_is_named(
+    authority: Authority, tmp_path: Path, *, node_identity: bool, verdict: Verdict
+) -> None:
+    def register(server: ApiServer) -> None:
+        server.node_identity = node_identity
+        server.put(NODES, "node-1", {"spec": {"taints": [{"key": "example.com/a", "effect": "NoSchedule"}]}})
+
+    found, server = await finding(authority, tmp_path, register, taints=True)
+    assert found.verdict is verdict
+    assert ("patch nodes with taints (not permitted to node certificates" in found.evidence) is node_identity
+    (trial,) = server.seen("PATCH")
+    assert "dryRun=All" in trial.query
+    assert server.node["spec"] == {"taints": [{"key": "example.com/a", "effect": "NoSchedule"}]}
 
 
 async def test_refused_token_is_named(authority: Authority, tmp_path: Path) -> None:

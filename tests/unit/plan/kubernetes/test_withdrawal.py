@@ -59,3 +59,25 @@ def test_conditions_of_others_are_not_named() -> None:
     types = ["Ready", "nodeagent.dev/ImageGCDegraded", "example.com/Other", "nodeagent.dev/Other"]
     plan = plan_withdrawal(node(conditions=types), has_kubelet=True)
     assert (plan.patch, plan.conditions, plan.kept) == (None, ("nodeagent.dev/ImageGCDegraded",), "")
+
+
+@pytest.mark.parametrize("has_kubelet", [True, False])
+def test_taints_of_conditions_are_removed_with_and_without_a_kubelet(*, has_kubelet: bool) -> None:
+    own = Taint(key="nodeagent.dev/image-gc-degraded", effect="NoSchedule")
+    plan = plan_withdrawal(node(taints=(FOREIGN, own)), has_kubelet=has_kubelet)
+    assert plan.patch == {
+        "metadata": {"resourceVersion": "7"},
+        "spec": {"taints": [{"key": FOREIGN.key, "effect": "NoSchedule"}]},
+    }
+    assert (plan.removed, plan.kept) == (("taint nodeagent.dev/image-gc-degraded:NoSchedule",), "")
+
+
+def test_registered_node_without_a_kubelet_keeps_the_taints_of_the_registration_only() -> None:
+    own = Taint(key="nodeagent.dev/image-gc-degraded", effect="NoSchedule")
+    found = node(annotations=CORDONED, taints=(OWN_TAINTS[0], own, OWN_TAINTS[1]), unschedulable=True)
+    plan = plan_withdrawal(found, has_kubelet=False)
+    assert plan.patch is not None
+    assert [each["key"] for each in plan.patch["spec"]["taints"]] == [each.key for each in OWN_TAINTS]
+    assert set(plan.patch["metadata"]) == {"resourceVersion"}
+    assert "unschedulable" not in plan.patch["spec"]
+    assert "kubectl delete node node-1" in plan.kept

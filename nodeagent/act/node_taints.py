@@ -1,0 +1,48 @@
+"""Change of the agent's taints on the Node object, by read, patch and repetition after a conflict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.kube.node_api import CONFLICT, CONFLICT_ATTEMPTS
+from nodeagent.observe.node_identity import compare_with_machine
+from nodeagent.plan.kubernetes.taints import TaintPlan, plan_taints
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.kube.node_api import NodeApi
+
+
+class ForeignNodeError(ApiServerError):
+    """The Node object does not exist, or is not proven to be of this machine."""
+
+
+async def apply_taints(nodes: NodeApi, desired: Mapping[str, str]) -> TaintPlan:
+    """Set and remove the agent's taints; return the changes. Without changes nothing is written.
+
+    Args:
+        nodes: requests for the Node object of this machine.
+        desired: effect of each taint by key; an empty effect removes the taint.
+
+    Raises:
+        ForeignNodeError: the Node object is not proven to be of this machine.
+        ApiServerError: a request failed, or the object changed during each of 5 attempts.
+    """
+    attempts = 0
+    while True:
+        attempts += 1
+        found = await nodes.get_node()
+        because = await compare_with_machine(found)
+        if found is None or because:
+            raise ForeignNodeError(f"no taint is written: {because}")
+        plan = plan_taints(found, desired)
+        try:
+            if plan.patch is not None:
+                await nodes.patch_node(plan.patch)
+        except ApiServerRefusedError as error:
+            if error.status != CONFLICT or attempts == CONFLICT_ATTEMPTS:
+                raise
+        else:
+            return plan

@@ -1,0 +1,106 @@
+"""The task that sets and removes the taints of the agent's conditions on the Node object, across reloads."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.daemon.kubernetes import TAINTS
+from nodeagent.daemon.kubernetes.conditions import loop_results
+from nodeagent.daemon.kubernetes.session_task import SessionTask, open_node_api
+from nodeagent.errors import ApiServerError
+
+if TYPE_CHECKING:
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.kube.node_api import NodeApi
+    from nodeagent.plan.kubernetes.taints import TaintPlan
+
+_SLACK_S: Final = 120.0
+_REMOVE_WITHIN_S: Final = 3.0
+
+
+class TaintsTask(SessionTask):
+    """Applies ``condition_taints``; without them, taints of an earlier run or configuration are removed once.
+
+    The taints are applied on a change of a condition, else every 5 minutes, independently of the conditions: a refused
+    taint does not suspend the conditions.
+    """
+
+    name = TAINTS
+
+    def __init__(self, context: DaemonContext) -> None:
+        """Create the task; until the first success, a taint of an earlier run may remain."""
+        super().__init__(context)
+        self._may_remain = True
+
+    def _off_because(self, settings: Settings) -> str:
+        enabled = bool(settings.kubernetes.condition_taints) or self._may_remain
+        return self._not_written(enabled=enabled, settings=settings)
+
+    def _switch_off(self, because: str) -> None:
+        if self._is_reported():
+            super()._switch_off(because)
+
+    def _is_reported(self) -> bool:
+        return any(each.name == self.name for each in self._context.loop_statuses.all)
+
+    async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
+        nodes = open_node_api(settings)
+        try:
+            await self._apply(nodes, settings, stop)
+            if self._may_remain and self._context.settings.kubernetes.access is None and not self._context.dry_run:
+                await self._remove(nodes)  # no later session has an API server
+        finally:
+            nodes.close()
+
+    async def _apply(self, nodes: NodeApi, settings: Settings, stop: asyncio.Event) -> None:
+        # imported with the client
+        from nodeagent.act.node_taints import ForeignNodeError, apply_taints  # noqa: PLC0415
+        from nodeagent.daemon.kubernetes.reporting import RegistrationReporter  # noqa: PLC0415
+        from nodeagent.plan.kubernetes.conditions import REPORT_S  # noqa: PLC0415
+        from nodeagent.plan.kubernetes.taints import desired_effects  # noqa: PLC0415
+
+        configured, clock, statuses = (
+            settings.kubernetes.condition_taints,
+            self._context.clock,
+            self._context.loop_statuses,
+        )
+        reporter = RegistrationReporter(self._logger, statuses, TAINTS)
+        applied: dict[str, str] | None = None
+        due_s = 0.0
+        self._may_remain |= bool(configured)
+        while self._continues(settings, stop) and not self._off_because(settings):
+            wait_s = self.poll_s
+            desired = desired_effects(loop_results(self._context), configured)
+            if desired != applied or clock.monotonic_s() >= due_s:
+                try:
+                    plan = await apply_taints(nodes, desired)
+                    applied, due_s = desired, clock.monotonic_s() + REPORT_S
+                    self._log(plan)
+                    self._may_remain = bool(configured)
+                    if configured or plan.patch is not None:
+                        reporter.succeeded("taints", f"node tainted: {', '.join(plan.present)}" if plan.present else "")
+                except ApiServerError as error:
+                    if not configured and isinstance(error, ForeignNodeError):
+                        self._may_remain = False
+                    else:
+                        wait_s = reporter.failed("taints", error)
+            if configured or self._is_reported():
+                statuses.waiting(TAINTS, wait_s, _SLACK_S)
+            if self._may_remain:
+                await self._wait(wait_s, settings, stop)
+
+    async def _remove(self, nodes: NodeApi) -> None:
+        from nodeagent.act.node_taints import apply_taints  # noqa: PLC0415
+        from nodeagent.plan.kubernetes.taints import desired_effects  # noqa: PLC0415
+
+        with suppress(ApiServerError, TimeoutError):
+            async with asyncio.timeout(_REMOVE_WITHIN_S):
+                self._log(await apply_taints(nodes, desired_effects((), {})))
+
+    def _log(self, plan: TaintPlan) -> None:
+        for event, taints in (("node_tainted", plan.added), ("node_untainted", plan.removed)):
+            if taints:
+                self._logger.info(event, taints=", ".join(taints))
