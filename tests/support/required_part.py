@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,7 +36,7 @@ class RequiredPart:
         self._marker = marker
         self._unavailable = unavailable
         self._read_logs = read_logs
-        self._skipped: dict[str, str] = {}
+        self._is_summarised = False
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a test if its component is unavailable; fail the test in CI."""
@@ -48,7 +47,6 @@ class RequiredPart:
             return
         if os.environ.get("CI") == "true":
             pytest.fail(f"{self._name} unavailable, required in CI: {reason}", pytrace=False)
-        self._skipped[item.nodeid] = reason
         pytest.skip(reason)
 
     @pytest.hookimpl(wrapper=True)
@@ -60,9 +58,15 @@ class RequiredPart:
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the reasons of skipped tests with the number of tests."""
-        if not self._skipped:
+        """Print the number of skipped tests with the reason, once for all directories that share these hooks.
+
+        Tests are counted by their reports, since worker processes of pytest-xdist may have skipped them.
+        """
+        reports = [each for each in terminalreporter.stats.get("skipped", ()) if self._marker in each.keywords]
+        reason = self._unavailable() if reports and not self._is_summarised else None
+        if reason is None:
             return
+        self._is_summarised = True
+        count = sum(each.longrepr[2] == f"Skipped: {reason}" for each in reports)
         terminalreporter.section(f"NOT TESTED: {self._name} unavailable", red=True, bold=True)
-        for reason, count in sorted(Counter(self._skipped.values()).items()):
-            terminalreporter.write_line(f"{count} tests skipped: {reason}")
+        terminalreporter.write_line(f"{count} tests skipped: {reason}")

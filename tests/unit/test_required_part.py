@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 pytest_plugins = ["pytester"]
 
+INI = "[pytest]\nasyncio_default_fixture_loop_scope = function\nmarkers =\n    node: in a node\n"
 CONFTEST = """
 from tests.support.required_part import RequiredPart
 
@@ -30,7 +28,7 @@ def test_unmarked():
 
 
 def run(pytester: pytest.Pytester, reason: str | None) -> tuple[dict[str, int], str]:
-    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\nmarkers =\n    node: in a node\n")
+    pytester.makeini(INI)
     pytester.makeconftest(CONFTEST.format(reason=reason))
     pytester.makepyfile(TESTS)
     result = pytester.runpytest("-p", "no:cacheprovider")
@@ -45,6 +43,24 @@ def test_missing_part_skips_its_tests_and_the_reason_is_listed(
     assert outcomes == {"passed": 1, "skipped": 1}
     assert "NOT TESTED: real node unavailable" in printed
     assert "1 tests skipped: not installed: qemu" in printed
+
+
+@pytest.mark.parametrize("options", [(), ("--numprocesses", "2")], ids=["one-process", "workers"])
+def test_reason_is_listed_once_if_two_directories_share_the_hooks(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    pytester.makepyfile(shared=CONFTEST.format(reason="not installed: qemu"))
+    pytester.syspathinsert()
+    for name in ("first", "second"):
+        directory = pytester.mkpydir(name)
+        (directory / "conftest.py").write_text("from shared import *")
+        (directory / "test_part.py").write_text(TESTS)
+    pytester.makeini(INI)
+    result = pytester.runpytest("-p", "no:cacheprovider", *options, "first", "second")
+    assert result.parseoutcomes() == {"passed": 2, "skipped": 2}
+    result.stdout.fnmatch_lines(["2 tests skipped: not installed: qemu"])
+    assert str(result.stdout).count("NOT TESTED") == 1
 
 
 def test_missing_part_fails_its_tests_in_ci(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
