@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -90,12 +91,24 @@ def leftovers(base: Path) -> list[str]:
 def sweep() -> list[Path]:
     """Remove the resources of earlier test runs that have ended; return their base directories."""
     swept = []
-    for base in Path(tempfile.gettempdir()).glob(f"{BASE_PREFIX}*-*-*"):
-        pid, start_time, _ = base.name.removeprefix(BASE_PREFIX).split("-", 2)
-        if _start_time(int(pid)) != start_time:
-            reclaim(base)
-            swept.append(base)
+    directory = Path(tempfile.gettempdir())
+    with _locked(directory):  # test processes that start at the same time find the same resources
+        for base in directory.glob(f"{BASE_PREFIX}*-*-*"):
+            pid, start_time, _ = base.name.removeprefix(BASE_PREFIX).split("-", 2)
+            if _start_time(int(pid)) != start_time:
+                reclaim(base)
+                swept.append(base)
     return swept
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def processes(base: Path) -> list[int]:
