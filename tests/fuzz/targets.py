@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import pkgutil
 import tempfile
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -380,7 +381,7 @@ _FILTER_SEEDS: Final = (
 @contextmanager
 def open_targets() -> Iterator[dict[str, Target]]:
     """Return all fuzz targets by name."""
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    memory = "/dev/shm" if "TMPDIR" not in os.environ and Path("/dev/shm").is_dir() else None
     with (
         tempfile.TemporaryDirectory(prefix="nodeagent-fuzz-", dir=memory) as directory,
         asyncio.Runner() as runner,
