@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.daemon.kubernetes import TAINTS
 from nodeagent.daemon.kubernetes.conditions import loop_results
 from nodeagent.daemon.kubernetes.session_task import SessionTask, open_node_api
-from nodeagent.errors import ApiServerError
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
 
 if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nodeagent.kube.node_api import NodeApi
     from nodeagent.plan.kubernetes.taints import TaintPlan
 
+_FORBIDDEN: Final = frozenset({401, 403})
+_MAX_FORBIDDEN: Final = 3  # an API server that is starting refuses every request
 _SLACK_S: Final = 120.0
 _REMOVE_WITHIN_S: Final = 3.0
 
@@ -31,12 +33,12 @@ class TaintsTask(SessionTask):
     name = TAINTS
 
     def __init__(self, context: DaemonContext) -> None:
-        """Create the task; until the first success, a taint of an earlier run may remain."""
+        """Create the task; whether a taint of an earlier run remains is unknown until the Node object is read."""
         super().__init__(context)
-        self._may_remain = True
+        self._may_remain: bool | None = None
 
     def _off_because(self, settings: Settings) -> str:
-        enabled = bool(settings.kubernetes.condition_taints) or self._may_remain
+        enabled = bool(settings.kubernetes.condition_taints) or self._may_remain is not False
         return self._not_written(enabled=enabled, settings=settings)
 
     def _switch_off(self, because: str) -> None:
@@ -49,11 +51,36 @@ class TaintsTask(SessionTask):
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
         nodes = open_node_api(settings)
         try:
+            if self._may_remain is None and not settings.kubernetes.condition_taints:
+                self._may_remain = await self._has_taint(nodes, settings, stop)
             await self._apply(nodes, settings, stop)
             if self._may_remain and self._context.settings.kubernetes.access is None and not self._context.dry_run:
                 await self._remove(nodes)  # no later session has an API server
         finally:
             nodes.close()
+
+    async def _has_taint(self, nodes: NodeApi, settings: Settings, stop: asyncio.Event) -> bool | None:
+        """Return whether the Node object has a taint of an earlier run; ``None`` if the session ended before an answer.
+
+        Nothing is reported, since the taints are not configured. An identity that may not read the object set no taint.
+        """
+        # imported with the client
+        from nodeagent.plan.kubernetes.heartbeat import retry_delay_s  # noqa: PLC0415
+        from nodeagent.plan.kubernetes.taints import is_condition_taint  # noqa: PLC0415
+
+        failures = 0
+        while self._continues(settings, stop):
+            try:
+                found = await nodes.get_node()
+            except ApiServerError as error:
+                failures += 1
+                refused = isinstance(error, ApiServerRefusedError) and error.status in _FORBIDDEN
+                if refused and failures > _MAX_FORBIDDEN:
+                    return False
+                await self._wait(retry_delay_s(failures), settings, stop)
+            else:
+                return found is not None and any(map(is_condition_taint, found.spec.taints))
+        return None
 
     async def _apply(self, nodes: NodeApi, settings: Settings, stop: asyncio.Event) -> None:
         # imported with the client
@@ -70,7 +97,7 @@ class TaintsTask(SessionTask):
         reporter = RegistrationReporter(self._logger, statuses, TAINTS)
         applied: dict[str, str] | None = None
         due_s = 0.0
-        self._may_remain |= bool(configured)
+        self._may_remain = bool(configured) or self._may_remain
         while self._continues(settings, stop) and not self._off_because(settings):
             wait_s = self.poll_s
             desired = desired_effects(loop_results(self._context), configured)

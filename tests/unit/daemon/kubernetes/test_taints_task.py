@@ -183,7 +183,33 @@ async def test_taint_of_an_earlier_run_is_removed_once_at_the_start_without_the_
         async with running(tainting(authority, url, tmp_path, ""), stream) as context:
             await until(lambda: taints(api) == FOREIGN)
             await until(lambda: context.loop_statuses.all[-1].reason == "not enabled")
-    assert [each.method for each in api.requests] == ["GET", "PATCH"]
+    assert [each.method for each in api.requests] == ["GET", "GET", "PATCH"]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_start_without_the_setting_and_the_right_to_read_the_object_reports_nothing(
+    authority: Authority, tmp_path: Path, status: int
+) -> None:
+    api, stream = server(OWN), io.StringIO()
+    api.faults = [Fault(status, "{}")] * 9
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(tainting(authority, url, tmp_path, ""), stream) as context:
+            await until(lambda: len(api.requests) == 4)
+            await asyncio.sleep(0.05)
+            assert [each.name for each in context.loop_statuses.all] == ["images"]
+    assert [each.method for each in api.requests] == ["GET"] * 4
+    assert stream.getvalue() == ""
+
+
+async def test_start_without_the_setting_removes_a_taint_after_an_outage_that_is_not_reported(
+    authority: Authority, tmp_path: Path
+) -> None:
+    api, stream = server(OWN), io.StringIO()
+    api.faults = [Fault(500, "{}")] * 3
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(tainting(authority, url, tmp_path, ""), stream):
+            await until(lambda: taints(api) == FOREIGN)
+    assert logged(stream, "api_request_failed") == []
 
 
 async def test_start_without_the_setting_and_taints_reads_the_object_once_and_reports_nothing(
