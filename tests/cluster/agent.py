@@ -27,6 +27,12 @@ _PATHS = {
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/{name}",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings/{name}",
 }
+_WITHDRAW = """
+import sys
+from pathlib import Path
+from nodeagent.cli.withdrawal import withdraw_from_cluster
+print(withdraw_from_cluster(Path(sys.argv[1])))
+"""
 
 
 class ClusterAgent:
@@ -88,9 +94,15 @@ class ClusterAgent:
 
     def command(self, *words: str, config: bool = True) -> str:
         """Return the output of a ``nodeagent`` command on the node; its exit code is not checked."""
-        options = ["--config", str(self._config)] if config else []
+        return self._python("-m", "nodeagent", *words, *(["--config", str(self._config)] if config else []))
+
+    def withdraw(self) -> str:
+        """Remove the agent's own parts from the Node object, as an uninstallation does; return the printed result."""
+        return self._python("-c", _WITHDRAW, str(self._config))
+
+    def _python(self, *arguments: str) -> str:
         done = subprocess.run(
-            self._node.command(sys.executable, "-m", "nodeagent", *words, *options),
+            self._node.command(sys.executable, *arguments),
             capture_output=True,
             text=True,
             check=False,
