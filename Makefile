@@ -16,7 +16,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb sign test-packages test-rebuild image test-image portable test-portable format clean
+.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image portable test-portable format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -154,15 +154,24 @@ deb: ## build packages for Debian 12 and 13 in dist/, dependencies included
 	@.ci/setup run
 	systemd/debian/build $(BIN)/python dist
 
+rpm: ## build an RPM in dist/ with rpmbuild (Debian: rpm), for the Python of PYTHON_VERSION (3.12)
+	@.ci/setup run
+	PYTHON_VERSION=$(PYTHON_VERSION) ARCHITECTURE=$(ARCHITECTURE) systemd/rpm/build $(BIN)/python dist
+
 sign: ## sign dist/SHA256SUMS with KEY: the name of a GnuPG key, or a file with a private key (PEM, for openssl)
 	@systemd/sign dist "$(KEY)"
 
 test-packages: ## as root: install, upgrade, remove and purge the packages of dist/ in fresh roots of Debian 12 and 13
 	@for each in dist/nodeagent_*~deb*_$$(dpkg --print-architecture).deb; do systemd/debian/try "$$each" || exit 1; done
 
-test-rebuild: ## as root: build the packages in two fresh roots with other paths, users and clocks, and compare them
+test-rpm: ## as root: build an RPM for the Python of Debian 13, and install, reinstall and erase it with rpm in a fresh root
 	@.ci/setup run
-	systemd/rebuild $(BIN)/python dist
+	PYTHON_VERSION=3.13 systemd/rpm/build $(BIN)/python dist
+	systemd/rpm/try dist/nodeagent-*.python3.13.$$(uname -m).rpm
+
+test-rebuild: ## as root: build the packages and the RPM in two fresh roots with other paths, users and clocks, and compare them
+	@.ci/setup run
+	systemd/rebuild $(BIN)/python dist deb rpm
 
 image: ## build the container image in dist/ with mmdebstrap; ARCHITECTURE=arm64 requires qemu-user-static, IMAGE=REFERENCE is its name, MIRROR=URL a Debian mirror
 	@.ci/setup run

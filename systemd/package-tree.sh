@@ -1,11 +1,12 @@
 # Functions of the builds of packages and of the image: their files, without any trace of the building machine. Sourced by
-# debian/build and image/build, in the root of the checkout, with PYTHON as the interpreter with the agent and pip.
+# debian/build, rpm/build and image/build, in the root of the checkout, with PYTHON as the interpreter with the agent and pip.
 
 version=$("$python" -I -c 'from nodeagent import __version__; print(__version__)')
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 export LC_ALL=C PYTHONHASHSEED=0
 unset PYTHONPATH
 umask 022
+glibc_versions=(2_36 2_34 2_28 2_17)
 pip=("$python" -I -m pip --quiet --disable-pip-version-check)
 
 # machine_of ARCHITECTURE: the name of a Debian architecture in the names of wheels.
@@ -30,7 +31,7 @@ build_wheel() {
 # download_wheels DIRECTORY MACHINE PYTHON_VERSION: the locked wheels; their pip options are then in the array target.
 download_wheels() {
     local machine=$2 minor=$3 platforms=() glibc
-    for glibc in 2_36 2_34 2_28 2_17; do platforms+=(--platform "manylinux_${glibc}_$machine"); done
+    for glibc in "${glibc_versions[@]}"; do platforms+=(--platform "manylinux_${glibc}_$machine"); done
     target=(--only-binary=:all: --implementation cp --python-version "$minor" "${platforms[@]}" --platform "manylinux2014_$machine")
     "${pip[@]}" download --dest "$1" "${target[@]}" --require-hashes -r requirements.lock
 }
@@ -47,6 +48,14 @@ make_tree() {
     "$python" -I systemd/sbom.py "$share/wheels" "$machine" --version "$version" --sbom "$share/sbom.cdx.json" --licences "$doc/licenses"
     find "$root/usr/share/man" -type f -exec gzip -9n {} +
     gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
+}
+
+# insert_environment SCRIPT: print the script of a package with the functions of environment.sh.
+insert_environment() {
+    sed -e '/^# @ENVIRONMENT@$/{
+        r systemd/environment.sh
+        d
+    }' "$1"
 }
 
 # size_kib ROOT: the size of a tree, independent of the filesystem of the build.
