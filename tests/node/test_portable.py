@@ -71,6 +71,7 @@ def host(node: Node, tools: Path, image: Path) -> Iterator[Node]:
     # Extracted only: other programs of the package depend on further libraries.
     node.run("dpkg-deb --extract /root/tools.deb / && systemctl daemon-reload && systemctl reload dbus", timeout_s=300)
     node.put(f"{PLACE}/{image.name}", image)
+    node.run("mkdir -p /var/log/pods")  # the unit has no write access to a directory created after its start
     yield node
     node.run("systemctl stop nodeagent", check=False, timeout_s=60)
 
