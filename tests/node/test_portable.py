@@ -16,7 +16,6 @@ import pytest
 
 from tests.node.test_install import (
     CONFIG,
-    assert_access_rights,
     assert_dry_run_then_removal,
     assert_endpoints,
     listing,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.vm import Node
+    from tests.support.vm.node import Done
 
 pytestmark = [
     pytest.mark.node,
@@ -103,10 +103,7 @@ def test_attached_service_runs_is_attached_again_starts_at_boot_and_is_detached(
     assert_dry_run_then_removal(host, "node.test/portable:v1")
     assert_logs_are_writable_and_the_root_is_not(host)
     assert_command_without_the_service(host)
-    # The command of the host requires root; members of the group use the control socket with the command of a checkout.
-    host.run(f"mv {COMMAND} /root/host-command && ln -s /opt/nodeagent/bin/nodeagent {COMMAND}")
-    assert_access_rights(host)
-    host.run(f"mv -f /root/host-command {COMMAND}")
+    assert_group_has_access(host)
     pid = host.run("systemctl show nodeagent -p MainPID --value").stdout
     host.run(f"portablectl reattach --profile=nodeagent --enable --now {place}", timeout_s=300)
     assert host.run("systemctl is-active nodeagent").stdout.strip() == "active"
@@ -159,6 +156,20 @@ def assert_logs_are_writable_and_the_root_is_not(host: Node) -> None:
     assert writable("/var/log/pods/probe")
     for path in ("/var/log/probe", "/var/lib/containerd/probe", "/etc/nodeagent/probe", "/usr/probe", "/run/probe"):
         assert not writable(path), path
+
+
+def assert_group_has_access(host: Node) -> None:
+    """Assert the access rights at the control socket with the command of a checkout; that of the host requires root."""
+    host.run("useradd -G nodeagent member && useradd stranger")
+
+    def run_as(user: str, *command: str) -> Done:
+        return host.run(["runuser", "-u", user, "--", "/opt/nodeagent/bin/nodeagent", *command], check=False)
+
+    assert run_as("member", "status").code == 0
+    assert run_as("stranger", "status").code == 1
+    refused = run_as("member", "trigger", "images")
+    assert (refused.code, "control.group_may_act" in refused.stdout + refused.stderr) == (1, True), refused
+    host.run("userdel member && userdel stranger")
 
 
 def assert_command_without_the_service(host: Node) -> None:
