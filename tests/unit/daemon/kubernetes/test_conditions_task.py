@@ -85,6 +85,7 @@ async def test_unchanged_conditions_are_not_sent_again(authority: Authority, tmp
     with serving_api(api, partial(authority.server_context, "server")) as url:
         async with running(publishing(authority, url, tmp_path), io.StringIO()) as context:
             await until(lambda: OWN in conditions(api))
+            await until(lambda: context.loop_statuses.all[-1].name == CONDITIONS)
             at = context.loop_statuses.all[-1].next_run_s
             await until(lambda: context.loop_statuses.all[-1].next_run_s != at)
             await until(lambda: context.loop_statuses.all[-1].name == CONDITIONS)

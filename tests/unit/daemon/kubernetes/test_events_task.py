@@ -118,7 +118,7 @@ async def test_event_in_a_namespace_that_is_being_deleted_is_dropped(api: ApiSer
         api.faults = [Fault(403, refused)]
         context.logger.warning("eviction_postponed", **POD, because="budget")
         await until(lambda: not api.faults)
-        assert context.loop_statuses.all[-1].name == TASK
+        await until(lambda: [each.name for each in context.loop_statuses.all] == [TASK])
     assert api.objects[EVENTS] == {}
 
 
@@ -147,7 +147,7 @@ async def test_reload_that_disables_events_ends_them(api: ApiServer, settings: S
         await identified(api)
         off = settings_off(settings)
         context.settings = off
-        await until(lambda: context.loop_statuses.all[-1].activity is Activity.DISABLED)
+        await until(lambda: [each.activity for each in context.loop_statuses.all] == [Activity.DISABLED])
         context.logger.warning("evicted", **EVICTED)
         await asyncio.sleep(0.02)
     assert api.seen("POST") == []
