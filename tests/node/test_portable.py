@@ -39,7 +39,7 @@ COMMAND = "/usr/local/bin/nodeagent"
 HOST_FILES = (
     "/etc/sysusers.d/nodeagent.conf",
     "/etc/tmpfiles.d/nodeagent.conf",
-    "/etc/systemd/portable/profile/nodeagent/service.conf",
+    "/etc/systemd/portable/profile/nodeagent",
     "/etc/systemd/system/kubepods.slice.d/50-nodeagent.conf",
     "/etc/systemd/system/kubepods-.slice.d/50-nodeagent.conf",
     COMMAND,
