@@ -10,7 +10,7 @@ from nodeagent.act.gc.progress import new_pass_id
 from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.daemon.eviction.pass_result import EvictionRecord
 from nodeagent.daemon.eviction.reporting import eviction_fields
-from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.eviction.effects import effects_of_eviction, extended
 from nodeagent.plan.eviction.poll_interval import SOONEST_S
 from nodeagent.plan.eviction.signals import MEANINGS
@@ -62,7 +62,8 @@ class PodEviction:
             readings: the signals of the plan.
 
         Raises:
-            RuntimeUnavailableError: the runtime does not answer; the eviction is logged and recorded as failed.
+            RuntimeUnavailableError: no connection to the runtime; the eviction is logged and recorded as failed.
+            NodeAgentError: the pods could not be read again before the eviction; likewise.
         """
         record = EvictionRecord(new_pass_id(started_at), started_at, plan, eviction, _available(plan))
         if self._actions.dry_run:
@@ -74,8 +75,9 @@ class PodEviction:
         self._reporter.logger.warning("eviction_started", **eviction_fields(plan, eviction))
         try:
             result = await self._carry_out(eviction, pods, readings)
-        except RuntimeUnavailableError as error:
-            failed = EvictionResult(EvictionOutcome.FAILED, f"runtime unavailable: {error}")
+        except NodeAgentError as error:
+            unavailable = "runtime unavailable: " if isinstance(error, RuntimeUnavailableError) else ""
+            failed = EvictionResult(EvictionOutcome.FAILED, f"{unavailable}{error}")
             self._log_result(plan, eviction, failed, after=None)
             await self._actions.history.finish(replace(record, result=failed))
             raise

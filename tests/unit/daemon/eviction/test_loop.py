@@ -65,10 +65,11 @@ async def test_pass_evicts_one_pod_and_the_next_one_reads_the_signals_again() ->
     ("error", "recorded", "abandoned"),
     [
         (RuntimeUnavailableError("no socket"), ["runtime unavailable: no socket"], []),
+        (NodeAgentError("no answer in time"), ["no answer in time"], []),
         (KeyError("bug"), [], ["crashed"]),
         (asyncio.CancelledError(), [], ["cancelled"]),
     ],
-    ids=["runtime lost", "bug", "cancelled"],
+    ids=["runtime lost", "pods unreadable", "bug", "cancelled"],
 )
 async def test_eviction_that_raises_is_logged_and_recorded_with_its_cause(
     error: BaseException, recorded: list[str], abandoned: list[str]
