@@ -217,10 +217,10 @@ def test_interrupted_installation_can_be_repeated(tmp_path: Path) -> None:
     assert files(tmp_path) == set()
 
 
-def test_launcher_of_the_package_is_the_isolated_one() -> None:
-    script = (ROOT / "systemd/debian/postinst").read_text()
-    _, _, rest = script.partition('cat >"$fresh/bin/nodeagent" <<END\n')
-    assert rest.partition("\nEND\n")[0] + "\n" == launcher("$fresh")
+def test_launcher_of_the_packages_is_the_isolated_one() -> None:
+    script = (ROOT / "systemd/environment.sh").read_text()
+    _, _, rest = script.partition('cat >"$fresh/bin/nodeagent" <<LAUNCHER\n')
+    assert rest.partition("\nLAUNCHER\n")[0] + "\n" == launcher("$fresh")
 
 
 def test_scripts_start_python_in_isolated_mode() -> None:
