@@ -225,7 +225,8 @@ def test_launcher_of_the_packages_is_the_isolated_one() -> None:
 
 def test_scripts_start_python_in_isolated_mode() -> None:
     scripts = [ROOT / "systemd/debian" / name for name in ("preinst", "postinst", "prerm", "postrm", "build")]
-    for path in (*scripts, ROOT / ".ci/setup"):
+    scripts += [ROOT / "systemd/rpm" / name for name in ("nodeagent.spec.in", "build", "try")]
+    for path in (*scripts, ROOT / "systemd/environment.sh", ROOT / ".ci/setup"):
         python_lines = [line for line in path.read_text().splitlines() if " -m " in line or " -c '" in line]
         assert [line for line in python_lines if "python" in line and " -I " not in line] == [], path
 
