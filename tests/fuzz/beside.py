@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SECONDS: Final = 60
 _SEED: Final = 1
-_JOBS: Final = 2
+_JOBS: Final = 1
 _LOWEST: Final = 19
 _OMITTED: Final = ("list-filter",)
 _ROOT: Final = Path(__file__).parents[2]
