@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.kube.node_api import CONFLICT, CONFLICT_ATTEMPTS
+from nodeagent.errors import ApiServerError
+from nodeagent.kube.node_api import patch_planned
 from nodeagent.observe.node_identity import compare_with_machine
 from nodeagent.plan.kubernetes.taints import TaintPlan, plan_taints
 
@@ -30,19 +30,12 @@ async def apply_taints(nodes: NodeApi, desired: Mapping[str, str]) -> TaintPlan:
         ForeignNodeError: the Node object is not proven to be of this machine.
         ApiServerError: a request failed, or the object changed during each of 5 attempts.
     """
-    attempts = 0
-    while True:
-        attempts += 1
+
+    async def plan() -> TaintPlan:
         found = await nodes.get_node()
         because = await compare_with_machine(found)
         if found is None or because:
             raise ForeignNodeError(f"no taint is written: {because}")
-        plan = plan_taints(found, desired)
-        try:
-            if plan.patch is not None:
-                await nodes.patch_node(plan.patch)
-        except ApiServerRefusedError as error:
-            if error.status != CONFLICT or attempts == CONFLICT_ATTEMPTS:
-                raise
-        else:
-            return plan
+        return plan_taints(found, desired)
+
+    return await patch_planned(nodes, await plan(), plan)

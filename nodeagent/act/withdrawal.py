@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.errors import ApiServerError
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.kube.node_api import CONFLICT, CONFLICT_ATTEMPTS, NodeApi
+from nodeagent.kube.node_api import NodeApi, patch_planned
 from nodeagent.observe.node_identity import read_foreign
 from nodeagent.plan.kubernetes.withdrawal import plan_withdrawal
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.model.api_access import ApiAccess
+    from nodeagent.plan.kubernetes.withdrawal import WithdrawalPlan
 
 WITHIN_S: Final = 15.0
 
@@ -51,20 +52,15 @@ async def _withdraw(nodes: NodeApi, removed: list[str], *, has_kubelet: bool) ->
         return Withdrawal()
     if because := await read_foreign(nodes):
         return Withdrawal(kept=(f"Node object {found.metadata.name}: {because}",))
+
+    async def plan_again() -> WithdrawalPlan:
+        return plan_withdrawal(await nodes.get_node() or found, has_kubelet=has_kubelet)
+
     plan = plan_withdrawal(found, has_kubelet=has_kubelet)
     if plan.conditions:
         await nodes.apply_conditions(())
         removed += (f"condition {each}" for each in plan.conditions)
-        plan = plan_withdrawal(await nodes.get_node() or found, has_kubelet=has_kubelet)  # new resourceVersion
-    attempts = 0
-    while plan.patch is not None:
-        attempts += 1
-        try:
-            await nodes.patch_node(plan.patch)
-            removed += plan.removed
-            break
-        except ApiServerRefusedError as error:
-            if error.status != CONFLICT or attempts == CONFLICT_ATTEMPTS:
-                raise
-        plan = plan_withdrawal(await nodes.get_node() or found, has_kubelet=has_kubelet)
+        plan = await plan_again()  # new resourceVersion
+    plan = await patch_planned(nodes, plan, plan_again)
+    removed += plan.removed
     return Withdrawal(tuple(removed), (plan.kept,) if plan.kept else ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -14,7 +14,7 @@ from nodeagent.model.kubernetes import Lease, Node
 from nodeagent.plan.kubernetes.conditions import FIELD_MANAGER, apply_body
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from typing import Any
 
     from nodeagent.kube.api_client import ApiClient
@@ -24,9 +24,8 @@ K = TypeVar("K", Node, Lease)
 NODES: Final = "/api/v1/nodes"
 LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EVENTS: Final = "/apis/events.k8s.io/v1/namespaces"
-CONFLICT: Final = 409
-"""Status of the refusal of a patch whose object has changed since it was read."""
-CONFLICT_ATTEMPTS: Final = 5
+_CONFLICT: Final = 409
+_CONFLICT_ATTEMPTS: Final = 5
 _MANAGER: Final = "fieldManager=nodeagent"
 
 
@@ -92,3 +91,33 @@ class NodeApi:
             if error.status == 404:
                 return None
             raise
+
+
+class PatchPlan(Protocol):
+    """Changes of the Node object."""
+
+    @property
+    def patch(self) -> Mapping[str, Any] | None:
+        """Patch with the ``resourceVersion`` of the object that was read; ``None`` without changes."""
+
+
+P = TypeVar("P", bound=PatchPlan)
+
+
+async def patch_planned(nodes: NodeApi, plan: P, plan_again: Callable[[], Awaitable[P]]) -> P:
+    """Patch the Node object as planned; after a conflict read, plan and patch again. Return the plan of the last patch.
+
+    Raises:
+        ApiServerError: a request failed, or the object changed during each of 5 attempts.
+    """
+    attempts = 1
+    while plan.patch is not None:
+        try:
+            await nodes.patch_node(plan.patch)
+            break
+        except ApiServerRefusedError as error:
+            if error.status != _CONFLICT or attempts == _CONFLICT_ATTEMPTS:
+                raise
+        attempts += 1
+        plan = await plan_again()
+    return plan
