@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _SECONDS: Final = 60
 _SEED: Final = 1
-_JOBS: Final = 1
 _LOWEST: Final = 19
 _OMITTED: Final = ("list-filter",)
 _ROOT: Final = Path(__file__).parents[2]
@@ -76,7 +75,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with open_targets() as targets:
         chosen = [each for each in targets if each not in _OMITTED]
-    options = ["--seconds", str(_SECONDS), "--seed", str(_SEED), "--jobs", str(_JOBS)]
+    options = ["--seconds", str(_SECONDS), "--seed", str(_SEED)]
     return run_beside(sys.argv[1:], [sys.executable, "-m", "tests.fuzz", *options, *chosen])
 
 

@@ -244,8 +244,8 @@ class RaceField:
     def _pull(self, pods: Pods, built: Built) -> bool:
         """Pull an image as the kubelet does before it creates a container; return whether the pull succeeded.
 
-        containerd creates, updates and reads a name in several calls, and it skips a layer whose snapshot exists before
-        it prepares the next one. A deletion between these calls fails the pull, with any kind of removal, and the
+        containerd creates, updates and reads a name in several calls, and it checks the snapshot of a layer before it
+        prepares the next one on it. A deletion between these calls fails the pull, with any kind of removal, and the
         kubelet repeats the pull. Source: CRI ``PullImage``, ``createImageReference``; containerd ``Unpacker.unpack``.
         """
         for again in (False, True):

@@ -42,7 +42,7 @@ class TaintPlan(Record):
 def desired_effects(loops: Iterable[LoopResult], configured: Mapping[str, str]) -> dict[str, str]:
     """Return the effect of each taint of the agent by key; an empty effect removes the taint.
 
-    A configured taint whose loop has no conclusive result yet is absent in the result, and is neither set nor removed.
+    A configured taint is absent in the result, and therefore unchanged, until its loop has a conclusive result.
 
     Args:
         loops: last result of each loop.
