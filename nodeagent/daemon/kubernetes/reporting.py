@@ -19,7 +19,7 @@ _LASTING: Final = frozenset({401, 403, 422})
 """HTTP statuses of refusals that a retry alone does not resolve."""
 OF_A_START: Final = frozenset({401, 403})
 """HTTP statuses that a starting API server also returns until it has read its rules and service accounts."""
-_START_FAILURES: Final = 8
+START_FAILURES: Final = 8
 """Number of consecutive failures (about half a minute) after which a 401 or 403 refusal counts as lasting."""
 _LASTING_RETRY_S: Final = 60.0
 _SLACK_S: Final = 60.0
@@ -47,7 +47,7 @@ class RegistrationReporter:
         if not isinstance(error, ApiServerRefusedError):
             return retry_delay_s(failures)
         delay_s = retry_delay_s(failures, error.retry_after_s)
-        lasting = error.status in _LASTING and (error.status not in OF_A_START or failures > _START_FAILURES)
+        lasting = error.status in _LASTING and (error.status not in OF_A_START or failures > START_FAILURES)
         return max(delay_s, _LASTING_RETRY_S) if lasting else delay_s
 
     def succeeded(self, part: str, detail: str = "") -> None:

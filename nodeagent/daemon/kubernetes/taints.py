@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from nodeagent.kube.node_api import NodeApi
     from nodeagent.plan.kubernetes.taints import TaintPlan
 
-_MAX_FORBIDDEN: Final = 3  # an API server that is starting refuses every request
 _SLACK_S: Final = 120.0
 _REMOVE_WITHIN_S: Final = 3.0
 
@@ -64,7 +63,7 @@ class TaintsTask(SessionTask):
         Nothing is reported, since the taints are not configured. An identity that may not read the object set no taint.
         """
         # imported with the client
-        from nodeagent.daemon.kubernetes.reporting import OF_A_START  # noqa: PLC0415
+        from nodeagent.daemon.kubernetes.reporting import OF_A_START, START_FAILURES  # noqa: PLC0415
         from nodeagent.plan.kubernetes.heartbeat import retry_delay_s  # noqa: PLC0415
         from nodeagent.plan.kubernetes.taints import is_condition_taint  # noqa: PLC0415
 
@@ -75,7 +74,7 @@ class TaintsTask(SessionTask):
             except ApiServerError as error:
                 failures += 1
                 refused = isinstance(error, ApiServerRefusedError) and error.status in OF_A_START
-                if refused and failures > _MAX_FORBIDDEN:
+                if refused and failures > START_FAILURES:
                     return False
                 await self._wait(retry_delay_s(failures), settings, stop)
             else:

@@ -13,6 +13,7 @@ import pytest
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
 from nodeagent.daemon.kubernetes import TAINTS
+from nodeagent.daemon.kubernetes.reporting import START_FAILURES
 from nodeagent.daemon.kubernetes.taints import TaintsTask
 from nodeagent.model.machine import Machine
 from tests.support.api_server import NODES, ApiServer, Fault, Received, serving_api
@@ -186,19 +187,36 @@ async def test_taint_of_an_earlier_run_is_removed_once_at_the_start_without_the_
     assert [each.method for each in api.requests] == ["GET", "GET", "PATCH"]
 
 
+@pytest.fixture
+def immediate_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.plan.kubernetes.heartbeat.retry_delay_s", lambda _failures: 0.01)
+
+
 @pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.usefixtures("immediate_retries")
 async def test_start_without_the_setting_and_the_right_to_read_the_object_reports_nothing(
     authority: Authority, tmp_path: Path, status: int
 ) -> None:
     api, stream = server(OWN), io.StringIO()
-    api.faults = [Fault(status, "{}")] * 9
+    api.faults = [Fault(status, "{}")] * (START_FAILURES + 5)
     with serving_api(api, partial(authority.server_context, "server")) as url:
         async with running(tainting(authority, url, tmp_path, ""), stream) as context:
-            await until(lambda: len(api.requests) == 4)
+            await until(lambda: len(api.requests) == START_FAILURES + 1)
             await asyncio.sleep(0.05)
             assert [each.name for each in context.loop_statuses.all] == ["images"]
-    assert [each.method for each in api.requests] == ["GET"] * 4
+    assert [each.method for each in api.requests] == ["GET"] * (START_FAILURES + 1)
     assert stream.getvalue() == ""
+
+
+@pytest.mark.usefixtures("immediate_retries")
+async def test_taint_of_an_earlier_run_is_removed_after_the_refusals_of_a_starting_api_server(
+    authority: Authority, tmp_path: Path
+) -> None:
+    api, stream = server(OWN), io.StringIO()
+    api.faults = [Fault(403, "{}")] * START_FAILURES
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(tainting(authority, url, tmp_path, ""), stream):
+            await until(lambda: taints(api) == FOREIGN)
 
 
 async def test_start_without_the_setting_removes_a_taint_after_an_outage_that_is_not_reported(
