@@ -18,7 +18,7 @@ from nodeagent.daemon.eviction.pod_eviction import SLACK_S
 from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS
-from nodeagent.plan.eviction.poll_interval import SOONEST_S
+from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S
 from nodeagent.plan.eviction.signals import MEANINGS
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ class EvictionLoop:
             self._attempts.dry_run_steps.clear()
         if not any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting):
             await signals.refresh_others_if_due()
-            await pods.refresh_if_due(near_threshold=signals.is_near_threshold(self._settings.interval_s))
+            if not signals.is_falling(self._settings.interval_s):  # a list of pods would delay the next reading
+                await pods.refresh_if_due(near_threshold=signals.is_near_threshold(self._settings.interval_s))
         paused = self._context.pass_lock.pause() is not None
         policy = self._settings.policy
         if paused:
@@ -141,6 +142,6 @@ class EvictionLoop:
             thresholds=[each.text for each in self._settings.thresholds],
             woken_by=list(self._triggers.names),
             not_woken_by=[each for each in missing if each],
-            polling=f"every {self._settings.interval_s:g} s, down to {SOONEST_S:g} s near a threshold",
+            polling=f"every {self._settings.interval_s:g} s, down to {FALLING_S:g} s near a threshold",
             dry_run=self._actions.dry_run,
         )

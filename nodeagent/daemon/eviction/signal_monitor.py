@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths
 from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S
-from nodeagent.plan.eviction.poll_interval import WHILE_MET_S, next_poll_s
+from nodeagent.plan.eviction.poll_interval import SOONEST_S, WHILE_MET_S, next_poll_s
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import replace
 
@@ -160,6 +160,10 @@ class SignalMonitor:
     def is_near_threshold(self, interval_s: float) -> bool:
         """Return whether a threshold may be met soon, so that the next poll is due within a second."""
         return self.next_poll_s(interval_s) < WHILE_MET_S
+
+    def is_falling(self, interval_s: float) -> bool:
+        """Return whether a signal falls so fast that its threshold will be met before the usual shortest interval."""
+        return self.next_poll_s(interval_s) < min(interval_s, SOONEST_S)
 
     def now(self) -> Moment:
         """Return the current wall time and monotonic time."""

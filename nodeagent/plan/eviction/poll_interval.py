@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 SOONEST_S: Final = 0.2
+"""Shortest poll interval, except while a signal falls."""
+FALLING_S: Final = 0.05
+"""Shortest poll interval while a signal falls so fast that its threshold will be met within :data:`SOONEST_S`."""
 WHILE_MET_S: Final = 1.0
 _STALL_NEAR: Final = 0.5
 _MIB: Final = 1 << 20
@@ -29,9 +32,11 @@ def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval
     The distance to a threshold is assumed to be consumed at the higher of two rates: the rate of one busy process, and
     twice the rate measured since the previous evaluation. A met threshold is evaluated every second and at the end of
     its grace period. A rejected reading is repeated after one second, since readings on a stalling node are rejected as
-    too old.
+    too old. The result is at least ``SOONEST_S``, or ``FALLING_S`` if the measured rate alone consumes the distance
+    within ``SOONEST_S``.
     """
     waits = [interval_s]
+    shortest_s = SOONEST_S
     for status in evaluation.statuses:
         if status.rejection is not None:
             waits.append(WHILE_MET_S)
@@ -40,8 +45,19 @@ def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval
         if status.met:
             waits.append(min(WHILE_MET_S, status.grace_left_s) if not status.due else WHILE_MET_S)
         else:
-            waits.append(_until_met_s(status, _measured_rate(status, previous), interval_s))
-    return min(interval_s, max(SOONEST_S, min(waits)))
+            measured = _measured_rate(status, previous)
+            waits.append(_until_met_s(status, measured, interval_s))
+            if _is_met_soon(status, measured):
+                shortest_s = FALLING_S
+    return min(interval_s, max(shortest_s, min(waits)))
+
+
+def _is_met_soon(status: ThresholdStatus, measured: float) -> bool:
+    """Return whether the measured rate alone consumes the distance to the threshold within ``SOONEST_S``."""
+    observation, limit = status.observation, status.limit
+    if observation is None or limit is None or status.threshold.operator is not Operator.LESS_THAN:
+        return False
+    return 0 < observation.available - limit < measured * SOONEST_S
 
 
 def _until_met_s(status: ThresholdStatus, measured: float, interval_s: float) -> float:

@@ -119,6 +119,20 @@ async def test_pod_is_evicted_by_the_last_list_while_the_runtime_does_not_answer
     assert (event["pods"], event["level"]) == (2, "warning")
 
 
+async def test_pods_are_not_listed_while_memory_falls_to_the_threshold() -> None:
+    available_mib = iter((900, 130, 130))
+    node = Node(pods=(pod(),), readings=lambda: (read(available_mib=next(available_mib)),))
+    loop = node.loop()
+    await run_pass(node, loop)
+    node.pods_error = NodeAgentError("listed")
+    node.clock.seconds += 2
+    assert await run_pass(node, loop) < SOONEST_S
+    assert node.result() == "no-pressure"
+    node.clock.seconds += 2
+    await run_pass(node, loop)
+    assert node.result() == "failed"
+
+
 async def test_rejected_reading_is_repeated_within_a_second() -> None:
     node = Node(pods=(pod(),), readings=lambda: (read(available_mib=2000),))
     assert await run_pass(node) <= 1

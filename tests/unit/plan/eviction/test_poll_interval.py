@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.eviction.poll_interval import SOONEST_S, WHILE_MET_S, next_poll_s
+from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S, WHILE_MET_S, next_poll_s
 from tests.unit.plan.eviction.cases import evaluated, read, thresholds
 
 GIB_MIB = 1024.0
@@ -35,6 +35,24 @@ def test_measured_decrease_counts_double() -> None:
     assert next_poll_s(now, previous, interval_s=10.0) == pytest.approx(4096 / (2 * (9 * GIB_MIB - 4196)))
 
 
+@pytest.mark.parametrize(
+    ("decrease_mib", "expected_s"),
+    [
+        pytest.param(0, SOONEST_S, id="steady"),
+        pytest.param(20, SOONEST_S, id="met in 0.3 s at the measured rate"),
+        pytest.param(36, 30 / 360, id="met in 0.17 s"),
+        pytest.param(400, FALLING_S, id="met in 15 ms"),
+        pytest.param(-400, SOONEST_S, id="increasing"),
+    ],
+)
+def test_interval_is_shortest_if_the_measured_rate_consumes_the_distance(
+    decrease_mib: float, expected_s: float
+) -> None:
+    previous = evaluated(read(available_mib=130 + decrease_mib))
+    now = evaluated(read(available_mib=130, seconds=0.2), seconds=0.2)
+    assert next_poll_s(now, previous, interval_s=10.0) == pytest.approx(expected_s)
+
+
 def test_interval_ends_with_the_grace_period() -> None:
     soft = thresholds("", soft="memory.available<1Gi", soft_grace_period="memory.available=300ms")
     found = evaluated(read(available_mib=500), limits=soft)
@@ -61,6 +79,6 @@ def test_interval_is_within_bounds_and_monotone(
     now = evaluated(read(available_mib=available, capacity_mib=capacity, seconds=elapsed_s), seconds=elapsed_s)
     farther = evaluated(read(available_mib=available + 100, capacity_mib=capacity))
     wait_s = next_poll_s(now, previous, interval_s=interval_s)
-    assert SOONEST_S <= wait_s <= interval_s
+    assert FALLING_S <= wait_s <= interval_s
     if available >= 100:
         assert next_poll_s(farther, None, interval_s=interval_s) >= next_poll_s(now, None, interval_s=interval_s)
