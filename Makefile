@@ -8,8 +8,9 @@ PREFIX ?= /opt/nodeagent
 PARALLEL := --numprocesses auto --dist loadfile
 UNIT_TESTS := tests/unit tests/security --ignore tests/security/tenants
 CONTAINERD_TESTS := tests/integration tests/security/tenants
-# In CI, each fuzz target runs for a minute in the processor time that the tests on containerd leave unused.
-BESIDE_FUZZING := $(if $(CI),$(BIN)/python -m tests.fuzz.beside)
+# In CI, the processor time that the tests on containerd leave unused is for a minute of each fuzz target and, with
+# NODE=beside, for the short node tests.
+BESIDE := $(if $(CI),$(BIN)/python -m tests.beside $(if $(filter beside,$(NODE)),--node))
 PYTHON ?= python3
 # Isolated interpreter with the modules of this checkout, since those of an installed version may lack the checks.
 FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: needs Python 3.11 or newer, see PYTHON=");
@@ -33,7 +34,7 @@ test: ## set up and run all checks and tests of this machine; skipped tests are 
 	@.ci/setup protos real
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest $(UNIT_TESTS) $(PARALLEL)
-	$(BESIDE_FUZZING) $(BIN)/python -m pytest $(CONTAINERD_TESTS) tests/cluster
+	$(BESIDE) $(BIN)/python -m pytest $(CONTAINERD_TESTS) tests/cluster
 
 check: ## format, lint, types, import directions, generated files, vocabulary, sizes
 	$(BIN)/ruff format --check .

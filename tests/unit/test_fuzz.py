@@ -1,4 +1,4 @@
-"""Fuzz targets with a fixed number of inputs; CI also runs ``tests.fuzz.beside``, and the campaign is ``make fuzz``."""
+"""Fuzz targets with a fixed number of inputs; CI also runs ``tests.beside``, and the campaign is ``make fuzz``."""
 
 from __future__ import annotations
 
