@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.model.pressure import Resource
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.record import Record
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.05
 _SHOWN: Final = 5
-_LIST_WITHIN_S: Final = 1.0
-_URGENT: Final = frozenset({Resource.MEMORY, Resource.PIDS})
+_LIST_WITHIN_S: Final = 0.3
 
 
 class EvictionOutcome(StrEnum):
@@ -295,7 +293,7 @@ def _is_killable(eviction: Eviction) -> bool:
 
     Otherwise the OOM killer could act first, or the runtime could start no process to stop the pod.
     """
-    return eviction.status is not None and eviction.starved in _URGENT
+    return eviction.status is not None and eviction.is_urgent
 
 
 def _container_cgroups(handle: PodHandle) -> tuple[str, ...]:

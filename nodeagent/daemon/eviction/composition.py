@@ -63,6 +63,7 @@ _ENDS = {
 _BEGUN: Final = EvictionResult(EvictionOutcome.FAILED)
 """Placeholder result of an eviction that has begun but has no result yet."""
 _BEGUN_WITHIN_S: Final = 0.5
+_URGENTLY_BEGUN_WITHIN_S: Final = 0.1
 _FINISHED_WITHIN_S: Final = 0.1
 
 
@@ -231,9 +232,10 @@ class AgentEvictionHistory:
         self._writer = agent.history_writer if agent.record else None
 
     async def begin(self, record: EvictionRecord) -> None:
-        """Record a chosen eviction, waiting at most ``_BEGUN_WITHIN_S`` for the disk."""
+        """Record a chosen eviction; wait for the disk for at most half a second, for memory or PIDs at most 0.1 s."""
         if self._writer is not None:
-            await self._writer.begin(past_eviction(record), _BEGUN_WITHIN_S)
+            within_s = _URGENTLY_BEGUN_WITHIN_S if record.eviction.is_urgent else _BEGUN_WITHIN_S
+            await self._writer.begin(past_eviction(record), within_s)
 
     async def finish(self, record: EvictionRecord) -> None:
         """Record a finished eviction, waiting at most ``_FINISHED_WITHIN_S`` for the disk."""

@@ -100,7 +100,7 @@ class EvictionLoop:
         self._runtime.answered()
         statuses.ended(LOOP_NAME, result.value)
         if result.ended_a_pod:
-            return min(SOONEST_S, interval_s)  # the evaluation precedes the eviction; other pods may have grown since
+            return min(FALLING_S, interval_s)  # the evaluation precedes the eviction; other pods may have grown since
         return interval_s if result.repeats else self._monitors.signals.next_poll_s(interval_s)
 
     def wake(self, name: str) -> None:

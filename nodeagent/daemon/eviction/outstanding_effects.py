@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.daemon.eviction.state_writer import EvictionStateWriter
 from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.host.node import boot_id
-from nodeagent.model.pressure import Resource
 from nodeagent.plan.eviction.effects import (
     FREED_WITHIN_S,
     UNVERIFIED_VICTIM_S,
@@ -136,8 +135,7 @@ class OutstandingEffects:
         )
         self._context.eviction = begin_eviction(self._context.eviction, victim, effects)
         self._restored -= {pod.uid}
-        urgent = eviction.starved in {Resource.MEMORY, Resource.PIDS}
-        await self._writer.write(0 if urgent else _RECORD_WITHIN_S)
+        await self._writer.write(0 if eviction.is_urgent else _RECORD_WITHIN_S)
 
     async def drop(self, uid: str) -> None:
         """Discard an eviction that was not carried out."""

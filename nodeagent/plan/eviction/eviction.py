@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from nodeagent.model.pressure import Resource
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from nodeagent.model.pressure import PodFacts, Resource
+    from nodeagent.model.pressure import PodFacts
     from nodeagent.plan.decision import Reason
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+
+_URGENT: Final = frozenset({Resource.MEMORY, Resource.PIDS})
 
 
 class Eviction(Record):
@@ -33,3 +36,8 @@ class Eviction(Record):
     ranked: RankedPod | None
     grace_s: float
     message: str
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the starved resource, memory or PIDs, can be exhausted within a second."""
+        return self.starved in _URGENT

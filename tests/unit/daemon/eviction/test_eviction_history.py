@@ -50,6 +50,7 @@ async def test_eviction_is_on_disk_before_it_starts_and_interrupted_if_the_proce
 ) -> None:
     history, writer = evictions(tmp_path)
     await history.begin(records[0])
+    await writer.extend("no such pass", [])  # after the queued write, which may take longer than an eviction waits
     assert read(tmp_path) == ("running", "planned", True)
     assert read(tmp_path, running=False) == ("interrupted", "unknown", True)
     (past,) = History(tmp_path).read(image=records[0].eviction.pod.uid)
@@ -91,6 +92,7 @@ async def test_next_eviction_does_not_wait_for_the_record_of_the_last_one(
     monkeypatch.setattr(History, "add", add_late)
     history, writer = evictions(tmp_path)
     await history.begin(records[0])
+    await writer.extend("no such pass", [])  # after the queued write
     await asyncio.wait_for(history.finish(records[1]), 3.0)
     assert read(tmp_path) == ("running", "planned", True)
     released.set()

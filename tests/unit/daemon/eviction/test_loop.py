@@ -15,7 +15,7 @@ from nodeagent.daemon.eviction.composition import past_eviction
 from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
-from nodeagent.plan.eviction.poll_interval import SOONEST_S
+from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S
 from tests.unit.daemon.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass
 from tests.unit.plan.eviction.cases import disk, known, pod, read
 
@@ -108,7 +108,7 @@ async def test_pod_that_ended_by_itself_ends_the_pass() -> None:
 async def test_signals_are_read_at_once_after_the_end_of_a_pod_while_others_grow(outcome: EvictionOutcome) -> None:
     node = Node(pods=(pod("first", memory=500), pod("second", memory=400)), readings=lambda: (LOW,))
     node.outcomes["first"] = outcome
-    assert await run_pass(node) == SOONEST_S
+    assert await run_pass(node) == FALLING_S
 
 
 async def test_pod_is_evicted_by_the_last_list_while_the_runtime_does_not_answer() -> None:
