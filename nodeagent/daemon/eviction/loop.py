@@ -119,14 +119,32 @@ class EvictionLoop:
             self._attempts.dry_run_steps.clear()
         if not any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting):
             await signals.refresh_others_if_due()
-            if not signals.is_falling(self._settings.interval_s):  # a list of pods would delay the next reading
-                await pods.refresh_if_due(near_threshold=signals.is_near_threshold(self._settings.interval_s))
+            if await self._refresh_pods():
+                evaluation = await signals.evaluate()
         paused = self._context.pass_lock.pause() is not None
         policy = self._settings.policy
         if paused:
             return PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
         a_pass = EvictionPass(self._context, policy, self._actions, self._monitors, self._attempts, stop)
         return await a_pass.run(evaluation, lambda: policy.local_storage_isolation and pods.is_limit_check_due())
+
+    async def _refresh_pods(self) -> bool:
+        """Refresh the cache of pods; return whether a hard memory or PID threshold was met first.
+
+        The pods are not listed while a signal falls to its threshold, since the eviction lists them.
+        """
+        signals, interval_s = self._monitors.signals, self._settings.interval_s
+        if signals.is_falling(interval_s):
+            return False
+        near = signals.is_near_threshold(interval_s)
+        work = asyncio.ensure_future(self._monitors.pods.refresh_if_due(near_threshold=near))
+        try:
+            if await signals.shortage_before(work):
+                return True
+            await work
+        finally:
+            work.cancel()
+        return False
 
     def _register_triggers(self) -> None:
         stall = self._settings.stall

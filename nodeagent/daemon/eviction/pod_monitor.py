@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _WARM_NEAR_S: Final = 2.0
 _WARM_FAR_S: Final = 30.0
 _LIMITS_EVERY_S: Final = 60.0
-LISTED_WITHIN_S: Final = 1.0
+LISTED_WITHIN_S: Final = 0.5
 
 
 class PodMonitor:

@@ -67,7 +67,7 @@ class SignalMonitor:
             reader: reads the signals.
             read_layout: returns filesystems and thresholds; later calls update only the additional image filesystems.
             reporter: logs changed thresholds and conditions.
-            watch_s: interval of the readings of :meth:`shortage_before`, in seconds.
+            watch_s: longest interval of the readings of :meth:`shortage_before`, in seconds.
         """
         self._context = context
         self._reader = reader
@@ -138,7 +138,7 @@ class SignalMonitor:
         Thresholds in ``ignored`` do not count: no pod can be evicted for them.
         """
         while True:
-            done, _ = await asyncio.wait({work}, timeout=self._watch_s)
+            done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(self._watch_s))
             if done:
                 return False
             evaluation = await self.evaluate()

@@ -133,6 +133,19 @@ async def test_pods_are_not_listed_while_memory_falls_to_the_threshold() -> None
     assert node.result() == "failed"
 
 
+async def test_pod_is_evicted_by_the_last_list_if_memory_falls_while_the_runtime_lists_the_pods() -> None:
+    node = Node(pods=(pod("big", memory=500),), hangs=True)
+    loop = node.loop()
+    node.hangs = False
+    await run_pass(node, loop)
+    node.clock.seconds += 60
+    available_mib = iter((130, *[90] * 100))
+    node.readings = lambda: (read(available_mib=next(available_mib)),)
+    node.hangs = True
+    assert await asyncio.wait_for(run_pass(node, loop), 10) == FALLING_S
+    assert node.evicted == ["big"]
+
+
 async def test_rejected_reading_is_repeated_within_a_second() -> None:
     node = Node(pods=(pod(),), readings=lambda: (read(available_mib=2000),))
     assert await run_pass(node) <= 1
