@@ -45,6 +45,7 @@ _RECORD_WITHIN_S: Final = 0.2
 _CLOSE_WITHIN_S: Final = 2.0
 _RETRY_S: Final = 2.0
 _LAST_RETRY_S: Final = 10.0
+_URGENT_DELAY_S: Final = 1.0
 _FREED_WITH_PROCESSES: Final = (Shortage.MEMORY, Shortage.MEMORY_STALL, Shortage.PIDS)
 
 
@@ -149,15 +150,22 @@ class OutstandingEffects:
         self._context.eviction = replace(state, outstanding=restarted(state.outstanding, uid, now), victims=victims)
         await self._writer.write(0)
 
-    async def stopped(self, uid: str, now: Moment) -> None:
-        """Record that the processes of a pod ended, and start the removal of its containers."""
+    async def stopped(self, uid: str, now: Moment, *, is_urgent: bool = False) -> None:
+        """Record that the processes of a pod ended, and start the removal of its containers.
+
+        After an urgent eviction the removal starts a second later, by :meth:`update`: the runtime may not know yet that
+        the processes ended, and another eviction may need its time.
+        """
         state = self._context.eviction
         effects = confirm(restarted(state.outstanding, uid, now), uid, _FREED_WITH_PROCESSES, now)
         self._context.eviction = replace(state, outstanding=effects)
         for victim in state.victims:
             if victim.uid == uid:
                 self._context.eviction = update_victim(self._context.eviction, replace(victim, verified=True))
-                self._begin_cleanup(replace(victim, verified=True))
+                if is_urgent:
+                    self._retries[uid] = _Retry(now.monotonic_s + _URGENT_DELAY_S)
+                else:
+                    self._begin_cleanup(replace(victim, verified=True))
         await self._writer.write(0)
 
     async def add(self, effect: OutstandingEffect) -> None:

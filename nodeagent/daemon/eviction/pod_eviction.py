@@ -126,7 +126,7 @@ class PodEviction:
         if result.outcome is EvictionOutcome.EVICTED:
             for_limit = eviction.status is None
             self._context.eviction = record_eviction(self._context.eviction, now, storage_limit=for_limit)
-            await outstanding.stopped(uid, now)
+            await outstanding.stopped(uid, now, is_urgent=eviction.is_urgent)
             self._reporter.log_ineffective(eviction, effects)
         elif result.outcome is EvictionOutcome.FAILED and (
             relieves_disk(eviction) if result.may_end is None else result.may_end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from nodeagent.act.eviction.container_removal import CleanupResult
@@ -13,6 +15,20 @@ from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verd
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from tests.unit.daemon.eviction.eviction_node import DISK, LOW, NO_PRESSURE, Node, disk_node, run_pass, run_passes
 from tests.unit.plan.eviction.cases import at, disk, pod, read
+
+
+async def test_containers_of_a_pod_evicted_for_memory_are_removed_a_second_later() -> None:
+    node = Node(pods=(pod("web", memory=500),))
+    node.readings = lambda: (NO_PRESSURE if node.evicted else LOW,)
+    loop = node.loop()
+    await run_pass(node, loop)
+    await run_pass(node, loop)
+    await asyncio.sleep(0)
+    assert (node.evicted, node.cleaned_up) == (["web"], [])
+    node.clock.seconds += 1
+    await run_pass(node, loop)
+    await asyncio.sleep(0)
+    assert node.cleaned_up == ["web"]
 
 
 async def test_no_second_pod_is_evicted_before_the_bytes_of_the_first_are_freed() -> None:
