@@ -341,7 +341,10 @@ def _with_usage(agent: Agent, filesystem: FilesystemStatus) -> FilesystemStatus:
 
 
 def _loops(context: DaemonContext | None) -> tuple[LoopStatus, ...]:
-    return () if context is None else tuple(_loop(each, context) for each in context.loop_statuses.all)
+    if context is None:
+        return ()
+    statuses = sorted(context.loop_statuses.all, key=lambda each: each.name)  # the first reports arrive in any order
+    return tuple(_loop(each, context) for each in statuses)
 
 
 def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> LoopStatus:

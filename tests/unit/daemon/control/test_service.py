@@ -47,6 +47,12 @@ async def test_status_has_agent_runtime_loops_and_signals(node: Node) -> None:
     assert (await node.ask("Status"))["image_use"]["observed_since"] is not None
 
 
+async def test_order_of_loops_in_the_status_does_not_depend_on_their_first_reports(node: Node) -> None:
+    for each in ("metrics", "images", "containers"):
+        node.context.loop_statuses.waiting(each, 60, 60)
+    assert [each["name"] for each in (await node.ask("Status"))["loops"]] == ["containers", "images", "metrics"]
+
+
 @pytest.mark.parametrize(
     ("method", "request_", "kind"),
     [
