@@ -59,7 +59,7 @@ cluster: ## as root: tests against a real control plane and kubelet, whose binar
 	@.ci/setup dev real
 	KUBE_BIN_DIR=$(KUBE_BIN_DIR) $(BIN)/python -m pytest tests/cluster
 
-campaign-cluster: ## as root: churn with both collectors, an API server that is away and Lease intervals, MINUTES each (10), logs to LOGS; see cluster
+campaign-cluster: ## as root: churn with both collectors, an unavailable API server and Lease intervals, MINUTES each (10), logs to LOGS; see cluster
 	@.ci/setup dev real
 	KUBE_BIN_DIR=$(KUBE_BIN_DIR) NODEAGENT_TEST_MINUTES=$(or $(MINUTES),10) NODEAGENT_TEST_LOGS=$(LOGS) $(BIN)/python -m pytest --timeout 0 -s -m campaign tests/cluster
 

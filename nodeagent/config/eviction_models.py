@@ -24,7 +24,8 @@ class EvictionSection(Section):
     enabled: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Whether the daemon evicts pods. auto: on a node without a kubelet. Beside a kubelet eviction is "
-        "disabled even if on, since the kubelet evicts pods itself and restarts pods evicted by other programs.",
+        "disabled even if on, since the kubelet evicts pods itself and restarts pods evicted through the runtime; "
+        "kubernetes.evict_pods evicts through the API server.",
     )
     hard: str = Field(
         _DEFAULT_HARD,
@@ -66,13 +67,13 @@ class EvictionSection(Section):
     annotation_namespaces: tuple[str, ...] = Field(
         (),
         json_schema_extra={"form": "list of namespaces"},
-        description="Namespaces whose pods may set their priority (nodeagent.dev/priority), or be static or mirror "
-        "pods, by annotations without a kubelet. The author of a pod controls its annotations.",
+        description="Namespaces in which, without a kubelet, annotations of a pod set its priority "
+        "(nodeagent.dev/priority) or mark it as static or mirror pod. The author of a pod controls its annotations.",
     )
     local_storage_isolation: Switch = Field(
         True,
         description="Whether pods above their own ephemeral storage limits are evicted without node pressure. Limits "
-        "are known only from the kubelet or from static pod manifests.",
+        "are known only from the API server, the kubelet or static pod manifests.",
     )
     evict_unmeasured: Switch = Field(
         False,
@@ -80,8 +81,8 @@ class EvictionSection(Section):
     )
     max_evictions_per_window: Count = Field(
         10,
-        description="Maximum number of evictions for node pressure per window. 0: no limit. Above it, evictions for a "
-        "hard threshold on memory continue, one per 10 seconds.",
+        description="Maximum number of evictions for node pressure per window. 0: no limit. Above the limit, evictions "
+        "for a hard threshold on memory continue, one per 10 seconds.",
     )
     max_limit_evictions_per_window: Count = Field(
         10,
@@ -90,7 +91,8 @@ class EvictionSection(Section):
     eviction_window: Period = Field("10m", description="Length of the window of both limits.")
     interval: Period = Field(
         "10s",
-        description="Poll interval of the signals without pressure. It shrinks near a threshold, down to 200ms.",
+        description="Poll interval of the signals without pressure. Near a threshold the interval is shorter: down to "
+        "200ms, or 50ms while a signal falls to its threshold.",
     )
     memory_signal_source: Literal["working-set", "mem-available"] = Field(
         "working-set",
@@ -115,7 +117,8 @@ class EvictionSection(Section):
     )
     stall_window: Duration = Field("1s", description="PSI window of memory_stall and io_stall, 500ms to 10s.")
     verify_timeout: Period = Field(
-        "10s", description="Timeout for the end of an evicted pod's processes after the runtime reports it as stopped."
+        "10s",
+        description="Timeout for the end of an evicted pod's processes after the runtime reports the pod as stopped.",
     )
 
     @field_validator("stall_window")

@@ -37,20 +37,20 @@ class ImageGCSection(Section):
     minimum_gain: Size = Field("0", description="Images that would free less than this are skipped. 0 disables.")
     removal: Literal["auto", "cri"] = Field(
         "auto",
-        description="Removal method. auto: in transactions on containerd's image service where available, which "
-        "restore images that containers are being created from; cri: one RemoveImage call per image, unprotected.",
+        description="Removal method. auto: where containerd's image service is available, in transactions, which "
+        "restore images from which containers are being created; cri: one RemoveImage call per image, without restore.",
     )
     settle: Duration = Field(
         "1s",
-        description="Maximum wait of a removal for container creations in progress, once per transaction of up to 50 "
-        "images; 0.3s below an eviction threshold. Shorter waits restore more images, or miss a slow creation.",
+        description="Maximum wait of a removal for container creations in progress, once per transaction of up to 75 "
+        "images; 0.3s while an eviction threshold is met. Shorter waits restore more images, or miss a slow creation.",
     )
     irreplaceable: Literal["last", "never", "ignore"] = Field(
         "last",
         description="Images that cannot be pulled again: imported or built on the node, never pulled under one of "
         "their names, or of an unreachable registry. last: removed for space only, after all other images; never: "
-        "kept; ignore: removed like others. Unless ignored, images of unknown origin are kept; with CRI alone "
-        "all origins are unknown, and only never keeps such images.",
+        "kept; ignore: removed like others. With last and never, an image with an unreadable origin is kept. CRI "
+        "alone reports no origin: last then removes all images like others, never keeps all images.",
     )
     unreachable_registries: Annotated[
         tuple[Registry, ...], Field(json_schema_extra={"form": "list; each HOST or HOST:PORT, * matches any text"})
@@ -98,8 +98,8 @@ class ContainerGCSection(Section):
     max_containers: Limit = Field(
         -1,
         description="Maximum number of dead containers kept on the node, divided evenly among the containers of all "
-        "pods: at least one each, newest first. Beside a kubelet this and max_per_pod_container always leave the "
-        "newest dead instance of each container of a pod that is not deleted.",
+        "pods: at least one each, newest first. Beside a kubelet the newest dead instance of each container of an "
+        "existing pod is kept regardless of this limit and max_per_pod_container.",
     )
     deleted_pod_grace: Duration = Field(
         "5m",

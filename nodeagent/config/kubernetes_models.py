@@ -204,7 +204,7 @@ class KubernetesSection(Section):
         str, AfterValidator(_checked_provider_id), Field(json_schema_extra={"form": "PROVIDER://ID, or empty"})
     ] = Field("", description="Id of the machine at its provider (spec.providerID); an existing id is kept.")
     unschedulable: Switch = Field(
-        True, description="Register the node cordoned, since without a kubelet nothing starts pods of the API server."
+        True, description="Register the node cordoned, since no kubelet starts the pods that are bound to the node."
     )
     no_kubelet_taint: Switch = Field(
         True,

@@ -27,7 +27,9 @@ class RuntimeSection(Section):
     """Access to the container runtime."""
 
     endpoint: Annotated[str, AfterValidator(forms.endpoint), Field(json_schema_extra={"form": "unix:///PATH"})] = Field(
-        "", description="Socket of the container runtime. Empty: the first existing one of containerd, k3s and CRI-O."
+        "",
+        description="Socket of the container runtime. Empty: the first socket with a listener, of k3s, rke2, k0s, "
+        "microk8s, containerd and CRI-O in this order.",
     )
     containerd_api: Literal["auto", "off"] = Field(
         "auto",
@@ -90,7 +92,7 @@ class ControlSection(Section):
     group_may_act: Switch = Field(
         False,
         description="Whether the group also has write access, within this configuration: apply, trigger, hold, pause "
-        "and reload. Only root can remove holds, end pauses of other users or run a disabled GC.",
+        "and reload. Only root can remove holds of other users, end their pauses, or run a disabled GC.",
     )
 
 
@@ -112,10 +114,10 @@ class MetricsSection(Section):
 
     listen: Annotated[str, AfterValidator(forms.listen), Field(json_schema_extra={"form": LISTEN_FORM})] = Field(
         DEFAULT_LISTEN.text,
-        description="Listen address of /metrics, /healthz and /readyz; without certificate_file, without encryption "
-        "and authentication. An address reachable from other machines exposes the names of thresholds and namespaces, "
-        "and must be allowed in the unit (IPAddressAllow). A unix socket is accessible to owner and group; below "
-        "/run/nodeagent, to the group nodeagent.",
+        description="Listen address of /metrics, /healthz and /readyz. Without certificate_file, requests are neither "
+        "encrypted nor authenticated. An address reachable from other machines exposes the names of thresholds and "
+        "namespaces, and must be allowed in the unit (IPAddressAllow). A unix socket is accessible to owner and group; "
+        "below /run/nodeagent, to the group nodeagent.",
     )
     textfile: Annotated[str, AfterValidator(forms.textfile), Field(json_schema_extra={"form": TEXTFILE_FORM})] = Field(
         "",
@@ -151,11 +153,11 @@ class Config(Section):
 
     role: Literal["auto", "beside-kubelet", "standalone"] = Field(
         "auto",
-        description="Whether a kubelet manages this node. beside-kubelet: no pod counts as deleted, is evicted or "
-        "stopped at shutdown. standalone: the runtime is the only source; overrides files of a "
-        "removed kubelet, but not a kubelet process or a listener on port 10248 or 10250. auto: by processes, these "
-        "ports, state and configuration files, evaluated in every pass; beside-kubelet in doubt, standalone 5m after "
-        "the last trace.",
+        description="Whether a kubelet manages this node. beside-kubelet: no pod is stopped at shutdown, counts as "
+        "deleted without kubernetes.watch_pods, or is evicted without kubernetes.evict_pods. standalone: the runtime "
+        "is the only source of pods; overrides files of a removed kubelet, but not a kubelet process or a listener on "
+        "port 10248 or 10250. auto: by processes, these ports, state and configuration files, evaluated in every pass; "
+        "beside-kubelet in doubt, standalone 5m after the last trace.",
     )
     dry_run: Switch = Field(False, description="Plan and log only; nothing is removed, evicted or stopped.")
     reload_grace: Duration = Field(

@@ -40,8 +40,8 @@ class ShutdownSection(Section):
     enabled: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Whether the daemon delays a shutdown and stops pods in order. auto: on a node without a kubelet. "
-        "Beside a kubelet it is disabled even if on, since the kubelet restarts stopped containers; use its "
-        "shutdownGracePeriod.",
+        "Beside a kubelet graceful shutdown is disabled even if on, since the kubelet restarts stopped containers; use "
+        "the kubelet's shutdownGracePeriod.",
     )
     grace_period: Duration = Field(
         "30s",
@@ -57,8 +57,8 @@ class ShutdownSection(Section):
         Field(json_schema_extra={"form": "list of {min_priority = NUMBER, seconds = NUMBER}, ascending"}),
     ] = Field(
         (),
-        description="Phases by pod priority; replaces the two periods above. A pod is in the band with the "
-        "highest min_priority up to its own priority; a pod below all bands is in the first.",
+        description="Phases by pod priority; replaces the two periods above. A pod is in the band with the highest "
+        "min_priority that does not exceed the priority of the pod; a pod below all bands is in the first band.",
     )
     phases: Annotated[
         tuple[ShutdownPhase, ...],
@@ -71,7 +71,7 @@ class ShutdownSection(Section):
     ] = Field(
         (),
         description="Named phases; replaces the periods and by_priority. A phase with select also includes the "
-        "selected pods of earlier phases (network and storage last); min_priority is optional there.",
+        "selected pods of earlier phases, for example to stop network and storage last; its min_priority is optional.",
     )
 
     restart_logind: Switch = Field(

@@ -225,7 +225,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "node_tainted": Event("a72fd565740d407e88f720dc06ac67e4", "node tainted: {taints}"),
     "node_untainted": Event("2bbb7b0492124d298a2d13f0c97c5b9d", "taints of the node removed: {taints}"),
     "shutdown_not_announced": Event(
-        "bc8d31b9caaa47ada950ae6780a99343", "the API server does not know of the shutdown in time; it goes on"
+        "bc8d31b9caaa47ada950ae6780a99343", "shutdown not announced to the API server in time; the shutdown continues"
     ),
     "failed_pod_deleted": Event("763e08c19bbb49bca8bcc2886ce7f160", "failed {pod_namespace}/{pod_name} deleted: {why}"),
     "failed_pod_kept": Event("4864c2d8e6eb477399e73b61e62c4472", "failed {pod_namespace}/{pod_name} kept: {why}"),

@@ -59,7 +59,7 @@ RULES: Final = (
     Rule(
         "events",
         ("create",),
-        "report evictions and remaining containers on pods, whose namespaces the Events have",
+        "report evictions and remaining containers, in the namespaces of the pods",
         "events.k8s.io",
         setting="publish_events",
     ),

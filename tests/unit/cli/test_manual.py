@@ -94,7 +94,9 @@ def test_link_to_another_document_is_a_reference_to_its_page(manual: dict[str, s
 def test_row_of_a_table_is_a_paragraph_with_the_headings_of_its_cells(manual: dict[str, str]) -> None:
     page = plain(manual["nodeagent-configuration.7"])
     assert '\nkubeconfig\nform: absolute path, or empty\ndefault: ""\neffect: kubeconfig with server' in page
-    assert "\nnodeagent du\nusage of the image filesystem by category\n" in plain(manual["nodeagent-commands.7"])
+    assert "\nnodeagent du\nshow the usage of the image filesystem by category\n" in plain(
+        manual["nodeagent-commands.7"]
+    )
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
