@@ -7,8 +7,10 @@ process may be reused. ``cgroup.kill`` was rejected: the cgroup tree is read-onl
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,17 +20,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _ROUNDS: Final = 50
+_PROCESS_MRELEASE: Final = 448  # on all architectures except alpha and mips, where the call fails
 
 
-def kill_processes(directories: Iterable[str], proc: Path = Path("/proc")) -> str:
+def free_memory_of_killed(pid: int) -> bool:
+    """Free the memory of a killed process from the calling thread; return whether the kernel did.
+
+    A dying process frees its memory with its own share of the processors, which for a pod with a low CPU request takes
+    seconds on a busy node. Other processes and older kernels are no error. The call may wait for a lock of the process.
+
+    Source: process_mrelease(2), Linux 5.15; it fails with EINVAL unless the process is dying.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        call = ctypes.CDLL(None).syscall
+        return bool(call(ctypes.c_long(_PROCESS_MRELEASE), ctypes.c_int(descriptor), ctypes.c_uint(0)) == 0)
+    finally:
+        os.close(descriptor)
+
+
+def kill_processes(
+    directories: Iterable[str],
+    proc: Path = Path("/proc"),
+    free_memory: Callable[[int], object] = free_memory_of_killed,
+) -> str:
     """Send SIGKILL to the processes in cgroups and their descendants; return the last error, or an empty text.
 
     Processes that start meanwhile are killed too. The calling process and PID 1 are never killed. The processes end
-    asynchronously.
+    asynchronously; another thread frees their memory.
 
     Args:
         directories: cgroup directories with unique names, such as those of containers.
         proc: the kernel's ``proc`` directory.
+        free_memory: frees the memory of a killed process.
 
     Source: pidfd_open(2), pidfd_send_signal(2); kernel cgroup-v2.rst, ``cgroup.procs``; proc(5), ``/proc/PID/cgroup``.
     """
@@ -45,16 +72,23 @@ def kill_processes(directories: Iterable[str], proc: Path = Path("/proc")) -> st
         return any(not names.isdisjoint(line.split(":", 2)[-1].split("/")) for line in lines)
 
     error = ""
+    killed: list[int] = []
     for _ in range(_ROUNDS):
         pids = read_processes(listed)
         if pids is None:
-            return error or "processes in the cgroups unreadable"
+            error = error or "processes in the cgroups unreadable"
+            break
         fresh = pids - excluded
         if not fresh:
-            return error
+            break
         excluded |= fresh
         for pid in sorted(fresh):
-            error = signal_member(pid, signal.SIGKILL, is_member) or error
+            refused = signal_member(pid, signal.SIGKILL, is_member)
+            error = refused or error
+            if refused == "":
+                killed.append(pid)
+    if killed:
+        threading.Thread(target=lambda: [free_memory(pid) for pid in killed], daemon=True).start()
     return error
 
 

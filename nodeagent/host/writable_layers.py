@@ -34,7 +34,7 @@ def find_upper_directories(container_ids: Collection[str], mountinfo: str = MOUN
                 left, _, right = line.partition(" - ")
                 if not right.startswith("overlay "):
                     continue
-                name = PurePosixPath(unescape(left.split()[4])).parent.name
+                name = left.split()[4].rpartition("/")[0].rpartition("/")[2]
                 if name not in ids:  # also excludes mounts made inside a container
                     continue
                 if upper := _upper_of(right):

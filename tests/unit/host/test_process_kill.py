@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
-from nodeagent.host.process_kill import kill_processes
+from nodeagent.host.process_kill import free_memory_of_killed, kill_processes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +48,59 @@ def test_all_processes_of_a_cgroup_and_its_descendants_are_killed_and_no_other(t
         for each in (first, second, bystander):
             each.kill()
             each.wait()
+
+
+def test_memory_of_all_killed_processes_is_freed(tmp_path: Path) -> None:
+    killed = [sleeper(), sleeper()]
+    freed: queue.SimpleQueue[int] = queue.SimpleQueue()
+    try:
+        pod = listed(tmp_path / "pod", *(each.pid for each in killed))
+        assert kill_processes([str(pod)], tmp_path, freed.put) == ""
+        assert {freed.get(timeout=60) for _ in killed} == {each.pid for each in killed}
+    finally:
+        for each in killed:
+            each.kill()
+            each.wait()
+
+
+def test_kill_does_not_wait_for_the_memory_to_be_freed(tmp_path: Path) -> None:
+    killed, released = sleeper(), threading.Event()
+    try:
+        pod = listed(tmp_path / "pod", killed.pid)
+        assert kill_processes([str(pod)], tmp_path, lambda _: released.wait(60)) == ""
+        assert killed.wait(10) == -signal.SIGKILL
+    finally:
+        released.set()
+        killed.kill()
+        killed.wait()
+
+
+def with_data(mib: int) -> subprocess.Popen[bytes]:
+    """Return a process with an amount of memory, which counts its bytes at the end of its input."""
+    code = f"import sys; data = bytearray(b'x') * ({mib} << 20); print(flush=True); sys.stdin.read(); print(len(data))"
+    started = subprocess.Popen([sys.executable, "-I", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    started.stdout.readline()
+    return started
+
+
+def test_memory_of_a_dying_process_is_freed() -> None:
+    for _ in range(20):  # the process may end before the call
+        dying = with_data(100)
+        dying.kill()
+        freed = free_memory_of_killed(dying.pid)
+        dying.communicate()
+        if freed:
+            return
+    raise AssertionError("no memory was freed in 20 attempts")
+
+
+def test_memory_of_a_running_or_ended_process_is_not_freed() -> None:
+    running = with_data(1)
+    assert not free_memory_of_killed(running.pid)
+    output, _ = running.communicate(timeout=60)
+    assert int(output) == 1 << 20
+    assert not free_memory_of_killed(running.pid)
 
 
 def test_own_process_is_not_killed(tmp_path: Path) -> None:
