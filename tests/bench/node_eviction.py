@@ -171,18 +171,15 @@ class Runs:
         pods, self._waiting = self._waiting[:count], self._waiting[count:]
         self._fill(number)
         killed, since = kills(node), node.run("date '+%F %T'").stdout.strip()
-        watches = [f"watch-{number}-{each}-{os.getpid()}" for each in range(len(pods))]
-        node.run(
-            "; ".join(
-                f"systemd-run --quiet --unit {unit} {hogs.PATH_IN_NODE} watch {THRESHOLD_MIB} {pod.cgroup}"
-                for unit, pod in zip(watches, pods, strict=True)
-            )
-        )
+        watch = f"watch-{number}-{os.getpid()}"
+        cgroups = " ".join(pod.cgroup for pod in pods)
+        node.run(f"systemd-run --quiet --unit {watch} {hogs.PATH_IN_NODE} watch {THRESHOLD_MIB} {cgroups}")
         node.run("; ".join(f"kill -USR1 $(cat {pod.cgroup}/cgroup.procs)" for pod in pods))
-        units = " ".join(f"-u {unit}" for unit in watches)
 
         def times(word: str) -> list[int]:
-            return [int(found) for found in re.findall(word + r" (\d+)", node.run(f"journalctl {units} -o cat").stdout)]
+            return [
+                int(found) for found in re.findall(word + r" (\d+)", node.run(f"journalctl -u {watch} -o cat").stdout)
+            ]
 
         try:
             reclaim.poll("the pods have ended", lambda: len(times("gone")) == len(pods), timeout_s=600, interval_s=0.5)

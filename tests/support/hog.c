@@ -6,9 +6,9 @@
  *   hog files DIRECTORY COUNT BYTES             writes COUNT files of BYTES each, then sleeps
  *   hog cache FILE MIB TIMES                    writes a file and reads it as often through a mapping, so that its page
  *                                               cache is active, then sleeps; TIMES 0 reads it again and again
- *   hog watch AVAILABLE_MIB CGROUP              prints the time at which the node's memory.available falls below
- *                                               AVAILABLE_MIB, and the end of the last process in the cgroup: two
- *                                               lines, milliseconds since boot
+ *   hog watch AVAILABLE_MIB CGROUP...           prints the time at which the node's memory.available falls below
+ *                                               AVAILABLE_MIB, and the end of the last process in each cgroup:
+ *                                               one line each, milliseconds since boot
  *
  * All except watch exit on SIGTERM, and print a line at their start. With "delayed" before the other words they start
  * on SIGUSR1.
@@ -160,8 +160,18 @@ static long field(const char *path, const char *name)
 
 static long available(long total)
 {
-    const char *stat = "/sys/fs/cgroup/memory.stat";
-    long formula = total - field(stat, "anon") - field(stat, "file") + field(stat, "inactive_file");
+    char line[256], name[64];
+    long value, formula = total;
+    FILE *file = fopen("/sys/fs/cgroup/memory.stat", "r");
+    if (file == NULL)
+        fail("memory.stat");
+    while (fgets(line, sizeof line, file) != NULL && sscanf(line, "%63s %ld", name, &value) == 2) {
+        if (strcmp(name, "anon") == 0 || strcmp(name, "file") == 0)
+            formula -= value;
+        else if (strcmp(name, "inactive_file") == 0)
+            formula += value;
+    }
+    fclose(file);
     long kernel = field("/proc/meminfo", "MemAvailable") * 1024L;
     return kernel < formula ? kernel : formula;
 }
@@ -180,23 +190,31 @@ static int empty(const char *cgroup)
     return strstr(text, "populated 0") != NULL || text[0] == 0;
 }
 
-static void watch(long mib, const char *cgroup)
+static void watch(long mib, int count, char **cgroups)
 {
+    int left = count;
     long total = field("/proc/meminfo", "MemTotal") * 1024L;
     while (available(total) >= mib * MIB)
         rest_ms(10);
     printf("crossed %ld\n", now_ms());
     fflush(stdout);
-    while (!empty(cgroup))
+    while (left > 0) {
+        for (int i = 0; i < count; i++)
+            if (cgroups[i] != NULL && empty(cgroups[i])) {
+                printf("gone %ld\n", now_ms());
+                fflush(stdout);
+                cgroups[i] = NULL;
+                left--;
+            }
         rest_ms(10);
-    printf("gone %ld\n", now_ms());
+    }
     exit(0);
 }
 
 int main(int count, char **words)
 {
-    if (count == 4 && strcmp(words[1], "watch") == 0)
-        watch(atol(words[2]), words[3]);
+    if (count >= 4 && strcmp(words[1], "watch") == 0)
+        watch(atol(words[2]), count - 3, words + 3);
     signal(SIGTERM, end);
     if (count > 1 && strcmp(words[1], "delayed") == 0) {
         signal(SIGUSR1, begin);
