@@ -235,6 +235,15 @@ def is_populated(directories: Iterable[str]) -> bool:
     return any(_field(_read(f"{directory}/cgroup.events"), b"populated") == 1 for directory in directories)
 
 
+def list_children(directory: str) -> frozenset[str] | None:
+    """Return the names of the child cgroups; ``None`` if the directory does not exist or is unreadable."""
+    try:
+        with os.scandir(directory) as entries:
+            return frozenset(each.name for each in entries if each.is_dir(follow_symlinks=False))
+    except OSError:
+        return None
+
+
 def _read(path: str) -> bytes | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

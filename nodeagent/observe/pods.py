@@ -137,9 +137,12 @@ class PodReader:
     async def read_usage(self) -> PodInventory | None:
         """Return the pods of the runtime's last lists with their current memory and PIDs, without a runtime call.
 
-        The result is ``None`` before the first lists, and if the last lists are older than a minute.
+        The result is ``None`` before the first lists, if the last lists are older than a minute, and if the kernel does
+        not report the memory of cgroups.
         """
-        if self._last is None or self._clock.monotonic_s() - self._last.at.monotonic_s > _LISTS_KEPT_S:
+        if self._last is None or not self._cgroups.has_memory:
+            return None
+        if self._clock.monotonic_s() - self._last.at.monotonic_s > _LISTS_KEPT_S:
             return None
         return await self._inventory(self._last, None, [], with_usage=True)
 

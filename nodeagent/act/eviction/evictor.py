@@ -2,8 +2,8 @@
 
 For a hard threshold on memory or PIDs (no grace period), the agent kills the processes of the containers directly,
 before it calls StopContainer: without free memory, a runtime took up to 20 s to stop a container, and the OOM killer
-acted first. The kill requires no pod list from the runtime and waits at most 1 s for the list, since the names of the
-cgroup directories contain the container ids.
+acted first. The kill requires no pod list from the runtime and waits at most 0.3 s for the list, since the names of
+the cgroup directories contain the container ids. Without a new list, the cgroups of the pod show its containers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.05
 _SHOWN: Final = 5
 _LIST_WITHIN_S: Final = 0.3
+CLOSED_AFTER_S: Final = 1.0
 
 
 class EvictionOutcome(StrEnum):
@@ -84,7 +85,7 @@ class StopActions(Protocol):
         """Stop a sandbox; success if it is already stopped or does not exist."""
 
 
-class CriEvictor:
+class CriEvictor:  # 11 attributes: one per dependency, two time limits
     """Evictor of pods through the container runtime.
 
     Source: CRI ``StopContainer``, ``StopPodSandbox``; kubelet ``killPod``.
@@ -101,6 +102,8 @@ class CriEvictor:
         kill_processes: Callable[[Iterable[str]], str],
         is_populated: Callable[[Iterable[str]], bool],
         verify_s: float,
+        list_children: Callable[[str], frozenset[str] | None],
+        closed_after_s: float = CLOSED_AFTER_S,
     ) -> None:
         """Compose an evictor.
 
@@ -113,6 +116,8 @@ class CriEvictor:
             kill_processes: kills the processes in cgroups; returns the error, empty for none.
             is_populated: returns whether a cgroup has a process that has not freed its memory yet.
             verify_s: time limit for the end of the processes after the runtime stopped the containers.
+            list_children: returns the names of the child cgroups of a cgroup; ``None`` if unreadable.
+            closed_after_s: delay in seconds before the runtime stops a pod whose processes were killed directly.
         """
         self._actions = actions
         self._read_pods = read_pods
@@ -122,6 +127,8 @@ class CriEvictor:
         self._kill_processes = kill_processes
         self._is_populated = is_populated
         self._verify_s = verify_s
+        self._list_children = list_children
+        self._closed_after_s = closed_after_s
         self._closing: set[asyncio.Future[list[str]]] = set()
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
@@ -183,13 +190,25 @@ class CriEvictor:
     async def _changed(self, eviction: Eviction, handle: PodHandle, *, within_s: float | None) -> EvictionResult | None:
         """Read a pod again; return the result if the pod ended or changed, ``None`` if it can be evicted.
 
-        If the runtime does not list its pods within ``within_s`` seconds, the pod counts as unchanged.
+        With a time limit ``within_s`` in seconds, the pod counts as unchanged if its cgroup has no other containers, or
+        if the runtime does not list its pods in time.
         """
+        if within_s is not None and await asyncio.to_thread(self._has_same_containers, handle):
+            return None
         try:
             pods = await asyncio.wait_for(self._read_pods(), within_s)
         except TimeoutError:
             return None
         return change_of(pods, eviction, handle, self._policy)
+
+    def _has_same_containers(self, handle: PodHandle) -> bool:
+        """Return whether the cgroups of a pod are those of its listed containers and sandboxes; blocking."""
+        children = None if handle.cgroup is None else self._list_children(handle.cgroup)
+        if children is None:
+            return False
+        listed = {each.cgroup.rpartition("/")[2] for each in handle.containers if each.cgroup is not None}
+        ids = (*handle.container_ids, *handle.sandbox_ids)
+        return listed <= children and all(any(each in name for each in ids) for name in children)
 
     async def _stop_containers(
         self, handle: PodHandle, grace_s: float, hurry: asyncio.Event, cgroups: Sequence[str]
@@ -228,7 +247,12 @@ class CriEvictor:
         return self._in_background(self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids))
 
     async def _stop_and_close(self, handle: PodHandle) -> list[str]:
-        """Stop the containers, whose processes were killed, then their sandboxes; return the error texts."""
+        """Stop the containers, whose processes were killed, then their sandboxes; return the error texts.
+
+        The delay leaves the processors to further evictions: a runtime that does not know of the end of a process yet
+        starts programs to kill it.
+        """
+        await asyncio.sleep(self._closed_after_s)
         errors = await self._stop_all(handle, 0)
         return errors + await self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids)
 

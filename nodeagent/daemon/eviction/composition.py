@@ -26,7 +26,7 @@ from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
 from nodeagent.daemon.loops import log_result, log_start, wait_for_any
 from nodeagent.daemon.memory import lock_memory
 from nodeagent.errors import NodeAgentError
-from nodeagent.host.cgroups import is_populated, read_processes
+from nodeagent.host.cgroups import is_populated, list_children, read_processes
 from nodeagent.host.process_kill import kill_processes
 from nodeagent.host.psi_triggers import PressureTriggers
 from nodeagent.host.writable_layers import find_upper_directories, snapshotter_of
@@ -193,6 +193,7 @@ def _make_evictor(agent: Agent, pod_reader: PodReader) -> tuple[Evictor, Contain
         kill_processes=kill_processes,
         is_populated=is_populated,
         verify_s=settings.verify_s,
+        list_children=list_children,
     )
     cleaner = _make_cleaner(agent)
     if not settings.through_api:
@@ -238,9 +239,10 @@ class AgentEvictionHistory:
             await self._writer.begin(past_eviction(record), within_s)
 
     async def finish(self, record: EvictionRecord) -> None:
-        """Record a finished eviction, waiting at most ``_FINISHED_WITHIN_S`` for the disk."""
+        """Record a finished eviction; wait for the disk for a bounded time, for memory or PIDs not at all."""
         if self._writer is not None:
-            await self._writer.finish(past_eviction(record), _FINISHED_WITHIN_S)
+            within_s = 0.0 if record.eviction.is_urgent else _FINISHED_WITHIN_S
+            await self._writer.finish(past_eviction(record), within_s)
 
     def abandon(self, record: EvictionRecord, cause: str) -> None:
         """Record an unfinished eviction as interrupted."""

@@ -94,11 +94,14 @@ class EvictionPass:
         self._reclaimed: set[ReclaimStep] = set()
         self._without_victim: frozenset[Threshold] = frozenset()
 
-    async def run(self, evaluation: Evaluation, is_limit_check_due: Callable[[], bool]) -> PassResult:
+    async def run(
+        self, evaluation: Evaluation, readings: SignalReadings | None, is_limit_check_due: Callable[[], bool]
+    ) -> PassResult:
         """Run node-level reclaim, then evict at most one pod, for a threshold or for the storage limit of the pod.
 
         Args:
             evaluation: status of the thresholds.
+            readings: the evaluated readings, for the first plan; ``None`` to read the signals again.
             is_limit_check_due: returns whether to check the pods against their storage limits, if no threshold has a
                 victim.
 
@@ -108,7 +111,7 @@ class EvictionPass:
         result = PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
         while evaluation.acting:
             before = self._without_victim
-            found = await self._relieve(evaluation)
+            found, readings = await self._relieve(evaluation, readings), None
             result = result if found is PassResult.NO_PRESSURE and before else found
             if found not in NO_VICTIM:
                 break
@@ -124,9 +127,9 @@ class EvictionPass:
         """Return whether an eviction can relieve one of the thresholds acted on."""
         return any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting)
 
-    async def _relieve(self, evaluation: Evaluation) -> PassResult:
+    async def _relieve(self, evaluation: Evaluation, readings: SignalReadings | None) -> PassResult:
         """Act on the most urgent threshold for which a pod may still be evicted."""
-        plan = await self._reclaim(evaluation)
+        plan = await self._reclaim(evaluation, readings)
         if plan.selected is None:
             return self._withheld(plan) or (PassResult.RECLAIMED if self._reclaimed else PassResult.NO_PRESSURE)
         if plan.reclaim:
@@ -139,10 +142,14 @@ class EvictionPass:
         with_disk = MEANINGS[plan.selected.threshold.signal].filesystem is not None
         return await self._evict_one(evaluation, with_disk=with_disk)
 
-    async def _reclaim(self, evaluation: Evaluation) -> EvictionPlan:
-        """Run the reclaim steps one by one, measuring the effect of each; return the remaining plan."""
+    async def _reclaim(self, evaluation: Evaluation, readings: SignalReadings | None) -> EvictionPlan:
+        """Run the reclaim steps one by one, measuring the effect of each; return the remaining plan.
+
+        ``readings`` are the current readings for the first plan; ``None`` to read the signals.
+        """
         while True:
-            plan = await self._plan(evaluation, await self._monitors.signals.read(), None, {})
+            plan = await self._plan(evaluation, readings or await self._monitors.signals.read(), None, {})
+            readings = None
             if not plan.reclaim or plan.selected is None or self._stop.is_set():
                 return plan
             step = plan.reclaim[0]
@@ -170,6 +177,7 @@ class EvictionPass:
             pods = await (self._measure_pods() if with_disk else self._monitors.pods.read_urgently())
             if pods is None:
                 return PassResult.URGENT
+            pods = self._without_evicted(pods)
             readings = await self._monitors.signals.read(filesystems=with_disk)
             plan, held = await self._admitted(partial(self._plan, evaluation, readings, pods), excluded)
             if plan.victim is None:
@@ -177,6 +185,8 @@ class EvictionPass:
             if (not_now := await self._not_now(plan, held)) is not None:
                 return not_now
             result = await eviction.run(started_at, plan, plan.victim, pods, readings)
+            if result.outcome not in {EvictionOutcome.EVICTED, EvictionOutcome.DRY_RUN}:
+                self._monitors.pods.expire()  # the pod ended or changed since the list
             if result.outcome in _ENDS_THE_PASS:
                 return PassResult(result.outcome.value)
             uid = plan.victim.pod.uid
@@ -244,6 +254,15 @@ class EvictionPass:
             return None if await self._monitors.signals.shortage_before(work, ignored) else await work
         finally:
             work.cancel()
+
+    def _without_evicted(self, pods: PodInventory) -> PodInventory:
+        """Return the pods without those that were evicted after the runtime listed them."""
+        ended = {
+            each.uid
+            for each in self._context.eviction.victims
+            if each.verified and each.at_s >= pods.observed_at.monotonic_s
+        }
+        return replace(pods, facts=tuple(each for each in pods.facts if each.uid not in ended)) if ended else pods
 
     async def _plan(
         self, evaluation: Evaluation, readings: SignalReadings, pods: PodInventory | None, excluded: dict[str, str]

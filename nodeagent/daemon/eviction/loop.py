@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
     from nodeagent.host.psi_triggers import PressureTriggers
+    from nodeagent.observe.eviction_signals import SignalReadings
 
 
 class EvictionLoop:
@@ -78,6 +79,7 @@ class EvictionLoop:
                 await wait_for_any(max(0.0, wait_s - SOONEST_S), stop, self._woken, wake)
         finally:
             self._triggers.close()
+            self._monitors.pods.close()
             await self._actions.effects.close()
 
     async def run_pass(self, stop: asyncio.Event) -> float:
@@ -101,7 +103,12 @@ class EvictionLoop:
         statuses.ended(LOOP_NAME, result.value)
         if result.ended_a_pod:
             return min(FALLING_S, interval_s)  # the evaluation precedes the eviction; other pods may have grown since
-        return interval_s if result.repeats else self._monitors.signals.next_poll_s(interval_s)
+        if result.repeats:
+            return interval_s
+        signals = self._monitors.signals
+        # Without pressure a pass may have listed pods for longer than the interval of the signals.
+        no_pressure = result is PassResult.NO_PRESSURE
+        return signals.until_next_poll_s(interval_s) if no_pressure else signals.next_poll_s(interval_s)
 
     def wake(self, name: str) -> None:
         """Start a pass immediately; ``name`` is the trigger that fired."""
@@ -112,12 +119,14 @@ class EvictionLoop:
 
     async def _run_pass(self, stop: asyncio.Event) -> PassResult:
         signals, pods = self._monitors.signals, self._monitors.pods
-        readings = await signals.read()
-        await self._actions.effects.update(readings, may_act=may_act(self._context, self._actions))
-        evaluation = await signals.evaluate(readings)
+        first = await signals.read()
+        await self._actions.effects.update(first, may_act=may_act(self._context, self._actions))
+        evaluation = await signals.evaluate(first)
+        readings: SignalReadings | None = first
         if not evaluation.met:
             self._attempts.dry_run_steps.clear()
         if not any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting):
+            readings = None  # not current any more after the following reads
             await signals.refresh_others_if_due()
             if await self._refresh_pods():
                 evaluation = await signals.evaluate()
@@ -126,7 +135,9 @@ class EvictionLoop:
         if paused:
             return PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
         a_pass = EvictionPass(self._context, policy, self._actions, self._monitors, self._attempts, stop)
-        return await a_pass.run(evaluation, lambda: policy.local_storage_isolation and pods.is_limit_check_due())
+        return await a_pass.run(
+            evaluation, readings, lambda: policy.local_storage_isolation and pods.is_limit_check_due()
+        )
 
     async def _refresh_pods(self) -> bool:
         """Refresh the cache of pods; return whether a hard memory or PID threshold was met first.

@@ -45,7 +45,7 @@ _RECORD_WITHIN_S: Final = 0.2
 _CLOSE_WITHIN_S: Final = 2.0
 _RETRY_S: Final = 2.0
 _LAST_RETRY_S: Final = 10.0
-_URGENT_DELAY_S: Final = 1.0
+_URGENT_DELAY_S: Final = 3.0
 _FREED_WITH_PROCESSES: Final = (Shortage.MEMORY, Shortage.MEMORY_STALL, Shortage.PIDS)
 
 
@@ -153,8 +153,8 @@ class OutstandingEffects:
     async def stopped(self, uid: str, now: Moment, *, is_urgent: bool = False) -> None:
         """Record that the processes of a pod ended, and start the removal of its containers.
 
-        After an urgent eviction the removal starts a second later, by :meth:`update`: the runtime may not know yet that
-        the processes ended, and another eviction may need its time.
+        After an urgent eviction the removal starts three seconds later, by :meth:`update`: the runtime may not know yet
+        that the processes ended, and another eviction may need its time.
         """
         state = self._context.eviction
         effects = confirm(restarted(state.outstanding, uid, now), uid, _FREED_WITH_PROCESSES, now)

@@ -71,7 +71,7 @@ class PodEviction:
             if self._reporter.log_once("would_evict", **eviction_fields(plan, eviction)):
                 await self._actions.history.finish(replace(record, result=result, dry_run=True))
             return result
-        await self._actions.history.begin(record)
+        recorded = await self._begin_record(record)
         self._reporter.logger.warning("eviction_started", **eviction_fields(plan, eviction))
         try:
             result = await self._carry_out(eviction, pods, readings)
@@ -85,10 +85,25 @@ class PodEviction:
             cancelled = isinstance(error, asyncio.CancelledError)
             self._actions.history.abandon(record, "cancelled" if cancelled else "crashed")
             raise
+        finally:
+            await recorded
         after = await self._effect_wait.wait(plan, unrecorded_effect=result.outcome is EvictionOutcome.GONE)
         self._log_result(plan, eviction, result, after=after)
         await self._actions.history.finish(replace(record, result=result, after=after))
         return result
+
+    async def _begin_record(self, record: EvictionRecord) -> asyncio.Future[None]:
+        """Begin the history entry; return its write.
+
+        The write has ended, unless the eviction is urgent and without a grace period: a node without free memory may
+        delay the write until the kernel's OOM killer acts.
+        """
+        recorded = asyncio.ensure_future(self._actions.history.begin(record))
+        if record.eviction.is_urgent and record.eviction.grace_s <= 0:
+            await asyncio.sleep(0)
+        else:
+            await recorded
+        return recorded
 
     def _log_result(
         self, plan: EvictionPlan, eviction: Eviction, result: EvictionResult, *, after: float | None

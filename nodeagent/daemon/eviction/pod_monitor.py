@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.eviction.local_storage import has_limit
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 _WARM_NEAR_S: Final = 2.0
 _WARM_FAR_S: Final = 30.0
 _LIMITS_EVERY_S: Final = 60.0
+_RECENT_S: Final = 2.5
 LISTED_WITHIN_S: Final = 0.5
 
 
-class PodMonitor:
+class PodMonitor:  # 11 attributes: the six arguments, and the cache with its list in progress
     """Reads the pods of the node and logs their OOM kills."""
 
     def __init__(  # noqa: PLR0913 - each argument is a dependency
@@ -53,8 +55,10 @@ class PodMonitor:
         self._read_usage = read_usage
         self._listed_within_s = listed_within_s
         self._pods: PodInventory | None = None
-        self._read_s = 0.0
+        self._read_s: float | None = None
+        self._expired = 0
         self._limits_s: float | None = None
+        self._listing: asyncio.Future[PodInventory] | None = None
 
     async def read(self, *, with_disk: bool) -> PodInventory:
         """Read the pods of the node, log new OOM kills, and return the pods.
@@ -63,23 +67,45 @@ class PodMonitor:
             RuntimeUnavailableError: the runtime does not answer.
             RuntimeRequestError: the runtime refused to list sandboxes or containers.
         """
+        self.close()
+        return await self._read(with_disk=with_disk)
+
+    def close(self) -> None:
+        """Cancel a list in progress."""
+        if self._listing is not None:
+            self._listing.cancel()
+            self._listing = None
+
+    def _list(self) -> asyncio.Future[PodInventory]:
+        """Start a list without disk usage unless one is in progress; return it."""
+        if self._listing is None or self._listing.done():
+            self._listing = asyncio.ensure_future(self._read(with_disk=False))
+            self._listing.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+        return self._listing
+
+    async def _read(self, *, with_disk: bool) -> PodInventory:
+        expired = self._expired
         pods = await self._read_pods(with_disk)
         self._reporter.logger.debug("pods_gathered", pods=len(pods.facts))
         self._reporter.log_warnings(pods.warnings)
-        self._pods, self._read_s = pods, self._clock.monotonic_s()
+        self._pods, self._read_s = pods, pods.observed_at.monotonic_s if expired == self._expired else None
         await self._oom_kills.check(pods)
         return pods
 
     async def read_urgently(self) -> PodInventory:
-        """Return the pods without disk usage; if the runtime is slow, the pods of the last list, with a warning.
+        """Return the pods without disk usage: of a list at most ``_RECENT_S`` old, otherwise of a new list.
 
-        Under memory pressure the runtime may answer only after the kernel's OOM killer has killed a process of any pod.
+        If the runtime does not list its pods in time, the pods are those of the last list, with a warning: under memory
+        pressure the runtime may answer only after the kernel's OOM killer has killed a process of any pod. Memory and
+        PIDs are always read now.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer, and no recent list exists.
             RuntimeRequestError: the runtime refused to list sandboxes or containers.
         """
-        work = asyncio.ensure_future(self.read(with_disk=False))
+        if self._age_s() <= _RECENT_S and (recent := await self._read_usage()) is not None:
+            return recent
+        work = self._list()
         try:
             done, _ = await asyncio.wait({work}, timeout=self._listed_within_s)
             if not done and (known := await self._read_usage()) is not None:
@@ -92,23 +118,30 @@ class PodMonitor:
                 return known
             return await work
         finally:
-            work.cancel()
+            self.close()
 
     async def refresh_if_due(self, *, near_threshold: bool) -> None:
         """Check for OOM kills, and read the pods again if the last read is older than 30 s, or 2 s near a threshold.
 
         With a current cache an eviction reads little, and the code pages of the agent and the runtime remain in memory.
+        A cancellation does not end the list, which :meth:`read_urgently` then waits for.
         """
-        if self._pods is not None:
+        if self._pods is not None and (self._listing is None or self._listing.done()):
             await self._oom_kills.check(self._pods)
-            age_s = self._clock.monotonic_s() - self._read_s
-            if age_s < (_WARM_NEAR_S if near_threshold else _WARM_FAR_S) - SOONEST_S:
+            if self._age_s() < (_WARM_NEAR_S if near_threshold else _WARM_FAR_S) - SOONEST_S:
                 return
-        await self.read(with_disk=False)
+        work = self._list()
+        await asyncio.wait({work})
+        work.result()
 
     def expire(self) -> None:
-        """Expire the cache, so that the next :meth:`refresh_if_due` reads the pods again."""
-        self._read_s = -_WARM_FAR_S
+        """Expire the cache, so that the pods are listed before their next use."""
+        self._read_s = None
+        self._expired += 1
+
+    def _age_s(self) -> float:
+        """Return the age in seconds of the cached pods; infinite if there are none or the cache is expired."""
+        return math.inf if self._read_s is None else self._clock.monotonic_s() - self._read_s
 
     def is_limit_check_due(self) -> bool:
         """Return whether to check pods against their storage limits: once a minute, since it walks directories."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths
 from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S
-from nodeagent.plan.eviction.poll_interval import SOONEST_S, WHILE_MET_S, next_poll_s
+from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S, WHILE_MET_S, next_poll_s
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import replace
 
@@ -76,6 +76,7 @@ class SignalMonitor:
         self._watch_s = watch_s
         self._layout: SignalLayout | None = None
         self._layout_read_s = 0.0
+        self._evaluated_s = 0.0
         self._latest: Evaluation | None = None
         self._previous: Evaluation | None = None
 
@@ -128,6 +129,7 @@ class SignalMonitor:
         evaluation = evaluated.evaluation
         self._context.eviction = evaluation.state
         self._previous, self._latest = self._latest, evaluation
+        self._evaluated_s = readings.at.monotonic_s
         self._reporter.log_changes(evaluation)
         self._reporter.log_warnings(evaluated.warnings)
         return evaluation
@@ -156,6 +158,11 @@ class SignalMonitor:
         if self._latest is None:
             return interval_s
         return next_poll_s(self._latest, self._previous, interval_s=interval_s)
+
+    def until_next_poll_s(self, interval_s: float) -> float:
+        """Return the seconds from now until the next reading, counted from the latest evaluated readings."""
+        elapsed_s = self.now().monotonic_s - self._evaluated_s
+        return max(min(FALLING_S, interval_s), self.next_poll_s(interval_s) - elapsed_s)
 
     def is_near_threshold(self, interval_s: float) -> bool:
         """Return whether a threshold may be met soon, so that the next poll is due within a second."""

@@ -16,7 +16,7 @@ from nodeagent.record import replace
 from tests.unit.plan.eviction.cases import POLICY, at, planned, pod, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from nodeagent.model.pressure import PodFacts
@@ -96,7 +96,14 @@ def chosen(facts: PodFacts, grace_s: float = 0.0) -> Eviction:
     return replace(found, grace_s=grace_s)
 
 
-def evictor(runtime: Runtime, *facts: PodFacts, handle: PodHandle = HANDLE, verify_s: float = 5.0) -> CriEvictor:
+def evictor(
+    runtime: Runtime,
+    *facts: PodFacts,
+    handle: PodHandle = HANDLE,
+    verify_s: float = 5.0,
+    children: frozenset[str] | None = None,
+    closed_after_s: float = 0.0,
+) -> CriEvictor:
     async def read_pods() -> PodInventory:
         return PodInventory(facts, (), {each.uid: replace(handle, uid=each.uid) for each in facts}, at(0))
 
@@ -109,6 +116,8 @@ def evictor(runtime: Runtime, *facts: PodFacts, handle: PodHandle = HANDLE, veri
         kill_processes=runtime.kill,
         is_populated=runtime.is_populated,
         verify_s=verify_s,
+        list_children=lambda _: children,
+        closed_after_s=closed_after_s,
     )
 
 
@@ -244,6 +253,16 @@ async def test_containers_and_sandbox_of_killed_processes_are_stopped_in_the_bac
     assert runtime.stops == [("c1", 0), ("c2", 0), ("s1", -1)]
 
 
+async def test_runtime_has_no_work_for_killed_processes_before_the_delay() -> None:
+    runtime, web = Runtime(), pod()
+    delayed = evictor(runtime, web, handle=KILLABLE, closed_after_s=60.0)
+    result = await delayed.evict(chosen(web), KILLABLE, asyncio.Event())
+    assert result.outcome is EvictionOutcome.EVICTED
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert runtime.stops == []
+
+
 @pytest.mark.parametrize(
     ("grace_s", "starved", "handle"),
     [
@@ -295,8 +314,28 @@ async def test_unkillable_process_is_a_failed_eviction() -> None:
 
 async def test_changed_pod_is_not_killed_directly() -> None:
     runtime = Runtime()
-    result = await evictor(runtime, pod(namespace="kube-system"), handle=KILLABLE).evict(
-        chosen(pod()), KILLABLE, asyncio.Event()
-    )
+    changed = evictor(runtime, pod(namespace="kube-system"), handle=KILLABLE)
+    result = await changed.evict(chosen(pod()), KILLABLE, asyncio.Event())
     assert result.outcome is EvictionOutcome.CHANGED
     assert runtime.kills == []
+
+
+PRESENT = ("cri-containerd-c1.scope", "c2", "cri-containerd-s1.scope")
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "children", "outcome"),
+    [
+        pytest.param(0.0, PRESENT, EvictionOutcome.EVICTED, id="listed containers"),
+        pytest.param(2.0, PRESENT, EvictionOutcome.CHANGED, id="grace period"),
+        pytest.param(0.0, (*PRESENT, "cri-containerd-c3.scope"), EvictionOutcome.CHANGED, id="another container"),
+        pytest.param(0.0, PRESENT[1:], EvictionOutcome.CHANGED, id="ended container"),
+        pytest.param(0.0, None, EvictionOutcome.CHANGED, id="unreadable"),
+    ],
+)
+async def test_pods_are_read_again_before_a_direct_kill_unless_the_cgroup_has_exactly_the_listed_containers(
+    grace_s: float, children: Sequence[str] | None, outcome: EvictionOutcome
+) -> None:
+    names = None if children is None else frozenset(children)
+    current = evictor(Runtime(), pod(namespace="kube-system"), handle=KILLABLE, children=names)
+    assert (await current.evict(chosen(pod(), grace_s), KILLABLE, asyncio.Event())).outcome is outcome

@@ -35,7 +35,7 @@ from nodeagent.telemetry import logging as log
 from tests.unit.plan.eviction.cases import at, disk, pod, read, thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from datetime import datetime
 
     from nodeagent.act.eviction.by_role import RoleEvictor
@@ -81,6 +81,10 @@ class Node:
     cleanup: Callable[[], CleanupResult] = lambda: CleanupResult(confirmed=True)
     pods_error: Exception | None = None
     hangs: bool = False
+    list_s: float = 0.0
+    lists: int = 0
+    gate: asyncio.Event | None = None
+    on_list: Callable[[], object] = lambda: None
     known: bool = True
     begun: list[EvictionRecord] = field(default_factory=list)
     records: list[EvictionRecord] = field(default_factory=list)
@@ -95,6 +99,7 @@ class Node:
     file: EvictionFile | None = None
     through_api: RoleEvictor | None = None
     effects: OutstandingEffects = field(init=False)
+    listed: PodInventory | None = None
 
     def __post_init__(self) -> None:
         self.stream = io.StringIO()
@@ -129,8 +134,17 @@ class Node:
             raise self.pods_error
         if self.hangs:
             await asyncio.Event().wait()
+        self.lists += 1
+        self.on_list()
+        if self.gate is not None:
+            await self.gate.wait()
+        at, self.clock.seconds = self.now(), self.clock.seconds + self.list_s
         remaining = tuple(each for each in self.pods if each.uid not in {f"uid-{name}" for name in self.evicted})
-        return PodInventory(remaining, (), {each.uid: PodHandle(each.uid, ("s",)) for each in remaining}, self.now())
+        self.listed = PodInventory(remaining, (), {each.uid: PodHandle(each.uid, ("s",)) for each in remaining}, at)
+        return self.listed
+
+    async def usage_of_last_list(self) -> PodInventory | None:
+        return self.listed
 
     async def read_usage(self) -> PodInventory | None:
         self.hangs, hanging = False, self.hangs
@@ -177,6 +191,7 @@ class Node:
         self,
         page_cache: Callable[[Monitors], PageCache] | None = None,
         triggers: PressureTriggers | None = None,
+        read_usage: Callable[[], Awaitable[PodInventory | None]] | None = None,
     ) -> EvictionLoop:
         reporter = EvictionReporter(self.context.logger)
         settings = EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft))
@@ -184,13 +199,13 @@ class Node:
             self.context, self, find_layers=lambda _: {}, file=self.file, logger=self.context.logger
         )
         monitors = Monitors(
-            SignalMonitor(self.context, self, self.read_layout, reporter, watch_s=0.001),
+            SignalMonitor(self.context, self, self.read_layout, reporter, watch_s=0.001 if self.hangs else 60.0),
             PodMonitor(
                 self.read_pods,
                 OomKillMonitor(self.context.logger),
                 reporter,
                 self.clock,
-                read_usage=self.read_usage,
+                read_usage=read_usage or self.read_usage,
                 listed_within_s=0.001 if self.hangs else 60.0,
             ),
             reporter,

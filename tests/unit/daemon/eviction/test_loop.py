@@ -15,7 +15,7 @@ from nodeagent.daemon.eviction.composition import past_eviction
 from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
-from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S
+from nodeagent.plan.eviction.poll_interval import FALLING_S
 from tests.unit.daemon.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass
 from tests.unit.plan.eviction.cases import disk, known, pod, read
 
@@ -109,41 +109,6 @@ async def test_signals_are_read_at_once_after_the_end_of_a_pod_while_others_grow
     node = Node(pods=(pod("first", memory=500), pod("second", memory=400)), readings=lambda: (LOW,))
     node.outcomes["first"] = outcome
     assert await run_pass(node) == FALLING_S
-
-
-async def test_pod_is_evicted_by_the_last_list_while_the_runtime_does_not_answer() -> None:
-    node = Node(pods=(pod("small", memory=10), pod("big", memory=500)), readings=lambda: (LOW,), hangs=True)
-    await asyncio.wait_for(run_pass(node), 5)
-    assert node.evicted == ["big"]
-    (event,) = node.events("pods_not_listed")
-    assert (event["pods"], event["level"]) == (2, "warning")
-
-
-async def test_pods_are_not_listed_while_memory_falls_to_the_threshold() -> None:
-    available_mib = iter((900, 130, 130))
-    node = Node(pods=(pod(),), readings=lambda: (read(available_mib=next(available_mib)),))
-    loop = node.loop()
-    await run_pass(node, loop)
-    node.pods_error = NodeAgentError("listed")
-    node.clock.seconds += 2
-    assert await run_pass(node, loop) < SOONEST_S
-    assert node.result() == "no-pressure"
-    node.clock.seconds += 2
-    await run_pass(node, loop)
-    assert node.result() == "failed"
-
-
-async def test_pod_is_evicted_by_the_last_list_if_memory_falls_while_the_runtime_lists_the_pods() -> None:
-    node = Node(pods=(pod("big", memory=500),), hangs=True)
-    loop = node.loop()
-    node.hangs = False
-    await run_pass(node, loop)
-    node.clock.seconds += 60
-    available_mib = iter((130, *[90] * 100))
-    node.readings = lambda: (read(available_mib=next(available_mib)),)
-    node.hangs = True
-    assert await asyncio.wait_for(run_pass(node, loop), 10) == FALLING_S
-    assert node.evicted == ["big"]
 
 
 async def test_rejected_reading_is_repeated_within_a_second() -> None:

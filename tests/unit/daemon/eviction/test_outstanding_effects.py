@@ -17,11 +17,14 @@ from tests.unit.daemon.eviction.eviction_node import DISK, LOW, NO_PRESSURE, Nod
 from tests.unit.plan.eviction.cases import at, disk, pod, read
 
 
-async def test_containers_of_a_pod_evicted_for_memory_are_removed_a_second_later() -> None:
+async def test_containers_of_a_pod_evicted_for_memory_are_removed_three_seconds_later() -> None:
     node = Node(pods=(pod("web", memory=500),))
     node.readings = lambda: (NO_PRESSURE if node.evicted else LOW,)
     loop = node.loop()
     await run_pass(node, loop)
+    await run_pass(node, loop)
+    await asyncio.sleep(0)
+    node.clock.seconds += 2
     await run_pass(node, loop)
     await asyncio.sleep(0)
     assert (node.evicted, node.cleaned_up) == (["web"], [])
@@ -54,6 +57,7 @@ async def test_another_pod_is_evicted_after_a_verified_and_insufficient_effect()
     loop = node.loop()
     await run_pass(node, loop)
     assert node.evicted == ["writer"]
+    node.clock.seconds += 0.1
     await run_pass(node, loop)
     assert node.evicted == ["writer", "quiet-0"]
     assert node.events("effect_measured")[0]["end"] == "confirmed"
