@@ -180,8 +180,8 @@ class Containerd:
         self.start()
 
     def freeze(self) -> None:
-        """Suspend containerd by SIGSTOP: its socket accepts connections, but calls hang."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """Suspend containerd: its socket accepts connections, but calls hang."""
+        reclaim.suspend(self.pid)
 
     def thaw(self) -> None:
         """Resume a suspended containerd."""

@@ -57,6 +57,15 @@ def poll(state: str, ready: Callable[[], bool], *, timeout_s: float = _PATIENCE_
         time.sleep(interval_s)
 
 
+def suspend(pid: int) -> None:
+    """Send SIGSTOP to a process and wait until all its threads have stopped.
+
+    On a busy machine the other threads run until the thread that receives the signal does.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    poll(f"all threads of process {pid} have stopped", lambda: _thread_states(pid) == {"T"})
+
+
 def reclaim(base: Path, cgroup_parents: Iterable[str] = ()) -> None:
     """Kill, unmount, detach and remove all resources of ``base``.
 
@@ -262,6 +271,15 @@ def _arguments(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
     except OSError:
         return []
+
+
+def _thread_states(pid: int) -> set[str]:
+    """Return the states of the threads of a process, as in proc_pid_stat(5)."""
+    states = set()
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread ended
+            states.add(stat.read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def _start_time(pid: int) -> str:
