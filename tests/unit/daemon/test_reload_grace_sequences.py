@@ -77,8 +77,10 @@ class Model:
                 await refused(self.made.apply("containers"))
 
 
-FEWER_EXAMPLES = settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
-"""Settings with a quarter of the examples, since each example starts a daemon and reloads several times."""
+FEWER_EXAMPLES = settings(
+    max_examples=max(5, settings().max_examples // 13), suppress_health_check=[HealthCheck.too_slow]
+)
+"""Settings with fewer examples, since each example starts a daemon and reloads several times."""
 
 STEPS = (
     "reload active",
