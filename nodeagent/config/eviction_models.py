@@ -56,8 +56,8 @@ class EvictionSection(Section):
     )
     hard_grace_period: Duration = Field(
         "0s",
-        description="Termination grace period of pods evicted by a hard threshold. 0: immediate kill, as by the "
-        "kubelet.",
+        description="Termination grace period of pods evicted by a hard threshold. 0: immediate kill; the kubelet "
+        "uses 1s since 1.30.",
     )
     protected_namespaces: tuple[str, ...] = Field(
         ("kube-system",),
@@ -101,8 +101,8 @@ class EvictionSection(Section):
     )
     kernel_memory_estimate: Switch = Field(
         True,
-        description="Whether hard thresholds on memory.available count MemAvailable where that is lower than the "
-        "kubelet's formula, which omits kernel memory and the watermarks at which the kernel kills processes.",
+        description="Whether hard thresholds on memory.available use MemAvailable if it is lower than the result of "
+        "the kubelet's formula, which omits kernel memory and the watermarks at which the kernel kills processes.",
     )
     reclaim: Switch = Field(
         True,
@@ -149,12 +149,12 @@ class KubeletSection(Section):
         "",
         json_schema_extra={"form": "https://HOST:10250 or http://HOST:10255"},
         description="URL of the kubelet API, source of /pods. Empty disables. Priorities are read only over https "
-        "without insecure; a server on this node must be run by root.",
+        "with TLS verification. A server on this node must run as root.",
     )
     token_file: OptionalPath = Field(
         "",
-        description="File with a bearer token for the kubelet API; excludes insecure, since any server would receive "
-        "the token.",
+        description="File with a bearer token for the kubelet API; rejected with insecure = true, since any server "
+        "would receive the token.",
     )
     certificate_file: OptionalPath = Field(
         "", description="File with a client certificate for the kubelet API, PEM, optionally with its key."

@@ -43,14 +43,16 @@ class ImageGCSection(Section):
     settle: Duration = Field(
         "1s",
         description="Maximum wait of a removal for container creations in progress, once per transaction of up to 75 "
-        "images; 0.3s while an eviction threshold is met. Shorter waits restore more images, or miss a slow creation.",
+        "images; 0.3s while an eviction threshold is met. After a shorter wait, more images are restored, or a slow "
+        "creation is not detected.",
     )
     irreplaceable: Literal["last", "never", "ignore"] = Field(
         "last",
-        description="Images that cannot be pulled again: imported or built on the node, never pulled under one of "
-        "their names, or of an unreachable registry. last: removed for space only, after all other images; never: "
-        "kept; ignore: removed like others. With last and never, an image with an unreadable origin is kept. CRI "
-        "alone reports no origin: last then removes all images like others, never keeps all images.",
+        description="Treatment of images that cannot be pulled again: imported or built on the node, with a name "
+        "under which they were never pulled, or from an unreachable registry. last: removed for space only, after all "
+        "other images; never: kept; ignore: removed like others. With last and never, an image with an unreadable "
+        "origin is kept. CRI alone reports no origin: with 'last' all images are then removed like others, with "
+        "'never' all images are kept.",
     )
     unreachable_registries: Annotated[
         tuple[Registry, ...], Field(json_schema_extra={"form": "list; each HOST or HOST:PORT, * matches any text"})

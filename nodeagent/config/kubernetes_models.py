@@ -171,8 +171,9 @@ class KubernetesSection(Section):
     )
     delete_failed_after: Duration = Field(
         "0s",
-        description="Age from which failed pods of this node are deleted at the API server, if an eviction or a "
-        "shutdown left them and a controller owns them. 0: they are kept; otherwise at least 1m.",
+        description="Minimum age, since the last status change, of failed pods of this node that are deleted at the "
+        "API server. Only pods that failed by an eviction or a shutdown and have a controller are deleted. 0 "
+        "disables; otherwise at least 1m.",
     )
     kubeconfig: OptionalPath = Field(
         "",

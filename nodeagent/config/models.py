@@ -33,8 +33,8 @@ class RuntimeSection(Section):
     )
     containerd_api: Literal["auto", "off"] = Field(
         "auto",
-        description="Use of containerd's own services, which count shared layers once. off, or with another runtime: "
-        "image sizes are upper bounds.",
+        description="Whether containerd's own API is used, so that shared layers are counted once. off, or with "
+        "another runtime: image sizes are upper bounds.",
     )
     timeout: Period = Field("10s", description="Timeout of CRI calls that read.")
     removal_timeout: Period = Field("2m", description="Timeout of CRI calls that stop or remove.")
@@ -153,11 +153,12 @@ class Config(Section):
 
     role: Literal["auto", "beside-kubelet", "standalone"] = Field(
         "auto",
-        description="Whether a kubelet manages this node. beside-kubelet: no pod is stopped at shutdown, counts as "
-        "deleted without kubernetes.watch_pods, or is evicted without kubernetes.evict_pods. standalone: the runtime "
-        "is the only source of pods; overrides files of a removed kubelet, but not a kubelet process or a listener on "
-        "port 10248 or 10250. auto: by processes, these ports, state and configuration files, evaluated in every pass; "
-        "beside-kubelet in doubt, standalone 5m after the last trace.",
+        description="Whether a kubelet manages this node. beside-kubelet: no pod is stopped at shutdown; pods count "
+        "as deleted only with kubernetes.watch_pods, and are evicted only with kubernetes.evict_pods. standalone: the "
+        "node has no kubelet, even if files of a removed kubelet exist; with a kubelet process or a listener on port "
+        "10248 or 10250, the role is still beside-kubelet. auto: detected in every pass from kubelet processes, these "
+        "ports, and kubelet state and configuration files; beside-kubelet if one of them is found or unreadable, "
+        "standalone 5m after the last detection.",
     )
     dry_run: Switch = Field(False, description="Plan and log only; nothing is removed, evicted or stopped.")
     reload_grace: Duration = Field(

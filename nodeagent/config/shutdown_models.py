@@ -57,8 +57,9 @@ class ShutdownSection(Section):
         Field(json_schema_extra={"form": "list of {min_priority = NUMBER, seconds = NUMBER}, ascending"}),
     ] = Field(
         (),
-        description="Phases by pod priority; replaces the two periods above. A pod is in the band with the highest "
-        "min_priority that does not exceed the priority of the pod; a pod below all bands is in the first band.",
+        description="Phases by pod priority; replaces the two periods above. A pod is in the phase with the highest "
+        "min_priority that does not exceed the priority of the pod; a pod with a priority below every min_priority is "
+        "in the first phase.",
     )
     phases: Annotated[
         tuple[ShutdownPhase, ...],
@@ -76,8 +77,8 @@ class ShutdownSection(Section):
 
     restart_logind: Switch = Field(
         True,
-        description="Restart a running logind without a system bus connection, as after a restart of dbus. Without a "
-        "restart logind announces no shutdown.",
+        description="Restart logind if it runs without a system bus connection, as after a restart of dbus. Without "
+        "the connection, logind announces no shutdown.",
     )
 
     @model_validator(mode="after")

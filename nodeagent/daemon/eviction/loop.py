@@ -126,7 +126,7 @@ class EvictionLoop:
         if not evaluation.met:
             self._attempts.dry_run_steps.clear()
         if not any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting):
-            readings = None  # not current any more after the following reads
+            readings = None  # no longer current after the following reads
             await signals.refresh_others_if_due()
             if await self._refresh_pods():
                 evaluation = await signals.evaluate()

@@ -63,7 +63,7 @@ class PodEviction:
 
         Raises:
             RuntimeUnavailableError: no connection to the runtime; the eviction is logged and recorded as failed.
-            NodeAgentError: the pods could not be read again before the eviction; likewise.
+            NodeAgentError: the pods could not be read again; the eviction is logged and recorded as failed.
         """
         record = EvictionRecord(new_pass_id(started_at), started_at, plan, eviction, _available(plan))
         if self._actions.dry_run:
