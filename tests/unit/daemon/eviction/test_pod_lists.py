@@ -9,12 +9,15 @@ import pytest
 
 from nodeagent.act.eviction.evictor import EvictionOutcome
 from nodeagent.errors import NodeAgentError
-from nodeagent.host.psi_triggers import MEMORY_EVENTS
+from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
 from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S
 from tests.unit.daemon.eviction.eviction_node import LOW, Node, run_pass
 from tests.unit.plan.eviction.cases import pod, read
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import Observation
 
 
@@ -122,3 +125,34 @@ async def test_list_in_progress_is_not_repeated_when_a_threshold_is_met() -> Non
     await asyncio.wait_for(run_pass(node, loop), 10)
     assert node.evicted == ["big"]
     assert node.lists == 1
+
+
+async def test_evaluated_readings_are_not_repeated_before_the_pod_is_chosen() -> None:
+    available_mib = iter((90, 90, *[900] * 100))  # of the evaluation, and of the choice of the pod
+    node = Node(pods=(pod("big", memory=500),), readings=lambda: (read(available_mib=next(available_mib)),))
+    await run_pass(node)
+    assert node.evicted == ["big"]
+
+
+async def test_end_of_the_loop_cancels_a_list_in_progress(tmp_path: Path) -> None:
+    """A list that outlived the loop would call a closed connection to the runtime."""
+    available_mib = iter((130, *[110] * 5, *[90] * 100))
+    node = Node(readings=lambda: (read(available_mib=next(available_mib)),), hangs=True, known=False)
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def hang(with_disk: bool) -> PodInventory:
+        del with_disk
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        raise AssertionError
+
+    node.read_pods = hang  # type: ignore[method-assign] # read when the loop is composed
+    run = asyncio.ensure_future(node.loop(triggers=PressureTriggers(print, root=tmp_path)).run(asyncio.Event()))
+    await asyncio.wait_for(started.wait(), 5)
+    run.cancel()
+    await asyncio.wait({run}, timeout=5)
+    assert cancelled.is_set()
