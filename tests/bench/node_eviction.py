@@ -171,7 +171,7 @@ class Runs:
         pods, self._waiting = self._waiting[:count], self._waiting[count:]
         self._fill(number)
         killed, since = kills(node), node.run("date '+%F %T'").stdout.strip()
-        watch = f"watch-{number}-{os.getpid()}"
+        watch = f"watch-{pods[0].container_id[:12]}"  # not by number, which the series of one boot share
         cgroups = " ".join(pod.cgroup for pod in pods)
         node.run(f"systemd-run --quiet --unit {watch} {hogs.PATH_IN_NODE} watch {THRESHOLD_MIB} {cgroups}")
         node.run("; ".join(f"kill -USR1 $(cat {pod.cgroup}/cgroup.procs)" for pod in pods))
