@@ -9,7 +9,8 @@ that the load of this machine changes no result. Each series has ten runs by def
   busy node;
 - ``default``, ``three``: Debian's ``vm.min_free_kbytes``; one pod at 20 MiB/s, and three at 60 MiB/s each;
 - ``ending``: a pod that ignores its termination, with a remaining grace period of an hour, beside a pod that uses less;
-- ``swap``: a pod at 60 MiB/s beside a pod of 150 MiB, on a node with swap.
+- ``swap``: a pod at 60 MiB/s, of which 100 MiB are swapped out while it grows, beside a pod of 180 MiB that uses more
+  memory without swap.
 
     python -m tests.bench.node_eviction [RUNS [SERIES ...]]
 """
@@ -66,6 +67,7 @@ class Series(NamedTuple):
         paces_mib: growth of each pod, in MiB per second.
         room_mib: available memory at the start of a run, in MiB.
         beside_mib: memory of an additional pod that must not be evicted, in MiB; 0 for no pod.
+        swapped_mib: memory of the first pod that is swapped out once the pod has it, in MiB.
         min_free_kib: ``vm.min_free_kbytes``; a machine of this size has 45056 by default.
     """
 
@@ -73,6 +75,7 @@ class Series(NamedTuple):
     paces_mib: tuple[int, ...] = (50,)
     room_mib: int = 200
     beside_mib: int = 0
+    swapped_mib: int = 0
     min_free_kib: int = 8192
     config: str = ""
     prepare: str = "true"
@@ -89,7 +92,8 @@ SERIES = {
         "swap",
         paces_mib=(60,),
         room_mib=250,
-        beside_mib=150,
+        beside_mib=180,
+        swapped_mib=100,
         prepare=f"dd if=/dev/zero of=/swap bs=1M count={SWAP_MIB} status=none; chmod 600 /swap; mkswap -q /swap; "
         "swapon /swap",
         end="swapoff /swap; rm /swap",
@@ -174,6 +178,12 @@ class Runs:
         watch = f"watch-{pods[0].container_id[:12]}"  # not by number, which the series of one boot share
         cgroups = " ".join(pod.cgroup for pod in pods)
         node.run(f"systemd-run --quiet --unit {watch} {hogs.PATH_IN_NODE} watch {THRESHOLD_MIB} {cgroups}")
+        if size_mib := self._series.swapped_mib:
+            node.run(
+                f"systemd-run --quiet --unit swap-{watch} sh -c 'until [ $(cat {pods[0].cgroup}/memory.current) -gt "
+                f"{size_mib << 20} ]; do sleep 0.05; done; echo {size_mib}M > {pods[0].cgroup}/memory.reclaim; "
+                f"cat {pods[0].cgroup}/memory.swap.current'"
+            )
         node.run("; ".join(f"kill -USR1 $(cat {pod.cgroup}/cgroup.procs)" for pod in pods))
 
         def times(word: str) -> list[int]:
@@ -193,6 +203,10 @@ class Runs:
         outcome = Outcome(evicted, kills(node) - killed, detected - crossed, min(times("gone")) - crossed)
         if outcome.kills or len(evicted) != len(pods) or not all(each.startswith("growing") for each in evicted):
             print(self._log(since))
+        if self._series.swapped_mib:
+            print(
+                "swapped out:", node.run(f"journalctl -u swap-{watch} -o cat --no-pager | grep '^[0-9]'").stdout.strip()
+            )
         return outcome
 
     def end_slowly(self, number: int) -> Outcome:
