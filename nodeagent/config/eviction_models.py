@@ -49,7 +49,8 @@ class EvictionSection(Section):
         description="Minimum amount to reclaim beyond a threshold once it is met.",
     )
     pressure_transition_period: Duration = Field(
-        "5m", description="Time from the last observed pressure to the end of its node condition (MemoryPressure)."
+        "5m",
+        description="Time from the last observed pressure to the end of the node condition, such as MemoryPressure.",
     )
     max_pod_grace_period: Duration = Field(
         "0s", description="Maximum termination grace period of pods evicted by a soft threshold. 0: no limit."
@@ -77,7 +78,7 @@ class EvictionSection(Section):
     )
     evict_unmeasured: Switch = Field(
         False,
-        description="Whether pods with unreadable usage can be evicted. The kubelet ranks them first for eviction.",
+        description="Whether pods with unreadable usage can be evicted. The kubelet evicts such pods first.",
     )
     max_evictions_per_window: Count = Field(
         10,
@@ -106,7 +107,7 @@ class EvictionSection(Section):
     )
     reclaim: Switch = Field(
         True,
-        description="Whether active page cache of pods is reclaimed before an eviction for memory.available, where the "
+        description="Whether active page cache of pods is reclaimed before an eviction for memory.available, if the "
         "kernel reports no shortage (MemAvailable). Requires the drop-in page-cache.conf of the unit.",
     )
     memory_stall: Duration = Field(

@@ -150,7 +150,7 @@ class KubernetesSection(Section):
         str, _parsed_by(parse_condition_taints), Field(json_schema_extra={"form": _TAINTS_FORM})
     ] = Field(
         "",
-        description="Taints that the daemon sets while its condition of the same name is true, and removes otherwise: "
+        description="Taints that the daemon sets while the condition of the same name is true, and removes otherwise: "
         "nodeagent.dev/image-gc-degraded, nodeagent.dev/container-gc-degraded; effects: NoSchedule, PreferNoSchedule. "
         "Requires publish_conditions, and a service account, since a node certificate may not change taints.",
     )
