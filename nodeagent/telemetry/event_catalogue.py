@@ -116,6 +116,10 @@ EVENTS: Final[Mapping[str, Event]] = {
     "condition_changed": Event("19f725b0219246179cfd69d8f8bff126", "node condition {condition} is {holds}"),
     "reclaimed": Event("c1dd1d1edd4940baa76e828559865171", "{step} for {threshold}: {removed} removed"),
     "would_reclaim": Event("2e1e312529d3475ebacbb2dc2a16c4f4", "{step} for {threshold}: {removed} would be removed"),
+    "reclaim_insufficient": Event(
+        "50479fa3141d4bc88b3cc4496bbc4c98",
+        "{step} cannot clear {threshold}: {reclaimable} reclaimable; a pod is evicted meanwhile",
+    ),
     "reclaim_failed": Event("deb50c80220e495782ce7ffa21621f83", "{step} for {threshold} failed: {error}"),
     "eviction_started": Event("d2daeb4e08834021b27cea46db49e507", "evicting {pod_namespace}/{pod_name}: {why}"),
     "evicted": Event("24f964291f8445a882677028d3afeda4", "evicted {pod_namespace}/{pod_name} in {took_s} s: {why}"),

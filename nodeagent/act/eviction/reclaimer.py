@@ -44,6 +44,21 @@ class RunPreview(Protocol):
         """
 
 
+class Reclaimable(Record):
+    """Predicted amounts that a reclaim step and all later steps for the same threshold can free; ``None`` if unknown.
+
+    Attributes:
+        size_bytes: bytes.
+        inodes: inodes.
+    """
+
+    size_bytes: int | None = None
+    inodes: int | None = None
+
+
+UNKNOWN_AMOUNTS: Final = Reclaimable()
+
+
 class Reclaimed(Record):
     """Result of one reclaim step.
 
@@ -103,8 +118,15 @@ class Reclaimer:
         self._evicted = evicted
         self._collect_garbage = collect_garbage
 
-    async def run(self, step: ReclaimStep, stop: asyncio.Event) -> Reclaimed:
+    async def run(
+        self, step: ReclaimStep, stop: asyncio.Event, planned: Callable[[Reclaimable], None] = lambda _: None
+    ) -> Reclaimed:
         """Observe, plan and carry out one step.
+
+        Args:
+            step: the step.
+            stop: when set, no removal of a further item starts.
+            planned: called with the reclaimable amounts before the first removal, if known.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -112,6 +134,7 @@ class Reclaimer:
             NodeAgentError: the node could not be observed.
         """
         preview = await self.preview(step)
+        planned(self._reclaimable(step, preview))
         if step.other is not None and step.action in IMAGE_ACTIONS:
             path = _path_of(step.other, preview.snapshot)
         else:
@@ -122,6 +145,23 @@ class Reclaimer:
         removed = any(each.outcome is Outcome.DONE for each in report.results)
         confirmed = step.action is not ReclaimAction.DEAD_CONTAINERS or (removed and await self._collected())
         return Reclaimed(step, report, confirmed, path)
+
+    def _reclaimable(self, step: ReclaimStep, preview: Preview) -> Reclaimable:
+        """Return the amounts that can be freed on the first image filesystem, if image reclaim is the last step.
+
+        Images that cannot be pulled again are included, since a later step removes them.
+        """
+        if step.action not in IMAGE_ACTIONS or step.other is not None:
+            return UNKNOWN_AMOUNTS
+        snapshot = preview.snapshot
+        plan = plan_image_gc(snapshot, self._policy.images, remove_all_unused=True, only_on=_watched_path(snapshot))
+        if plan.blocked:
+            return UNKNOWN_AMOUNTS
+        size_bytes = _sum(each.frees_bytes for each in plan.removals)
+        return Reclaimable(
+            None if size_bytes is None else size_bytes + plan.pending_bytes,
+            None if plan.pending_bytes else _sum(each.frees_inodes for each in plan.removals),
+        )
 
     async def _collected(self) -> bool:
         """Run the runtime's garbage collection; return whether it succeeded.
@@ -165,6 +205,16 @@ class Reclaimer:
         ids = {each.id for each in snapshot.sandboxes if each.uid in evicted}
         own = replace(plans.sandboxes, decisions=tuple(each for each in plans.sandboxes.decisions if each.id in ids))
         return Preview(Scope.CONTAINERS, snapshot, (own, plans.logs) if ids else (plans.logs,))
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    """Return the sum; ``None`` if any amount is unknown."""
+    total = 0
+    for each in amounts:
+        if each is None:
+            return None
+        total += each
+    return total
 
 
 def _watched_path(snapshot: NodeSnapshot) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.evictor import EvictionOutcome
 from nodeagent.daemon.eviction.effect_wait import EffectWait
-from nodeagent.daemon.eviction.node_reclaim import NodeReclaim
+from nodeagent.daemon.eviction.node_reclaim import NodeReclaim, StepEnd
 from nodeagent.daemon.eviction.pass_result import NO_VICTIM, PassResult
 from nodeagent.daemon.eviction.pod_eviction import PodEviction, relieves_disk
 from nodeagent.plan.decision import ReasonCode
@@ -108,6 +108,17 @@ class EvictionPass:
         Raises:
             NodeAgentError: the pods or the image filesystem could not be read.
         """
+        try:
+            return await self._run(evaluation, readings, is_limit_check_due)
+        except asyncio.CancelledError:
+            self._node_reclaim.cancel()
+            raise
+        finally:
+            await self._node_reclaim.finish()
+
+    async def _run(
+        self, evaluation: Evaluation, readings: SignalReadings | None, is_limit_check_due: Callable[[], bool]
+    ) -> PassResult:
         result = PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
         while evaluation.acting:
             before = self._without_victim
@@ -145,6 +156,8 @@ class EvictionPass:
     async def _reclaim(self, evaluation: Evaluation, readings: SignalReadings | None) -> EvictionPlan:
         """Run the reclaim steps one by one, measuring the effect of each; return the remaining plan.
 
+        If a step and all later steps cannot clear the threshold, the method returns while that step is running.
+
         ``readings`` are the current readings for the first plan; ``None`` to read the signals.
         """
         while True:
@@ -153,8 +166,14 @@ class EvictionPass:
             if not plan.reclaim or plan.selected is None or self._stop.is_set():
                 return plan
             step = plan.reclaim[0]
-            if step not in self._attempts.dry_run_steps and not await self._run_step(step, plan.selected):
+            end = (
+                StepEnd.FINISHED if step in self._attempts.dry_run_steps else await self._run_step(step, plan.selected)
+            )
+            if end is StepEnd.INTERRUPTED:
                 return plan
+            if end is StepEnd.INSUFFICIENT:
+                self._reclaimed.update(plan.reclaim)
+                continue
             if step in self._node_reclaim.failed and step.other is not None:
                 self._without_victim |= {plan.selected.threshold}  # no pod is evicted before image reclaim
                 continue
@@ -163,7 +182,7 @@ class EvictionPass:
             if self._actions.dry_run:
                 self._attempts.dry_run_steps.add(step)
 
-    async def _run_step(self, step: ReclaimStep, status: ThresholdStatus) -> bool:
+    async def _run_step(self, step: ReclaimStep, status: ThresholdStatus) -> StepEnd:
         return await self._node_reclaim.run_step(step, status, self._without_victim)
 
     async def _evict_one(self, evaluation: Evaluation, *, with_disk: bool) -> PassResult:
@@ -240,7 +259,12 @@ class EvictionPass:
         return PassResult.POSTPONED
 
     async def _not_now(self, plan: EvictionPlan, held: HeldBack | None) -> PassResult | None:
-        """Return the result of a pass that is postponed, stopped, paused or refused; ``None`` if it may evict."""
+        """Return the result of a pass that is postponed, stopped, paused or refused; ``None`` if it may evict.
+
+        A pass is also postponed if a running reclaim step may clear the threshold after all.
+        """
+        if self._node_reclaim.delays(plan.selected):
+            return PassResult.RECLAIMING
         if held is not None and not self._actions.dry_run:
             return self._postponed(plan, held)
         paused = self._stop.is_set() or self._context.pass_lock.pause() is not None

@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.act.eviction.reclaimer import Reclaimed
 from nodeagent.act.freed_space import make_visible
 from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
-from nodeagent.plan.eviction.effects import effect_of_reclaim
+from nodeagent.model.pressure import FilesystemLayout
+from nodeagent.plan.eviction.effects import effect_of_reclaim, is_insufficient
+from nodeagent.plan.eviction.reclaim import device_role
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
+    from nodeagent.act.eviction.reclaimer import Reclaimable
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
+    from nodeagent.model.pressure import FilesystemRole
     from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
 _RECLAIM_S: Final = 600.0
 _CANCEL_WITHIN_S: Final = 5.0
+
+
+class StepEnd(StrEnum):
+    """End of the wait for a reclaim step.
+
+    ``FINISHED``: the step finished or failed. ``INTERRUPTED``: it was not started, or was interrupted.
+    ``INSUFFICIENT``: it is still running, but neither this step nor a later step can clear the threshold.
+    """
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    INSUFFICIENT = "insufficient"
 
 
 class NodeReclaim:
@@ -37,12 +56,18 @@ class NodeReclaim:
         self._actions = actions
         self._signals = monitors.signals
         self._reporter = monitors.reporter
+        self._reclaimable: tuple[FilesystemRole, Reclaimable] | None = None
+        self._layout = FilesystemLayout.SINGLE
+        self._running: asyncio.Future[bool] | None = None
         self.failed: set[ReclaimStep] = set()
 
     async def run_step(
         self, step: ReclaimStep, status: ThresholdStatus, without_victim: AbstractSet[Threshold] = frozenset()
-    ) -> bool:
-        """Run one step, interrupted when a hard memory or PID threshold is met; return whether the step finished.
+    ) -> StepEnd:
+        """Run one step, interrupted when a hard memory or PID threshold is met; return after its end.
+
+        The method returns earlier if a hard filesystem threshold remains met even if this step and all later steps free
+        everything that they can: a pod must then be evicted in any case. :meth:`finish` waits for the step.
 
         Thresholds in ``without_victim`` interrupt no step, since no pod can be evicted for them. A failed step counts
         as completed, so that it does not withhold evictions permanently. The effect of the step is outstanding
@@ -51,9 +76,88 @@ class NodeReclaim:
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
         """
-        threshold = status.threshold.text
+        self._layout = (await self._signals.layout()).layout
+        insufficient = asyncio.Event()
+        if self.is_insufficient(status):  # known from the plan of an earlier step
+            insufficient.set()
+        self._running = asyncio.ensure_future(self._run_step(step, status, without_victim, insufficient))
+        noticed = asyncio.ensure_future(insufficient.wait())
         try:
-            done = await self._run_locked(step, status, without_victim)
+            await asyncio.wait({self._running, noticed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            noticed.cancel()
+        if self._running.done():
+            return StepEnd.FINISHED if await self._running else StepEnd.INTERRUPTED
+        self._reporter.logger.warning(
+            "reclaim_insufficient",
+            step=step.text,
+            threshold=status.threshold.text,
+            reclaimable=self._amount(status.threshold),
+        )
+        return StepEnd.INSUFFICIENT
+
+    def is_insufficient(self, status: ThresholdStatus | None) -> bool:
+        """Return whether the last plan of an image reclaim step shows that reclaim cannot clear a threshold.
+
+        The result is false if nothing is reclaimable: the step then ends at once.
+        """
+        amount = None if status is None or self._actions.dry_run else self._amount(status.threshold)
+        return status is not None and bool(amount) and is_insufficient(status, amount)
+
+    def delays(self, status: ThresholdStatus | None) -> bool:
+        """Return whether a step that is still running may clear a threshold, so that no pod is evicted for it yet."""
+        if self._running is None or self._running.done() or status is None:
+            return False
+        return MEANINGS[status.threshold.signal].filesystem is not None and not self.is_insufficient(status)
+
+    async def finish(self) -> None:
+        """Wait for a step that is still running; an unavailable runtime is logged."""
+        if self._running is None:
+            return
+        self._context.loop_statuses.beat(LOOP_NAME, _RECLAIM_S)
+        await asyncio.wait({self._running})
+        error = None if self._running.cancelled() else self._running.exception()
+        if isinstance(error, RuntimeUnavailableError):
+            self._reporter.log_warnings([f"node-level reclaim ended: {error}"])
+        elif error is not None:
+            raise error
+
+    def cancel(self) -> None:
+        """Cancel a step that is still running; images in a transaction are restored."""
+        if self._running is not None:
+            self._running.cancel()
+
+    def _amount(self, threshold: Threshold) -> int | None:
+        """Return the reclaimable amount in the unit of a threshold; ``None`` if unknown for its filesystem."""
+        filesystem = MEANINGS[threshold.signal].filesystem
+        if self._reclaimable is None or threshold.filesystem is not None or filesystem is None:
+            return None
+        device, reclaimable = self._reclaimable
+        if device is not device_role(filesystem, self._layout):
+            return None
+        is_inodes = MEANINGS[threshold.signal].unit is Unit.INODES
+        return reclaimable.inodes if is_inodes else reclaimable.size_bytes
+
+    async def _run_step(
+        self,
+        step: ReclaimStep,
+        status: ThresholdStatus,
+        without_victim: AbstractSet[Threshold],
+        insufficient: asyncio.Event,
+    ) -> bool:
+        """Run one step and record its effect; return whether the step finished.
+
+        ``insufficient`` is set when a reading shows that reclaim cannot clear the threshold.
+        """
+        threshold = status.threshold
+
+        def check(evaluation: Evaluation) -> None:
+            current = next((each for each in evaluation.acting if each.threshold == threshold), None)
+            if self.is_insufficient(current):
+                insufficient.set()
+
+        try:
+            done = await self._run_locked(step, status, without_victim, check)
         except PassBusyError as error:
             self._reporter.log_warnings([f"node-level reclaim postponed: {error}"])
             return False
@@ -61,7 +165,7 @@ class NodeReclaim:
             raise
         except NodeAgentError as error:
             self.failed.add(step)
-            self._reporter.logger.warning("reclaim_failed", step=step.text, threshold=threshold, error=str(error))
+            self._reporter.logger.warning("reclaim_failed", step=step.text, threshold=threshold.text, error=str(error))
             return True
         if done is None:
             return False
@@ -73,7 +177,7 @@ class NodeReclaim:
         self._reporter.logger.warning(
             "would_reclaim" if dry_run else "reclaimed",
             step=step.text,
-            threshold=threshold,
+            threshold=threshold.text,
             removed=0 if report is None else len(report.results if dry_run else report.removed),
             failed=0 if report is None else len(report.failed),
             predicted_bytes=sum(each.decision.frees_bytes or 0 for each in report.results) if report else 0,
@@ -88,16 +192,25 @@ class NodeReclaim:
         return [each for each in (*first, *(other.path for other in layout.others)) if each is not None]
 
     async def _run_locked(
-        self, step: ReclaimStep, status: ThresholdStatus, without_victim: AbstractSet[Threshold]
+        self,
+        step: ReclaimStep,
+        status: ThresholdStatus,
+        without_victim: AbstractSet[Threshold],
+        check: Callable[[Evaluation], None],
     ) -> Reclaimed | None:
-        """Run a step under the pass lock; ``None`` if it was not started or was interrupted."""
+        """Run a step under the pass lock; ``None`` if it was not started or was interrupted.
+
+        ``check`` is called with each evaluation of the signals during the step.
+        """
         async with self._context.pass_lock.take(urgent=True) as end:
             if end.is_set():
                 return None
             self._context.loop_statuses.beat(LOOP_NAME, _RECLAIM_S)
-            work = asyncio.ensure_future(self._actions.reclaimer.run(step, end))
+            work = asyncio.ensure_future(
+                self._actions.reclaimer.run(step, end, lambda found: self._set_planned(step, found))
+            )
             try:
-                if not await self._signals.shortage_before(work, without_victim):
+                if not await self._signals.shortage_before(work, without_victim, check):
                     return await work
                 end.set()
                 await asyncio.wait({work}, timeout=_CANCEL_WITHIN_S)
@@ -108,6 +221,9 @@ class NodeReclaim:
                 return None
             finally:
                 work.cancel()
+
+    def _set_planned(self, step: ReclaimStep, reclaimable: Reclaimable) -> None:
+        self._reclaimable = step.filesystem, reclaimable
 
     async def _record_effect(self, done: Reclaimed, status: ThresholdStatus, *, known: bool = True) -> None:
         """Record the expected effect of a reclaim step; with ``known`` false the freed amount is unknown."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from nodeagent.act.eviction.evictor import Evictor
-    from nodeagent.act.eviction.reclaimer import Reclaimed
+    from nodeagent.act.eviction.reclaimer import Reclaimable, Reclaimed
     from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.daemon.eviction.pod_monitor import PodMonitor
@@ -28,8 +28,11 @@ SETTLE_STEP_S: Final = 0.1
 class ReclaimAction(Protocol):
     """Node-level reclaim; see :class:`Reclaimer`."""
 
-    async def run(self, step: ReclaimStep, stop: asyncio.Event) -> Reclaimed:
-        """Observe, plan and carry out one reclaim step; return its outcome."""
+    async def run(self, step: ReclaimStep, stop: asyncio.Event, planned: Callable[[Reclaimable], None]) -> Reclaimed:
+        """Observe, plan and carry out one reclaim step; return its outcome.
+
+        ``planned`` is called with the reclaimable amounts before the first removal.
+        """
 
 
 class EvictionHistory(Protocol):

@@ -134,16 +134,23 @@ class SignalMonitor:
         self._reporter.log_warnings(evaluated.warnings)
         return evaluation
 
-    async def shortage_before(self, work: asyncio.Future[Any], ignored: AbstractSet[Threshold] = frozenset()) -> bool:
+    async def shortage_before(
+        self,
+        work: asyncio.Future[Any],
+        ignored: AbstractSet[Threshold] = frozenset(),
+        on_evaluation: Callable[[Evaluation], object] = lambda _: None,
+    ) -> bool:
         """Evaluate signals while ``work`` runs; return whether a hard memory or PID threshold was met before its end.
 
-        Thresholds in ``ignored`` do not count: no pod can be evicted for them.
+        Thresholds in ``ignored`` do not count: no pod can be evicted for them. ``on_evaluation`` is called with each
+        evaluation.
         """
         while True:
             done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(self._watch_s))
             if done:
                 return False
             evaluation = await self.evaluate()
+            on_evaluation(evaluation)
             if any(
                 each.threshold.hard
                 and MEANINGS[each.threshold.signal].filesystem is None

@@ -276,6 +276,19 @@ def withholding(
     return max(found, key=lambda each: (not each.ineffective, each.until_s, each.action), default=None)
 
 
+def is_insufficient(status: ThresholdStatus, reclaimable: int | None) -> bool:
+    """Return whether a hard threshold remains met even if everything reclaimable is removed.
+
+    The result is false without a reading, for a soft threshold, and for an unknown amount: reclaim is then awaited.
+    ``reclaimable`` is in the unit of the signal. The minimum reclaim of the threshold is not required.
+    """
+    reading, threshold = status.observation, status.threshold
+    if reading is None or reclaimable is None or not threshold.hard:
+        return False
+    slack = _SLACK_INODES if MEANINGS[threshold.signal].unit is Unit.INODES else _SLACK_BYTES
+    return threshold.met_by(reading.available + reclaimable + slack, reading.capacity)
+
+
 def confirm(
     effects: Iterable[OutstandingEffect], uid: str, shortages: Iterable[Shortage], now: Moment
 ) -> tuple[OutstandingEffect, ...]:

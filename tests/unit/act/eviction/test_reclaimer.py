@@ -18,7 +18,7 @@ from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
-from tests.unit.builders import NOW, RUNTIME, ago, container, image, log_directory, sandbox, used
+from tests.unit.builders import MIB, NOW, RUNTIME, ago, container, image, log_directory, sandbox, used
 
 if TYPE_CHECKING:
     from nodeagent.act.gc.preview import Preview
@@ -91,6 +91,31 @@ async def test_images_that_cannot_be_pulled_again_are_removed_in_the_last_step(
         for action in (ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES)
     ]
     assert removed == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("action", "unknown", "expected"),
+    [
+        (ReclaimAction.UNUSED_IMAGES, False, 300 * MIB),
+        (ReclaimAction.IRREPLACEABLE_IMAGES, False, 300 * MIB),
+        (ReclaimAction.UNUSED_IMAGES, True, None),
+        (ReclaimAction.DEAD_CONTAINERS, False, None),
+        (ReclaimAction.LOGS, False, None),
+    ],
+)
+async def test_image_step_reports_the_bytes_of_all_image_steps_before_its_first_removal(
+    action: ReclaimAction, unknown: bool, expected: int | None
+) -> None:
+    node = Node()
+    images = (image("old"), image("older", size_mib=None if unknown else 200))
+    sources = {"old": frozenset({"registry.example/old"}), "older": frozenset[str]()}
+    node.snapshot = replace(SNAPSHOT, images=images, image_sources=sources)
+    reported: list[tuple[int | None, int]] = []
+    reclaimer = Reclaimer(node.observe, POLICY, node.run)
+    await reclaimer.run(
+        step(action), asyncio.Event(), lambda found: reported.append((found.size_bytes, len(node.previews)))
+    )
+    assert reported == [(expected, 0)]
 
 
 async def test_step_without_removals_runs_no_pass() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.act.eviction.container_removal import CleanupResult
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
-from nodeagent.act.eviction.reclaimer import Reclaimed
+from nodeagent.act.eviction.reclaimer import IMAGE_ACTIONS, UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
 from nodeagent.config.eviction import EvictionSettings
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.eviction.loop import EvictionLoop
@@ -77,10 +77,13 @@ class Node:
     reclaimed: list[str] = field(default_factory=list)
     reclaims: dict[str, Callable[[], Reclaimed]] = field(default_factory=dict)
     reclaim_error: Exception | None = None
+    reclaimable: Reclaimable = UNKNOWN_AMOUNTS
+    reclaim_gate: asyncio.Event | None = None
     cleaned_up: list[str] = field(default_factory=list)
     cleanup: Callable[[], CleanupResult] = lambda: CleanupResult(confirmed=True)
     pods_error: Exception | None = None
     hangs: bool = False
+    watch_s: float = 60.0
     list_s: float = 0.0
     lists: int = 0
     gate: asyncio.Event | None = None
@@ -165,12 +168,17 @@ class Node:
             self.evicted.append(eviction.pod.name)
         return EvictionResult(outcome, "", 0.5, hurry.is_set())
 
-    async def run(self, step: ReclaimStep, stop: asyncio.Event) -> Reclaimed:
+    async def run(
+        self, step: ReclaimStep, stop: asyncio.Event, planned: Callable[[Reclaimable], None] = lambda _: None
+    ) -> Reclaimed:
+        planned(self.reclaimable)
         if self.reclaim_error is not None:
             raise self.reclaim_error
         if stop.is_set():
             raise NodeAgentError("stopped")
         self.reclaimed.append(step.text)
+        if self.reclaim_gate is not None and step.action in IMAGE_ACTIONS:
+            await self.reclaim_gate.wait()
         return self.reclaims.get(step.text, lambda: Reclaimed(step, None))()
 
     async def clean_up(self, victim: Victim) -> CleanupResult:
@@ -199,7 +207,9 @@ class Node:
             self.context, self, find_layers=lambda _: {}, file=self.file, logger=self.context.logger
         )
         monitors = Monitors(
-            SignalMonitor(self.context, self, self.read_layout, reporter, watch_s=0.001 if self.hangs else 60.0),
+            SignalMonitor(
+                self.context, self, self.read_layout, reporter, watch_s=0.001 if self.hangs else self.watch_s
+            ),
             PodMonitor(
                 self.read_pods,
                 OomKillMonitor(self.context.logger),

@@ -20,6 +20,7 @@ from nodeagent.plan.eviction.effects import (
     confirm,
     effect_of_reclaim,
     effects_of_eviction,
+    is_insufficient,
     restarted,
     update_effects,
     withholding,
@@ -27,6 +28,7 @@ from nodeagent.plan.eviction.effects import (
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.plan.eviction.shortage import Shortage, shortage_of
 from nodeagent.plan.eviction.state import EvictionState, begin_eviction, drop_eviction, evaluate
+from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import POLICY, SINGLE, at, disk, planned, pod, read, thresholds
@@ -281,3 +283,27 @@ def test_falling_memory_ends_a_confirmed_effect_sooner() -> None:
 
 def test_falling_signal_does_not_end_an_unconfirmed_effect() -> None:
     assert end_after_confirmation(effect(), (60, 0), (20, 5), (10, 20)) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "available", "reclaimable", "insufficient"),
+    [
+        ("imagefs.available<100Mi", 50, 10 * MIB, True),
+        ("imagefs.available<100Mi", 50, 48 * MIB, True),
+        ("imagefs.available<100Mi", 50, 49 * MIB, False),  # within the accuracy of the prediction
+        ("imagefs.available<100Mi", 50, 50 * MIB, False),
+        ("imagefs.available<100Mi", 50, None, False),
+        ("imagefs.available<100Mi", 120, 0, False),
+        ("imagefs.available<10%", 50, 40 * MIB, True),
+        ("imagefs.available<10%", 50, 60 * MIB, False),
+    ],
+)
+def test_reclaim_is_insufficient_if_the_threshold_remains_met_after_all_of_it(
+    limit: str, available: float, reclaimable: int | None, insufficient: bool
+) -> None:
+    (hard,) = thresholds(limit)
+    reading = read("imagefs.available", available)
+    assert is_insufficient(ThresholdStatus(hard, reading), reclaimable) is insufficient
+    soft = replace(hard, grace_s=1.0)
+    assert not is_insufficient(ThresholdStatus(soft, reading), reclaimable)
+    assert not is_insufficient(ThresholdStatus(hard, None), reclaimable)

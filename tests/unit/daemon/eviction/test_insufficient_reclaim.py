@@ -1,0 +1,160 @@
+"""Evictions beside a running reclaim step that cannot clear its threshold."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
+from nodeagent.act.eviction.reclaimer import UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
+from nodeagent.errors import RuntimeUnavailableError
+from tests.unit.builders import MIB
+from tests.unit.daemon.eviction.eviction_node import Node, disk_node, run_pass
+from tests.unit.plan.eviction.cases import disk, pod, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodeagent.model.pods import PodHandle
+    from nodeagent.model.pressure import Observation
+    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
+
+IMAGES = ["unused-images on imagefs", "irreplaceable-images on imagefs"]
+STEPS = ["dead-containers on imagefs", *IMAGES]
+
+
+class BlockedNode(Node):
+    """A node with image reclaim that ends only after ``reclaim_gate`` is set; an eviction sets the gate."""
+
+    evicted_during_reclaim: bool = False
+
+    async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
+        assert self.reclaim_gate is not None
+        self.evicted_during_reclaim = not self.reclaim_gate.is_set()
+        self.reclaim_gate.set()
+        return await super().evict(eviction, handle, hurry)
+
+
+def blocked_node(reclaimable: Reclaimable, **fields: Any) -> BlockedNode:
+    """Return a node with 50 MiB below the threshold and image reclaim that is blocked."""
+    values = {name: getattr(disk_node(), name) for name in ("limits", "layout", "pods", "readings")}
+    gate = asyncio.Event()
+    return BlockedNode(**(values | {"reclaimable": reclaimable, "reclaim_gate": gate, "watch_s": 0.001} | fields))
+
+
+@pytest.mark.parametrize(
+    ("limits", "reading", "reclaimable"),
+    [
+        ("imagefs.available<100Mi", read("imagefs.available", 50), Reclaimable(10 * MIB)),
+        ("imagefs.inodesFree<9000", read("imagefs.inodesFree", available=5000, capacity=99_000), Reclaimable(0, 2000)),
+    ],
+    ids=["bytes", "inodes"],
+)
+async def test_pod_is_evicted_during_reclaim_that_frees_less_than_the_shortfall(
+    limits: str, reading: Observation, reclaimable: Reclaimable
+) -> None:
+    node = blocked_node(
+        reclaimable, limits=limits, readings=lambda: (reading,), pods=(pod("writer", writable=disk(300)),)
+    )
+    await run_pass(node)
+    assert (node.evicted, node.evicted_during_reclaim) == (["writer"], True)
+    (event,) = node.events("reclaim_insufficient")
+    assert event["step"] == IMAGES[0]
+    assert [each["step"] for each in node.events("reclaimed")] == STEPS[:2]
+
+
+async def test_eviction_does_not_wait_for_a_later_step_after_the_plan_of_an_earlier_one() -> None:
+    node = blocked_node(Reclaimable(10 * MIB), watch_s=60.0)
+
+    async def run(step: ReclaimStep, stop: asyncio.Event, planned: Callable[[Reclaimable], None]) -> Reclaimed:
+        del stop
+        if step.text in IMAGES:
+            planned(node.reclaimable)
+        if step.text == IMAGES[1] and node.reclaim_gate is not None:
+            await node.reclaim_gate.wait()
+        return Reclaimed(step, None)
+
+    node.run = run  # type: ignore[assignment]
+    await run_pass(node)
+    assert (node.evicted, node.evicted_during_reclaim) == (["writer"], True)
+    assert [each["step"] for each in node.events("reclaim_insufficient")] == [IMAGES[1]]
+
+
+@pytest.mark.parametrize(
+    ("reclaimable", "fields"),
+    [
+        (Reclaimable(60 * MIB), {}),
+        (Reclaimable(50 * MIB), {}),
+        (UNKNOWN_AMOUNTS, {}),
+        (Reclaimable(None, 10), {}),
+        (Reclaimable(0), {}),
+        (Reclaimable(10 * MIB), {"dry_run": True}),
+    ],
+    ids=["more", "exactly", "unknown", "other-unit", "nothing", "dry-run"],
+)
+async def test_no_pod_is_evicted_before_the_end_of_reclaim(reclaimable: Reclaimable, fields: dict[str, Any]) -> None:
+    node = blocked_node(reclaimable, **fields)
+    evicted: list[list[str]] = []
+    reads = 0
+
+    def readings() -> tuple[Observation, ...]:
+        nonlocal reads
+        reads += 1
+        if reads > 8 and node.reclaim_gate is not None and not node.reclaim_gate.is_set():
+            evicted.append([*node.evicted])
+            node.reclaim_gate.set()
+        return (read("imagefs.available", 50),)
+
+    node.readings = readings
+    await run_pass(node)
+    assert evicted in ([[]], [])
+    assert not node.evicted_during_reclaim
+    assert not node.events("reclaim_insufficient")
+
+
+async def test_eviction_is_postponed_if_a_later_reading_shows_that_reclaim_suffices() -> None:
+    node = blocked_node(Reclaimable(10 * MIB))
+
+    def on_list() -> None:
+        assert node.reclaim_gate is not None
+        node.readings = lambda: (read("imagefs.available", 95),)
+        asyncio.get_running_loop().call_later(0.05, node.reclaim_gate.set)
+
+    node.on_list = on_list
+    await run_pass(node)
+    assert (node.evicted, node.result()) == ([], "reclaiming")
+
+
+async def test_lost_runtime_during_reclaim_is_logged_after_the_eviction() -> None:
+    node = blocked_node(Reclaimable(10 * MIB))
+
+    def lost() -> Reclaimed:
+        raise RuntimeUnavailableError("no socket")
+
+    node.reclaims[IMAGES[0]] = lost
+    await run_pass(node)
+    assert (node.evicted, node.result()) == (["writer"], "evicted")
+    assert "node-level reclaim ended: no socket" in [each["warning"] for each in node.events("eviction_warning")]
+
+
+async def test_cancelled_pass_cancels_the_running_step() -> None:
+    node = blocked_node(Reclaimable(10 * MIB))
+    started = asyncio.Event()
+
+    async def evict(eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
+        del eviction, handle, hurry
+        started.set()
+        await asyncio.Event().wait()
+        return EvictionResult(EvictionOutcome.EVICTED)
+
+    node.evict = evict  # type: ignore[method-assign]
+    running = asyncio.ensure_future(run_pass(node))
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+    assert not [each for each in node.events("reclaimed") if each["step"] in IMAGES]
