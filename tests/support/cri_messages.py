@@ -79,10 +79,11 @@ _METHODS = {
     "ListContainerStats": ("Empty", "Empty"),
     "ContainerStatus": ("ContainerRequest", "ContainerStatusResponse"),
     "ListImages": ("Empty", "ListImagesResponse"),
+    "ImageFsInfo": ("Empty", "Empty"),
     "RemoveImage": ("ImageRequest", "Empty"),
     "PullImage": ("ImageRequest", "PullImageResponse"),
 }
-_IMAGE_METHODS = {"ListImages", "RemoveImage", "PullImage"}
+_IMAGE_METHODS = {"ImageFsInfo", "ListImages", "RemoveImage", "PullImage"}
 
 
 def path(method: str) -> str:

@@ -12,6 +12,7 @@ from nodeagent.daemon.eviction.effect_wait import EffectWait
 from nodeagent.daemon.eviction.node_reclaim import NodeReclaim, StepEnd
 from nodeagent.daemon.eviction.pass_result import NO_VICTIM, PassResult
 from nodeagent.daemon.eviction.pod_eviction import PodEviction, relieves_disk
+from nodeagent.daemon.eviction.pod_measurement import PodMeasurement
 from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.signals import MEANINGS
@@ -70,7 +71,7 @@ class Attempts:
         }
 
 
-class EvictionPass:
+class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, and two results of its steps
     """One eviction pass: acts on one evaluation of the thresholds and evicts at most one pod."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the loop's parts, and those of this pass
@@ -91,6 +92,7 @@ class EvictionPass:
         self._stop = stop
         self._node_reclaim = NodeReclaim(context, actions, monitors)
         self._effect_wait = EffectWait(context, actions, monitors.signals)
+        self._measurement = PodMeasurement(monitors)
         self._reclaimed: set[ReclaimStep] = set()
         self._without_victim: frozenset[Threshold] = frozenset()
 
@@ -114,6 +116,7 @@ class EvictionPass:
             self._node_reclaim.cancel()
             raise
         finally:
+            self._measurement.cancel()
             await self._node_reclaim.finish()
 
     async def _run(
@@ -165,6 +168,8 @@ class EvictionPass:
             readings = None
             if not plan.reclaim or plan.selected is None or self._stop.is_set():
                 return plan
+            if not self._actions.dry_run and self._monitors.signals.is_soon_exhausted(plan.selected):
+                self._measurement.begin()
             step = plan.reclaim[0]
             end = (
                 StepEnd.FINISHED if step in self._attempts.dry_run_steps else await self._run_step(step, plan.selected)
@@ -193,7 +198,9 @@ class EvictionPass:
         for _ in range(_MAX_FAILED):
             if self._stop.is_set():
                 break
-            pods = await (self._measure_pods() if with_disk else self._monitors.pods.read_urgently())
+            pods = await (
+                self._measurement.read(self._without_victim) if with_disk else self._monitors.pods.read_urgently()
+            )
             if pods is None:
                 return PassResult.URGENT
             pods = self._without_evicted(pods)
@@ -269,15 +276,6 @@ class EvictionPass:
             return self._postponed(plan, held)
         paused = self._stop.is_set() or self._context.pass_lock.pause() is not None
         return PassResult.CALLED_OFF if paused or await self._actions.refused() else None
-
-    async def _measure_pods(self) -> PodInventory | None:
-        """Return the pods with their disk usage; ``None`` if a hard memory or PID threshold was met first."""
-        work = asyncio.ensure_future(self._monitors.pods.read(with_disk=True))
-        try:
-            ignored = self._without_victim
-            return None if await self._monitors.signals.shortage_before(work, ignored) else await work
-        finally:
-            work.cancel()
 
     def _without_evicted(self, pods: PodInventory) -> PodInventory:
         """Return the pods without those that were evicted after the runtime listed them."""

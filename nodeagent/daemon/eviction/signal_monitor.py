@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths
 from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S
-from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S, WHILE_MET_S, next_poll_s
+from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S, WHILE_MET_S, is_soon_exhausted, next_poll_s
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import replace
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import Moment
     from nodeagent.observe.eviction_signals import EvaluatedSignals, SignalLayout, SignalReadings
     from nodeagent.plan.eviction.state import Evaluation, EvictionState
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
 WATCH_S: Final = 0.5
@@ -138,19 +139,21 @@ class SignalMonitor:
         self,
         work: asyncio.Future[Any],
         ignored: AbstractSet[Threshold] = frozenset(),
-        on_evaluation: Callable[[Evaluation], object] = lambda _: None,
+        on_evaluation: Callable[[Evaluation], object] | None = None,
     ) -> bool:
         """Evaluate signals while ``work`` runs; return whether a hard memory or PID threshold was met before its end.
 
         Thresholds in ``ignored`` do not count: no pod can be evicted for them. ``on_evaluation`` is called with each
-        evaluation.
+        evaluation, at least every ``SOONEST_S``.
         """
+        watch_s = self._watch_s if on_evaluation is None else min(self._watch_s, SOONEST_S)
         while True:
-            done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(self._watch_s))
+            done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(watch_s))
             if done:
                 return False
             evaluation = await self.evaluate()
-            on_evaluation(evaluation)
+            if on_evaluation is not None:
+                on_evaluation(evaluation)
             if any(
                 each.threshold.hard
                 and MEANINGS[each.threshold.signal].filesystem is None
@@ -174,6 +177,10 @@ class SignalMonitor:
     def is_near_threshold(self, interval_s: float) -> bool:
         """Return whether a threshold may be met soon, so that the next poll is due within a second."""
         return self.next_poll_s(interval_s) < WHILE_MET_S
+
+    def is_soon_exhausted(self, status: ThresholdStatus) -> bool:
+        """Return whether a filesystem will be exhausted within seconds; ``status`` is of the latest evaluation."""
+        return is_soon_exhausted(status, self._previous)
 
     def is_falling(self, interval_s: float) -> bool:
         """Return whether a signal falls so fast that its threshold will be met before the usual shortest interval."""

@@ -18,6 +18,8 @@ SOONEST_S: Final = 0.2
 FALLING_S: Final = 0.05
 """Shortest poll interval while a signal falls so fast that its threshold will be met within :data:`SOONEST_S`."""
 WHILE_MET_S: Final = 1.0
+EXHAUSTED_S: Final = 10.0
+"""Time to the exhaustion of a filesystem below which the pods are measured during node-level reclaim."""
 _STALL_NEAR: Final = 0.5
 _MIB: Final = 1 << 20
 _RATES: Final[Mapping[Unit, float]] = MappingProxyType(
@@ -50,6 +52,16 @@ def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval
             if _is_met_soon(status, measured):
                 shortest_s = FALLING_S
     return min(interval_s, max(shortest_s, min(waits)))
+
+
+def is_soon_exhausted(status: ThresholdStatus, previous: Evaluation | None) -> bool:
+    """Return whether a hard threshold's filesystem is exhausted within ``EXHAUSTED_S`` at the measured rate.
+
+    ``previous`` is the evaluation before the one of ``status``; ``None`` without one.
+    """
+    if status.observation is None or not status.threshold.hard or MEANINGS[status.threshold.signal].filesystem is None:
+        return False
+    return status.observation.available < _measured_rate(status, previous) * EXHAUSTED_S
 
 
 def _is_met_soon(status: ThresholdStatus, measured: float) -> bool:

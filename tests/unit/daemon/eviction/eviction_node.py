@@ -195,18 +195,9 @@ class Node:
     def abandon(self, record: EvictionRecord, cause: str) -> None:
         self.abandoned.append((record.id, cause))
 
-    def loop(
-        self,
-        page_cache: Callable[[Monitors], PageCache] | None = None,
-        triggers: PressureTriggers | None = None,
-        read_usage: Callable[[], Awaitable[PodInventory | None]] | None = None,
-    ) -> EvictionLoop:
+    def monitors(self, read_usage: Callable[[], Awaitable[PodInventory | None]] | None = None) -> Monitors:
         reporter = EvictionReporter(self.context.logger)
-        settings = EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft))
-        self.effects = OutstandingEffects(
-            self.context, self, find_layers=lambda _: {}, file=self.file, logger=self.context.logger
-        )
-        monitors = Monitors(
+        return Monitors(
             SignalMonitor(
                 self.context, self, self.read_layout, reporter, watch_s=0.001 if self.hangs else self.watch_s
             ),
@@ -220,6 +211,18 @@ class Node:
             ),
             reporter,
         )
+
+    def loop(
+        self,
+        page_cache: Callable[[Monitors], PageCache] | None = None,
+        triggers: PressureTriggers | None = None,
+        read_usage: Callable[[], Awaitable[PodInventory | None]] | None = None,
+    ) -> EvictionLoop:
+        settings = EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft))
+        self.effects = OutstandingEffects(
+            self.context, self, find_layers=lambda _: {}, file=self.file, logger=self.context.logger
+        )
+        monitors = self.monitors(read_usage)
         return EvictionLoop(
             self.context,
             settings,

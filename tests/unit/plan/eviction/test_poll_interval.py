@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S, WHILE_MET_S, next_poll_s
+from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S, WHILE_MET_S, is_soon_exhausted, next_poll_s
 from tests.unit.plan.eviction.cases import evaluated, read, thresholds
 
 GIB_MIB = 1024.0
@@ -82,3 +82,29 @@ def test_interval_is_within_bounds_and_monotone(
     assert FALLING_S <= wait_s <= interval_s
     if available >= 100:
         assert next_poll_s(farther, None, interval_s=interval_s) >= next_poll_s(now, None, interval_s=interval_s)
+
+
+@pytest.mark.parametrize(
+    ("limits", "before_mib", "available_mib", "expected"),
+    [
+        ({"hard": "imagefs.available<100Mi"}, 200, 90, True),
+        ({"hard": "imagefs.available<100Mi"}, 99, 90, False),  # exhausted after ten seconds
+        ({"hard": "imagefs.available<100Mi"}, 100, 90, True),
+        ({"hard": "imagefs.available<100Mi"}, 90, 90, False),
+        ({"hard": "imagefs.available<100Mi"}, 80, 90, False),
+        ({"hard": "", "soft": "imagefs.available<100Mi", "soft_grace_period": "imagefs.available=1m"}, 200, 90, False),
+    ],
+)
+def test_filesystem_is_soon_exhausted_at_the_measured_rate(
+    limits: dict[str, str], before_mib: float, available_mib: float, expected: bool
+) -> None:
+    parsed = thresholds(**limits)
+    previous = evaluated(read("imagefs.available", before_mib), limits=parsed)
+    now = evaluated(read("imagefs.available", available_mib, seconds=1.0), limits=parsed, seconds=1.0)
+    assert is_soon_exhausted(now.statuses[0], previous) is expected
+    assert not is_soon_exhausted(now.statuses[0], None)
+
+
+def test_memory_is_not_a_filesystem_that_is_soon_exhausted() -> None:
+    previous, now = evaluated(read(available_mib=500)), evaluated(read(available_mib=50, seconds=1.0), seconds=1.0)
+    assert not is_soon_exhausted(now.statuses[0], previous)
