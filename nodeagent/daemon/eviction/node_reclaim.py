@@ -87,7 +87,8 @@ class NodeReclaim:
         finally:
             noticed.cancel()
         if self._running.done():
-            return StepEnd.FINISHED if await self._running else StepEnd.INTERRUPTED
+            ended, self._running = self._running, None
+            return StepEnd.FINISHED if ended.result() else StepEnd.INTERRUPTED
         self._reporter.logger.warning(
             "reclaim_insufficient",
             step=step.text,

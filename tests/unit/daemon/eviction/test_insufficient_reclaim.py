@@ -140,6 +140,14 @@ async def test_lost_runtime_during_reclaim_is_logged_after_the_eviction() -> Non
     assert "node-level reclaim ended: no socket" in [each["warning"] for each in node.events("eviction_warning")]
 
 
+async def test_lost_runtime_before_the_choice_of_a_pod_is_reported_once() -> None:
+    node = blocked_node(UNKNOWN_AMOUNTS)
+    node.reclaim_error = RuntimeUnavailableError("no socket")
+    await run_pass(node)
+    assert (node.evicted, node.result()) == ([], "runtime-unavailable")
+    assert not node.events("eviction_warning")
+
+
 async def test_cancelled_pass_cancels_the_running_step() -> None:
     node = blocked_node(Reclaimable(10 * MIB))
     started = asyncio.Event()
