@@ -32,7 +32,7 @@ class ImageGCSection(Section):
     maximum_unused_age: Duration = Field(
         "0s",
         description="Maximum time without use of an image. An image unused for longer is removed regardless of disk "
-        "usage, once image use has been observed without a gap for longer than this. 0 disables.",
+        "usage. No image is removed by age before image use was observed without a gap for this time. 0 disables.",
     )
     minimum_gain: Size = Field("0", description="Images that would free less than this are skipped. 0 disables.")
     removal: Literal["auto", "cri"] = Field(

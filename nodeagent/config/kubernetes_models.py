@@ -177,8 +177,8 @@ class KubernetesSection(Section):
     )
     kubeconfig: OptionalPath = Field(
         "",
-        description="kubeconfig with server, CA and credentials of its current context. Excludes the five settings "
-        "below. TLS is always verified; plug-ins that run a program are refused.",
+        description="kubeconfig with server, CA and credentials of its current context. Mutually exclusive with the "
+        "five settings below. TLS is always verified; plug-ins that run a program are refused.",
     )
     server: str = Field(
         "",

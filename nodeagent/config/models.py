@@ -91,8 +91,9 @@ class ControlSection(Section):
     )
     group_may_act: Switch = Field(
         False,
-        description="Whether the group also has write access, within this configuration: apply, trigger, hold, pause "
-        "and reload. Only root can remove holds of other users, end their pauses, or run a disabled GC.",
+        description="Whether the group also has write access: gc, gc undo, trigger, hold, pause and reload, limited to "
+        "the removals that this configuration permits. Only root can remove holds of other users, end their pauses, or "
+        "run a disabled GC.",
     )
 
 
