@@ -109,12 +109,15 @@ def install(
     os.umask(_UMASK)
     files = {part.path: part.fingerprint for part in new_parts}
     if root is None:
-        _report(make_environment(prefix, files), f"{prefix} (virtual environment)")
+        change = make_environment(prefix, files)
+        if change is Change.SAME and not previous.complete:
+            change = Change.NEW  # created by the preceding steps of ``make install``
+        _report(change, f"{prefix} (virtual environment)")
     elif not packaged:
         begin(below(top, prefix), files, venv=False)
     beside = _place_all(new_parts, previous, top)
     if not packaged:
-        _report(_configure(top), f"{DEFAULT_PATH} (nothing is removed until dry_run = false)")
+        _report(_configure(top), f"{DEFAULT_PATH} (dry_run = true: nothing is removed)")
         finish(below(top, prefix), files | beside)
         _report(Change.REPLACED if previous.files else Change.NEW, str(prefix / MANIFEST_NAME))
     if root is None:
@@ -199,7 +202,13 @@ def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
         for change, text in changes:
             _report(change, text)
     if not purge and _kept_data(top):
-        _notice("configuration and state are kept; --purge removes them")
+        _notice(f"configuration and state are kept, {_removal_of_data(top)}")
+
+
+def _removal_of_data(top: Path) -> str:
+    """Return how kept data is removed: after an uninstallation from the machine, no command of the agent is left."""
+    kept = [str(each) for each in (CONFIGURATION, STATE) if os.path.lexists(below(top, each))]
+    return f"remove them with: rm -r {' '.join(kept)}" if top == Path("/") and kept else "--purge removes them"
 
 
 def _removals(prefix: Path, top: Path, manifest: Manifest | None, *, purge: bool) -> dict[Path, Step]:

@@ -48,7 +48,8 @@ def show_help(tree: object, words: Sequence[str]) -> None:
 
 
 def _list(documents: dict[str, Path]) -> None:
-    say("Topics, each printed by 'nodeagent help TOPIC' and by 'man nodeagent-TOPIC' where manual pages are installed:")
+    say("Topics of 'nodeagent help TOPIC' and, where manual pages are installed, of")
+    say("'man nodeagent-TOPIC':")
     width = max(map(len, documents), default=0)
     for name, path in documents.items():
         title = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")

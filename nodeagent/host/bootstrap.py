@@ -40,6 +40,7 @@ def prepare(prefix: Path) -> None:
     begin(prefix)
     if not is_made:
         make_venv(prefix, pip=True)
+    sys.stderr.write(f"nodeagent: installing the locked libraries in {prefix} from PyPI\n")
 
 
 def check_python() -> None:

@@ -56,6 +56,8 @@ def installed(bare: SystemOverlay, tmp_path_factory: pytest.TempPathFactory) -> 
     with SystemOverlay(tmp_path_factory.mktemp("installed") / "o", bare) as made:
         output = made.must("make install")
         assert f"new         {UNIT}\n" in output
+        assert "new         /opt/nodeagent (virtual environment)\n" in output
+        assert "nodeagent: installing the locked libraries in /opt/nodeagent from PyPI\n" in output
         yield made
 
 
@@ -148,6 +150,7 @@ def test_installed_agent_runs_and_uninstall_removes_all_its_files(
         output = again.must("make uninstall")
         assert "kept        /etc/nodeagent\n" in output
         assert again.must("ls -A /etc/nodeagent /var/lib/nodeagent").split()[1] == "config.toml"
+        assert "configuration and state are kept, remove them with: rm -r /etc/nodeagent /var/lib/nodeagent\n" in output
         assert again.run("test -e /opt/nodeagent").returncode == 1
     output = node.must("make uninstall PURGE=1")
     assert "removed     /opt/nodeagent (virtual environment)\n" in output

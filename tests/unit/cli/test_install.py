@@ -29,6 +29,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert ended.returncode == 0, ended.stderr
     reported = {line.split()[1] for line in ended.stdout.splitlines() if line.startswith("new ")}
     assert reported == files(root)
+    assert [line for line in ended.stdout.splitlines() if len(line) > 80] == []
     return root
 
 

@@ -19,6 +19,7 @@ def test_every_document_is_a_listed_topic() -> None:
         title = document.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         assert any(line.split(maxsplit=1) == [document.stem, title] for line in listed.splitlines()), document.name
     assert len(list(DOCUMENTS.glob("*.md"))) == len(topics())
+    assert [line for line in listed.splitlines() if len(line) > 80] == []
 
 
 def test_topic_is_printed_as_it_is_in_a_pipe() -> None:
