@@ -113,6 +113,20 @@ def test_no_image_is_removed_if_a_dead_container_frees_enough(node: PressedNode,
     assert "quiet" in node.running()
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("run", range(RUNS))
+def test_no_pod_is_evicted_if_unused_images_free_enough(node: PressedNode, run: int) -> None:
+    del run
+    quiet = run_quiet(node, 3)
+    node.import_images(unused=True)
+    with node.daemon(threshold(node, short_mib=20)):
+        wait_until_cleared(node)
+    assert not set(UNUSED) & node.tags()
+    assert not node.events("eviction_started")
+    assert not node.events("reclaim_insufficient")
+    assert node.running() == quiet
+
+
 def test_second_writing_pod_is_evicted_too_and_no_other_pod(node: PressedNode) -> None:
     quiet = run_quiet(node, 3)
     node.run_pod(
@@ -136,6 +150,7 @@ def test_pod_that_writes_at_full_speed_is_evicted_after_reclaim_and_no_other(nod
         wait_until_cleared(node)
     assert [each["pod_name"] for each in node.events("evicted")] == ["writer"]
     assert [each["step"] for each in node.events("reclaimed") if each["removed"]]
+    assert node.events("reclaim_insufficient")
     assert not set(UNUSED) & node.tags()
     assert node.running() == quiet
 
