@@ -30,7 +30,7 @@ _OWN: Final = {
     STATE: re.compile(
         r"(nodeagent|history)\.db(\.corrupt-[0-9]{8}T[0-9]{6})?(-wal|-shm|-journal)?"
         rf"|{_DOCUMENTS}|\.({_DOCUMENTS})-[a-z0-9_]{{8}}"
-        r"|(holds|pass|shutdown)\.lock|plan\.key|\.plan\.key-[a-z0-9_]{8}"
+        r"|(daemon|holds|pass|shutdown)\.lock|plan\.key|\.plan\.key-[a-z0-9_]{8}"
     ),
     RUNTIME: re.compile(r"shutdown\.(json|lock)|\.shutdown\.json-[a-z0-9_]{8}"),
 }

@@ -23,6 +23,7 @@ OWN = (
     *("var/lib/nodeagent/boot.json", "var/lib/nodeagent/shutdown.lock", "var/lib/nodeagent/pass.lock"),
     *("var/lib/nodeagent/evictions.json", "var/lib/nodeagent/mode.json", "var/lib/nodeagent/plan.key"),
     *("var/lib/nodeagent/.holds.json-a1_b2c3d", "var/lib/nodeagent/.plan.key-a1_b2c3d"),
+    "var/lib/nodeagent/daemon.lock",
     *("var/lib/nodeagent/last-settings.toml", "var/lib/nodeagent/.last-settings.toml-a1_b2c3d"),
     *("var/lib/nodeagent/api-pods.json", "var/lib/nodeagent/.api-pods.json-a1_b2c3d"),
     *("run/nodeagent/shutdown.json", "run/nodeagent/.shutdown.json-a1_b2c3d", "run/nodeagent/shutdown.lock"),
