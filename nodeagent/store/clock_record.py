@@ -3,7 +3,7 @@
 Stored times are in node time. Node time advances with CLOCK_BOOTTIME and ignores every jump of the wall clock, so that
 ages within a boot are exact and a wrong wall clock changes no stored time. At the first reading of a boot, node time
 advances by the difference of the wall times if both are plausible, and by the uptime otherwise. With a correct wall
-clock, node time equals wall time. A wall time is plausible unless it is before the build date of the agent or before
+clock, node time equals wall time. A wall time is plausible unless it is before 2026 or before
 the last recorded wall time.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from nodeagent import __build_date__
 from nodeagent.model import ClockTrust
 from nodeagent.record import Record, replace
 from nodeagent.units import format_time
@@ -30,8 +29,11 @@ GRACE_S: Final = 600.0
 Time services correct a wrong clock within it, often in more than one step.
 """
 
-BUILD_DATE: Final = datetime.fromisoformat(__build_date__).replace(tzinfo=UTC)
-"""A wall time before this date is implausible."""
+PLAUSIBLE_FROM: Final = datetime(2026, 1, 1, tzinfo=UTC)
+"""A wall time before this date is implausible.
+
+The date precedes version 0.1, so that the state of every earlier version remains plausible after an upgrade.
+"""
 
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
@@ -135,7 +137,7 @@ def trust(record: ClockRecord, reading: ClockReading) -> ClockTrust:
         jumped_at = later(reading.wall, record.jumped_s - reading.boottime_s)
         if reading.boottime_s - record.jumped_s < GRACE_S:
             untrusted_until = later(jumped_at, GRACE_S)
-    plausible = reading.wall >= BUILD_DATE
+    plausible = reading.wall >= PLAUSIBLE_FROM
     if record.calendar_zero is not None and untrusted_until is None and plausible:
         expiry_now = min(reading.wall, later(record.calendar_zero, reading.boottime_s))
     return ClockTrust(
@@ -169,7 +171,7 @@ def _start_boot(before: ClockRecord | None, reading: ClockReading) -> ClockRecor
         since_s = (wall - before.known_wall).total_seconds()
         if since_s < -TOLERANCE_S:
             jumped_s, jump_s = at_s, since_s
-        elif wall >= BUILD_DATE:
+        elif wall >= PLAUSIBLE_FROM:
             node = max(node, later(before.known_node, since_s))
     return ClockRecord(
         reading.boot_id,
@@ -190,7 +192,7 @@ def _settled(record: ClockRecord, reading: ClockReading) -> ClockRecord:
     The first plausible wall time of all boots is recorded without the grace period. ``calendar_zero`` never increases
     during a boot: after a forward jump it remains behind until the next boot, which only delays the end of holds.
     """
-    if reading.wall < BUILD_DATE:
+    if reading.wall < PLAUSIBLE_FROM:
         return record
     steady_s = reading.boottime_s - max(record.first_s, record.jumped_s or 0.0)
     if steady_s < GRACE_S and record.known_wall is not None:

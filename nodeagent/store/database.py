@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.model import ClockTrust, GapCause, ImageUsage, ImageUseRecord, ObservationGap
 from nodeagent.record import replace
-from nodeagent.store.clock_record import BUILD_DATE, TOLERANCE_S, ClockReading, ClockRecord, advance, later, trust
+from nodeagent.store.clock_record import PLAUSIBLE_FROM, TOLERANCE_S, ClockReading, ClockRecord, advance, later, trust
 from nodeagent.store.image_usage import merge_usage
 from nodeagent.store.item_times import FirstSeen, ItemKey, ItemReadings, update_first_seen
 from nodeagent.store.observation import GapLimits, ObservationTracker
@@ -138,7 +138,7 @@ class Store:
             }
             new_kinds = {kind for kind in listed if (at.boot_id, kind) not in self._read_kinds}
             self._read_kinds = self._read_kinds.union((at.boot_id, kind) for kind in listed)
-            earlier = {key for key in contradictory if key[0] in new_kinds and BUILD_DATE <= items[key] < oldest}
+            earlier = {key for key in contradictory if key[0] in new_kinds and PLAUSIBLE_FROM <= items[key] < oldest}
             since_boot = frozenset() if record.jumped_s is not None else frozenset(earlier)
             self._first_seen = update_first_seen(before, contradictory, listed, at, since_boot)
             if self._first_seen != before:
@@ -147,7 +147,7 @@ class Store:
             first = {
                 key: later(at.wall, min(0.0, seen[key][2] - at.boottime_s))
                 for key in contradictory
-                if jumped or seen[key][2] > 0 or not BUILD_DATE <= items[key] <= at.wall
+                if jumped or seen[key][2] > 0 or not PLAUSIBLE_FROM <= items[key] <= at.wall
             }
             return {key: max(since, items[key]) if items[key] <= at.wall else since for key, since in first.items()}
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.record import replace
-from nodeagent.store.clock_record import BUILD_DATE
+from nodeagent.store.clock_record import PLAUSIBLE_FROM
 from nodeagent.store.pass_records import CountedPass, PastAction, PastPass
 from nodeagent.store.sqlite import micros, moment, storable, stored_text
 from nodeagent.text import encodable, raw_bytes
@@ -133,7 +133,7 @@ def prune_passes(
 ) -> None:
     """Delete passes above the limits: by age, by number, then by the size of the used pages of the file.
 
-    A pass that started before the build date of the agent was recorded with a wrong wall clock, so that its age is
+    A pass that started before 2026 was recorded with a wrong wall clock, so that its age is
     unknown.
 
     Args:
@@ -148,7 +148,7 @@ def prune_passes(
     if clock_trusted:
         connection.execute(
             f"DELETE FROM passes WHERE started_us BETWEEN :plausible AND :before AND {finished}",  # noqa: S608 - constants only
-            {"before": micros(now - retention.maximum_age) - 1, "plausible": micros(BUILD_DATE), "kept": kept},
+            {"before": micros(now - retention.maximum_age) - 1, "plausible": micros(PLAUSIBLE_FROM), "kept": kept},
         )
         connection.execute(
             f"DELETE FROM passes WHERE NOT {_NOTEWORTHY} AND started_us < :before AND {finished}",  # noqa: S608

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
-from nodeagent.store.clock_record import BUILD_DATE
+from nodeagent.store.clock_record import PLAUSIBLE_FROM
 from nodeagent.store.sqlite import micros, moment, storable, stored_text
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
 def prune_stops(connection: sqlite3.Connection, before: datetime | None, maximum: int) -> None:
     """Delete the node stops that started before ``before`` and the oldest above a number; ``None`` and 0 for no limit.
 
-    A stop that started before the build date of the agent was recorded with a wrong wall clock, so that its age is
+    A stop that started before 2026 was recorded with a wrong wall clock, so that its age is
     unknown.
     """
     if before is not None:
         connection.execute(
-            "DELETE FROM node_stops WHERE started_us >= ? AND started_us < ?", (micros(BUILD_DATE), micros(before))
+            "DELETE FROM node_stops WHERE started_us >= ? AND started_us < ?", (micros(PLAUSIBLE_FROM), micros(before))
         )
     if maximum:
         connection.execute(
