@@ -35,8 +35,4 @@ A column in a list
     ``tests/unit/cli/test_golden.py`` for a column that is shown by default or with ``-o wide``.
 """
 
-__version__ = "0.1.0"
-
-__build_date__ = "2026-01-01"
-"""Date of this version (UTC), set with ``__version__``. No clock before it is plausible; a constant, so that builds are
-reproducible."""
+__version__ = "0.2.0"
