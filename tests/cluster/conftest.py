@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.agent import ClusterAgent
-from tests.support.cluster import Cluster, binary_directory, unavailable
+from tests.support.cluster import BINARIES, Cluster, binary_directory, unavailable
 from tests.support.cluster_node import ClusterNode
 
 if TYPE_CHECKING:
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 _nodes: list[ClusterNode] = []
 
 
-def pytest_runtest_setup() -> None:
-    """Skip a test if the binaries are missing; pytest reports skips from this function as one line."""
-    if reason := unavailable():
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test if the binaries are missing; pytest reports skips from this function as one line.
+
+    A test with the mark ``kubelet_only`` requires no control plane.
+    """
+    if reason := unavailable(("kubelet",) if item.get_closest_marker("kubelet_only") else BINARIES):
         pytest.skip(reason)
 
 
@@ -33,15 +37,28 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Return a cluster with an API server on a separate node, shared by the tests of a module."""
     binaries = binary_directory()
     assert binaries is not None
+    with separate_node(request.path.stem) as node, Cluster(node, binaries) as started:
+        yield started
+
+
+@pytest.fixture
+def bare_node(request: pytest.FixtureRequest) -> Iterator[ClusterNode]:
+    """Return a separate node with containerd only."""
+    with separate_node(request.path.stem) as node:
+        yield node
+
+
+@contextmanager
+def separate_node(name: str) -> Iterator[ClusterNode]:
+    """Start a node whose logs are in the reports of failed tests; ``name`` is the directory of its whole logs."""
     with ClusterNode() as node:
         _nodes.append(node)
         try:
-            with Cluster(node, binaries) as started:
-                yield started
+            yield node
         finally:
             _nodes.remove(node)
             if directory := os.environ.get("NODEAGENT_TEST_LOGS"):
-                keep_logs(node, Path(directory) / request.path.stem)
+                keep_logs(node, Path(directory) / name)
 
 
 def keep_logs(node: ClusterNode, directory: Path) -> None:

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
-from tests.support import reclaim
+from tests.support import agent_image, reclaim
+from tests.support.agent_image import IMAGE, NOT_RUNNING, decisions
+from tests.support.command import ROOT
 from tests.support.containerd import LoopFs
 from tests.support.manifest_pod import ManifestPod
 from tests.support.pressed import MIB, PressedNode
@@ -27,16 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.integration.conftest import ContainerdFactory
+    from tests.support.agent_image import Document
     from tests.support.containerd import Containerd
     from tests.support.pods import Pods
 
 pytestmark = [pytest.mark.real, pytest.mark.long]
-
-ROOT = Path(__file__).parents[2]
-IMAGE = "localhost/nodeagent:test"
-NOT_RUNNING = 1
-"""Exit code of ``status`` without a daemon."""
-Document = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
@@ -82,24 +78,16 @@ class AgentPod:
         )
 
     def import_image(self) -> None:
-        """Import the image and tag it with the reference in the manifest."""
-        path = Path(os.environ["NODEAGENT_TEST_IMAGE"])
-        self.containerd.ctr("images", "import", "--index-name", "localhost/unused:index", str(path))
-        (name,) = {
-            tag for each in self.pods.list_images() for tag in each.tags if tag.startswith("localhost/nodeagent")
-        }
-        self.containerd.ctr("images", "tag", name, IMAGE)
+        """Import the image with the reference in the manifest."""
+        agent_image.import_image(self.containerd.ctr, self.pods)
         reclaim.poll(
             "CRI lists the image", lambda: any(IMAGE in each.tags for each in self.pods.list_images()), timeout_s=60
         )
 
     def manifest(self) -> Document:
         """Return the static pod printed by ``manifest static-pod``, adapted to this containerd."""
-        options = ["--image", IMAGE, "--socket", str(self.containerd.socket), "--image-root", str(self.containerd.root)]
-        command = [sys.executable, "-m", "nodeagent", "manifest", "static-pod", *options, "--manifests", ""]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-        document: Document = yaml.safe_load(done.stdout)
-        return document
+        runtime = ["--socket", str(self.containerd.socket), "--image-root", str(self.containerd.root)]
+        return agent_image.static_pod(*runtime, "--manifests", "")
 
     def start(self, *, host_pid: bool = False) -> ManifestPod:
         """Run the sandbox of the pod printed by ``manifest static-pod``, with or without the host's PID namespace."""
@@ -125,15 +113,6 @@ class AgentPod:
         assert done.returncode == code, done.stderr
         document: Document = json.loads(done.stdout)
         return document
-
-
-def decisions(document: Document) -> list[tuple[str, ...]]:
-    """Return the decisions on images in eviction order, without ages."""
-    return [
-        (each["id"], each["verdict"], each["reason"]["code"], str(each.get("bytes")))
-        for plan in document["plans"]
-        for each in plan["decisions"]
-    ]
 
 
 def collecting(containerd: Containerd) -> AgentPod:

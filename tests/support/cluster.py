@@ -51,15 +51,38 @@ def binary_directory() -> Path | None:
     return Path(chosen) if chosen else None
 
 
-def unavailable() -> str | None:
-    """Return the reason why no real cluster can run on this machine; ``None`` if a cluster can run."""
+def unavailable(binaries: Sequence[str] = BINARIES) -> str | None:
+    """Return the reason why these Kubernetes binaries cannot run on this machine; ``None`` if they can."""
     directory = binary_directory()
     if directory is None:
-        return f"{VARIABLE} names no directory with {', '.join(BINARIES)}"
-    missing = [name for name in BINARIES if not os.access(directory / name, os.X_OK)]
+        return f"{VARIABLE} names no directory with {', '.join(binaries)}"
+    missing = [name for name in binaries if not os.access(directory / name, os.X_OK)]
     if missing:
         return f"not in {VARIABLE}: {', '.join(missing)}"
     return None if os.geteuid() == 0 else "a real cluster requires root"
+
+
+def start_kubelet(node: ClusterNode, directory: Path, *options: str, **settings: object) -> Part:
+    """Start the kubelet in ``directory`` on a node, with ``settings`` in addition to those that the node requires."""
+    config = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "failCgroupV1": False,
+        "cgroupsPerQOS": False,
+        "enforceNodeAllocatable": [],
+        "cgroupDriver": "cgroupfs",
+        "resolvConf": "",
+        "failSwapOn": False,
+        "containerRuntimeEndpoint": f"unix://{CONTAINERD}",
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        **settings,
+    }
+    path = "/var/lib/kubelet/config.yaml"
+    node.path(path).write_text(json.dumps(config))
+    common = (f"--config={path}", f"--hostname-override={NAME}", f"--node-ip={ADDRESS}")
+    return node.start("kubelet", str(directory / "kubelet"), *common, *options)
 
 
 class RefusedError(Exception):
@@ -211,19 +234,7 @@ class Cluster:
 
     def start_kubelet(self, **settings: object) -> None:
         """Start the kubelet with ``settings`` in addition to the settings that the node requires."""
-        config = {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "failCgroupV1": False,
-            "cgroupsPerQOS": False,
-            "enforceNodeAllocatable": [],
-            "cgroupDriver": "cgroupfs",
-            "resolvConf": "",
-            "failSwapOn": False,
-            "containerRuntimeEndpoint": f"unix://{CONTAINERD}",
-            "imageGCHighThresholdPercent": 100,
-            "imageGCLowThresholdPercent": 99,
-            "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        defaults = {
             "authentication": {
                 "anonymous": {"enabled": False},
                 "webhook": {"enabled": True},
@@ -232,17 +243,9 @@ class Cluster:
             "authorization": {"mode": "Webhook"},
             "tlsCertFile": self.file("kubelet-server.crt"),
             "tlsPrivateKeyFile": self.file("kubelet-server.key"),
-            **settings,
         }
-        path = self.node.path("/var/lib/kubelet/config.yaml")
-        path.write_text(json.dumps(config))
-        self.start(
-            "kubelet",
-            "--config=/var/lib/kubelet/config.yaml",
-            f"--kubeconfig={self.kubeconfig('node')}",
-            f"--hostname-override={NAME}",
-            f"--node-ip={ADDRESS}",
-        )
+        kubeconfig = f"--kubeconfig={self.kubeconfig('node')}"
+        start_kubelet(self.node, self.binaries, kubeconfig, **{**defaults, **settings})
         reclaim.poll("the kubelet's node is ready", self.is_node_ready, timeout_s=_START_S, interval_s=0.2)
 
     # ---- requests with the administrator's certificate
