@@ -37,9 +37,20 @@ LISTING = (
 OF_SYSTEMD = ("/var/lib/systemd/catalog", "/var/lib/systemd/timers", "/var/lib/systemd/coredump")
 
 
+def unit_type() -> str:
+    """Return the type of the installed unit: reload notifications require systemd 253."""
+    return "notify-reload" if vm.release().systemd >= 253 else "notify"
+
+
 def listing(node: Node) -> set[str]:
     found = node.run(LISTING, check=False, timeout_s=300).stdout.splitlines()
     return {each for each in found if not each.startswith(OF_SYSTEMD)}
+
+
+def assert_started(node: Node) -> None:
+    shown = node.run("systemctl show nodeagent -p ActiveState,UnitFileState,Type --value").stdout.split()
+    assert sorted(shown) == sorted([unit_type(), "active", "enabled"])
+    assert node.run("cat /etc/debian_version").stdout.startswith(f"{vm.release().number}.")
 
 
 def has_event(node: Node, event: str, *matches: str) -> bool:
@@ -111,7 +122,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("packages")
     script = vm.CHECKOUT / "systemd/debian/build"
     subprocess.run([script, sys.executable, output], check=True, timeout=600, capture_output=True)
-    (built,) = output.glob("*deb13*.deb")
+    (built,) = output.glob(f"*deb{vm.release().number}_*.deb")
     return built
 
 
@@ -165,9 +176,8 @@ def assert_access_rights(node: Node) -> None:
 def test_manually_installed_agent_runs_and_is_uninstalled(bare: Node) -> None:
     before = listing(bare)
     done = bare.run("/opt/nodeagent/bin/nodeagent install --enable", timeout_s=300)
-    assert f"new         {CONFIG} (nothing is removed until dry_run = false)" in done.stdout
-    shown = bare.run("systemctl show nodeagent -p ActiveState,UnitFileState,Type --value").stdout.split()
-    assert shown == ["notify-reload", "active", "enabled"]
+    assert f"new         {CONFIG} (dry_run = true: nothing is removed)" in done.stdout
+    assert_started(bare)
     assert "nodeagent:" in bare.run("getent group nodeagent").stdout
     assert bare.run("stat -c '%a %U %G' /run/nodeagent").stdout.split() == ["2750", "root", "nodeagent"]
     assert bare.run("stat -c '%a %U %G' /run/nodeagent/control.sock").stdout.split() == ["660", "root", "nodeagent"]
@@ -198,8 +208,7 @@ def test_installed_package_runs_is_upgraded_and_purged(bare: Node, package: Path
     before = listing(bare)
     bare.put("/root/nodeagent.deb", package)
     bare.run("dpkg -i /root/nodeagent.deb", timeout_s=600)
-    shown = bare.run("systemctl show nodeagent -p ActiveState,UnitFileState,Type --value").stdout.split()
-    assert shown == ["notify-reload", "active", "enabled"]
+    assert_started(bare)
     assert_dry_run_then_removal(bare, "node.test/packaged:v1")
     environment = bare.run("readlink /usr/lib/nodeagent/venv").stdout
     pid = bare.run("systemctl show nodeagent -p MainPID --value").stdout

@@ -20,7 +20,7 @@ from tests.node.test_install import (
     assert_endpoints,
     listing,
 )
-from tests.support import reclaim
+from tests.support import reclaim, vm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scratch = tmp_path_factory.mktemp("tools")
     options = ["--quiet", "--mode=chrootless", "--variant=extract", "--skip=download/empty"]
     copy = f'--extract-hook=cp "$1"/var/cache/apt/archives/systemd-container_*.deb {scratch}'
-    command = ["mmdebstrap", *options, "--include=systemd-container", copy, "trixie", str(scratch / "root")]
+    command = ["mmdebstrap", *options, "--include=systemd-container", copy, vm.release().suite, str(scratch / "root")]
     subprocess.run(command, check=True, timeout=600, capture_output=True)
     (package,) = scratch.glob("*.deb")
     return package

@@ -1,4 +1,4 @@
-"""Complete node in a virtual machine: Debian with systemd, cgroup v2, logind and containerd, and this checkout's agent.
+"""Complete node in a virtual machine: Debian 12 or 13 with systemd, cgroup v2, logind and containerd, and the agent.
 
 The machine is emulated by QEMU's TCG, without hardware virtualisation, with a CPU model that its kernel supports (the
 kernel panics with ``max`` and ``qemu64``). The root image is built once per set of packages and stored in the cache of
@@ -15,7 +15,7 @@ power-off.
 from __future__ import annotations
 
 from tests.support.vm.channel import NodeError, NodeOffError
-from tests.support.vm.disk import CHECKOUT, HARNESS, Disk, ensure_disk, pause_image, unavailable
+from tests.support.vm.disk import CHECKOUT, HARNESS, Disk, Release, ensure_disk, pause_image, release, unavailable
 from tests.support.vm.journal import Entry
 from tests.support.vm.node import RUN_S, Done, Node, live
 from tests.support.vm.pod import Pod, RunningPod
@@ -31,9 +31,11 @@ __all__ = [
     "NodeError",
     "NodeOffError",
     "Pod",
+    "Release",
     "RunningPod",
     "ensure_disk",
     "live",
     "pause_image",
+    "release",
     "unavailable",
 ]

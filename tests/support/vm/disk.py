@@ -16,12 +16,33 @@ from tests.support import images, rootfs
 from tests.support.system_command import find_missing, run
 from tests.support.vm.channel import NodeError
 
-SUITE = "trixie"
-PYTHON = "3.13"  # Python version of the Debian release
 NAME = "node-1"
 HARNESS = "/opt/harness"  # directory on the node from which tests.support is imported
 
 CHECKOUT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Debian release of a node.
+
+    Attributes:
+        python: version of Python.
+        systemd: version of systemd.
+        modules: modules of the initramfs, for the disk and for the port, which must exist before the first unit.
+    """
+
+    number: int
+    suite: str
+    python: str
+    systemd: int
+    modules: tuple[str, ...]
+
+
+_RELEASES = (
+    Release(12, "bookworm", "3.11", 252, ("virtio_pci", "virtio_blk", "virtio_console")),
+    Release(13, "trixie", "3.13", 257, ("virtio_blk",)),
+)
 
 _INSTALLED = ("nodeagent", "systemd", "pyproject.toml", "README.md", "LICENSE")
 
@@ -42,11 +63,11 @@ _MASKED = (
 )
 # fmt: on
 
-# The kernel has ext4 and the PCI bus built in. A small initramfs is unpacked faster under emulation.
+# The kernels have ext4 and the PCI bus built in. A small initramfs is unpacked faster under emulation.
 _EARLY_HOOK = """
 mkdir -p "$1/etc/initramfs-tools/conf.d"
 echo MODULES=list > "$1/etc/initramfs-tools/conf.d/node"
-echo virtio_blk > "$1/etc/initramfs-tools/modules"
+for each in @MODULES@; do echo "$each"; done > "$1/etc/initramfs-tools/modules"
 """
 
 _FILES = {
@@ -131,6 +152,19 @@ class Disk:
         return next((self.root / "boot").glob("initrd.img-*"))
 
 
+def release() -> Release:
+    """Return the Debian release of the nodes: that of NODEAGENT_TEST_SUITE, by default the newest.
+
+    Raises:
+        NodeError: the suite is unknown.
+    """
+    suite = os.environ.get("NODEAGENT_TEST_SUITE") or _RELEASES[-1].suite
+    for one in _RELEASES:
+        if one.suite == suite:
+            return one
+    raise NodeError(f"NODEAGENT_TEST_SUITE={suite}: not one of {', '.join(one.suite for one in _RELEASES)}")
+
+
 def unavailable() -> str | None:
     """Return the reason why no node can be booted on this machine; ``None`` if a node can be booted."""
     if platform.machine() != "x86_64":
@@ -159,7 +193,9 @@ def ensure_disk() -> Disk:
 
 
 def _base_key() -> str:
-    return _digest(SUITE, *_PACKAGES, *_MASKED, _EARLY_HOOK, *_dependencies(), json.dumps(_FILES))
+    return _digest(
+        release().suite, *_PACKAGES, *_MASKED, _EARLY_HOOK, *release().modules, *_dependencies(), json.dumps(_FILES)
+    )
 
 
 def _checkout_key() -> str:
@@ -191,8 +227,8 @@ def _build_base(base: Path) -> None:
     root = partial / "root"
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
     packages = f"--include={','.join(_PACKAGES)}"
-    hook = f"--extract-hook={_EARLY_HOOK}"
-    run_tool(["mmdebstrap", "--variant=minbase", packages, hook, *left_out, SUITE, str(root)])
+    hook = f"--extract-hook={_EARLY_HOOK.replace('@MODULES@', ' '.join(release().modules))}"
+    run_tool(["mmdebstrap", "--variant=minbase", packages, hook, *left_out, release().suite, str(root)])
     for name, text in _FILES.items():
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +238,7 @@ def _build_base(base: Path) -> None:
     _in_root(root, "systemctl", "mask", *_MASKED)
     _in_root(root, "systemctl", "enable", "control.service", "containerd.service")
     platforms = [f"--platform=manylinux{version}_x86_64" for version in ("_2_28", "_2_17", "2014")]
-    only = ["--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON}", *platforms]
+    only = ["--only-binary=:all:", "--implementation=cp", f"--python-version={release().python}", *platforms]
     wheels = ["--quiet", "--dest", str(root / "opt/wheels"), *only, *_dependencies()]
     run_tool([sys.executable, "-m", "pip", "download", *wheels])
     _in_root(root, "python3", "-m", "venv", "/opt/nodeagent")
