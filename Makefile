@@ -151,9 +151,9 @@ uninstall: ## as root: stop the agent and remove it and its unit; keep configura
 	@$(BOOTSTRAP) check-installed "$$PREFIX"
 	@cd / && "$$PREFIX/bin/python" -I -c '$(FROM_HERE) from nodeagent.cli.start import main; main()' "$(CURDIR)" uninstall --prefix "$$PREFIX" $(if $(PURGE),--purge)
 
-deb: ## build packages for Debian 12 and 13 in dist/, dependencies included
+deb: ## build packages for Debian 12 and 13 in dist/, dependencies included, for ARCHITECTURE amd64 or arm64
 	@.ci/setup run
-	systemd/debian/build $(BIN)/python dist
+	ARCHITECTURE=$(ARCHITECTURE) systemd/debian/build $(BIN)/python dist
 
 rpm: ## build an RPM in dist/ with rpmbuild (Debian: rpm), for the Python of PYTHON_VERSION (3.12)
 	@.ci/setup run
@@ -170,9 +170,9 @@ test-rpm: ## as root: build an RPM for the Python of Debian 13, and install, rei
 	PYTHON_VERSION=3.13 systemd/rpm/build $(BIN)/python dist
 	systemd/rpm/try dist/nodeagent-*.python3.13.$$(uname -m).rpm
 
-test-rebuild: ## as root: build the packages and the RPM in two fresh roots with other paths, users and clocks, and compare them
+test-rebuild: ## as root: build the packages and the RPM in two fresh roots with other paths, users and clocks, and compare them; ARCHITECTURE as for deb
 	@.ci/setup run
-	systemd/rebuild $(BIN)/python dist deb rpm
+	ARCHITECTURE=$(ARCHITECTURE) systemd/rebuild $(BIN)/python dist deb rpm
 
 image: ## build the container image in dist/ with mmdebstrap; ARCHITECTURE=arm64 requires qemu-user-static, IMAGE=REFERENCE is its name, MIRROR=URL a Debian mirror
 	@.ci/setup run
@@ -188,10 +188,10 @@ test-portable: ## as root: two builds of the portable service are identical, and
 	NODEAGENT_TEST_PORTABLE="$$(echo "$$PWD"/dist/nodeagent_*_amd64.raw)" $(BIN)/python -m pytest --timeout 2400 -s tests/node/test_portable.py
 
 test-image: ## as root: two builds of the container image are identical, and it works as a static pod on a real containerd
-	@.ci/setup dev real
-	systemd/image/rebuild $(BIN)/python dist
-	NODEAGENT_TEST_RUNS=1 NODEAGENT_TEST_IMAGE="$$(echo "$$PWD"/dist/nodeagent_*_"$$(dpkg --print-architecture)".oci.tar)" \
-		$(BIN)/python -m pytest --timeout 0 tests/integration/test_container_image.py
+	@.ci/setup dev real image
+	MIRROR=$(MIRROR) systemd/rebuild $(BIN)/python dist image
+	KUBE_BIN_DIR=$(KUBE_BIN_DIR) NODEAGENT_TEST_RUNS=1 NODEAGENT_TEST_IMAGE="$$(echo "$$PWD"/dist/nodeagent_*_"$$(dpkg --print-architecture)".oci.tar)" \
+		$(BIN)/python -m pytest --timeout 0 tests/integration/test_container_image.py tests/cluster/test_container_image.py
 
 format: ## format the code
 	@.ci/setup dev
