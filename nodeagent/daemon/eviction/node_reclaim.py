@@ -66,8 +66,9 @@ class NodeReclaim:
     ) -> StepEnd:
         """Run one step, interrupted when a hard memory or PID threshold is met; return after its end.
 
-        The method returns earlier if a hard filesystem threshold remains met even if this step and all later steps free
-        everything that they can: a pod must then be evicted in any case. :meth:`finish` waits for the step.
+        A step that is still running ends first. The method returns earlier if a hard filesystem threshold remains met
+        even if this step and all later steps free everything that they can: a pod must then be evicted in any case.
+        :meth:`finish` waits for the step.
 
         Thresholds in ``without_victim`` interrupt no step, since no pod can be evicted for them. A failed step counts
         as completed, so that it does not withhold evictions permanently. The effect of the step is outstanding
@@ -76,6 +77,7 @@ class NodeReclaim:
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
         """
+        await self.finish()
         self._layout = (await self._signals.layout()).layout
         insufficient = asyncio.Event()
         if self.is_insufficient(status):  # known from the plan of an earlier step
@@ -117,7 +119,8 @@ class NodeReclaim:
             return
         self._context.loop_statuses.beat(LOOP_NAME, _RECLAIM_S)
         await asyncio.wait({self._running})
-        error = None if self._running.cancelled() else self._running.exception()
+        ended, self._running = self._running, None
+        error = None if ended.cancelled() else ended.exception()
         if isinstance(error, RuntimeUnavailableError):
             self._reporter.log_warnings([f"node-level reclaim ended: {error}"])
         elif error is not None:

@@ -12,7 +12,8 @@ from nodeagent.act.eviction.reclaimer import UNKNOWN_AMOUNTS, Reclaimable, Recla
 from nodeagent.errors import RuntimeUnavailableError
 from tests.unit.builders import MIB
 from tests.unit.daemon.eviction.eviction_node import Node, disk_node, run_pass
-from tests.unit.plan.eviction.cases import disk, pod, read
+from tests.unit.plan.eviction.cases import disk, known, pod, read
+from tests.unit.plan.eviction.test_other_filesystems import KATA, on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,6 +138,27 @@ async def test_lost_runtime_during_reclaim_is_logged_after_the_eviction() -> Non
     node.reclaims[IMAGES[0]] = lost
     await run_pass(node)
     assert (node.evicted, node.result()) == (["writer"], "evicted")
+    assert "node-level reclaim ended: no socket" in [each["warning"] for each in node.events("eviction_warning")]
+
+
+async def test_running_step_ends_before_the_steps_of_another_filesystem() -> None:
+    node = blocked_node(Reclaimable(10 * MIB), others=(KATA,), pods=(pod("static", static=known(value=True)),))
+    node.readings = lambda: (read("imagefs.available", 50), on(KATA, 50))
+
+    async def run(step: ReclaimStep, stop: asyncio.Event, planned: Callable[[Reclaimable], None]) -> Reclaimed:
+        del stop
+        node.reclaimed.append(step.text)
+        if step.text in IMAGES:
+            planned(node.reclaimable)
+            await asyncio.sleep(0.05)
+            raise RuntimeUnavailableError("no socket")
+        assert step.other is None or node.events("eviction_warning")
+        return Reclaimed(step, None)
+
+    node.run = run  # type: ignore[assignment]
+    await run_pass(node)
+    assert node.evicted == []
+    assert "dead-containers on /kata" in node.reclaimed
     assert "node-level reclaim ended: no socket" in [each["warning"] for each in node.events("eviction_warning")]
 
 
