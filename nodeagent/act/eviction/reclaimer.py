@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.act.gc.preview import Preview
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnsupportedError
+from nodeagent.observe.pod_cgroups import total
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.reclaim import ReclaimAction
 from nodeagent.plan.gc.image_origin import Irreplaceable
@@ -126,7 +127,7 @@ class Reclaimer:
         Args:
             step: the step.
             stop: when set, no removal of a further item starts.
-            planned: called with the reclaimable amounts before the first removal, if known.
+            planned: called with the reclaimable amounts before the first removal.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -153,15 +154,22 @@ class Reclaimer:
         """
         if step.action not in IMAGE_ACTIONS or step.other is not None:
             return UNKNOWN_AMOUNTS
-        snapshot = preview.snapshot
-        plan = plan_image_gc(snapshot, self._policy.images, remove_all_unused=True, only_on=_watched_path(snapshot))
+        snapshot, policy, (plan,) = preview.snapshot, self._policy.images, preview.plans
+        if self._image_policy(step, snapshot) is not policy:
+            plan = plan_image_gc(snapshot, policy, remove_all_unused=True, only_on=_watched_path(snapshot))
         if plan.blocked:
             return UNKNOWN_AMOUNTS
-        size_bytes = _sum(each.frees_bytes for each in plan.removals)
+        size_bytes = total(each.frees_bytes for each in plan.removals)
         return Reclaimable(
             None if size_bytes is None else size_bytes + plan.pending_bytes,
-            None if plan.pending_bytes else _sum(each.frees_inodes for each in plan.removals),
+            None if plan.pending_bytes else total(each.frees_inodes for each in plan.removals),
         )
+
+    def _image_policy(self, step: ReclaimStep, snapshot: NodeSnapshot) -> ImageGCPolicy:
+        """Return the policy of an image reclaim step; the first step keeps images that cannot be pulled again."""
+        if step.action is ReclaimAction.UNUSED_IMAGES and snapshot.image_sources is not None:
+            return without_irreplaceable(self._policy.images)
+        return self._policy.images
 
     async def _collected(self) -> bool:
         """Run the runtime's garbage collection; return whether it succeeded.
@@ -187,9 +195,7 @@ class Reclaimer:
         """
         if step.action in IMAGE_ACTIONS:
             snapshot = await self._observe(Scope.IMAGES)
-            policy = self._policy.images
-            if step.action is ReclaimAction.UNUSED_IMAGES and snapshot.image_sources is not None:
-                policy = without_irreplaceable(policy)
+            policy = self._image_policy(step, snapshot)
             path = _watched_path(snapshot) if step.other is None else _path_of(step.other, snapshot)
             plan = plan_image_gc(snapshot, policy, remove_all_unused=True, only_on=path)
             return Preview(Scope.IMAGES, snapshot, (plan,))
@@ -205,16 +211,6 @@ class Reclaimer:
         ids = {each.id for each in snapshot.sandboxes if each.uid in evicted}
         own = replace(plans.sandboxes, decisions=tuple(each for each in plans.sandboxes.decisions if each.id in ids))
         return Preview(Scope.CONTAINERS, snapshot, (own, plans.logs) if ids else (plans.logs,))
-
-
-def _sum(amounts: Iterable[int | None]) -> int | None:
-    """Return the sum; ``None`` if any amount is unknown."""
-    total = 0
-    for each in amounts:
-        if each is None:
-            return None
-        total += each
-    return total
 
 
 def _watched_path(snapshot: NodeSnapshot) -> str:
