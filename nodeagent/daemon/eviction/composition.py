@@ -15,6 +15,7 @@ from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api import eviction as documents
 from nodeagent.api.codec import encode_line
 from nodeagent.daemon.eviction import LOOP_NAME
+from nodeagent.daemon.eviction.image_observation import ImageObservation
 from nodeagent.daemon.eviction.loop import EvictionLoop
 from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
 from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
@@ -154,6 +155,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
         reporter,
     )
     reclaims_cache = settings.reclaim_cache and not agent.dry_run
+    images = ImageObservation(agent.observer.observe, context.clock)
     evictor, cleaner, admission = _make_evictor(agent, pod_reader)
     loop = EvictionLoop(
         context,
@@ -162,7 +164,8 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
             refused=partial(refusal, agent),
             evictor=evictor,
             admission=admission,
-            reclaimer=_make_reclaimer(context, agent),
+            reclaimer=_make_reclaimer(context, agent, images),
+            images=images,
             effects=OutstandingEffects(
                 context,
                 cleaner,
@@ -204,11 +207,12 @@ def _make_evictor(agent: Agent, pod_reader: PodReader) -> tuple[Evictor, Contain
     return by_role, make_cleaner(agent, cleaner), by_role
 
 
-def _make_reclaimer(context: DaemonContext, agent: Agent) -> Reclaimer:
+def _make_reclaimer(context: DaemonContext, agent: Agent, images: ImageObservation) -> Reclaimer:
     async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
         def log(result: Result) -> None:
             log_result(context.logger, result, dry_run=agent.dry_run)
 
+        images.discard()
         start = partial(log_start, context.logger)
         return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_start=start, on_result=log)
 
@@ -218,7 +222,7 @@ def _make_reclaimer(context: DaemonContext, agent: Agent) -> Reclaimer:
         return {each.uid: each.sandbox_ids for each in context.eviction.victims}
 
     return Reclaimer(
-        agent.observer.observe,
+        images.observe,
         agent.settings.policy,
         run,
         evicted=evicted,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.plan.eviction.effects import VISIBLE_WITHIN_S
 from nodeagent.plan.eviction.shortage import shortage_of
@@ -12,7 +12,20 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.eviction.pass_actions import PassActions
     from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
+    from nodeagent.observe.eviction_signals import SignalReadings
     from nodeagent.plan.eviction.planner import EvictionPlan
+
+
+class Visible(NamedTuple):
+    """Readings after an action.
+
+    Attributes:
+        readings: the last readings; ``None`` if the plan has no threshold.
+        available: available amount of the signal; ``None`` without readings or if the signal is unreadable.
+    """
+
+    readings: SignalReadings | None
+    available: float | None
 
 
 class EffectWait:
@@ -23,15 +36,14 @@ class EffectWait:
         self._actions = actions
         self._signals = signals
 
-    async def wait(self, plan: EvictionPlan, *, unrecorded_effect: bool = False) -> float | None:
-        """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the available amount of the signal.
+    async def wait(self, plan: EvictionPlan, *, unrecorded_effect: bool = False) -> Visible:
+        """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the last readings.
 
-        The amount is ``None`` if the plan has no threshold or the signal is unreadable. A slower effect remains
-        outstanding for the next passes. ``unrecorded_effect`` waits although no effect is recorded, such as for a pod
-        that ended by itself.
+        A slower effect remains outstanding for the next passes. ``unrecorded_effect`` waits although no effect is
+        recorded, such as for a pod that ended by itself.
         """
         if plan.selected is None:
-            return None
+            return Visible(None, None)
         effects, clock = self._actions.effects, self._context.clock
         threshold, ends_s = plan.selected.threshold, clock.monotonic_s() + VISIBLE_WITHIN_S
         shortage = shortage_of(threshold.signal, (await self._signals.layout()).layout, threshold.filesystem)
@@ -40,14 +52,14 @@ class EffectWait:
             await effects.update(readings, may_act=may_act(self._context, self._actions))
             reading = next((each for each in readings.observations if each.measurand == threshold.measurand), None)
             if reading is None:
-                return None
+                return Visible(readings, None)
             reading = threshold.view(reading)
             cleared = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
             if cleared:
                 effects.end_cleared(shortage)
             waiting = unrecorded_effect or effects.is_outstanding(shortage, threshold.measurand.path)
             if cleared or not waiting or clock.monotonic_s() >= ends_s:
-                return reading.available
+                return Visible(readings, reading.available)
             await asyncio.sleep(self._actions.settle_step_s)
 
 

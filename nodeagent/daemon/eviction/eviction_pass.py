@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.evictor import EvictionOutcome
+from nodeagent.act.eviction.reclaimer import IMAGE_ACTIONS
 from nodeagent.daemon.eviction.effect_wait import EffectWait
 from nodeagent.daemon.eviction.node_reclaim import NodeReclaim, StepEnd
 from nodeagent.daemon.eviction.pass_result import NO_VICTIM, PassResult
@@ -118,6 +119,8 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
         finally:
             self._measurement.cancel()
             await self._node_reclaim.finish()
+            if self._actions.images is not None:
+                self._actions.images.discard()
 
     async def _run(
         self, evaluation: Evaluation, readings: SignalReadings | None, is_limit_check_due: Callable[[], bool]
@@ -169,7 +172,7 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
             if not plan.reclaim or plan.selected is None or self._stop.is_set():
                 return plan
             if not self._actions.dry_run and self._monitors.signals.is_soon_exhausted(plan.selected):
-                self._measurement.begin()
+                self._begin_observations(plan)
             step = plan.reclaim[0]
             end = (
                 StepEnd.FINISHED if step in self._attempts.dry_run_steps else await self._run_step(step, plan.selected)
@@ -183,9 +186,15 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
                 self._without_victim |= {plan.selected.threshold}  # no pod is evicted before image reclaim
                 continue
             self._reclaimed.add(step)
-            await self._effect_wait.wait(plan)
+            readings = (await self._effect_wait.wait(plan)).readings
             if self._actions.dry_run:
                 self._attempts.dry_run_steps.add(step)
+
+    def _begin_observations(self, plan: EvictionPlan) -> None:
+        """Begin what the next steps of a plan require, while its first step runs: space runs out within seconds."""
+        self._measurement.begin()
+        if self._actions.images is not None and any(each.action in IMAGE_ACTIONS for each in plan.reclaim):
+            self._actions.images.begin()
 
     async def _run_step(self, step: ReclaimStep, status: ThresholdStatus) -> StepEnd:
         return await self._node_reclaim.run_step(step, status, self._without_victim)

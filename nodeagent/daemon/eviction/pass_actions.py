@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.eviction.evictor import Evictor
     from nodeagent.act.eviction.reclaimer import Reclaimable, Reclaimed
+    from nodeagent.daemon.eviction.image_observation import ImageObservation
     from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.daemon.eviction.pod_monitor import PodMonitor
@@ -82,6 +83,7 @@ class PassActions(Record, kw_only=True):
         settle_step_s: interval of the readings after an action, in seconds.
         page_cache: reclaims page cache before evictions for memory; ``None`` if disabled, and in a dry run.
         admission: admission of evictions through the API server; ``None`` where the agent evicts without it.
+        images: observation of the images for reclaim; ``None`` if it cannot be begun in advance.
     """
 
     refused: Callable[[], Awaitable[str]]
@@ -93,6 +95,7 @@ class PassActions(Record, kw_only=True):
     settle_step_s: float = SETTLE_STEP_S
     page_cache: CacheRelief | None = None
     admission: Admission | None = None
+    images: ImageObservation | None = None
 
 
 class Monitors(NamedTuple):

@@ -87,7 +87,8 @@ class PodEviction:
             raise
         finally:
             await recorded
-        after = await self._effect_wait.wait(plan, unrecorded_effect=result.outcome is EvictionOutcome.GONE)
+        visible = await self._effect_wait.wait(plan, unrecorded_effect=result.outcome is EvictionOutcome.GONE)
+        after = visible.available
         self._log_result(plan, eviction, result, after=after)
         await self._actions.history.finish(replace(record, result=result, after=after))
         return result

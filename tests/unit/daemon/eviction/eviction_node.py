@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.act.eviction.by_role import RoleEvictor
+    from nodeagent.daemon.eviction.image_observation import ImageObservation
     from nodeagent.daemon.eviction.page_cache import PageCache
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.host.psi_triggers import PressureTriggers
@@ -217,6 +218,7 @@ class Node:
         page_cache: Callable[[Monitors], PageCache] | None = None,
         triggers: PressureTriggers | None = None,
         read_usage: Callable[[], Awaitable[PodInventory | None]] | None = None,
+        images: ImageObservation | None = None,
     ) -> EvictionLoop:
         settings = EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft))
         self.effects = OutstandingEffects(
@@ -236,6 +238,7 @@ class Node:
                 dry_run=self.dry_run,
                 settle_step_s=0.0,
                 page_cache=None if page_cache is None else page_cache(monitors),
+                images=images,
             ),
             monitors,
             triggers,  # type: ignore[arg-type] # unused by single passes

@@ -1,0 +1,116 @@
+"""Observation of the images that begins during an earlier reclaim step."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+
+from nodeagent.daemon.eviction.image_observation import ImageObservation
+from nodeagent.errors import RuntimeRequestError
+from nodeagent.model import NodeSnapshot, RuntimeInfo
+from nodeagent.plan.gc.scope import Scope
+from tests.unit.daemon.eviction.eviction_node import Clock, disk_node, run_pass
+from tests.unit.plan.eviction.cases import read
+
+
+@dataclass
+class Observed:
+    """A node whose observations are counted; the next one fails with ``error``, or waits for ``gate``."""
+
+    clock: Clock = field(default_factory=Clock)
+    scopes: list[Scope] = field(default_factory=list)
+    error: RuntimeRequestError | None = None
+    gate: asyncio.Event | None = None
+
+    async def observe(self, scope: Scope) -> NodeSnapshot:
+        self.scopes.append(scope)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return NodeSnapshot(datetime(2026, 1, 1, tzinfo=UTC), RuntimeInfo("containerd", "2.0", "v1"))
+
+    def images(self) -> ImageObservation:
+        return ImageObservation(self.observe, self.clock)
+
+
+async def begun(images: ImageObservation) -> None:
+    images.begin()
+    await asyncio.sleep(0)
+
+
+async def test_begun_observation_serves_all_image_steps_until_it_is_discarded() -> None:
+    node = Observed()
+    images = node.images()
+    await begun(images)
+    await begun(images)
+    first = await images.observe(Scope.IMAGES)
+    assert await images.observe(Scope.IMAGES) is first
+    assert node.scopes == [Scope.IMAGES]
+    images.discard()
+    assert await images.observe(Scope.IMAGES) is not first
+
+
+async def test_begun_observation_does_not_serve_containers() -> None:
+    node = Observed()
+    images = node.images()
+    await begun(images)
+    await images.observe(Scope.CONTAINERS)
+    assert node.scopes == [Scope.IMAGES, Scope.CONTAINERS]
+
+
+async def test_observation_is_joined_while_it_runs_and_repeated_after_a_second() -> None:
+    node = Observed(gate=asyncio.Event())
+    images = node.images()
+    await begun(images)
+    node.clock.seconds += 1.5
+    waiting = asyncio.ensure_future(images.observe(Scope.IMAGES))
+    await asyncio.sleep(0)
+    assert node.gate is not None
+    node.gate.set()
+    first = await waiting
+    assert len(node.scopes) == 1
+    assert await images.observe(Scope.IMAGES) is not first
+    await begun(images)
+    assert len(node.scopes) == 3
+
+
+async def test_failed_observation_is_repeated() -> None:
+    node = Observed(error=RuntimeRequestError("ListImages", "", "UNAVAILABLE", "busy"))
+    images = node.images()
+    await begun(images)
+    await asyncio.sleep(0)
+    node.error = None
+    await images.observe(Scope.IMAGES)
+    assert len(node.scopes) == 2
+
+
+async def test_discarded_observation_ends() -> None:
+    images = Observed(gate=asyncio.Event()).images()
+    await begun(images)
+    images.discard()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize(
+    ("before_mib", "available_mib", "dry_run", "begins"),
+    [(600, 50, False, True), (101, 99, False, False), (600, 50, True, False)],
+    ids=["fast", "slow", "dry run"],
+)
+async def test_images_are_observed_during_the_first_step_only_if_space_runs_out(
+    before_mib: float, available_mib: float, dry_run: bool, begins: bool
+) -> None:
+    node, observed = disk_node(dry_run=dry_run), Observed()
+    loop = node.loop(images=observed.images())
+    node.readings = lambda: (read("imagefs.available", before_mib),)
+    await run_pass(node, loop)
+    node.clock.seconds += 1.0
+    node.readings = lambda: (read("imagefs.available", available_mib),)
+    await run_pass(node, loop)
+    assert node.reclaimed
+    assert bool(observed.scopes) is begins
+    assert asyncio.all_tasks() == {asyncio.current_task()}
