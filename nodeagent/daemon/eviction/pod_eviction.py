@@ -41,6 +41,7 @@ class PodEviction:
         self._context = context
         self._actions = actions
         self._signals = monitors.signals
+        self._pods = monitors.pods
         self._reporter = monitors.reporter
         self._effect_wait = effect_wait
 
@@ -73,6 +74,7 @@ class PodEviction:
             return result
         recorded = await self._begin_record(record)
         self._reporter.logger.warning("eviction_started", **eviction_fields(plan, eviction))
+        began_s = self._context.clock.monotonic_s()
         try:
             result = await self._carry_out(eviction, pods, readings)
         except NodeAgentError as error:
@@ -91,6 +93,8 @@ class PodEviction:
         after = visible.available
         self._log_result(plan, eviction, result, after=after)
         await self._actions.history.finish(replace(record, result=result, after=after))
+        if eviction.is_urgent:
+            self._pods.evicted(self._context.clock.monotonic_s() - began_s)
         return result
 
     async def _begin_record(self, record: EvictionRecord) -> asyncio.Future[None]:

@@ -21,10 +21,11 @@ _WARM_NEAR_S: Final = 2.0
 _WARM_FAR_S: Final = 30.0
 _LIMITS_EVERY_S: Final = 60.0
 _RECENT_S: Final = 2.5
+_EVICTING_S: Final = 2.5
 LISTED_WITHIN_S: Final = 0.5
 
 
-class PodMonitor:  # 11 attributes: the six arguments, and the cache with its list in progress
+class PodMonitor:  # 12 attributes: the six arguments, and the cache with its list in progress
     """Reads the pods of the node and logs their OOM kills."""
 
     def __init__(  # noqa: PLR0913 - each argument is a dependency
@@ -56,6 +57,7 @@ class PodMonitor:  # 11 attributes: the six arguments, and the cache with its li
         self._listed_within_s = listed_within_s
         self._pods: PodInventory | None = None
         self._read_s: float | None = None
+        self._evicting_s = 0.0
         self._expired = 0
         self._limits_s: float | None = None
         self._listing: asyncio.Future[PodInventory] | None = None
@@ -89,12 +91,14 @@ class PodMonitor:  # 11 attributes: the six arguments, and the cache with its li
         self._reporter.logger.debug("pods_gathered", pods=len(pods.facts))
         self._reporter.log_warnings(pods.warnings)
         self._pods, self._read_s = pods, pods.observed_at.monotonic_s if expired == self._expired else None
+        self._evicting_s = 0.0
         await self._oom_kills.check(pods)
         return pods
 
     async def read_urgently(self) -> PodInventory:
         """Return the pods without disk usage: of a list at most ``_RECENT_S`` old, otherwise of a new list.
 
+        The durations passed to :meth:`evicted` do not count, up to ``_EVICTING_S``.
         If the runtime does not list its pods in time, the pods are those of the last list, with a warning: under memory
         pressure the runtime may answer only after the kernel's OOM killer has killed a process of any pod. Memory and
         PIDs are always read now.
@@ -103,7 +107,8 @@ class PodMonitor:  # 11 attributes: the six arguments, and the cache with its li
             RuntimeUnavailableError: the runtime does not answer, and no recent list exists.
             RuntimeRequestError: the runtime refused to list sandboxes or containers.
         """
-        if self._age_s() <= _RECENT_S and (recent := await self._read_usage()) is not None:
+        age_s = self._age_s() - min(self._evicting_s, _EVICTING_S)
+        if age_s <= _RECENT_S and (recent := await self._read_usage()) is not None:
             return recent
         work = self._list()
         try:
@@ -133,6 +138,13 @@ class PodMonitor:  # 11 attributes: the six arguments, and the cache with its li
         work = self._list()
         await asyncio.wait({work})
         work.result()
+
+    def evicted(self, took_s: float) -> None:
+        """Exclude the duration of an eviction for memory or PIDs from the age of the cached pods.
+
+        Directly after it a list takes longest, and the next eviction is the most urgent.
+        """
+        self._evicting_s += took_s
 
     def expire(self) -> None:
         """Expire the cache, so that the pods are listed before their next use."""

@@ -75,6 +75,7 @@ class Node:
     pods: tuple[PodFacts, ...] = ()
     outcomes: dict[str, EvictionOutcome] = field(default_factory=dict)
     evicted: list[str] = field(default_factory=list)
+    eviction_s: float = 0.0
     reclaimed: list[str] = field(default_factory=list)
     reclaims: dict[str, Callable[[], Reclaimed]] = field(default_factory=dict)
     reclaim_error: Exception | None = None
@@ -167,6 +168,7 @@ class Node:
             if eviction.grace_s:
                 await asyncio.wait_for(hurry.wait(), 5)
             self.evicted.append(eviction.pod.name)
+            self.clock.seconds += self.eviction_s
         return EvictionResult(outcome, "", 0.5, hurry.is_set())
 
     async def run(

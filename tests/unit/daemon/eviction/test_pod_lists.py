@@ -55,6 +55,25 @@ async def test_pod_evicted_after_the_last_list_is_not_evicted_again() -> None:
     assert node.evicted == ["big", "next"]
 
 
+@pytest.mark.parametrize(
+    ("eviction_s", "age_s", "result"),
+    [(3.0, 0.0, "evicted"), (0.0, 3.0, "failed"), (3.0, 3.0, "failed"), (9.0, 0.0, "failed")],
+    ids=["long eviction", "old list", "old list after a long eviction", "longer than the limit"],
+)
+async def test_duration_of_an_eviction_does_not_age_the_pod_list(eviction_s: float, age_s: float, result: str) -> None:
+    pods = (pod("big", memory=500), pod("next", memory=300))
+    node = Node(pods=pods, readings=lambda: (read(available_mib=900),), eviction_s=eviction_s)
+    loop = node.loop(read_usage=node.usage_of_last_list)
+    await run_pass(node, loop)
+    node.readings = lambda: (read(available_mib=10 if node.evicted else 90),)
+    await run_pass(node, loop)
+    assert node.evicted == ["big"]
+    node.pods_error = NodeAgentError("listed")
+    node.clock.seconds += age_s
+    await run_pass(node, loop)
+    assert node.result() == result
+
+
 async def test_pods_are_listed_again_after_a_pod_that_ended_by_itself() -> None:
     available_mib = iter((900, *[90] * 1000))
     node = Node(pods=(pod("big", memory=500),), readings=lambda: (read(available_mib=next(available_mib)),))
