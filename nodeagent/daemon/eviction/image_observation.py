@@ -27,6 +27,15 @@ class ImageObservation:
         self._begun: asyncio.Future[NodeSnapshot] | None = None
         self._begun_s = 0.0
 
+    def prepare(self) -> asyncio.Future[list[NodeSnapshot | BaseException]]:
+        """Observe the node once, so that the first reclaim finds the caches of the observation filled.
+
+        The returned future never fails; a cancellation ends the observation.
+        """
+        return asyncio.gather(
+            *(self._observe(each) for each in (Scope.IMAGES, Scope.CONTAINERS)), return_exceptions=True
+        )
+
     def begin(self) -> None:
         """Start an observation of the images for the next :meth:`observe`, unless a usable one exists."""
         if self._usable() is not None:

@@ -64,6 +64,7 @@ class EvictionLoop:
         self._register_triggers()
         await self._actions.effects.restore()
         wake = self._context.wake.setdefault(LOOP_NAME, asyncio.Event())
+        prepared = None if self._actions.images is None else self._actions.images.prepare()
         try:
             while not stop.is_set() and not await self._actions.refused():
                 self._woken.clear()
@@ -78,6 +79,8 @@ class EvictionLoop:
                     return
                 await wait_for_any(max(0.0, wait_s - SOONEST_S), stop, self._woken, wake)
         finally:
+            if prepared is not None:
+                prepared.cancel()
             self._triggers.close()
             self._monitors.pods.close()
             await self._actions.effects.close()

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.daemon.eviction.image_observation import ImageObservation
 from nodeagent.errors import RuntimeRequestError
+from nodeagent.host.psi_triggers import PressureTriggers
 from nodeagent.model import NodeSnapshot, RuntimeInfo
 from nodeagent.plan.gc.scope import Scope
 from tests.unit.daemon.eviction.eviction_node import Clock, disk_node, run_pass
 from tests.unit.plan.eviction.cases import read
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass
@@ -92,6 +97,24 @@ async def test_discarded_observation_ends() -> None:
     images = Observed(gate=asyncio.Event()).images()
     await begun(images)
     images.discard()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_prepared_observation_is_not_used_for_reclaim_and_does_not_fail() -> None:
+    node = Observed(error=RuntimeRequestError("ListImages", "", "UNAVAILABLE", "busy"))
+    images = node.images()
+    await images.prepare()
+    assert node.scopes == [Scope.IMAGES, Scope.CONTAINERS]
+    node.error = None
+    await images.observe(Scope.IMAGES)
+    assert len(node.scopes) == 3
+
+
+async def test_end_of_the_loop_cancels_the_first_observation(tmp_path: Path) -> None:
+    node, observed, stop = disk_node(), Observed(gate=asyncio.Event()), asyncio.Event()
+    stop.set()
+    await node.loop(images=observed.images(), triggers=PressureTriggers(print, root=tmp_path)).run(stop)
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
