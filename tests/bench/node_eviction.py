@@ -94,8 +94,8 @@ SERIES = {
         room_mib=250,
         beside_mib=180,
         swapped_mib=100,
-        prepare=f"dd if=/dev/zero of=/swap bs=1M count={SWAP_MIB} status=none; chmod 600 /swap; mkswap -q /swap; "
-        "swapon /swap",
+        prepare=f"dd if=/dev/zero of=/swap bs=1M count={SWAP_MIB} conv=fsync status=none; chmod 600 /swap; "
+        "mkswap -q /swap; swapon /swap",
         end="swapoff /swap; rm /swap",
     ),
     "busy": Series(
