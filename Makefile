@@ -3,6 +3,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
+NATIVE = $(shell dpkg --print-architecture)
 PREFIX ?= /opt/nodeagent
 # Unit tests are independent of each other; integration tests share the machine's mounts and cgroups.
 PARALLEL := --numprocesses auto --dist loadfile
@@ -162,8 +163,8 @@ rpm: ## build an RPM in dist/ with rpmbuild (Debian: rpm), for the Python of PYT
 sign: ## sign dist/SHA256SUMS with KEY: the name of a GnuPG key, or a file with a private key (PEM, for openssl)
 	@systemd/sign dist "$(KEY)"
 
-test-packages: ## as root: install, upgrade, remove and purge the packages of dist/ in fresh roots of Debian 12 and 13
-	@for each in dist/nodeagent_*~deb*_$$(dpkg --print-architecture).deb; do systemd/debian/try "$$each" || exit 1; done
+test-packages: ## as root: install, upgrade, remove and purge the packages of dist/ in fresh roots of Debian 12 and 13; ARCHITECTURE=arm64 requires qemu-user-static
+	@for each in dist/nodeagent_*~deb*_$(or $(ARCHITECTURE),$(NATIVE)).deb; do systemd/debian/try "$$each" || exit 1; done
 
 test-rpm: ## as root: build an RPM for the Python of Debian 13, and install, reinstall and erase it with rpm in a fresh root
 	@.ci/setup run
