@@ -188,10 +188,12 @@ test-portable: ## as root: two builds of the portable service are identical, and
 	FORMAT=raw systemd/image/rebuild $(BIN)/python dist
 	NODEAGENT_TEST_PORTABLE="$$(echo "$$PWD"/dist/nodeagent_*_amd64.raw)" $(BIN)/python -m pytest --timeout 2400 -s tests/node/test_portable.py
 
-test-image: ## as root: two builds of the container image are identical, and it works as a static pod on a real containerd
+test-image: ## as root: two builds of the container image are identical, and it works as a static pod on a real containerd; with ARCHITECTURE=arm64, its commands run under qemu-user instead
 	@.ci/setup dev real image
-	MIRROR=$(MIRROR) systemd/rebuild $(BIN)/python dist image
-	KUBE_BIN_DIR=$(KUBE_BIN_DIR) NODEAGENT_TEST_RUNS=1 NODEAGENT_TEST_IMAGE="$$(echo "$$PWD"/dist/nodeagent_*_"$$(dpkg --print-architecture)".oci.tar)" \
+	ARCHITECTURE=$(ARCHITECTURE) MIRROR=$(MIRROR) systemd/rebuild $(BIN)/python dist image
+	systemd/image/try dist/nodeagent_*_$(or $(ARCHITECTURE),$(NATIVE)).oci.tar
+	[ "$(or $(ARCHITECTURE),$(NATIVE))" != "$(NATIVE)" ] || KUBE_BIN_DIR=$(KUBE_BIN_DIR) NODEAGENT_TEST_RUNS=1 \
+		NODEAGENT_TEST_IMAGE="$$(echo "$$PWD"/dist/nodeagent_*_"$(NATIVE)".oci.tar)" \
 		$(BIN)/python -m pytest --timeout 0 tests/integration/test_container_image.py tests/cluster/test_container_image.py
 
 format: ## format the code
