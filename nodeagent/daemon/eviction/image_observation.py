@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.errors import NodeAgentError
 from nodeagent.plan.gc.scope import Scope
 
 if TYPE_CHECKING:
@@ -27,14 +29,14 @@ class ImageObservation:
         self._begun: asyncio.Future[NodeSnapshot] | None = None
         self._begun_s = 0.0
 
-    def prepare(self) -> asyncio.Future[list[NodeSnapshot | BaseException]]:
+    async def prepare(self) -> None:
         """Observe the node once, so that the first reclaim finds the caches of the observation filled.
 
-        The returned future never fails; a cancellation ends the observation.
+        A failure has no effect: a reclaim step observes the node itself.
         """
-        return asyncio.gather(
-            *(self._observe(each) for each in (Scope.IMAGES, Scope.CONTAINERS)), return_exceptions=True
-        )
+        with suppress(NodeAgentError):
+            for scope in (Scope.IMAGES, Scope.CONTAINERS):
+                await self._observe(scope)
 
     def begin(self) -> None:
         """Start an observation of the images for the next :meth:`observe`, unless a usable one exists."""

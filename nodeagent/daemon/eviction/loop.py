@@ -58,13 +58,13 @@ class EvictionLoop:
         self._runtime = RuntimeWatch(self._logger)
         self._woken = asyncio.Event()
         self._attempts = Attempts()
+        self._preparing: asyncio.Future[None] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run passes until ``stop`` is set or evictions are refused."""
         self._register_triggers()
         await self._actions.effects.restore()
         wake = self._context.wake.setdefault(LOOP_NAME, asyncio.Event())
-        prepared = None if self._actions.images is None else self._actions.images.prepare()
         try:
             while not stop.is_set() and not await self._actions.refused():
                 self._woken.clear()
@@ -79,8 +79,8 @@ class EvictionLoop:
                     return
                 await wait_for_any(max(0.0, wait_s - SOONEST_S), stop, self._woken, wake)
         finally:
-            if prepared is not None:
-                prepared.cancel()
+            if self._preparing is not None:
+                self._preparing.cancel()
             self._triggers.close()
             self._monitors.pods.close()
             await self._actions.effects.close()
@@ -133,6 +133,10 @@ class EvictionLoop:
             await signals.refresh_others_if_due()
             if await self._refresh_pods():
                 evaluation = await signals.evaluate()
+            elif self._preparing is None and self._actions.images is not None:
+                self._preparing = asyncio.ensure_future(self._actions.images.prepare())
+        elif self._preparing is not None:
+            self._preparing.cancel()  # it would delay the observations of this pass
         paused = self._context.pass_lock.pause() is not None
         policy = self._settings.policy
         if paused:

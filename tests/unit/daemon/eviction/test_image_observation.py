@@ -29,9 +29,11 @@ class Observed:
     scopes: list[Scope] = field(default_factory=list)
     error: RuntimeRequestError | None = None
     gate: asyncio.Event | None = None
+    started: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def observe(self, scope: Scope) -> NodeSnapshot:
         self.scopes.append(scope)
+        self.started.set()
         if self.gate is not None:
             await self.gate.wait()
         if self.error is not None:
@@ -105,16 +107,44 @@ async def test_prepared_observation_is_not_used_for_reclaim_and_does_not_fail() 
     node = Observed(error=RuntimeRequestError("ListImages", "", "UNAVAILABLE", "busy"))
     images = node.images()
     await images.prepare()
-    assert node.scopes == [Scope.IMAGES, Scope.CONTAINERS]
     node.error = None
+    await images.prepare()
+    assert node.scopes == [Scope.IMAGES, Scope.IMAGES, Scope.CONTAINERS]
     await images.observe(Scope.IMAGES)
-    assert len(node.scopes) == 3
+    assert len(node.scopes) == 4
+
+
+async def test_node_is_observed_once_after_the_first_pass_without_pressure() -> None:
+    node, observed = disk_node(), Observed()
+    loop = node.loop(images=observed.images())
+    await run_pass(node, loop)
+    assert observed.scopes == []
+    node.readings = lambda: (read("imagefs.available", 900),)
+    for _ in range(3):
+        await run_pass(node, loop)
+    assert observed.scopes == [Scope.IMAGES, Scope.CONTAINERS]
+
+
+async def test_met_threshold_cancels_the_first_observation() -> None:
+    node, observed = disk_node(), Observed(gate=asyncio.Event())
+    loop = node.loop(images=observed.images())
+    met = node.readings
+    node.readings = lambda: (read("imagefs.available", 900),)
+    await run_pass(node, loop)
+    node.readings = met
+    await run_pass(node, loop)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_end_of_the_loop_cancels_the_first_observation(tmp_path: Path) -> None:
     node, observed, stop = disk_node(), Observed(gate=asyncio.Event()), asyncio.Event()
+    node.readings = lambda: (read("imagefs.available", 900),)
+    loop = node.loop(images=observed.images(), triggers=PressureTriggers(print, root=tmp_path))
+    run = asyncio.ensure_future(loop.run(stop))
+    await asyncio.wait_for(observed.started.wait(), 5)
     stop.set()
-    await node.loop(images=observed.images(), triggers=PressureTriggers(print, root=tmp_path)).run(stop)
+    await asyncio.wait_for(run, 5)
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
