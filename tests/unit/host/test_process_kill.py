@@ -85,13 +85,21 @@ def with_data(mib: int) -> subprocess.Popen[bytes]:
 
 
 def test_memory_of_a_dying_process_is_freed() -> None:
-    for _ in range(20):  # the process may end before the call
-        dying = with_data(100)
-        dying.kill()
-        freed = free_memory_of_killed(dying.pid)
-        dying.communicate()
-        if freed:
-            return
+    processors = os.sched_getaffinity(0)
+    try:
+        for _ in range(20):  # the processor may be taken away before the call
+            dying = with_data(100)
+            os.sched_setscheduler(dying.pid, os.SCHED_IDLE, os.sched_param(0))  # it does not end while this thread runs
+            for pid in (0, dying.pid):
+                os.sched_setaffinity(pid, {min(processors)})
+            dying.kill()
+            freed = free_memory_of_killed(dying.pid)
+            os.sched_setaffinity(0, processors)
+            dying.communicate()
+            if freed:
+                return
+    finally:
+        os.sched_setaffinity(0, processors)
     raise AssertionError("no memory was freed in 20 attempts")
 
 
