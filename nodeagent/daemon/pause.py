@@ -67,7 +67,8 @@ class PauseTask:
         while not stop.is_set():
             await self.check()
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), POLL_S)
+                async with asyncio.timeout(POLL_S):
+                    await stop.wait()
 
     async def check(self) -> None:
         """End a pause of an earlier boot that has expired by a trusted wall clock; remove an ended pause from disk."""

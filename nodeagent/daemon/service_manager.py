@@ -181,7 +181,8 @@ async def read_again(settings: Settings) -> Settings:
     except OSError as error:
         raise ConfigError(f"cannot check the configuration: {error}") from error
     try:
-        output, errors = await asyncio.wait_for(child.communicate(pickle.dumps(settings.origin)), _CHECK_WITHIN_S)
+        async with asyncio.timeout(_CHECK_WITHIN_S):
+            output, errors = await child.communicate(pickle.dumps(settings.origin))
     except TimeoutError as error:
         child.kill()
         await child.wait()

@@ -48,5 +48,6 @@ class ShutdownAnnouncement:
         """Wait until every expected part is settled, at most this time; return whether it is."""
         if not self._settled.is_set() and seconds > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._settled.wait()
         return self._settled.is_set()

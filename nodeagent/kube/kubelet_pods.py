@@ -69,9 +69,8 @@ class KubeletPods:
         """
         access = self._access
         try:
-            return await asyncio.wait_for(
-                asyncio.to_thread(_read, access, self._find_owners), access.timeout_s + _MARGIN_S
-            )
+            async with asyncio.timeout(access.timeout_s + _MARGIN_S):
+                return await asyncio.to_thread(_read, access, self._find_owners)
         except TimeoutError as error:
             raise ObservationError(f"{pods_address(access)}: no answer in {access.timeout_s:g} s") from error
 

@@ -98,7 +98,8 @@ class ImageFilesystemReader:
         The path is read in a thread with a deadline, since statvfs on a dead mount never returns.
         """
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._read_filesystem, path), STATVFS_DEADLINE_S)
+            async with asyncio.timeout(STATVFS_DEADLINE_S):
+                return await asyncio.to_thread(self._read_filesystem, path)
         except TimeoutError:
             return f"{path}: statvfs timed out after {STATVFS_DEADLINE_S:.0f} s"
         except ObservationError as error:

@@ -83,7 +83,8 @@ class PodCgroups:
         Source: Kubernetes in-place pod resize; CRI ``UpdateContainerResources``.
         """
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._find_resized, dict(traits)), _WITHIN_S)
+            async with asyncio.timeout(_WITHIN_S):
+                return await asyncio.to_thread(self._find_resized, dict(traits))
         except TimeoutError:
             return frozenset()
 
@@ -97,7 +98,8 @@ class PodCgroups:
     ) -> dict[str, PodReading]:
         """Return memory, swap and PIDs of each pod, by UID; empty, with a warning added, after a timeout."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._read_all, pods, handles), _WITHIN_S)
+            async with asyncio.timeout(_WITHIN_S):
+                return await asyncio.to_thread(self._read_all, pods, handles)
         except TimeoutError:
             warnings.append(f"cannot read the cgroups of pods: no answer within {_WITHIN_S:g} s")
             return {}

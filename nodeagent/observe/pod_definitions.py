@@ -115,7 +115,8 @@ class _StaticPods:
         if self._manifests is None:
             return
         try:
-            found = await asyncio.wait_for(asyncio.to_thread(self._manifests.read), _MANIFESTS_S)
+            async with asyncio.timeout(_MANIFESTS_S):
+                found = await asyncio.to_thread(self._manifests.read)
         except TimeoutError:
             warnings.append(f"cannot read static manifests: timeout after {_MANIFESTS_S:g} s; using the previous ones")
             return

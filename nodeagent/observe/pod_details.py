@@ -92,7 +92,8 @@ class RuntimeDetails:
         if not missing:
             return
         try:
-            await asyncio.wait_for(asyncio.gather(*map(attempt, missing)), _WITHIN_S)
+            async with asyncio.timeout(_WITHIN_S):
+                await asyncio.gather(*map(attempt, missing))
         except TimeoutError:
             failed.append(f"no answer in {_WITHIN_S:g} s")
         if failed:

@@ -184,7 +184,8 @@ class PodDiskReader:
                 break
             changed.clear()
             try:
-                await asyncio.wait_for(changed.wait(), min(left_s, HANGS_S))
+                async with asyncio.timeout(min(left_s, HANGS_S)):
+                    await changed.wait()
             except TimeoutError:
                 self._queue.replace_hanging_workers()
         for each in self._walks.values():

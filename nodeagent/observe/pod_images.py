@@ -111,7 +111,8 @@ class PodImageReader:
         if self._manifests is None:
             return ""
         try:
-            found = await asyncio.wait_for(asyncio.to_thread(self._manifests.read), _MANIFESTS_S)
+            async with asyncio.timeout(_MANIFESTS_S):
+                found = await asyncio.to_thread(self._manifests.read)
         except TimeoutError:
             problem = f"cannot read static manifests: timeout after {_MANIFESTS_S:g} s"
             if not self._static_read:

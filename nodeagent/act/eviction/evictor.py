@@ -196,7 +196,8 @@ class CriEvictor:  # 11 attributes: one per dependency, two time limits
         if within_s is not None and await asyncio.to_thread(self._has_same_containers, handle):
             return None
         try:
-            pods = await asyncio.wait_for(self._read_pods(), within_s)
+            async with asyncio.timeout(within_s):
+                pods = await self._read_pods()
         except TimeoutError:
             return None
         return change_of(pods, eviction, handle, self._policy)

@@ -132,7 +132,8 @@ class Measurement:
                 await make_visible([before.path])
             waited_s += SETTLE_STEP_S
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), SETTLE_STEP_S)
+                async with asyncio.timeout(SETTLE_STEP_S):
+                    await self._stop.wait()
 
     def _detail(self, measured: MeasuredFilesystem, low: int) -> str:
         progress, after = self._progress, measured.after

@@ -148,7 +148,8 @@ class ControlService(Readings):
         self._context.awaiting_reload.append(waiting)
         self._context.reload.set()
         try:
-            reloaded = await asyncio.wait_for(waiting, _RELOAD_WITHIN_S)
+            async with asyncio.timeout(_RELOAD_WITHIN_S):
+                reloaded = await waiting
         except TimeoutError as error:
             raise NodeAgentError(f"configuration not reloaded within {_RELOAD_WITHIN_S:g} s") from error
         return encode_line(reload_document(reloaded))
