@@ -74,6 +74,8 @@ def blocked(pid: int) -> bool:
 
 def hang_up(process: subprocess.Popen[bytes]) -> bool:
     """Send SIGHUP; return whether the process was running and blocked, ignored or caught the signal."""
+    if process.returncode is not None:  # reaped by the last send_signal
+        return False
     mask = masks(process.pid)
     if process.poll() is not None:
         return False
