@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Observed:
-    """A node whose observations are counted; the next one fails with ``error``, or waits for ``gate``."""
+    """A node that records the scopes of its observations.
+
+    While ``error`` is set, an observation raises it; an observation ends only after the event ``gate`` is set.
+    """
 
     clock: Clock = field(default_factory=Clock)
     scopes: list[Scope] = field(default_factory=list)
