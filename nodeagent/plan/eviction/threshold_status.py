@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nodeagent.plan.eviction.signals import Operator
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -40,3 +41,15 @@ class ThresholdStatus(Record):
     def grace_left_s(self) -> float:
         """Remaining grace period in seconds."""
         return max(0.0, self.threshold.grace_s - self.met_for_s)
+
+    @property
+    def shortfall(self) -> float | None:
+        """Amount missing to clear the threshold with its minimum reclaim, in the unit of the signal.
+
+        0 if the reading clears the threshold; ``None`` without a reading. Node-level reclaim stops at this amount.
+        """
+        if self.observation is None:
+            return None
+        limit = self.threshold.limit(self.observation.capacity, with_reclaim=True)
+        missing = limit - self.observation.available
+        return max(0.0, missing if self.threshold.operator is Operator.LESS_THAN else -missing)

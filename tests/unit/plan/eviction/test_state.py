@@ -12,6 +12,7 @@ from nodeagent.plan.eviction.poll_interval import next_poll_s
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import Evaluation, EvictionState, evaluate, record_eviction
 from nodeagent.record import replace
+from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import EMPTY_STATE, POLICY, at, evaluated, read, thresholds
 
 if TYPE_CHECKING:
@@ -195,6 +196,31 @@ def test_threshold_status_has_limit_and_remaining_grace_period() -> None:
     (status,) = evaluated(read(seconds=30), state=start.state, limits=SOFT, seconds=30).statuses
     assert (status.limit, status.met_for_s, status.grace_left_s) == (100 * 2**20, 30, 60)
     assert (status.met, status.due, status.acting) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("limit", "reclaim", "reading", "shortfall"),
+    [
+        ("nodefs.available<100Mi", "", 40, 60 * MIB),
+        ("nodefs.available<100Mi", "nodefs.available=20Mi", 40, 80 * MIB),
+        ("nodefs.available<100Mi", "nodefs.available=20Mi", 120, 0),
+        ("nodefs.available<100Mi", "", 200, 0),
+        ("nodefs.available<10%", "nodefs.available=5%", 40, 110 * MIB),
+        ("memory.psi.some>6%", "", 24 / MIB, 18),
+    ],
+)
+def test_shortfall_of_a_threshold_includes_its_minimum_reclaim(
+    limit: str, reclaim: str, reading: float, shortfall: float
+) -> None:
+    limits = thresholds(limit, minimum_reclaim=reclaim)
+    signal = limits[0].signal.value
+    (status,) = evaluated(read(signal, reading), limits=limits).statuses
+    assert status.shortfall == pytest.approx(shortfall)
+
+
+def test_shortfall_of_a_threshold_without_a_reading_is_unknown() -> None:
+    (status,) = evaluated(limits=thresholds()).statuses
+    assert status.shortfall is None
 
 
 def test_removed_thresholds_are_dropped_from_the_state() -> None:
