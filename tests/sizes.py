@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FILE_LINES: Final = 400
+FILE_LINES: Final = 500
 FUNCTION_LINES: Final = 60
 ATTRIBUTES: Final = 10
 PARAMETERS: Final = 7

@@ -23,11 +23,11 @@ def called(parameters: int, *, comment: str = "") -> str:
 @pytest.mark.parametrize(
     ("text", "findings"),
     [
-        pytest.param("x = 1\n" * 400, [], id="file at the limit"),
-        pytest.param("x = 1\n" * 401, ["401 lines, limit 400"], id="file over the limit"),
-        pytest.param("# 420 lines: a table\n" + "x = 1\n" * 401, [], id="file with a reason"),
-        pytest.param("# 420 lines: a table\n" + "x = 1\n" * 420, ["421 lines, limit 420"], id="file over its reason"),
-        pytest.param("# 420 lines:\n" + "x = 1\n" * 401, ["402 lines, limit 400"], id="file with an empty reason"),
+        pytest.param("x = 1\n" * 500, [], id="file at the limit"),
+        pytest.param("x = 1\n" * 501, ["501 lines, limit 500"], id="file over the limit"),
+        pytest.param("# 520 lines: a table\n" + "x = 1\n" * 501, [], id="file with a reason"),
+        pytest.param("# 520 lines: a table\n" + "x = 1\n" * 520, ["521 lines, limit 520"], id="file over its reason"),
+        pytest.param("# 520 lines:\n" + "x = 1\n" * 501, ["502 lines, limit 500"], id="file with an empty reason"),
         pytest.param("def f():\n" + "    x = 1\n" * 59, [], id="function at the limit"),
         pytest.param(
             "async def f():\n" + "    x = 1\n" * 60, ["function f has 61 lines, limit 60"], id="function over the limit"
