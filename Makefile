@@ -18,7 +18,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image portable test-portable format clean
+.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image portable test-portable format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -67,6 +67,10 @@ campaign-cluster: ## as root: churn with both collectors, an unavailable API ser
 campaign-eviction: ## as root: evictions under disk pressure on a real containerd, RUNS times each (10)
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest --timeout 0 tests/integration/test_eviction.py -m campaign
+
+campaign-relief: ## as root: shortages that evictions cannot end, on a real containerd, RUNS times each (10)
+	@.ci/setup dev real
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest --timeout 0 tests/integration/test_eviction_relief.py
 
 fuzz: ## fuzz all inputs of other users and programs for MINUTES (30), guided by coverage where atheris is available
 	@.ci/setup dev

@@ -70,6 +70,7 @@ OPTIONAL: Final = frozenset(
             "similar",
             "started_at",
             "threshold",
+            "unrelieved",
             "usage",
         ),
         *("used_percent", "waiting", "warnings"),

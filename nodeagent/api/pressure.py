@@ -73,10 +73,15 @@ class Signal(Part, frozen=True, kw_only=True):
 
 
 class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value):
-    """The node's signals against their thresholds."""
+    """The node's signals against their thresholds.
+
+    Attributes:
+        unrelieved: statements on shortages that no eviction ends; empty without a daemon.
+    """
 
     layout: str
     conditions: tuple[str, ...]
+    unrelieved: tuple[str, ...] = ()
     signals: tuple[Signal, ...]
     warnings: tuple[str, ...]
 
@@ -93,6 +98,7 @@ class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value)
         return cls(
             layout=layout.layout.value,
             conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
+            unrelieved=tuple(each.text for each in evaluation.state.unrelieved.values()),
             signals=tuple(Signal.of(each, evaluation, earlier) for each in readings.observations),
             warnings=tuple(warnings),
         )

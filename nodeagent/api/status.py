@@ -296,6 +296,7 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
         paused: the pause in force; ``None`` if not paused.
         waiting: the reload grace period; ``None`` outside a grace period.
         pod_lists: lists of pods bound to this node; absent in the response of an older daemon.
+        unrelieved: statements on shortages that no eviction ends.
         image_use: observation of image use; absent in the response of an older daemon.
         clock: trust in the wall clock; absent in the response of an older daemon.
     """
@@ -308,6 +309,7 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
     pod_lists: tuple[PodListStatus, ...] = ()
     filesystems: tuple[FilesystemStatus, ...]
     conditions: tuple[str, ...]
+    unrelieved: tuple[str, ...] = ()
     signals: tuple[Signal, ...]
     image_use: ImageUse = ImageUse()
     clock: ClockStatus = ClockStatus()

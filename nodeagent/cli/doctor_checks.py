@@ -138,13 +138,18 @@ def agent_findings(settings: Settings) -> Iterator[Finding]:
         return
     try:
         with connect(control.socket) as connection:
-            status = connection.call("Status", Status, within_s=_STATUS_WITHIN_S).agent
+            status = connection.call("Status", Status, within_s=_STATUS_WITHIN_S)
     except DaemonRefusedError as error:
         yield denied("agent", str(error))
     except DaemonUnavailableError as error:
         yield check_agent(str(error), (), None)
     else:
-        yield check_agent("", status.problems, status.pid if isinstance(status.pid, int) else None)
+        agent = status.agent
+        yield check_agent("", agent.problems, agent.pid if isinstance(agent.pid, int) else None)
+        for statement in status.unrelieved:
+            yield Finding(
+                "shortage", Verdict.PROBLEM, statement, "free the resource manually; see nodeagent du --details and top"
+            )
     yield check_control_group(control.group, group_number(control.group) is not None)
 
 

@@ -99,6 +99,8 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
     yield from table.lines(columns)
     conditions = ", ".join(pressure.conditions)
     yield Line(conditions or "no pressure", "bold red" if conditions else "green")
+    for statement in pressure.unrelieved or ():
+        yield Line(statement, "bold red")
     for warning in pressure.warnings:
         yield Line(f"warning: {warning}", "yellow")
 

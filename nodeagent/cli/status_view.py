@@ -263,6 +263,8 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
         yield line.append("".join(f"  exceeded: {one.text}" for one in met), "bold red")
     found = ", ".join(status.conditions)
     yield Line(found or "no pressure", "bold red" if found else "green")
+    for statement in status.unrelieved or ():
+        yield Line(statement, "bold red")
 
 
 def _disk_bytes(pod: RankedPodUsage) -> int | None:

@@ -7,7 +7,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from nodeagent.config.fields import Count, Duration, OptionalPath, Period, Section, Switch
+from nodeagent.config.fields import Count, Duration, OptionalPath, Percent, Period, Section, Switch
 from nodeagent.errors import ConfigError
 from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.plan.eviction.grammar import parse_thresholds
@@ -79,6 +79,15 @@ class EvictionSection(Section):
     evict_unmeasured: Switch = Field(
         False,
         description="Whether pods with unreadable usage can be evicted. The kubelet evicts such pods first.",
+    )
+    minimum_effect_percent: Percent = Field(
+        10,
+        description="Share of the shortage that the eviction of a pod must free. A pod that frees less is evicted only "
+        "if the growth of its usage causes the shortage.",
+    )
+    always_evict: Switch = Field(
+        False,
+        description="Whether pods are evicted in the kubelet's order even if their eviction cannot end the shortage.",
     )
     max_evictions_per_window: Count = Field(
         10,

@@ -116,6 +116,8 @@ def eviction(config: Config) -> EvictionSettings:
             max_evictions_per_window=section.max_evictions_per_window,
             max_limit_evictions_per_window=section.max_limit_evictions_per_window,
             eviction_window_s=parse_duration_s(section.eviction_window),
+            minimum_effect=section.minimum_effect_percent / 100,
+            always_evict=section.always_evict,
         ),
         interval_s=parse_duration_s(section.interval),
         memory_source=MemorySource(section.memory_signal_source),

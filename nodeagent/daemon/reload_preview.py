@@ -13,6 +13,7 @@ from nodeagent.api.common import Reason
 from nodeagent.api.reload import EvictedPod, Grace, KindCount, MetThreshold, Reload
 from nodeagent.daemon.reload_effect import SHOWN, Effect, threshold_text
 from nodeagent.errors import NodeAgentError
+from nodeagent.model import Role
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.local_storage import has_limit
@@ -229,7 +230,18 @@ async def _find_evictions(agent: Agent, earlier: Settings | None, partial: _Part
     finally:
         await pod_reader.close()
     over = pods_over_limits(pods.facts, settings.policy, layout.layout) if limits else ()
-    first = first_victim(evaluation, pods.facts, settings.policy, layout.layout, layout.others) if met else None
+    first = (
+        first_victim(
+            evaluation,
+            pods.facts,
+            settings.policy,
+            layout.layout,
+            layout.others,
+            removes_volumes=agent.role is Role.BESIDE_KUBELET,
+        )
+        if met
+        else None
+    )
     partial.pods = over if first is None else (*over, first)
 
 

@@ -173,6 +173,7 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
         pod_lists=await _pod_lists(agent),
         filesystems=await reader.filesystems(layout),
         conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
+        unrelieved=tuple(each.text for each in evaluation.state.unrelieved.values()),
         signals=tuple(Signal.of(each, evaluation, reader.earlier) for each in readings.observations),
         image_use=_image_use(agent),
         clock=ClockStatus.of(clock),

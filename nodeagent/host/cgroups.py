@@ -28,6 +28,8 @@ class CgroupUsage(Record):
 
     Attributes:
         memory_bytes: working set: usage minus inactive file pages, at least 0.
+        shared_bytes: part of ``memory_bytes`` in shared memory and tmpfs; 0 if unreadable.
+        cache_bytes: part of ``memory_bytes`` in active page cache and reclaimable slab; 0 if unreadable.
 
     Source: kernel cgroup-v2.rst; kubelet's summary, ``workingSetBytes``.
     """
@@ -35,6 +37,8 @@ class CgroupUsage(Record):
     memory_bytes: int | None = None
     swap_bytes: int | None = None
     pids: int | None = None
+    shared_bytes: int = 0
+    cache_bytes: int = 0
 
 
 class Cgroups:
@@ -120,21 +124,31 @@ def expand_cgroups_path(cgroups_path: str) -> str:
 
 def read_usage(directory: str) -> CgroupUsage | None:
     """Return the usage of a cgroup; ``None`` if no value can be read, such as after its removal."""
+    memory_bytes, shared_bytes, cache_bytes = _read_memory(directory)
     usage = CgroupUsage(
-        read_working_set(directory),
+        memory_bytes,
         _number(f"{directory}/memory.swap.current"),
         _number(f"{directory}/pids.current"),
+        shared_bytes,
+        cache_bytes,
     )
     return None if usage == CgroupUsage() else usage
 
 
 def read_working_set(directory: str) -> int | None:
     """Return the working set of a cgroup in bytes; ``None`` if unreadable."""
+    return _read_memory(directory)[0]
+
+
+def _read_memory(directory: str) -> tuple[int | None, int, int]:
+    """Return the working set of a cgroup, ``None`` if unreadable, and its parts in shared memory and in caches."""
     current = _number(f"{directory}/memory.current")
-    if current is None:
-        return None
-    inactive = _field(_read(f"{directory}/memory.stat"), b"inactive_file")
-    return None if inactive is None else max(0, current - inactive)
+    text = None if current is None else _read(f"{directory}/memory.stat")
+    inactive = _field(text, b"inactive_file")
+    if current is None or inactive is None:
+        return None, 0, 0
+    cache = (_field(text, b"active_file") or 0) + (_field(text, b"slab_reclaimable") or 0)
+    return max(0, current - inactive), _field(text, b"shmem") or 0, cache
 
 
 def read_working_sets(directories: Mapping[str, str]) -> dict[str, int]:
@@ -170,6 +184,21 @@ def read_memory_stall_us(directory: str) -> int | None:
         return None
     value = text.partition(b"\n")[0].rpartition(b"total=")[2]
     return int(value) if value.isdigit() else None
+
+
+def read_memory_stalls(directory: str) -> tuple[float | None, float | None]:
+    """Return the percentages of time, over ten seconds, in which some and in which all processes waited for memory.
+
+    A value is ``None`` without PSI. Source: kernel psi.rst, ``avg10``.
+    """
+    lines = (_read(f"{directory}/memory.pressure") or b"").splitlines()
+    found: dict[bytes, float] = {}
+    for line in lines:
+        kind, _, rest = line.partition(b" avg10=")
+        value = rest.partition(b" ")[0]
+        if value.replace(b".", b"", 1).isdigit():
+            found[kind] = float(value)
+    return found.get(b"some"), found.get(b"full")
 
 
 def read_memory_max(directory: str) -> int | None:

@@ -269,6 +269,21 @@ class PodDiskWalk:
         return TreeReader(device, mounts=self._mounts)
 
 
+def memory_volumes_bytes(uid: str, kubelet_root: str, mounts: Mapping[str, str]) -> int:
+    """Return the used bytes of the memory volumes of a pod, such as emptyDirs with ``medium: Memory``.
+
+    Args:
+        uid: pod UID.
+        kubelet_root: the kubelet's root directory without symlinks.
+        mounts: type of the filesystem by mount point.
+    """
+    below = f"{kubelet_root}/pods/{uid}/volumes/"
+    found = (
+        _filesystem_bytes(path) for path, kind in mounts.items() if kind in _MEMORY_TYPES and path.startswith(below)
+    )
+    return sum(each or 0 for each in found)
+
+
 def _directories(path: str) -> list[str]:
     if _device(path) is None:
         return []

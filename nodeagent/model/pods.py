@@ -181,6 +181,10 @@ class PodReading(Record):
         empty_dir_bytes: usage of emptyDirs by volume name, in-memory volumes included.
         ephemeral_bytes: usage that counts against the pod's storage limit.
         layers: the writable layers of all running and reported containers.
+        memory_volumes_bytes: part of ``memory_bytes`` in memory volumes.
+        memory_cache_bytes: part of ``memory_bytes`` in active page cache and reclaimable slab.
+        stalled_some_percent: time in which a process waited for memory, over ten seconds.
+        stalled_full_percent: time in which all processes waited for memory, over ten seconds.
     """
 
     memory_bytes: int | None = None
@@ -195,6 +199,10 @@ class PodReading(Record):
     empty_dir_bytes: Mapping[str, int] = field(default_factory=dict)
     ephemeral_bytes: int | None = None
     layers: tuple[LayerUsage, ...] = ()
+    memory_volumes_bytes: int = 0
+    memory_cache_bytes: int = 0
+    stalled_some_percent: float | None = None
+    stalled_full_percent: float | None = None
 
 
 class ContainerHandle(Record):

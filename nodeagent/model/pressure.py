@@ -223,9 +223,13 @@ class PodUsage(Record):
         ephemeral_bytes: usage counted against the pod's storage limit: writable layers, logs, ephemeral volumes, the
             pod's log directory and hosts file.
         layers: the layers of ``writable``; empty if not measured.
+        memory_volumes_bytes: part of ``memory_bytes`` in memory volumes, which outlive the processes of the pod.
+        memory_cache_bytes: part of ``memory_bytes`` in active page cache and reclaimable slab, which remain cached.
+        stalled_some_percent: percentage of time in which a process of the pod waited for memory, over ten seconds.
+        stalled_full_percent: percentage of time in which all its processes waited for memory, over ten seconds.
 
-    Source: cgroup v2 ``memory.current`` and ``memory.stat``, ``memory.swap.current``, ``pids.current``; CRI
-    ``ContainerStats``; kubelet ``podDiskUsage``, ``podLocalEphemeralStorageUsage``.
+    Source: cgroup v2 ``memory.current`` and ``memory.stat``, ``memory.swap.current``, ``pids.current``,
+    ``memory.pressure``; CRI ``ContainerStats``; kubelet ``podDiskUsage``, ``podLocalEphemeralStorageUsage``.
     """
 
     memory_bytes: int | None = None
@@ -236,6 +240,10 @@ class PodUsage(Record):
     volumes: Footprint = Footprint()
     ephemeral_bytes: int | None = None
     layers: tuple[LayerUsage, ...] = ()
+    memory_volumes_bytes: int = 0
+    memory_cache_bytes: int = 0
+    stalled_some_percent: float | None = None
+    stalled_full_percent: float | None = None
 
 
 class ContainerFacts(Record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -14,12 +15,17 @@ from nodeagent.host.cgroups import (
     expand_parent,
     read_memory_max,
     read_memory_min,
+    read_memory_stalls,
     read_usage,
     read_working_sets,
 )
+from nodeagent.host.filesystems import read_mounts
+from nodeagent.host.kubelet_files import KUBELET_ROOT
+from nodeagent.host.pod_disk import memory_volumes_bytes
 from nodeagent.host.signals import read_memory_capacity
 from nodeagent.model.pods import ContainerHandle, PodHandle, PodReading
 from nodeagent.plan.pods.inference import qos_of_cgroup
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import ContainerTraits, RuntimePod
 
 _WITHIN_S: Final = 5.0
+_SHARED_BYTES: Final = 1 << 20
+"""Shared memory in bytes from which the memory volumes of a pod are measured."""
 _ROUNDING_BYTES: Final = 64 << 10
 """Largest page size in bytes; the kernel rounds memory limits down to whole pages."""
 
@@ -35,9 +43,17 @@ _ROUNDING_BYTES: Final = 64 << 10
 class PodCgroups:
     """Reader of the usage of pods from their cgroups."""
 
-    def __init__(self, root: Path) -> None:
-        """Create a reader without reading cgroups. ``root`` is the parent of ``proc`` and ``sys``."""
+    def __init__(self, root: Path, kubelet_root: Path = KUBELET_ROOT, *, with_stalls: bool = False) -> None:
+        """Create a reader without reading cgroups.
+
+        Args:
+            root: parent of ``proc`` and ``sys``.
+            kubelet_root: the kubelet's root directory, which contains the volumes of pods.
+            with_stalls: whether the memory stalls of pods are read.
+        """
         self._root = root
+        self._kubelet_root = kubelet_root
+        self._with_stalls = with_stalls
         self._cgroups = Cgroups(root)
         self._directories: dict[str, str] = {}
         self._memory_min: dict[str, int] = {}
@@ -150,9 +166,18 @@ class PodCgroups:
         return frozenset(resized)
 
     def _read_all(self, pods: Sequence[RuntimePod], handles: Mapping[str, PodHandle]) -> dict[str, PodReading]:
-        return {pod.uid: self._read_pod(pod, handles[pod.uid]) for pod in pods}
+        found = {pod.uid: self._read_pod(pod, handles[pod.uid]) for pod in pods}
+        shared = {uid: each.memory_volumes_bytes for uid, each in found.items()}
+        if any(shared.values()):
+            mounts = read_mounts(str(self._root / "proc/self/mountinfo"))
+            kubelet_root = os.path.realpath(self._kubelet_root)
+            for uid, most_bytes in shared.items():
+                used_bytes = memory_volumes_bytes(uid, kubelet_root, mounts) if most_bytes else 0
+                found[uid] = replace(found[uid], memory_volumes_bytes=min(most_bytes, used_bytes))
+        return found
 
     def _read_pod(self, pod: RuntimePod, handle: PodHandle) -> PodReading:
+        """Return the reading of a pod, with all its shared memory as an upper bound of its memory volumes."""
         directories = {each.id: each.cgroup for each in handle.containers if each.cgroup is not None}
         memory = read_working_sets(directories)
         if handle.cgroup is not None:
@@ -163,7 +188,19 @@ class PodCgroups:
             usage = _total_usage(directories, len(handle.containers))
         if usage is None:
             return PodReading(container_memory_bytes=memory)
-        return PodReading(usage.memory_bytes, usage.swap_bytes, usage.pids, memory)
+        stalls: tuple[float | None, float | None] = (None, None)
+        if self._with_stalls and handle.cgroup is not None:
+            stalls = read_memory_stalls(handle.cgroup)
+        return PodReading(
+            usage.memory_bytes,
+            usage.swap_bytes,
+            usage.pids,
+            memory,
+            memory_volumes_bytes=usage.shared_bytes if usage.shared_bytes >= _SHARED_BYTES else 0,
+            memory_cache_bytes=usage.cache_bytes,
+            stalled_some_percent=stalls[0],
+            stalled_full_percent=stalls[1],
+        )
 
 
 def _is_of_pod(pod: RuntimePod) -> bool:
@@ -181,6 +218,8 @@ def _total_usage(directories: Mapping[str, str], count: int) -> CgroupUsage | No
         total(each.memory_bytes for each in usages),
         total(each.swap_bytes for each in usages),
         total(each.pids for each in usages),
+        sum(each.shared_bytes for each in usages),
+        sum(each.cache_bytes for each in usages),
     )
 
 

@@ -31,6 +31,7 @@ from nodeagent.observe.pod_disk_usage import (
     with_stats,
 )
 from nodeagent.observe.unmeasured_layers import measure_missing
+from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.plan.pods.facts import ignored_marks, merge_facts
 from nodeagent.plan.pods.groups import group_pods
 from nodeagent.plan.pods.shutdown_pods import shutdown_pods
@@ -68,6 +69,7 @@ class PodSettings(Record):
         kubelet_max_age_s: age in seconds after which the kubelet's list is read again.
         manifests: directory of the static pods' manifests; ``None`` without static pods.
         annotation_namespaces: namespaces whose pods may carry marks in annotations.
+        memory_stalls: whether the memory stalls of pods are read.
     """
 
     role: Role
@@ -78,6 +80,7 @@ class PodSettings(Record):
     kubelet_max_age_s: float = 10.0
     manifests: Path | None = None
     annotation_namespaces: frozenset[str] = frozenset()
+    memory_stalls: bool = False
 
 
 class _RuntimeLists(NamedTuple):
@@ -130,7 +133,7 @@ class PodReader:
         self._definitions = PodDefinitions(listing, manifests, settings.node_name, watched)
         self._annotation_namespaces = settings.annotation_namespaces
         self._details = RuntimeDetails(cri)
-        self._cgroups = PodCgroups(root)
+        self._cgroups = PodCgroups(root, settings.kubelet_root, with_stalls=settings.memory_stalls)
         self._last: _RuntimeLists | None = None
         self._disk = PodDiskReader(settings.pod_log_root, settings.kubelet_root, root)
 
@@ -293,6 +296,7 @@ def make_pod_reader(  # noqa: PLR0913 - the sources of a reader
         kubelet=kubelet.access,
         manifests=kubelet.manifests,
         annotation_namespaces=settings.eviction.annotation_namespaces,
+        memory_stalls=any(MEANINGS[each.signal].unit is Unit.STALL_PERCENT for each in settings.eviction.thresholds),
     )
     return PodReader(cri, settings=sources, clock=clock, role=role, measure_layer=measure_layer, watched=watched)
 

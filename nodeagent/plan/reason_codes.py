@@ -107,6 +107,9 @@ class ReasonCode(StrEnum):
     EVICTION_SLOWED = "eviction-slowed"
     EFFECT_OUTSTANDING = "effect-outstanding"
     EVICTION_INEFFECTIVE = "eviction-ineffective"
+    # pods: kept, since their eviction does not help
+    EFFECT_TOO_SMALL = "effect-too-small"
+    GROWTH_UNKNOWN = "growth-unknown"
     # pods: kept, since another pod is evicted
     RANKED_LATER = "ranked-later"
     ANOTHER_POD_EVICTED = "another-pod-evicted"
@@ -220,7 +223,18 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
         "{count} pod(s) evicted in the last {window_s}, limit {limit}; next eviction for memory in {left_s}"
     ),
     ReasonCode.EFFECT_OUTSTANDING: ("{threshold} met; waiting for the effect of {action}, at most {left_s}"),
-    ReasonCode.EVICTION_INEFFECTIVE: ("{threshold} met; {action} freed too little, evictions paused for {left_s}"),
+    ReasonCode.EVICTION_INEFFECTIVE: (
+        "{threshold} met; {action} freed too little: only a pod whose growth causes the shortage is evicted before the "
+        "threshold is cleared"
+    ),
+    ReasonCode.EFFECT_TOO_SMALL: (
+        "its eviction frees {frees} of the shortage of {short}{loss}; less than {minimum}, and its usage does not "
+        "grow: {measure}"
+    ),
+    ReasonCode.GROWTH_UNKNOWN: (
+        "its eviction frees {frees} of the shortage of {short}{loss}; less than {minimum}, and its growth is not "
+        "measured yet: {measure}"
+    ),
     ReasonCode.RANKED_LATER: "rank {rank} of {of}; at most one pod is evicted per pass: {measure}{note}",
     ReasonCode.ANOTHER_POD_EVICTED: "at most one pod is evicted per pass, and {victim} is evicted first",
     ReasonCode.STATIC_POD: "static pod (source: {source})",

@@ -122,6 +122,9 @@ METRICS: Final[Mapping[str, Metric]] = {
     "nodeagent_pressure_stall_ratio": Metric(
         Kind.GAUGE, "Share of the last ten seconds in which some or all tasks stalled, 0 to 1.", ("resource", "kind")
     ),
+    "nodeagent_shortage_without_relief": Metric(
+        Kind.GAUGE, "1 while a threshold is met and no eviction ends the shortage.", ("threshold",)
+    ),
     "nodeagent_node_condition": Metric(Kind.GAUGE, "1 while a node condition is true.", ("condition",)),
     "nodeagent_oom_kills_total": Metric(Kind.COUNTER, "Pod processes killed by the OOM killer.", ("namespace",)),
     # shutdown

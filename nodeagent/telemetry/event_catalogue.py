@@ -140,12 +140,12 @@ EVENTS: Final[Mapping[str, Event]] = {
         "4011e80b129f4d02bd3c3458540cf032", "page cache of {pods} reclaimed for {threshold}: cleared {cleared}"
     ),
     "would_evict": Event("373ecfcfc07b40869aef6a76e8a6325a", "{pod_namespace}/{pod_name} would be evicted: {why}"),
-    "no_evictable_pod": Event("03e7822adc9941beb383c49cd495620f", "no evictable pod for {threshold}: {because}"),
+    "no_evictable_pod": Event("03e7822adc9941beb383c49cd495620f", "{because}"),
     "eviction_limit_reached": Event("ccb32f94d78e44e98e064b4f2e7d2eaf", "eviction limit reached: {why}"),
     "eviction_withheld": Event("20d70c59e833470a87d10574a6dca1f4", "eviction and reclaim withheld: {why}"),
     "eviction_ineffective": Event(
         "c5ea1f4cef514afaab0da477a3928b5a",
-        "{action} freed too little for {signal}; evictions paused for {pause_s} s",
+        "{action} freed too little: {signal} rose by {gained}; no similar eviction before the threshold is cleared",
     ),
     "eviction_cleanup_failed": Event(
         "81474bc75b9e4fdd991cbdd33d39b35c",

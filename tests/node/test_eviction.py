@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -335,3 +336,89 @@ def test_next_pod_is_evicted_if_others_are_unmeasured_or_not_stoppable(node: Nod
     finally:
         node.run(f"umount {unread.pod.cgroup}/memory.current")
         node.run(f"kill -CONT $({shim})")
+
+
+INNOCENT = 6
+
+
+def run_innocent_pods(node: Node) -> list[RunningPod]:
+    """Run pods that use less than a MiB each, far below their requests."""
+    pods = [vm.Pod(f"innocent-{number}", APP, ("sh", "-c", "sleep 100000")) for number in range(INNOCENT)]
+    return list(node.run_pods(*pods))
+
+
+def pod_with_memory_volume(node: Node, name: str, command: str) -> RunningPod:
+    """Run a pod with an emptyDir in memory at ``/cache``."""
+    described = vm.Pod(name, APP, ("sh", "-c", command))
+    volume = f"/var/lib/kubelet/pods/{described.uid}/volumes/kubernetes.io~empty-dir/cache"
+    node.run(f"mkdir -p {volume} && mount -t tmpfs -o size=600m none {volume}")
+    (running,) = node.run_pods(replace(described, mounts={volume: "/cache"}))
+    return running
+
+
+@pytest.fixture
+def _unmount(node: Node) -> Iterator[None]:
+    yield
+    node.run("umount /var/lib/kubelet/pods/*/volumes/*/cache; rm -rf /var/lib/kubelet/pods", check=False)
+
+
+def statement(node: Node) -> str:
+    """Return the statement that no eviction ends the shortage, after three more passes without an eviction."""
+    (event, *_) = wait_for(node, "no_evictable_pod", timeout_s=90)
+    until = passes(node) + 3
+    reclaim.poll("three more passes", lambda: passes(node) >= until, timeout_s=90, interval_s=1)
+    assert len(events(node, "no_evictable_pod")) == 1
+    return str(event["because"])
+
+
+def passes(node: Node) -> int:
+    """Return the number of finished eviction passes."""
+    loops = json.loads(node.run("nodeagent status -o json", check=False).stdout)["loops"]
+    return next(int(each["runs"]) for each in loops if each["name"] == "eviction")
+
+
+@pytest.mark.usefixtures("_unmount")
+def test_no_pod_is_evicted_for_memory_in_a_volume_that_outlives_its_pod(node: Node) -> None:
+    innocent = run_innocent_pods(node)
+    writer = pod_with_memory_volume(node, "writer", "dd if=/dev/zero of=/cache/x bs=1M count=300; sleep 100000")
+    reclaim.poll(
+        "the volume is filled",
+        lambda: int(node.run(f"cat {writer.cgroup}/memory.current").stdout) > 295 * MIB,
+        timeout_s=60,
+        interval_s=0.3,
+    )
+    start(node, f'hard = "memory.available<{available_mib(node) + 60}Mi"')
+    assert "pods use 3" in statement(node)
+    assert events(node, "eviction_started") == []
+    assert all(alive(node, each) for each in (writer, *innocent))
+
+
+@pytest.mark.usefixtures("_unmount")
+def test_only_the_pod_that_fills_its_memory_volume_is_evicted(node: Node) -> None:
+    innocent = run_innocent_pods(node)
+    grow = "while :; do dd if=/dev/zero of=/cache/x bs=64k count=100 oflag=append conv=notrunc; sleep 0.5; done"
+    writer = pod_with_memory_volume(node, "writer", grow)
+    start(node, f'hard = "memory.available<{available_mib(node) - 60}Mi"')
+    wait_for(node, "evicted", timeout_s=90)
+    statement(node)
+    assert [each["pod_name"] for each in events(node, "eviction_started")] == ["writer"]
+    assert not alive(node, writer)
+    assert all(alive(node, each) for each in innocent)
+
+
+def test_no_pod_is_evicted_for_the_memory_of_a_host_process(node: Node) -> None:
+    innocent = run_innocent_pods(node)
+    limit_mib = available_mib(node) - 60
+    start(node, f'hard = "memory.available<{limit_mib}Mi"')
+    node.put(hogs.PATH_IN_NODE, hogs.program(), mode=0o755)
+    node.run(f"systemd-run --unit=host-hog -p OOMScoreAdjust=1000 {hogs.PATH_IN_NODE} memory 4 20 250")
+    try:
+        assert "hog (process" in statement(node)
+        assert "no eviction ends the shortage" in node.run("nodeagent pressure", check=False).stdout
+        assert "no eviction ends the shortage" in node.run("nodeagent doctor", check=False, timeout_s=120).stdout
+    finally:
+        node.run("systemctl stop host-hog", check=False)
+    assert events(node, "eviction_started") == []
+    assert all(alive(node, each) for each in innocent)
+    wait_for(node, "threshold_cleared")
+    assert "no eviction ends" not in node.run("nodeagent status", check=False).stdout

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from nodeagent.api.eviction import EvictionPreview
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import boot_id
+from nodeagent.model import Role
 from nodeagent.model.pressure import Measurand, Signal
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.planner import plan_eviction
+from nodeagent.plan.eviction.relief import SAMPLE_EVERY_S, UsageSample
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.record import replace
@@ -61,11 +63,16 @@ def parse_simulated(texts: Sequence[str]) -> dict[Measurand, Amount]:
     return found
 
 
-async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPreview:
+async def preview_eviction(
+    agent: Agent, simulate: Sequence[str], samples: tuple[UsageSample, ...] = ()
+) -> EvictionPreview:
     """Return the preview of the next eviction: the pod to evict, the eviction order and the reasons.
+
+    If the growth of the pods decides and no samples are given, the node is read twice.
 
     Args:
         agent: agent of the node.
+        samples: earlier readings of the eviction loop.
         simulate: simulated readings, each ``SIGNAL=AMOUNT``; ``SIGNAL@PATH=AMOUNT`` for another image filesystem.
 
     Raises:
@@ -76,21 +83,28 @@ async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPre
     eviction = settings.eviction
     reader = EvictionSignalReader(eviction, agent.clock, pod_log_root=settings.pod_log_root)
     layout = await reader.read_layout(agent.cri, settings.imagefs_path, agent.observer.images.find_filesystems)
-    pod_reader = agent.make_pod_reader()
-    try:
-        pods = await pod_reader.read(with_disk=True)
-    finally:
-        await pod_reader.close()
-    measured = await reader.read(layout)
-    readings = replace(measured, observations=_simulated(measured.observations, amounts))
     # Simulated amounts count as met for ten years, so that the grace period of every soft threshold has expired.
     first_met_s = {each: -_LONG_AGO_S for each in layout.thresholds if each.measurand in amounts}
     outstanding, unread = await asyncio.to_thread(_outstanding, settings)
-    state = EvictionState(first_met_s=first_met_s, outstanding=outstanding)
-    evaluation = reader.evaluate_readings(layout, readings, state).evaluation
-    first, then = _plans(evaluation, pods, settings, layout, readings.observations)
-    warnings = (*layout.warnings, *readings.unread, *pods.warnings, *unread)
     role = await agent.evaluate_role()
+    removes_volumes = role.role is Role.BESIDE_KUBELET
+    pod_reader = agent.make_pod_reader()
+    try:
+        while True:
+            pods = await pod_reader.read(with_disk=True)
+            measured = await reader.read(layout)
+            readings = replace(measured, observations=_simulated(measured.observations, amounts))
+            state = EvictionState(first_met_s=first_met_s, outstanding=outstanding, samples=samples)
+            evaluation = reader.evaluate_readings(layout, readings, state).evaluation
+            found = readings.observations
+            first, then = _plans(evaluation, pods, settings, layout, found, removes_volumes=removes_volumes)
+            if samples or not then.undecided:
+                break
+            samples = (UsageSample.of(pods.facts, found, readings.at, with_disk=True),)
+            await asyncio.sleep(2 * SAMPLE_EVERY_S)
+    finally:
+        await pod_reader.close()
+    warnings = (*layout.warnings, *readings.unread, *pods.warnings, *unread)
     off = eviction.off_because(role.role, role.reason)
     return EvictionPreview.of(
         evaluation, first, then, pods.facts, simulated=simulate, disabled_because=off, warnings=warnings
@@ -122,12 +136,14 @@ def _simulated(observations: tuple[Observation, ...], amounts: Mapping[Measurand
     )
 
 
-def _plans(
+def _plans(  # noqa: PLR0913 - the inputs of a plan
     evaluation: Evaluation,
     pods: PodInventory,
     settings: Settings,
     layout: SignalLayout,
     observations: tuple[Observation, ...],
+    *,
+    removes_volumes: bool,
 ) -> tuple[EvictionPlan, EvictionPlan]:
     """Return the plan of the pass, and the plan for the case that node-level reclaim frees nothing."""
     policy = replace(settings.eviction.policy, max_observation_age_s=_LONG_AGO_S)
@@ -142,6 +158,7 @@ def _plans(
             observations=observations,
             reclaimed=reclaimed,  # type: ignore[arg-type]
             others=layout.others,
+            removes_volumes=removes_volumes,
         )
 
     first = then = plan(frozenset())

@@ -15,6 +15,7 @@ from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api import eviction as documents
 from nodeagent.api.codec import encode_line
 from nodeagent.daemon.eviction import LOOP_NAME
+from nodeagent.daemon.eviction.consumers import find_consumers
 from nodeagent.daemon.eviction.image_observation import ImageObservation
 from nodeagent.daemon.eviction.loop import EvictionLoop
 from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
@@ -176,6 +177,8 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
             history=AgentEvictionHistory(agent),
             dry_run=agent.dry_run,
             page_cache=PageCache(CgroupCacheReclaimer(), monitors, context.clock) if reclaims_cache else None,
+            removes_volumes=lambda: agent.role is Role.BESIDE_KUBELET,
+            find_consumers=partial(find_consumers, agent, monitors.signals.layout),
         ),
         monitors,
         PressureTriggers(lambda name: loop.wake(name)),  # noqa: PLW0108 - the loop is created later
@@ -283,7 +286,7 @@ async def _remove_orphans(storage: StorageBackend, layers: Collection[str]) -> N
 def past_eviction(record: EvictionRecord) -> PastPass:
     """Return the history entry of an eviction."""
     eviction, result = record.eviction, record.result or _BEGUN
-    frees = eviction.ranked.usage if eviction.ranked is not None else None
+    frees = eviction.ranked.frees if eviction.ranked is not None else None
     return PastPass(
         id=record.id,
         started_at=record.started_at,
@@ -308,7 +311,7 @@ def past_eviction(record: EvictionRecord) -> PastPass:
                 detail=result.detail,
                 reason=eviction.reason.code.value,
                 sentence=eviction.reason.sentence,
-                frees_bytes=frees,
+                frees_bytes=None if frees is None else int(frees),
                 duration_s=result.took_s,
             ),
         ),

@@ -16,6 +16,7 @@ from nodeagent.daemon.eviction.pod_eviction import PodEviction, relieves_disk
 from nodeagent.daemon.eviction.pod_measurement import PodMeasurement
 from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.eviction.planner import plan_eviction
+from nodeagent.plan.eviction.relief import UsageSample, add_sample
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import replace
 
@@ -215,8 +216,9 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
             pods = self._without_evicted(pods)
             readings = await self._monitors.signals.read(filesystems=with_disk)
             plan, held = await self._admitted(partial(self._plan, evaluation, readings, pods), excluded)
+            self._sample(pods, readings, with_disk=with_disk)
             if plan.victim is None:
-                return self._without_pod(plan)
+                return await self._without_pod(plan, pods)
             if (not_now := await self._not_now(plan, held)) is not None:
                 return not_now
             result = await eviction.run(started_at, plan, plan.victim, pods, readings)
@@ -310,17 +312,49 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
             excluded=excluded,
             without_victim=self._without_victim,
             others=layout.others,
+            removes_volumes=self._actions.removes_volumes(),
         )
 
-    def _without_pod(self, plan: EvictionPlan) -> PassResult:
+    def _sample(self, pods: PodInventory, readings: SignalReadings, *, with_disk: bool) -> None:
+        """Record the usage of the pods, with which the next plan measures their growth."""
+        state = self._context.eviction
+        sample = UsageSample.of(pods.facts, readings.observations, readings.at, with_disk=with_disk)
+        self._context.eviction = replace(state, samples=add_sample(state.samples, sample))
+
+    async def _without_pod(self, plan: EvictionPlan, pods: PodInventory) -> PassResult:
         """Log a plan without a victim, record the thresholds that it passed over, and return the result of the pass."""
-        self._monitors.reporter.log_no_evictable_pod(plan)
+        if plan.undecided:
+            return PassResult.PRESSURE
+        await self._report_unrelieved(plan, pods)
         passed_over, self._without_victim = plan.without_victim - self._without_victim, plan.without_victim
         if plan.limited is not None:
             return self._limited(plan)
-        if plan.pods_may_be_chosen or passed_over:
+        if plan.withheld is None and (plan.pods_may_be_chosen or passed_over):
             return PassResult.NO_POD
         return self._withheld(plan) or PassResult.NO_PRESSURE
+
+    async def _report_unrelieved(self, plan: EvictionPlan, pods: PodInventory) -> None:
+        """Record and log the shortage that no eviction ends, once, with the largest consumers outside of pods."""
+        statement, selected = plan.unrelieved, plan.selected
+        if statement is None or selected is None:
+            return
+        threshold = selected.threshold
+        known = self._context.eviction.unrelieved.get(threshold)
+        outside = known.outside if known is not None else await self._consumers(threshold, pods)
+        statement = replace(statement, outside=outside)
+        state = self._context.eviction
+        self._context.eviction = replace(state, unrelieved={**state.unrelieved, threshold: statement})
+        self._monitors.reporter.log_no_evictable_pod(plan, statement)
+
+    async def _consumers(self, threshold: Threshold, pods: PodInventory) -> tuple[str, ...]:
+        """Return the largest consumers outside of pods; empty if a hard memory or PID threshold is met meanwhile."""
+        if self._actions.find_consumers is None:
+            return ()
+        work = asyncio.ensure_future(self._actions.find_consumers(threshold.signal, pods))
+        try:
+            return () if await self._monitors.signals.shortage_before(work, {threshold}) else await work
+        finally:
+            work.cancel()
 
     def _limited(self, plan: EvictionPlan) -> PassResult:
         """Log that the eviction limit is reached, and return the result of the pass."""

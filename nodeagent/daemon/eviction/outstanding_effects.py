@@ -108,11 +108,13 @@ class OutstandingEffects:
         victims = tuple(each for each in victims if _is_tracked(each, now_s))
         self._restored = frozenset(each.uid for each in victims)
         effects = tuple(
-            replace(each, until_s=min(now_s + FREED_WITHIN_S, max(each.until_s, now_s)))
-            if each.confirmed or each.ineffective
+            each
+            if each.ineffective
+            else replace(each, until_s=min(now_s + FREED_WITHIN_S, max(each.until_s, now_s)))
+            if each.confirmed
             else replace(each, until_s=now_s + FREED_WITHIN_S)
             for each in effects
-            if each.uid in {"", *self._restored} and each.shortage in DISKS
+            if each.ineffective or (each.uid in {"", *self._restored} and each.shortage in DISKS)
         )
         self._context.eviction = replace(self._context.eviction, outstanding=effects, victims=victims)
         for each in victims:
@@ -262,7 +264,7 @@ class OutstandingEffects:
 
     def _log_end(self, ended: EndedEffect) -> None:
         effect = ended.effect
-        if effect.shortage not in DISKS:
+        if effect.shortage not in DISKS and not ended.ineffective:
             return
         fields = {
             **effect.details,
@@ -271,10 +273,10 @@ class OutstandingEffects:
             "end": ended.end.value,
             "pod_uid": effect.uid,
         }
-        if ended.end is not EffectEnd.MISSING:
+        if ended.ineffective:
+            self._logger.error("eviction_ineffective", **fields)
+        elif ended.end is not EffectEnd.MISSING:
             self._logger.info("effect_measured", **fields)
-        elif effect.uid:
-            self._logger.error("eviction_ineffective", **fields, pause_s=FREED_WITHIN_S)
         else:
             self._logger.warning("effect_missing", **fields)
 

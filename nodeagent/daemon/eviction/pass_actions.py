@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from nodeagent.daemon.eviction.pod_monitor import PodMonitor
     from nodeagent.daemon.eviction.reporting import EvictionReporter
     from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
+    from nodeagent.model.pods import PodInventory
+    from nodeagent.model.pressure import Signal
     from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
@@ -56,6 +58,13 @@ class CacheRelief(Protocol):
         """Reclaim page cache for a met threshold; return whether the threshold was cleared."""
 
 
+class ConsumerReader(Protocol):
+    """Reader of the largest consumers outside of pods; see :func:`largest_consumers`."""
+
+    async def __call__(self, signal: Signal, pods: PodInventory) -> tuple[str, ...]:
+        """Return names and amounts of the largest consumers of the resource of a signal, largest first."""
+
+
 class Admission(Protocol):
     """Admission of evictions that the API server may refuse; see :class:`RoleEvictor`."""
 
@@ -84,6 +93,8 @@ class PassActions(Record, kw_only=True):
         page_cache: reclaims page cache before evictions for memory; ``None`` if disabled, and in a dry run.
         admission: admission of evictions through the API server; ``None`` where the agent evicts without it.
         images: observation of the images for reclaim; ``None`` if it cannot be begun in advance.
+        removes_volumes: returns whether an eviction also removes the volumes of the pod, as a kubelet does.
+        find_consumers: returns the largest consumers outside of pods, for display.
     """
 
     refused: Callable[[], Awaitable[str]]
@@ -96,6 +107,8 @@ class PassActions(Record, kw_only=True):
     page_cache: CacheRelief | None = None
     admission: Admission | None = None
     images: ImageObservation | None = None
+    removes_volumes: Callable[[], bool] = lambda: False
+    find_consumers: ConsumerReader | None = None
 
 
 class Monitors(NamedTuple):

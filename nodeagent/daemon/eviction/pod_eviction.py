@@ -13,6 +13,7 @@ from nodeagent.daemon.eviction.reporting import eviction_fields
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.eviction.effects import effects_of_eviction, extended
 from nodeagent.plan.eviction.poll_interval import SOONEST_S
+from nodeagent.plan.eviction.ranking import Placement
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import record_eviction
 from nodeagent.record import replace
@@ -131,7 +132,12 @@ class PodEviction:
         uid, hurry = eviction.pod.uid, asyncio.Event()
         outstanding = self._actions.effects
         layout = await self._signals.layout()
-        effects = effects_of_eviction(eviction, readings.observations, layout.layout, readings.at, layout.others)
+        effects = effects_of_eviction(
+            eviction,
+            readings.observations,
+            Placement(layout.layout, layout.others, removes_volumes=self._actions.removes_volumes()),
+            readings.at,
+        )
         admission = self._actions.admission
         if admission is not None and (within_s := admission.freed_within_s) is not None:
             effects = extended(effects, within_s)
@@ -147,7 +153,6 @@ class PodEviction:
             for_limit = eviction.status is None
             self._context.eviction = record_eviction(self._context.eviction, now, storage_limit=for_limit)
             await outstanding.stopped(uid, now, is_urgent=eviction.is_urgent)
-            self._reporter.log_ineffective(eviction, effects)
         elif result.outcome is EvictionOutcome.FAILED and (
             relieves_disk(eviction) if result.may_end is None else result.may_end
         ):

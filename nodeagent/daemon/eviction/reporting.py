@@ -6,8 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.plan.decision import ReasonCode, Verdict
-from nodeagent.plan.eviction.effects import FREED_WITHIN_S
+from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.eviction.message import estimate_note
 
 if TYPE_CHECKING:
@@ -16,9 +15,9 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.plan.decision import Reason
-    from nodeagent.plan.eviction.effects import OutstandingEffect
     from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.planner import EvictionPlan
+    from nodeagent.plan.eviction.relief import Unrelieved
     from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
@@ -79,32 +78,20 @@ class EvictionReporter:
         fields = {key: value for key, value in reason.details.items() if key != "left_s"}
         self.log_once("eviction_withheld", reason=reason.code.value, why=reason.sentence, **fields)
 
-    def log_no_evictable_pod(self, plan: EvictionPlan) -> None:
-        """Log that all pods are kept although a threshold is met, with the count of each reason, once."""
-        if plan.selected is None or not plan.pods_may_be_chosen:
-            return
-        kept = Counter(each.reason.code.value for each in plan.plan.decisions if each.verdict is not Verdict.REMOVE)
+    def log_no_evictable_pod(self, plan: EvictionPlan, statement: Unrelieved) -> None:
+        """Log once that no eviction ends the shortage of a met threshold, with the count of each reason."""
+        kept = Counter(each.reason.code.value for each in plan.plan.decisions)
         self.log_once(
             "no_evictable_pod",
-            threshold=plan.selected.threshold.text,
+            threshold=statement.threshold,
             pods=len(plan.plan.decisions),
-            because=", ".join(f"{kept[code]} {code}" for code in sorted(kept)),
+            because=statement.text,
+            reasons=", ".join(f"{kept[code]} {code}" for code in sorted(kept)),
+            short=statement.short,
+            freed_by_pods=statement.freed_by_pods,
+            used_by_pods=statement.used_by_pods,
+            used_by_others=statement.used_by_others,
             hint="nodeagent evict --dry-run lists the reason for each pod",
-        )
-
-    def log_ineffective(self, eviction: Eviction, effects: Iterable[OutstandingEffect]) -> None:
-        """Log an eviction predicted to free too little for its threshold, with the pod's usage by kind."""
-        found = next((each for each in effects if each.ineffective), None)
-        if found is None:
-            return
-        usage = eviction.pod.usage
-        parts = {} if usage is None else {"writable": usage.writable, "logs": usage.logs, "volumes": usage.volumes}
-        self.logger.warning(
-            "eviction_ineffective",
-            **found.details,
-            pod_uid=eviction.pod.uid,
-            **{f"{name}_bytes": each.used_bytes for name, each in parts.items()},
-            pause_s=FREED_WITHIN_S,
         )
 
 

@@ -236,6 +236,8 @@ class Exposition(Collector):
             margin = observation.available - threshold.limit(observation.capacity)
             distance = margin if threshold.operator is Operator.LESS_THAN else -margin
             gauges.set("nodeagent_threshold_distance_ratio", distance / observation.capacity, *labels)
+            unrelieved = threshold in self._context.eviction.unrelieved
+            gauges.set("nodeagent_shortage_without_relief", unrelieved, threshold.text)
 
 
 def _set_pod_list_gauges(gauges: Counters, state: PodListReading | None) -> None:

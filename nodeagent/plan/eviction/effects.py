@@ -3,8 +3,8 @@
 An action is complete when its effect is measured, not when its call returns: containerd removes snapshots
 asynchronously, after RemoveContainer has returned. Until the measurement the effect is outstanding, and no further pod
 or image is removed for the same shortage. Each effect has a deadline, like the kubelet's limit of 30 s for the clean-up
-of an evicted pod. After an eviction without effect on its filesystem, evictions for this filesystem are suspended for
-another 30 s; node-level reclaim continues.
+of an evicted pod. After an eviction that freed less than half of its prediction, its resource is not acted on again
+before its threshold is cleared, except for pods whose growth is measured; node-level reclaim continues.
 
 A confirmed effect ends early if the signal falls after the confirmation: other processes consume the freed space, so
 that waiting longer would not show the effect.
@@ -19,7 +19,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import FilesystemRole, Footprint, Measurand, Signal
-from nodeagent.plan.eviction.layers import on_filesystem, on_first
+from nodeagent.plan.eviction.layers import on_filesystem, on_first, total_footprint
+from nodeagent.plan.eviction.ranking import freed_by_eviction
 from nodeagent.plan.eviction.reclaim import device_role
 from nodeagent.plan.eviction.shortage import DEVICES, DISKS, Shortage, shortage_of
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
@@ -28,9 +29,10 @@ from nodeagent.record import Record, replace
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem
+    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation
     from nodeagent.plan.decision import Detail
     from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.ranking import Placement
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
@@ -51,8 +53,10 @@ VICTIM_KEPT_S: Final = 3600.0
 """Seconds for which an evicted pod is tracked."""
 UNVERIFIED_VICTIM_S: Final = 60.0
 """Seconds for which a pod is tracked if its eviction was interrupted before the exit of its processes was verified."""
-_NEGLIGIBLE: Final = 0.01
+UNTIL_CLEARED_S: Final = 365 * 86_400.0
+"""Time limit of an ineffective effect, which ends when its threshold is cleared; the file stores finite times only."""
 _SURE: Final = 0.98
+_EFFECTIVE: Final = 0.5
 _SLACK_BYTES: Final = 1 << 20
 _SLACK_INODES: Final = 100
 _TRICKLE: Final = 0.1
@@ -95,8 +99,8 @@ class OutstandingEffect(Record):
         until_s: deadline of the effect.
         uid: UID of the evicted pod; empty for node-level reclaim.
         confirmed: whether the removal was verified. Other processes may have used the freed space since then.
-        ineffective: whether the action freed no space, or a negligible part of the shortfall. An ineffective effect
-            suspends only evictions; node-level reclaim continues.
+        ineffective: whether the action freed less than half of its prediction. An ineffective effect suspends only
+            evictions of pods that do not drive the shortage; node-level reclaim continues.
         confirmed_s: time of the first reading after the confirmation; ``None`` before this reading.
         confirmed_available: available amount of the signal in the reading at ``confirmed_s``.
         path: path of an image filesystem other than the first; empty for other shortages, and for an effect on any such
@@ -156,26 +160,28 @@ class EndedEffect(Record):
     Attributes:
         gained: rise of the signal since the action; ``None`` if the signal was not read before or after the action.
         waited_s: seconds between the action and the end of the effect.
+        ineffective: whether the eviction freed less than half of its prediction.
     """
 
     effect: OutstandingEffect
     end: EffectEnd
     gained: float | None
     waited_s: float
+    ineffective: bool = False
 
 
 def effects_of_eviction(
     eviction: Eviction,
     observations: Iterable[Observation],
-    layout: FilesystemLayout,
+    placement: Placement,
     now: Moment,
-    others: Collection[OtherImageFilesystem] = (),
 ) -> tuple[OutstandingEffect, ...]:
     """Return the predicted effects of an eviction, at most one per shortage, to record before the eviction starts.
 
-    The prediction covers memory, PIDs and writable layers. Logs are not included, since node-level reclaim removes
-    them; volumes are not included, since the agent does not manage volumes.
+    The prediction covers memory, PIDs, writable layers, and the volumes if the eviction removes them. Logs are not
+    included, since node-level reclaim removes them.
     """
+    layout, others = placement.layout, placement.others
     available = {each.measurand: each.available for each in observations}
     usage, status = eviction.pod.usage, eviction.status
     action, uid = f"eviction of {eviction.pod.namespace}/{eviction.pod.name}", eviction.pod.uid
@@ -184,6 +190,9 @@ def effects_of_eviction(
     layers = DEVICES[device_role(FilesystemRole.CONTAINERFS, layout)]
     written = {(layers, ""): Footprint() if usage is None else on_first(usage, others)}
     signals = {(layers, ""): DISKS[layers]}
+    if placement.removes_volumes and usage is not None:
+        written[Shortage.NODEFS, ""] = total_footprint((written.get((Shortage.NODEFS, ""), _NOTHING), usage.volumes))
+        signals[Shortage.NODEFS, ""] = DISKS[Shortage.NODEFS]
     for other in others:
         key = (Shortage.NODEFS if other.on_nodefs else Shortage.OTHER_IMAGEFS, other.path)
         written[key] = (None if usage is None else on_filesystem(usage, other)) or _NOTHING
@@ -203,8 +212,8 @@ def effects_of_eviction(
         elif shortage is Shortage.MEMORY_STALL:
             predicted, within_s = None, STALL_WINDOW_S
         else:
-            predicted = None if usage is None else usage.pids if shortage is Shortage.PIDS else usage.memory_bytes
-            within_s = VISIBLE_WITHIN_S
+            freed, _ = freed_by_eviction(usage, signal, placement)
+            predicted, within_s = None if freed is None else int(freed), VISIBLE_WITHIN_S
         if predicted == 0 and key != acted_on:
             continue
         found.append(
@@ -217,7 +226,6 @@ def effects_of_eviction(
                 now.monotonic_s,
                 now.monotonic_s + within_s,
                 uid,
-                ineffective=key == acted_on and shortage in DISKS and _is_negligible(predicted, status),
                 path=path,
             )
         )
@@ -320,10 +328,9 @@ def update_effects(
     """Return the effects that are still outstanding and the effects that ended, by current readings.
 
     A rise of the signal ends a confirmed effect immediately and an unconfirmed effect at its deadline, since other
-    processes free space as well. A fall of the signal after the confirmation ends the effect too. If an eviction had no
-    effect on its filesystem by the deadline, the effect is returned as ended. The effect also remains outstanding, as
-    an ineffective effect, for another 30 s if the UID of the pod is in ``verified``, the UIDs of pods without running
-    processes.
+    processes free space as well. A fall of the signal after the confirmation ends the effect too. An effect of an
+    eviction that ends with less than half of its predicted amount also remains outstanding, as an ineffective effect,
+    if the removal is confirmed or the UID of the pod is in ``verified``, the UIDs of pods without running processes.
     """
     readings: Mapping[Measurand, float] = {each.measurand: each.available for each in observations}
     remaining, ended = [], []
@@ -335,19 +342,22 @@ def update_effects(
         current = effect if reading is None else _with_first_reading(effect, reading, now)
         if effect.ineffective:
             remaining += [] if over else [effect]
-        elif effect.confirmed and _rose_as_predicted(effect, gained):
-            ended.append(EndedEffect(effect, EffectEnd.MEASURED, gained, waited_s))
+            continue
+        if effect.confirmed and _rose_as_predicted(effect, gained):
+            end = EffectEnd.MEASURED
         elif reading is not None and _is_falling(current, reading, now):
-            ended.append(EndedEffect(effect, EffectEnd.CONFIRMED, gained, waited_s))
+            end = EffectEnd.CONFIRMED
         elif not over:
             remaining.append(current)
+            continue
         elif _rose_as_predicted(effect, gained):
-            ended.append(EndedEffect(effect, EffectEnd.MEASURED, gained, waited_s))
+            end = EffectEnd.MEASURED
         else:
             end = EffectEnd.CONFIRMED if effect.confirmed else EffectEnd.MISSING
-            ended.append(EndedEffect(effect, end, gained, waited_s))
-            if end is EffectEnd.MISSING and effect.uid in verified and effect.shortage in DISKS:
-                remaining.append(replace(effect, ineffective=True, until_s=now.monotonic_s + FREED_WITHIN_S))
+        ineffective = _is_ineffective(effect, end, gained, verified)
+        ended.append(EndedEffect(effect, end, gained, waited_s, ineffective))
+        if ineffective:
+            remaining.append(replace(effect, ineffective=True, until_s=now.monotonic_s + UNTIL_CLEARED_S))
     return tuple(remaining), tuple(ended)
 
 
@@ -367,8 +377,7 @@ def _is_falling(effect: OutstandingEffect, reading: float, now: Moment) -> bool:
     since_s, first = effect.confirmed_s, effect.confirmed_available
     if since_s is None or first is None or effect.shortage is Shortage.MEMORY_STALL:
         return False
-    slack = {Unit.BYTES: _SLACK_BYTES, Unit.INODES: _SLACK_INODES}.get(MEANINGS[effect.signal].unit, 0)
-    slack = max(slack, round((effect.predicted or 0) * _TRICKLE))
+    slack = max(_slack(effect), round((effect.predicted or 0) * _TRICKLE))
     falling_for_s = FALLING_FOR_S if effect.shortage in DISKS else MEMORY_FALLING_FOR_S
     return now.monotonic_s - since_s >= falling_for_s and reading < max(first, effect.before or 0) - slack
 
@@ -381,13 +390,20 @@ def _amount(footprint: Footprint, unit: Unit) -> int | None:
     return footprint.used_inodes if unit is Unit.INODES else footprint.used_bytes
 
 
-def _is_negligible(predicted: int | None, status: ThresholdStatus | None) -> bool:
-    """Return whether a predicted amount is at most 1% of the shortfall of a threshold; false for an unknown amount."""
-    if predicted is None or status is None or status.observation is None:
+def _is_ineffective(effect: OutstandingEffect, end: EffectEnd, gained: float | None, verified: Collection[str]) -> bool:
+    """Return whether an eviction, whose processes ended, freed less than half of its prediction."""
+    if not effect.uid or not (effect.confirmed or effect.uid in verified):
         return False
-    reading = status.observation
-    missing = status.threshold.limit(reading.capacity, with_reclaim=True) - reading.available
-    return predicted <= max(0.0, missing) * _NEGLIGIBLE
+    if end is EffectEnd.MISSING and effect.shortage in DISKS:
+        return True
+    if end is EffectEnd.MEASURED or effect.predicted is None or gained is None:
+        return False
+    return gained < effect.predicted * _EFFECTIVE - _slack(effect)
+
+
+def _slack(effect: OutstandingEffect) -> int:
+    """Return the accuracy of a measurement, in the unit of the signal of an effect."""
+    return {Unit.BYTES: _SLACK_BYTES, Unit.INODES: _SLACK_INODES}.get(MEANINGS[effect.signal].unit, 0)
 
 
 def _rose_as_predicted(effect: OutstandingEffect, gained: float | None) -> bool:

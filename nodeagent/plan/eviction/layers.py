@@ -33,13 +33,13 @@ def is_on(layer: LayerUsage, other: OtherImageFilesystem) -> bool | None:
 def on_first(usage: PodUsage, others: Collection[OtherImageFilesystem]) -> Footprint:
     """Return the usage of a pod's writable layers, except the layers known to be on the filesystems ``others``."""
     first = [each for each in usage.layers if not any(is_on(each, other) for other in others)]
-    return usage.writable if len(first) == len(usage.layers) else _sum(each.used for each in first)
+    return usage.writable if len(first) == len(usage.layers) else total_footprint(each.used for each in first)
 
 
 def on_filesystem(usage: PodUsage, other: OtherImageFilesystem) -> Footprint | None:
     """Return the usage of a pod's writable layers on this filesystem; ``None`` if no layer is known to be on it."""
     found = [each.used for each in usage.layers if is_on(each, other)]
-    return _sum(found) if found else None
+    return total_footprint(found) if found else None
 
 
 def not_there_reason(
@@ -67,7 +67,7 @@ def not_there_reason(
     return None
 
 
-def _sum(parts: Iterable[Footprint]) -> Footprint:
+def total_footprint(parts: Iterable[Footprint]) -> Footprint:
     """Return the sum of the parts: unknown if a part is unknown, a lower bound if a part is a lower bound."""
     listed = tuple(parts)
     sizes = [each.used_bytes for each in listed if each.used_bytes is not None]

@@ -14,6 +14,7 @@ from nodeagent.plan.eviction.message import limit_message, offenders, pressure_m
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import Placement, rank_pods
 from nodeagent.plan.eviction.reclaim import reclaim_steps
+from nodeagent.plan.eviction.relief import drives_shortage, measure_growth, no_relief_reasons, unrelieved
 from nodeagent.plan.eviction.selected_threshold import select_threshold
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import Record, replace
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.eviction.relief import Unrelieved
     from nodeagent.plan.eviction.selected_threshold import SelectedThreshold
     from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
@@ -52,6 +54,8 @@ class EvictionPlan(Record):
         withheld: reason why no action is taken for another met threshold, with its outstanding effect; else ``None``.
         limited: reason why no pod may be evicted, if the limit of evictions per window is reached; else ``None``.
         without_victim: met thresholds for which no pod can be evicted now.
+        unrelieved: statement if no eviction ends the shortage of the selected threshold; else ``None``.
+        undecided: whether a pod is kept only until its growth is measured.
     """
 
     plan: Plan
@@ -63,6 +67,8 @@ class EvictionPlan(Record):
     withheld: Reason | None = None
     limited: Reason | None = None
     without_victim: frozenset[Threshold] = frozenset()
+    unrelieved: Unrelieved | None = None
+    undecided: bool = False
 
     @property
     def slowed(self) -> bool:
@@ -82,23 +88,19 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
     excluded: Mapping[str, str] = NO_FAILURES,
     without_victim: AbstractSet[Threshold] = frozenset(),
     others: Collection[OtherImageFilesystem] = (),
+    removes_volumes: bool = False,
 ) -> EvictionPlan:
     """Return a plan that evicts at most one pod, independent of the order of pods and thresholds.
 
-    The plan selects the most urgent threshold that is due, has a resource to reclaim, and is still met by the latest
-    readings. Node-level reclaim for this threshold precedes the eviction of the first unprotected pod of the ranking.
-    The next threshold is selected if a later reading cleared the first, or if no pod can be evicted for the first.
-    After a reclaim step, a threshold is cleared only by its minimum reclaim. Without a victim, and before pods for a
-    soft threshold, a pod over its own storage limit is evicted, in a separate window: by priority, then by excess.
-
-    Differences from the kubelet: at most one pod is evicted for storage limits too; a threshold that is still met
-    causes no eviction for a different, cleared threshold; readings too old at ``now`` are rejected. While an effect is
-    outstanding, only thresholds of other shortages are acted on.
+    The plan selects the most urgent threshold that is due, has a resource to reclaim, is still met by the latest
+    readings, and has no outstanding effect. Node-level reclaim for this threshold precedes the eviction of the first
+    unprotected pod of the ranking whose eviction helps (:func:`no_relief_reasons`); after an eviction that freed too
+    little, of the first pod that drives the shortage. The next threshold is selected if no pod can be evicted for the
+    first. Without a victim, and before pods for a soft threshold, a pod over its own storage limit is evicted.
 
     Args:
         evaluation: status of the thresholds, with the recent evictions and the outstanding effects in its state.
-        pods: all pods of the node; pods with missing or contradictory facts are kept. Without pods (``None``), the
-            most urgent threshold is selected.
+        pods: all pods of the node; ``None`` to select a threshold only.
         policy: protected pods, grace periods and limits.
         layout: which filesystems share a device.
         others: the image filesystems other than the first.
@@ -107,17 +109,22 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
         reclaimed: steps already run in this pass.
         excluded: cause of the failure by pod UID, for pods with a failed eviction earlier in this pass.
         without_victim: thresholds for which an earlier plan of this pass found no victim; not selected again.
+        removes_volumes: whether an eviction also removes the volumes of the pod.
 
     Source: kubelet ``synchronize``, from local storage eviction on, and ``evictPod``.
     """
-    planner = _Planner(evaluation, pods or (), policy, Placement(layout, others), now, excluded)
+    placement = Placement(layout, others, removes_volumes=removes_volumes)
+    planner = _Planner(evaluation, pods or (), policy, placement, now, excluded)
     passed_over = frozenset(without_victim)
     first: EvictionPlan | None = None
+    withheld: Reason | None = None
     while True:
         selected = select_threshold(
             evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed, without_victim=passed_over
         )
         plan = planner.act_on(selected, reclaimed)
+        withheld = withheld or plan.withheld
+        plan = replace(plan, withheld=withheld)
         threshold = None if selected.status is None else selected.status.threshold
         if threshold is None or not threshold.hard:
             for_limit = planner.evict_for_limit(plan)
@@ -125,8 +132,7 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
                 return replace(for_limit, without_victim=passed_over)
         first = first or plan
         if threshold is None or pods is None:
-            found = replace(first, withheld=first.withheld or plan.withheld, without_victim=passed_over)
-            return planner.report_suspended_limits(found)
+            return planner.report_suspended_limits(replace(first, withheld=withheld, without_victim=passed_over))
         if plan.victim is not None or plan.reclaim or plan.slowed:
             return replace(plan, without_victim=passed_over)
         passed_over |= {threshold}
@@ -243,16 +249,21 @@ class _Planner:
             decisions = [self._keep(pod, common_reason) for pod in self._by_rank(ranking)]
             plan = self._plan(decisions)
             return EvictionPlan(plan, status, steps, ranking=ranking, withheld=selected.withheld, limited=limited)
-        return replace(self._choose(status, selected.reason, ranking), withheld=selected.withheld)
+        return self._choose(status, selected, ranking)
 
-    def _choose(self, status: ThresholdStatus, reason: Reason, ranking: tuple[RankedPod, ...]) -> EvictionPlan:
-        """Return the plan that evicts the first unprotected pod of the ranking; no pod if all are protected."""
+    def _choose(
+        self, status: ThresholdStatus, selected: SelectedThreshold, ranking: tuple[RankedPod, ...]
+    ) -> EvictionPlan:
+        """Return the plan that evicts the first unprotected pod of the ranking whose eviction helps."""
+        reason = selected.reason
         kept = {id(pod): why for pod in self._pods if (why := self._not_there_reason(pod, status)) is not None}
         kept |= self._kept | {
             id(each.pod): why
             for each in ranking
             if id(each.pod) not in self._kept and (why := self._protection.unmeasured_reason(each)) is not None
         }
+        protected = dict(kept)
+        kept = self._no_relief_reasons(status, selected, ranking) | protected
         first = next((each for each in ranking if id(each.pod) not in kept), None)
         ranked_by_pod = {id(each.pod): each for each in ranking}
         victim = None if first is None else self._victim(status, reason, first)
@@ -266,14 +277,37 @@ class _Planner:
             else:
                 later = Reason(ReasonCode.RANKED_LATER, {**_numbers(ranked), "of": len(ranking)})
                 decisions.append(_decide(ranked, Verdict.KEEP, later))
-        if victim is None:
-            nowhere = status.threshold.filesystem is not None and not ranking
-            cause = (
-                "no pod is known to have a writable layer on this filesystem" if nowhere else "every pod is protected"
-            )
-            warnings.append(f"{status.threshold.text} is met, but {cause}")
-        plan = self._plan(decisions, warnings)
-        return EvictionPlan(plan, status, pods_may_be_chosen=True, ranking=ranking, victim=victim)
+        undecided = victim is None and any(each.code is ReasonCode.GROWTH_UNKNOWN for each in kept.values())
+        statement = None
+        if victim is None and not undecided:
+            statement = unrelieved(status, ranking, self._pods, protected)
+            warnings.append(statement.sentence)
+        return EvictionPlan(
+            self._plan(decisions, warnings),
+            status,
+            pods_may_be_chosen=True,
+            ranking=ranking,
+            victim=victim,
+            withheld=selected.withheld if victim is not None else selected.withheld or selected.ineffective,
+            unrelieved=statement,
+            undecided=undecided,
+        )
+
+    def _no_relief_reasons(
+        self, status: ThresholdStatus, selected: SelectedThreshold, ranking: tuple[RankedPod, ...]
+    ) -> dict[int, Reason]:
+        """Return the reason to keep each ranked pod whose eviction does not help, by the ``id`` of its facts."""
+        if self._policy.always_evict:
+            return {}
+        placement = self._placement._replace(ranked=status.threshold.filesystem)
+        growth = measure_growth(self._evaluation.state.samples, ranking, status, placement, self._now)
+        if selected.ineffective is not None:
+            return {
+                id(each.pod): selected.ineffective
+                for each in ranking
+                if not drives_shortage(each, status, growth, self._policy)
+            }
+        return no_relief_reasons(ranking, status, growth, self._policy)
 
     def _victim(self, status: ThresholdStatus, reason: Reason, ranked: RankedPod) -> Eviction:
         over_request = offenders(ranked.pod, ranked.resource)
@@ -335,9 +369,9 @@ class _Planner:
 
 def _decide(ranked: RankedPod, verdict: Verdict, reason: Reason) -> Decision:
     """Return a decision on a pod, with the bytes or inodes that its eviction frees."""
-    usage, resource = ranked.usage, ranked.resource
-    frees_bytes = usage if resource in {Resource.MEMORY, Resource.EPHEMERAL_STORAGE} else None
-    frees_inodes = usage if resource is Resource.INODES else None
+    frees = None if ranked.frees is None or ranked.stalled_percent is not None else int(ranked.frees)
+    frees_bytes = frees if ranked.resource in {Resource.MEMORY, Resource.EPHEMERAL_STORAGE} else None
+    frees_inodes = frees if ranked.resource is Resource.INODES else None
     pod = ranked.pod
     return Decision(ItemKind.POD, pod.uid, _name(pod), verdict, reason, frees_bytes, frees_inodes)
 

@@ -30,6 +30,9 @@ class EvictionPolicy(Record):
         max_limit_evictions_per_window: maximum number of evictions for storage limits of pods per window; 0 for no
             limit.
         eviction_window_s: length of the window of both limits in seconds.
+        minimum_effect: share of the shortage, from 0 to 1, that the eviction of a pod must free unless the pod drives
+            the shortage.
+        always_evict: whether pods are evicted even if their eviction does not help, as in the kubelet.
 
     Source: kubelet ``evictionPressureTransitionPeriod``, ``evictionMaxPodGracePeriod``,
     ``localStorageCapacityIsolation``; the other settings are specific to nodeagent.
@@ -45,6 +48,8 @@ class EvictionPolicy(Record):
     max_evictions_per_window: int = 0
     max_limit_evictions_per_window: int = 0
     eviction_window_s: float = 600.0
+    minimum_effect: float = 0.1
+    always_evict: bool = False
 
     def within_window(self, times_s: Iterable[float], now: Moment) -> tuple[float, ...]:
         """Return the eviction times, from ``times_s``, that are within the window at ``now``."""

@@ -41,22 +41,32 @@ def pods_over_limits(
     return tuple(found)
 
 
-def first_victim(
+def first_victim(  # noqa: PLR0913 - the inputs of a plan
     evaluation: Evaluation,
     pods: Sequence[PodFacts],
     policy: EvictionPolicy,
     layout: FilesystemLayout,
     others: Collection[OtherImageFilesystem] = (),
+    *,
+    removes_volumes: bool = False,
 ) -> PodEviction | None:
     """Return the first pod to evict for a threshold if node-level reclaim does not suffice; ``None`` without a victim.
 
-    The decision is made at the time of the evaluation. A soft threshold is considered only after its grace period.
+    The decision is made at the time of the evaluation. A soft threshold is considered only after its grace period. The
+    growth of the pods is not considered; ``removes_volumes`` as for ``plan_eviction``.
     """
     policy = replace(policy, local_storage_isolation=False)
     reclaimed: frozenset[ReclaimStep] = frozenset()
     while True:
         plan = plan_eviction(
-            evaluation, pods, policy, layout=layout, now=evaluation.at, reclaimed=reclaimed, others=others
+            evaluation,
+            pods,
+            policy,
+            layout=layout,
+            now=evaluation.at,
+            reclaimed=reclaimed,
+            others=others,
+            removes_volumes=removes_volumes,
         )
         if not plan.reclaim:
             break

@@ -14,7 +14,7 @@ from nodeagent.model.pressure import (
     Signal,
 )
 from nodeagent.plan.eviction.layers import on_filesystem, on_first
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.record import Record, replace
 from nodeagent.units import format_bytes
 
@@ -33,9 +33,14 @@ class RankedPod(Record):
 
     Attributes:
         rank: position in eviction order, from 1.
-        usage: usage of ``resource`` in bytes, inodes or PIDs; ``None`` if unknown.
+        usage: usage of ``resource`` in bytes, inodes or PIDs; ``None`` if unknown. For ``swap.free`` the swapped-out
+            memory.
         is_lower_bound: whether the measurement of the usage is incomplete.
         swapped: swapped-out part of the memory usage in bytes; 0 for other resources.
+        frees: amount that returns to the signal if the pod is evicted, in the unit of the signal; ``None`` if unknown.
+            Volumes that outlive the pod and swapped-out memory are not part of it.
+        frees_at_least: whether the measurement of ``frees`` is incomplete.
+        stalled_percent: percentage of time in which the pod waited for memory; ``None`` except for stall signals.
         request: request in bytes; 0 for inodes and PIDs, which have no requests.
         priority: pod priority; 0 if unknown.
         assumed: notes on facts that were inferred, assumed or not read, such as ``priority assumed``.
@@ -50,6 +55,9 @@ class RankedPod(Record):
     assumed: tuple[str, ...] = ()
     is_lower_bound: bool = False
     swapped: int = 0
+    frees: float | None = None
+    frees_at_least: bool = False
+    stalled_percent: float | None = None
 
     @property
     def excess(self) -> int | None:
@@ -59,6 +67,8 @@ class RankedPod(Record):
     @property
     def measure(self) -> str:
         """Usage, request and priority as text."""
+        if self.stalled_percent is not None:
+            return f"waits for memory {self.stalled_percent:.1f}% of the time, priority {self.priority}"
         if self.usage is None:
             return f"{self.resource} usage unknown, priority {self.priority}"
         uses = "uses at least" if self.is_lower_bound else "uses"
@@ -85,6 +95,8 @@ class RankedPod(Record):
                 details["excess_bytes"] = self.usage - self.request
         if self.swapped:
             details["swapped_bytes"] = self.swapped
+        if self.stalled_percent is not None:
+            details["stalled_percent"] = self.stalled_percent
         if self.is_lower_bound:
             details["usage_is_lower_bound"] = True
         if self.assumed:
@@ -99,11 +111,14 @@ class Placement(NamedTuple):
         layout: which of nodefs, imagefs and containerfs share a device.
         others: the image filesystems other than the first.
         ranked: the filesystem in ``others`` for which pods are ranked; ``None`` for the filesystem of the signal.
+        removes_volumes: whether an eviction also removes the volumes of the pod, as a kubelet does; the agent itself
+            manages no volumes.
     """
 
     layout: FilesystemLayout
     others: Collection[OtherImageFilesystem] = ()
     ranked: OtherImageFilesystem | None = None
+    removes_volumes: bool = False
 
 
 def rank_pods(
@@ -114,6 +129,7 @@ def rank_pods(
     - Memory and disk: pods with usage above their request first; then lower priority; then larger excess.
     - Inodes: pods with any usage first; then lower priority; then more inodes.
     - PIDs: lower priority first; then more PIDs.
+    - Memory stalls: lower priority first; then longer stalls of the pod itself.
 
     A pod with unknown or incompletely measured usage precedes other pods in every comparison of usage: a tenant could
     otherwise hide usage by slowing down the measurement of its pod. Ties are broken by UID.
@@ -130,7 +146,8 @@ def rank_pods(
     placement = _placement(placement)
     unfinished = [pod for pod in pods if pod.lifecycle is not PodLifecycle.FINISHED]
     measured = [_measure(pod, signal, resource, placement) for pod in unfinished]
-    measured.sort(key=_key_pids if resource is Resource.PIDS else _key_usage)
+    stalls = MEANINGS[signal].unit is Unit.STALL_PERCENT
+    measured.sort(key=_key_stall if stalls else _key_pids if resource is Resource.PIDS else _key_usage)
     return tuple(replace(each, rank=rank) for rank, each in enumerate(measured, start=1))
 
 
@@ -175,10 +192,11 @@ def _is_lower_bound(usage: PodUsage | None, signal: Signal, placement: Placement
 def _plain_usage(usage: PodUsage, signal: Signal) -> tuple[int | None, tuple[str, ...]]:
     if signal is Signal.PID_AVAILABLE:
         return usage.pids, ()
+    if signal is Signal.SWAP_FREE:
+        return usage.swap_bytes, ()
     if usage.memory_bytes is None:
         return None, ()
-    unread = usage.swap_bytes is None and signal is Signal.SWAP_FREE  # without swap accounting there is no swap
-    return usage.memory_bytes + (usage.swap_bytes or 0), ("swap not read, counted as 0",) if unread else ()
+    return usage.memory_bytes + (usage.swap_bytes or 0), ()  # without swap accounting there is no swap
 
 
 def _parts(usage: PodUsage, filesystem: FilesystemRole, placement: Placement) -> dict[str, Footprint]:
@@ -195,19 +213,62 @@ def _parts(usage: PodUsage, filesystem: FilesystemRole, placement: Placement) ->
     return writable | others
 
 
+def freed_by_eviction(
+    usage: PodUsage | None, signal: Signal, placement: FilesystemLayout | Placement
+) -> tuple[float | None, bool]:
+    """Return the amount that an eviction returns to a signal, and whether its measurement is incomplete.
+
+    The amount is in the unit of the signal; ``None`` if unknown. Writable layers and logs are removed with the pod. Its
+    volumes are removed by a kubelet only, and the pages of memory volumes remain in memory with them. Active page cache
+    and reclaimable slab remain in memory too, and the formula of ``memory.available`` counts them as used. A part that
+    was not read counts as 0. For a stall signal the amount is the stall of the pod itself.
+    """
+    meaning, placement = MEANINGS[signal], _placement(placement)
+    if usage is None:
+        return None, False
+    if meaning.filesystem is not None:
+        parts = _parts(usage, meaning.filesystem, placement)
+        if not placement.removes_volumes:
+            parts.pop("volumes", None)
+        inodes = meaning.resource is Resource.INODES
+        found = [each.used_inodes if inodes else each.used_bytes for each in parts.values()]
+        known = [each for each in found if each is not None]
+        return (sum(known) if known or not found else None), any(each.is_lower_bound for each in parts.values())
+    if signal is Signal.PID_AVAILABLE:
+        return usage.pids, False
+    if signal is Signal.SWAP_FREE:
+        return usage.swap_bytes, False
+    if meaning.unit is Unit.STALL_PERCENT:
+        return usage.stalled_full_percent if signal is Signal.MEMORY_PSI_FULL else usage.stalled_some_percent, False
+    remains = usage.memory_cache_bytes + (0 if placement.removes_volumes else usage.memory_volumes_bytes)
+    return None if usage.memory_bytes is None else max(0, usage.memory_bytes - remains), False
+
+
 def _measure(pod: PodFacts, signal: Signal, resource: Resource, placement: Placement) -> RankedPod:
     usage, unread = usage_of(pod.usage, signal, placement)
     facts: list[tuple[str, Fact[int | None]]] = [("priority", pod.priority)]
     request = 0
-    if resource in _BYTES:
+    if resource in _BYTES and signal is not Signal.SWAP_FREE:
         fact = pod.memory_request_bytes if resource is Resource.MEMORY else pod.ephemeral_request_bytes
         facts.append((f"{resource} request", fact))
         request = fact.value or 0
     assumed = tuple(f"{name} {fact.source}" for name, fact in facts if fact.source in _GUESSED)
     is_lower_bound = _is_lower_bound(pod.usage, signal, placement)
     swapped = (pod.usage.swap_bytes or 0) if resource is Resource.MEMORY and pod.usage is not None else 0
+    frees, frees_at_least = freed_by_eviction(pod.usage, signal, placement)
     return RankedPod(
-        pod, 0, resource, usage, request, pod.priority.value or 0, assumed + unread, is_lower_bound, swapped
+        pod,
+        0,
+        resource,
+        usage,
+        request,
+        pod.priority.value or 0,
+        assumed + unread,
+        is_lower_bound,
+        swapped,
+        frees,
+        frees_at_least,
+        frees if MEANINGS[signal].unit is Unit.STALL_PERCENT else None,
     )
 
 
@@ -219,3 +280,7 @@ def _key_usage(each: RankedPod) -> tuple[bool, bool, int, int, str]:
 
 def _key_pids(each: RankedPod) -> tuple[int, bool, int, str]:
     return each.priority, each.usage is not None, -(each.usage or 0), each.pod.uid
+
+
+def _key_stall(each: RankedPod) -> tuple[int, float, str]:
+    return each.priority, -(each.stalled_percent or 0.0), each.pod.uid

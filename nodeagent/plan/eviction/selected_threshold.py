@@ -36,12 +36,15 @@ class SelectedThreshold(Record):
         status: the selected threshold with its latest reading; ``None`` without a selected threshold.
         blocked: cause why the pass cannot decide, a rejected reading; empty otherwise.
         withheld: reason why no action is taken for a met threshold, with its outstanding effect; else ``None``.
+        ineffective: reason to evict only pods that drive the shortage, an earlier eviction that freed too little; else
+            ``None``.
     """
 
     reason: Reason
     status: ThresholdStatus | None = None
     blocked: str = ""
     withheld: Reason | None = None
+    ineffective: Reason | None = None
 
 
 def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
@@ -56,7 +59,7 @@ def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
 ) -> SelectedThreshold:
     """Return the most urgent due threshold that has a resource, is still met, and has no outstanding effect.
 
-    A threshold with an ineffective effect, which suspends only evictions, is returned while reclaim steps remain.
+    A threshold with an ineffective effect is returned with the reason to evict only pods that drive the shortage.
     Thresholds in ``without_victim`` are skipped.
 
     Without newer readings, the evaluated readings are validated by their age at ``now``. If a reclaim step was run for
@@ -79,12 +82,15 @@ def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
             continue
         shortage = shortage_of(threshold.signal, layout, threshold.filesystem)
         effect = withholding(evaluation.state.outstanding, shortage, now, threshold.measurand.path)
-        if effect is not None and not (effect.ineffective and steps - reclaimed):
+        if effect is not None and not effect.ineffective:
             withheld = withheld or _withheld(status, effect, now)
             continue
         current = _with_reading(status, threshold.view(readings.accepted[threshold.measurand]))
         details = {**_details(current), "resource": resource.value}
-        return SelectedThreshold(Reason(ReasonCode.LOW_ON_RESOURCE, details), current, withheld=withheld)
+        ineffective = None if effect is None or policy.always_evict else _withheld(status, effect, now)
+        return SelectedThreshold(
+            Reason(ReasonCode.LOW_ON_RESOURCE, details), current, withheld=withheld, ineffective=ineffective
+        )
     rejected = next((each for each in skipped if each.code is ReasonCode.READING_REJECTED), None)
     if withheld is not None and rejected is None:
         return SelectedThreshold(withheld, withheld=withheld)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
     from nodeagent.plan.eviction.observations import Rejection
     from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.relief import Unrelieved, UsageSample
     from nodeagent.plan.eviction.thresholds import Threshold
 
 
@@ -39,6 +40,8 @@ class EvictionState(Record):
         limit_evicted_s: times of evictions for storage limits of pods within the window of their limit.
         outstanding: effects of evictions and reclaim that are not measured yet.
         victims: recently evicted pods.
+        samples: earlier readings of the usage of the pods, newest first.
+        unrelieved: the met thresholds whose shortage no eviction ends, each with its statement.
 
     Source: the kubelet eviction manager's fields.
     """
@@ -52,6 +55,8 @@ class EvictionState(Record):
     limit_evicted_s: tuple[float, ...] = ()
     outstanding: tuple[OutstandingEffect, ...] = ()
     victims: tuple[Victim, ...] = ()
+    samples: tuple[UsageSample, ...] = ()
+    unrelieved: Mapping[Threshold, Unrelieved] = field(default_factory=dict)
 
 
 class ConditionStatus(Record):
@@ -144,8 +149,10 @@ def evaluate(
         reported=frozenset(each.condition for each in conditions if each.active),
         evicted_s=policy.within_window(previous.evicted_s, now),
         limit_evicted_s=policy.within_window(previous.limit_evicted_s, now),
-        outstanding=previous.outstanding,
+        outstanding=_not_cleared(previous.outstanding, statuses),
         victims=previous.victims,
+        samples=previous.samples,
+        unrelieved={each: text for each, text in previous.unrelieved.items() if each in first_met_s},
     )
     return Evaluation(now, state, tuple(statuses), conditions, tuple(readings.rejected.values()))
 
@@ -215,6 +222,18 @@ def _threshold_status(
     return ThresholdStatus(
         threshold, reading, limit=limit, met=True, latched=latched, met_for_s=met_for_s, due=due, acting=due and is_new
     )
+
+
+def _not_cleared(
+    effects: Iterable[OutstandingEffect], statuses: Iterable[ThresholdStatus]
+) -> tuple[OutstandingEffect, ...]:
+    """Return the effects without the ineffective ones whose signal was read and meets no threshold."""
+    met_by_signal: dict[Measurand, bool] = {}
+    for each in statuses:
+        if each.observation is not None:
+            measurand = each.threshold.measurand
+            met_by_signal[measurand] = each.met or met_by_signal.get(measurand, False)
+    return tuple(each for each in effects if not each.ineffective or met_by_signal.get(each.measurand, True))
 
 
 def _conditions(

@@ -334,4 +334,8 @@ def _usage(reading: PodReading | None) -> PodUsage | None:
         volumes=reading.volumes or Footprint(),
         ephemeral_bytes=reading.ephemeral_bytes,
         layers=reading.layers,
+        memory_volumes_bytes=reading.memory_volumes_bytes,
+        memory_cache_bytes=reading.memory_cache_bytes,
+        stalled_some_percent=reading.stalled_some_percent,
+        stalled_full_percent=reading.stalled_full_percent,
     )

@@ -21,7 +21,7 @@ def test_bars_of_long_and_short_names_begin_in_one_column() -> None:
         name="imagefs", path="/", used_percent=50, high_percent=85, low_percent=80, capacity_bytes=2, available_bytes=1
     )
     signals = [signal("memory.available"), signal("containerfs.available", met=True), signal("nodefs.available")]
-    status = cast("Status", SimpleNamespace(filesystems=[filesystem], signals=signals, conditions=[]))
+    status = cast("Status", SimpleNamespace(filesystems=[filesystem], signals=signals, conditions=[], unrelieved=()))
     lines = [line.text for line in gauges(status, 120) if "█" in line.text]
     assert [line.split()[0] for line in lines] == ["imagefs", "memory.available", "containerfs.available"]
     assert len({line.index("█") for line in lines}) == 1

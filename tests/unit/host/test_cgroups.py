@@ -12,6 +12,7 @@ from nodeagent.host.cgroups import (
     expand_cgroups_path,
     expand_parent,
     read_memory_min,
+    read_memory_stalls,
     read_oom_kills,
     read_processes,
     read_usage,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 UID = "0b5a1c9e-1111-4222-8333-abcdefabcdef"
 SLICED = UID.replace("-", "_")
+
+PSI_REST = "avg60=0.00 avg300=0.00 total=7"
 
 
 @pytest.mark.parametrize(
@@ -104,8 +107,33 @@ def test_memory_controller_is_detected(tmp_path: Path, controllers: str, has_mem
 
 def test_working_set_excludes_inactive_pages(tmp_path: Path) -> None:
     directory = str(add_cgroup(tmp_path, "p", memory_bytes=300 * MIB, inactive_bytes=120 * MIB, swap_bytes=7, pids=9))
-    assert read_usage(directory) == CgroupUsage(180 * MIB, 7, 9)
+    assert read_usage(directory) == CgroupUsage(180 * MIB, 7, 9, cache_bytes=4096)
     assert read_working_sets({"a": directory, "b": f"{directory}/missing"}) == {"a": 180 * MIB}
+
+
+def test_usage_of_a_cgroup_has_its_shared_memory_and_its_caches(tmp_path: Path) -> None:
+    directory = add_cgroup(tmp_path, "p", memory_bytes=300 * MIB)
+    stat = f"anon 5\nshmem {70 * MIB}\nshmem_thp 9\ninactive_file 0\nactive_file 40\nslab_reclaimable 2\n"
+    (directory / "memory.stat").write_text(stat)
+    assert read_usage(str(directory)) == CgroupUsage(300 * MIB, 0, 1, 70 * MIB, 42)
+
+
+@pytest.mark.parametrize(
+    ("text", "stalls"),
+    [
+        (f"some avg10=24.31 {PSI_REST}\nfull avg10=1.00 {PSI_REST}\n", (24.31, 1.0)),
+        (f"some avg10=0.00 {PSI_REST}\n", (0.0, None)),
+        (f"some avg10=nan {PSI_REST}\n", (None, None)),
+        ("", (None, None)),
+    ],
+)
+def test_memory_stalls_are_the_ten_second_averages(
+    tmp_path: Path, text: str, stalls: tuple[float | None, float | None]
+) -> None:
+    directory = add_cgroup(tmp_path, "p")
+    (directory / "memory.pressure").write_text(text)
+    assert read_memory_stalls(str(directory)) == stalls
+    assert read_memory_stalls(str(directory / "missing")) == (None, None)
 
 
 def test_working_set_is_at_least_zero(tmp_path: Path) -> None:
@@ -121,8 +149,8 @@ def test_working_set_is_at_least_zero(tmp_path: Path) -> None:
         ("memory.stat", "inactive_file x\n", CgroupUsage(None, 0, 1)),
         ("memory.stat", "inactive_file 24\nanon 5\n", CgroupUsage(1000, 0, 1)),
         ("memory.stat", "workingset_inactive_file 24\n", CgroupUsage(None, 0, 1)),
-        ("memory.swap.current", "-1\n", CgroupUsage(1024, None, 1)),
-        ("pids.current", "\xff", CgroupUsage(1024, 0, None)),
+        ("memory.swap.current", "-1\n", CgroupUsage(1024, None, 1, cache_bytes=4096)),
+        ("pids.current", "\xff", CgroupUsage(1024, 0, None, cache_bytes=4096)),
     ],
 )
 def test_malformed_value_is_unknown(tmp_path: Path, name: str, text: str, usage: CgroupUsage) -> None:

@@ -65,6 +65,41 @@ async def test_pod_facts_are_complete_on_every_runtime(node: Node) -> None:
     assert [each.uid for each in inventory.shutdown] == [each.uid for each in inventory.facts]
 
 
+async def test_memory_volumes_count_up_to_the_shared_memory_of_their_pod(node: Node) -> None:
+    pods = {name: node.pod(name) for name in ("small-share", "large-share", "elsewhere")}
+    lines = []
+    for number, (name, sandbox) in enumerate(pods.items()):
+        shared_bytes = (4 if name == "small-share" else 400) * MIB
+        stat = node.root / "sys/fs/cgroup" / sandbox.cgroup_parent.strip("/") / "memory.stat"
+        stat.write_text(f"shmem {shared_bytes}\ninactive_file 0\n")
+        uid = "other" if name == "elsewhere" else sandbox.uid
+        path = node.root / "kubelet/pods" / uid / "volumes/kubernetes.io~empty-dir/cache"
+        path.mkdir(parents=True)
+        lines.append(f"{number} 1 0:{number} / {path} rw - tmpfs none rw\n")
+    (node.root / "proc/self").mkdir(parents=True, exist_ok=True)
+    (node.root / "proc/self/mountinfo").write_text("".join(lines))
+    used = os.statvfs(node.root)
+    used_bytes = (used.f_blocks - used.f_bfree) * used.f_frsize
+    reader = node.reader()
+    facts = {each.name: each.usage for each in (await reader.read()).facts}
+    found = {name: None if each is None else each.memory_volumes_bytes for name, each in facts.items()}
+    assert found["small-share"] == 4 * MIB
+    assert found["large-share"] is not None
+    assert abs(found["large-share"] - min(400 * MIB, used_bytes)) <= 100 * MIB
+    assert found["elsewhere"] == 0
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_memory_stalls_of_pods_are_read_only_for_a_threshold_on_stalls(node: Node, wanted: bool) -> None:
+    web = node.pod("web")
+    directory = node.root / "sys/fs/cgroup" / web.cgroup_parent.strip("/")
+    (directory / "memory.pressure").write_text("some avg10=24.00 total=1\nfull avg10=3.50 total=1\n")
+    usage = facts_of(await node.reader(memory_stalls=wanted).read(), "web").usage
+    assert usage is not None
+    stalls = (usage.stalled_some_percent, usage.stalled_full_percent)
+    assert stalls == ((24.0, 3.5) if wanted else (None, None))
+
+
 async def test_systemd_slices_are_found(node: Node) -> None:
     uid = "0b5a1c9e-1111-4222-8333-abcdefabcdef"
     name = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"

@@ -14,7 +14,7 @@ from nodeagent.host.node import boot_id
 from nodeagent.plan.eviction.state import suspended
 from nodeagent.store.evictions import EvictionFile
 from tests.unit.daemon.eviction.eviction_node import disk_node, run_pass, run_passes
-from tests.unit.plan.eviction.cases import read
+from tests.unit.plan.eviction.cases import disk, pod, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 async def test_pod_that_was_not_stopped_is_retried_before_another_pod_is_evicted() -> None:
     node = disk_node()
+    node.pods = (*node.pods, pod("other", writable=disk(100)))
     node.outcomes["writer"] = EvictionOutcome.FAILED
     node.cleanup = lambda: CleanupResult(confirmed=False, running=True, detail="running: app")
     loop = node.loop()
@@ -32,7 +33,7 @@ async def test_pod_that_was_not_stopped_is_retried_before_another_pod_is_evicted
     await run_passes(node, loop, 30)
     assert (node.evicted, len(node.events("eviction_failed"))) == ([], 2)
     await run_passes(node, loop, 15)
-    assert node.evicted[:1] == ["quiet-0"]
+    assert node.evicted[:1] == ["other"]
 
 
 async def test_removal_is_completed_after_a_late_end_and_no_other_pod_is_evicted() -> None:

@@ -58,7 +58,7 @@ async def test_pod_is_evicted_during_reclaim_that_frees_less_than_the_shortfall(
     limits: str, reading: Observation, reclaimable: Reclaimable
 ) -> None:
     node = blocked_node(
-        reclaimable, limits=limits, readings=lambda: (reading,), pods=(pod("writer", writable=disk(300)),)
+        reclaimable, limits=limits, readings=lambda: (reading,), pods=(pod("writer", writable=disk(300, 3000)),)
     )
     await run_pass(node)
     assert (node.evicted, node.evicted_during_reclaim) == (["writer"], True)

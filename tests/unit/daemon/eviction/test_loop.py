@@ -124,7 +124,11 @@ async def test_protected_pods_are_kept_and_logged_once() -> None:
     await run_pass(node, loop)
     assert node.evicted == []
     (event,) = node.events("no_evictable_pod")
-    assert event["because"] == "1 protected-namespace, 1 static-pod"
+    assert event["reasons"] == "1 protected-namespace, 1 static-pod"
+    assert event["because"] == (
+        "memory.available<100Mi is met, and no eviction ends the shortage of 50Mi: every pod is protected; "
+        "pods use 200Mi, others 750Mi"
+    )
 
 
 async def test_pod_is_evicted_only_after_insufficient_node_level_reclaim() -> None:

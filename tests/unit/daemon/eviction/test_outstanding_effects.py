@@ -13,6 +13,7 @@ from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.model.pressure import FilesystemRole, Observation
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from tests.unit.builders import MIB
 from tests.unit.daemon.eviction.eviction_node import DISK, LOW, NO_PRESSURE, Node, disk_node, run_pass, run_passes
 from tests.unit.plan.eviction.cases import at, disk, pod, read
 
@@ -52,45 +53,72 @@ async def test_no_second_pod_is_evicted_before_the_bytes_of_the_first_are_freed(
     assert node.context.eviction.outstanding == ()
 
 
-async def test_another_pod_is_evicted_after_a_verified_and_insufficient_effect() -> None:
+async def test_another_pod_is_evicted_after_a_verified_effect_that_does_not_suffice() -> None:
     node = disk_node()
+    node.pods = (pod("writer", writable=disk(30)), pod("other", writable=disk(20)), pod("quiet", writable=disk(0.1)))
+    node.readings = lambda: (read("imagefs.available", 50 + 30 * ("writer" in node.evicted)),)
     loop = node.loop()
-    await run_pass(node, loop)
-    assert node.evicted == ["writer"]
-    node.clock.seconds += 0.1
-    await run_pass(node, loop)
-    assert node.evicted == ["writer", "quiet-0"]
-    assert node.events("effect_measured")[0]["end"] == "confirmed"
+    await run_passes(node, loop, 30)
+    assert node.evicted == ["writer", "other"]
+    assert node.events("effect_measured")[0]["end"] == "measured"
 
 
-async def test_eviction_without_effect_pauses_evictions_but_not_reclaim() -> None:
-    node = disk_node(cleanup=lambda: CleanupResult(confirmed=False, detail="busy"))
+@pytest.mark.parametrize("confirmed", [True, False])
+async def test_eviction_without_effect_ends_evictions_and_not_reclaim_until_the_threshold_is_cleared(
+    confirmed: bool,
+) -> None:
+    node = disk_node(cleanup=lambda: CleanupResult(confirmed=confirmed, detail="" if confirmed else "busy"))
+    node.pods = (*node.pods, pod("other", writable=disk(200)))
     loop = node.loop()
-    await run_passes(node, loop, 29)
+    await run_passes(node, loop, 35)
     before = len(node.reclaimed)
-    await run_passes(node, loop, 25)
+    await run_passes(node, loop, 300)
     assert node.evicted == ["writer"]
     assert len(node.reclaimed) > before
     (ineffective,) = node.events("eviction_ineffective")
-    assert (ineffective["level"], ineffective["end"]) == ("error", "missing")
-    await run_passes(node, loop, 15)
-    assert node.evicted == ["writer", "quiet-0"]
+    assert (ineffective["level"], ineffective["end"]) == ("error", "confirmed" if confirmed else "missing")
+    assert node.result() == "ineffective"
+    readings, node.readings = node.readings, lambda: (read("imagefs.available", 550),)
+    await run_passes(node, loop, 2)
+    node.readings = readings
+    await run_passes(node, loop, 5)
+    assert node.evicted == ["writer", "other"]
 
 
-async def test_eviction_with_a_prediction_of_zero_pauses_evictions_but_not_reclaim() -> None:
+async def test_pod_that_drives_the_shortage_is_evicted_after_an_eviction_without_effect() -> None:
+    node = disk_node()
+    grows = pod("grows", writable=disk(200))
+    node.pods = (*node.pods, pod("other", writable=disk(250)), grows)
+    available_mib = 50.0
+
+    def readings() -> tuple[Observation, ...]:
+        nonlocal available_mib, grows
+        if "writer" in node.evicted and "grows" not in node.evicted:
+            available_mib -= 0.1
+            used = (grows.usage.writable.used_bytes or 0) if grows.usage is not None else 0
+            grows = pod("grows", writable=disk(used / MIB + 0.1))
+            node.pods = (*node.pods[:-1], grows)
+        return (read("imagefs.available", max(0.0, available_mib)),)
+
+    node.readings = readings
+    loop = node.loop()
+    await run_passes(node, loop, 120)
+    assert node.evicted[:2] == ["writer", "grows"]
+
+
+async def test_writer_with_logs_alone_is_evicted_and_its_logs_are_reclaimed_before_another_pod() -> None:
     node = disk_node(
         limits="nodefs.available<100Mi",
-        pods=(pod("chatty", logs=disk(300), writable=disk(2)), pod("quiet", logs=disk(1))),
-        readings=lambda: (read("nodefs.available", 50),),
+        pods=(pod("chatty", logs=disk(300), writable=disk(2)), pod("quiet", logs=disk(90))),
     )
+    node.readings = lambda: (read("nodefs.available", 500 if "chatty" in node.evicted and removed() else 50),)
+
+    def removed() -> bool:
+        return node.reclaimed[-1:] == ["logs on nodefs"] and len(node.reclaimed) > 1
+
     loop = node.loop()
-    await run_pass(node, loop)
-    before = len(node.reclaimed)
-    await run_passes(node, loop, 20)
+    await run_passes(node, loop, 60)
     assert node.evicted == ["chatty"]
-    assert len(node.reclaimed) > before
-    (event,) = node.events("eviction_ineffective")
-    assert (event["predicted_bytes"], event["logs_bytes"]) == (0, 300 << 20)
 
 
 async def test_reclaim_is_measured_before_the_next_step() -> None:
@@ -171,7 +199,7 @@ async def test_new_memory_pressure_after_an_eviction_is_acted_on_at_once() -> No
 
 async def test_no_second_pod_is_evicted_for_a_stall_within_its_averaging_window() -> None:
     node = Node(
-        pods=(pod("one", memory=500), pod("two", memory=400)),
+        pods=(pod("one", memory=500, stalled=60.0), pod("two", memory=400, stalled=50.0)),
         limits="memory.psi.full>10%",
         readings=lambda: (read("memory.psi.full", available=50, capacity=100), NO_PRESSURE),
     )

@@ -10,6 +10,7 @@ import pytest
 from nodeagent.act.eviction.evictor import EvictionOutcome
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
+from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S
 from tests.unit.daemon.eviction.eviction_node import LOW, Node, run_pass
 from tests.unit.plan.eviction.cases import pod, read
@@ -29,6 +30,9 @@ async def test_pod_is_evicted_by_the_last_list_while_the_runtime_does_not_answer
     assert (event["pods"], event["level"]) == (2, "warning")
 
 
+ALWAYS_EVICT = EvictionPolicy(always_evict=True)
+
+
 @pytest.mark.parametrize(("age_s", "result"), [(1.0, "evicted"), (3.0, "failed")])
 async def test_pods_of_a_recent_list_are_not_listed_again_for_an_eviction(age_s: float, result: str) -> None:
     available_mib = iter((900, *[90] * 50))
@@ -45,7 +49,7 @@ async def test_pods_of_a_recent_list_are_not_listed_again_for_an_eviction(age_s:
 async def test_pod_evicted_after_the_last_list_is_not_evicted_again() -> None:
     available_mib = iter((900, *[90] * 1000))
     pods = (pod("big", memory=500), pod("next", memory=300))
-    node = Node(pods=pods, readings=lambda: (read(available_mib=next(available_mib)),), hangs=True)
+    node = Node(pods=pods, readings=lambda: (read(available_mib=next(available_mib)),), hangs=True, policy=ALWAYS_EVICT)
     loop = node.loop(read_usage=node.usage_of_last_list)
     node.hangs = False
     await run_pass(node, loop)
@@ -62,7 +66,7 @@ async def test_pod_evicted_after_the_last_list_is_not_evicted_again() -> None:
 )
 async def test_duration_of_an_eviction_does_not_age_the_pod_list(eviction_s: float, age_s: float, result: str) -> None:
     pods = (pod("big", memory=500), pod("next", memory=300))
-    node = Node(pods=pods, readings=lambda: (read(available_mib=900),), eviction_s=eviction_s)
+    node = Node(pods=pods, readings=lambda: (read(available_mib=900),), eviction_s=eviction_s, policy=ALWAYS_EVICT)
     loop = node.loop(read_usage=node.usage_of_last_list)
     await run_pass(node, loop)
     node.readings = lambda: (read(available_mib=10 if node.evicted else 90),)

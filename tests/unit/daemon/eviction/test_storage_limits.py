@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 async def test_eviction_limit_stops_evictions_and_is_logged() -> None:
     node = Node(
-        pods=tuple(pod(f"p{number}") for number in range(4)),
+        pods=tuple(pod(f"p{number}", stalled=50.0) for number in range(4)),
         limits="memory.psi.full>40",
         readings=lambda: (read("memory.psi.full", available=99.0, capacity=100),),
         policy=EvictionPolicy(max_evictions_per_window=2),
@@ -84,7 +84,7 @@ async def test_memory_evictions_above_the_limit_are_slowed_and_reported() -> Non
     node = Node(
         pods=tuple(pod(f"p{number}") for number in range(9)),
         readings=lambda: (LOW,),
-        policy=EvictionPolicy(max_evictions_per_window=2),
+        policy=EvictionPolicy(max_evictions_per_window=2, always_evict=True),
     )
     loop = node.loop()
     await run_passes(node, loop, 40)

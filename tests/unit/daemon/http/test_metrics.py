@@ -28,6 +28,7 @@ from nodeagent.model.pod_list import Completeness, PodListReading, PodListSource
 from nodeagent.model.pressure import FilesystemLayout, Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
 from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
 from nodeagent.plan.eviction.grammar import parse_thresholds
+from nodeagent.plan.eviction.relief import Unrelieved
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.record import replace
 from nodeagent.sim.node import SimNode
@@ -298,6 +299,14 @@ async def test_thresholds_are_exposed_with_limit_and_distance() -> None:
     assert found["nodeagent_pressure_stall_ratio memory full"] == 0.3
     assert found["nodeagent_node_condition MemoryPressure"] == 1
     assert found["nodeagent_node_condition DiskPressure"] == 0
+    assert found["nodeagent_shortage_without_relief memory.available<1Gi"] == 0
+    statement = Unrelieved(
+        "memory.available<1Gi", 1, 0, 0, 0, 0, "memory.available<1Gi is met, and no eviction ends it"
+    )
+    (threshold,) = parse_thresholds(hard="memory.available<1Gi", allocatable=False)
+    made.eviction = replace(made.eviction, unrelieved={threshold: statement})
+    found = await values(made, ALL_SIGNALS)
+    assert found["nodeagent_shortage_without_relief memory.available<1Gi"] == 1
 
 
 async def test_signals_of_another_image_filesystem_have_its_path() -> None:

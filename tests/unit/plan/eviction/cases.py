@@ -95,15 +95,24 @@ def pod(
     logs: Footprint = EMPTY_FOOTPRINT,
     volumes: Footprint = EMPTY_FOOTPRINT,
     ephemeral_request: float | None = 0,
+    swap: float | None = None,
+    stalled: float | None = None,
+    memory_volumes: float = 0,
+    memory_cache: float = 0,
     **fields: Any,
 ) -> PodFacts:
-    """Return a pod with complete facts; sizes are in MiB, its UID is ``uid-NAME``."""
+    """Return a pod with complete facts; sizes are in MiB, stalls in percent, its UID is ``uid-NAME``."""
     usage = PodUsage(
         memory_bytes=None if memory is None else int(memory * MIB),
         pids=pids,
         writable=writable,
         logs=logs,
         volumes=volumes,
+        swap_bytes=None if swap is None else int(swap * MIB),
+        memory_volumes_bytes=int(memory_volumes * MIB),
+        memory_cache_bytes=int(memory_cache * MIB),
+        stalled_some_percent=stalled,
+        stalled_full_percent=stalled,
     )
     facts: dict[str, Any] = {
         "uid": f"uid-{name}",

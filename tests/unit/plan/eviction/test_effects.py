@@ -12,6 +12,7 @@ from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Signal
 from nodeagent.plan.eviction.effects import (
     FREED_WITHIN_S,
     STALL_WINDOW_S,
+    UNTIL_CLEARED_S,
     VISIBLE_WITHIN_S,
     EffectEnd,
     EndedEffect,
@@ -25,6 +26,7 @@ from nodeagent.plan.eviction.effects import (
     update_effects,
     withholding,
 )
+from nodeagent.plan.eviction.ranking import Placement
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.plan.eviction.shortage import Shortage, shortage_of
 from nodeagent.plan.eviction.state import EvictionState, begin_eviction, drop_eviction, evaluate
@@ -42,7 +44,7 @@ def ends(one: OutstandingEffect, available_mib: float, seconds: float) -> Effect
     remaining, ended = update_effects(
         [one], [read("imagefs.available", available_mib)], at(seconds), verified={"uid-web"}
     )
-    assert len(remaining) + len(ended) == 1 or ended[0].end is EffectEnd.MISSING
+    assert len(remaining) + len(ended) == 1 or ended[0].ineffective
     return ended[0].end if ended else None
 
 
@@ -71,7 +73,7 @@ def eviction_effects(
     plan: EvictionPlan, layout: FilesystemLayout, *observations: Any
 ) -> dict[Shortage, OutstandingEffect]:
     assert plan.victim is not None
-    return {each.shortage: each for each in effects_of_eviction(plan.victim, observations, layout, at(0))}
+    return {each.shortage: each for each in effects_of_eviction(plan.victim, observations, Placement(layout), at(0))}
 
 
 def test_eviction_for_imagefs_predicts_only_the_writable_layers() -> None:
@@ -89,35 +91,30 @@ def test_eviction_for_inodes_predicts_inodes() -> None:
     limits = thresholds("imagefs.inodesFree<100")
     plan = planned([writer], short, limits=limits, layout=DEDICATED, reclaimed=EVERYTHING)
     (found,) = eviction_effects(plan, DEDICATED, short).values()
-    assert (found.predicted, found.ineffective) == (5000, False)
+    assert found.predicted == 5000
     assert found.details["predicted_inodes"] == 5000
 
 
-@pytest.mark.parametrize(
-    ("writable", "predicted", "ineffective"),
-    [(disk(300), 0, True), (disk(None), 0, True)],
-    ids=["writable-layers-elsewhere", "writable-layers-unknown"],
-)
-def test_eviction_for_nodefs_without_writable_layers_is_predicted_to_be_ineffective(
-    writable: Any, predicted: int, ineffective: bool
-) -> None:
+@pytest.mark.parametrize("writable", [disk(300), disk(None)], ids=["elsewhere", "unknown"])
+def test_eviction_for_nodefs_predicts_nothing_of_the_logs_that_reclaim_removes(writable: Any) -> None:
     chatty = pod("chatty", writable=writable, logs=disk(400))
     short = read("nodefs.available", 50)
     limits = thresholds("nodefs.available<100Mi")
     plan = planned([chatty], short, limits=limits, layout=DEDICATED, reclaimed=EVERYTHING)
     found = eviction_effects(plan, DEDICATED, short)
-    assert (found[Shortage.NODEFS].predicted, found[Shortage.NODEFS].ineffective) == (predicted, ineffective)
+    assert found[Shortage.NODEFS].predicted == 0
     assert found[Shortage.IMAGEFS].predicted == writable.used_bytes
-    assert not found[Shortage.IMAGEFS].ineffective
 
 
-@pytest.mark.parametrize(("mib", "ineffective"), [(0.4, True), (0.6, False)])
-def test_eviction_of_less_than_one_percent_of_the_shortfall_is_ineffective(mib: float, ineffective: bool) -> None:
-    short = read("imagefs.available", 50)
-    limits = thresholds("imagefs.available<100Mi")
-    plan = planned([pod(writable=disk(mib))], short, limits=limits, layout=DEDICATED, reclaimed=EVERYTHING)
-    (found,) = eviction_effects(plan, DEDICATED, short).values()
-    assert found.ineffective is ineffective
+def test_eviction_through_a_kubelet_predicts_the_volumes_that_the_kubelet_removes() -> None:
+    short = read("nodefs.available", 50)
+    limits = thresholds("nodefs.available<100Mi")
+    writer = pod("writer", writable=disk(7), volumes=disk(300))
+    plan = planned([writer], short, limits=limits, reclaimed=EVERYTHING, removes_volumes=True)
+    assert plan.victim is not None
+    placement = Placement(SINGLE, removes_volumes=True)
+    (found,) = effects_of_eviction(plan.victim, [short], placement, at(0))
+    assert found.predicted == 307 * MIB
 
 
 def test_eviction_for_memory_has_an_effect_on_disk_unless_the_layers_are_empty() -> None:
@@ -173,18 +170,38 @@ def test_effect_ends_when_measured_or_at_its_bound(
     assert ends(effect(**fields), available_mib, seconds) is end
 
 
-def test_missing_effect_of_an_eviction_withholds_pods_for_another_bound() -> None:
-    remaining, (ended,) = update_effects([effect()], [], at(31), verified={"uid-web"})
-    assert (ended.end, ended.waited_s) == (EffectEnd.MISSING, 31)
-    assert remaining == (effect(ineffective=True, until_s=START_S + 31 + FREED_WITHIN_S),)
-    assert update_effects(remaining, [], at(60), verified={"uid-web"}) == (remaining, ())
-    assert update_effects(remaining, [], at(61), verified={"uid-web"}) == ((), ())
+@pytest.mark.parametrize(
+    ("fields", "available_mib", "ineffective"),
+    [
+        pytest.param({}, None, True, id="no reading"),
+        pytest.param({}, 50, True, id="nothing freed"),
+        pytest.param({"confirmed": True}, 98, True, id="less than half"),
+        pytest.param({"confirmed": True}, 99, False, id="half, within the accuracy"),
+        pytest.param({"confirmed": True, "shortage": Shortage.MEMORY, "predicted": 900 * MIB}, 98, True, id="memory"),
+        pytest.param({"confirmed": True, "predicted": None}, 50, False, id="prediction unknown"),
+        pytest.param({"confirmed": True, "predicted": 0}, 50, False, id="predicted to free nothing"),
+        pytest.param({"uid": ""}, 50, False, id="reclaim"),
+        pytest.param({"uid": "uid-other"}, 50, False, id="processes may run"),
+    ],
+)
+def test_eviction_that_frees_less_than_half_of_its_prediction_is_ineffective(
+    fields: dict[str, Any], available_mib: float | None, ineffective: bool
+) -> None:
+    readings = [] if available_mib is None else [read("imagefs.available", available_mib)]
+    remaining, (ended,) = update_effects([effect(**fields)], readings, at(31), verified={"uid-web"})
+    assert ended.ineffective is ineffective
+    assert [each.ineffective for each in remaining] == [True] * ineffective
+    assert update_effects(remaining, readings, at(10_000), verified=set()) == (remaining, ())
 
 
-@pytest.mark.parametrize("fields", [{"uid": ""}, {"uid": "uid-other"}, {"shortage": Shortage.MEMORY}])
-def test_missing_effect_of_reclaim_memory_or_an_unverified_eviction_ends_at_its_bound(fields: dict[str, Any]) -> None:
-    remaining, ended = update_effects([effect(**fields)], [], at(31), verified={"uid-web"})
-    assert (remaining, [each.end for each in ended]) == ((), [EffectEnd.MISSING])
+@pytest.mark.parametrize(("available_mib", "kept"), [(99, True), (100, False)])
+def test_ineffective_effect_ends_when_its_threshold_is_cleared(available_mib: float, kept: bool) -> None:
+    state = EvictionState(outstanding=(effect(ineffective=True, until_s=START_S + UNTIL_CLEARED_S), effect()))
+    limits = thresholds("imagefs.available<100Mi")
+    after = evaluate(state, [read("imagefs.available", available_mib)], limits, POLICY, now=at(0)).state
+    assert [each.ineffective for each in after.outstanding] == [True, False] if kept else [False]
+    unread = evaluate(state, [], limits, POLICY, now=at(0)).state
+    assert unread.outstanding == state.outstanding
 
 
 def test_confirmed_effect_has_a_short_bound() -> None:
@@ -225,16 +242,16 @@ def test_state_keeps_effects_between_passes_and_drops_an_eviction_with_its_effec
 
 
 @given(effects, st.lists(st.floats(0.1, 20), max_size=20))
-def test_every_effect_ends_within_two_bounds(found: list[OutstandingEffect], steps: list[float]) -> None:
+def test_every_effect_ends_at_its_bound_unless_it_was_ineffective(
+    found: list[OutstandingEffect], steps: list[float]
+) -> None:
     remaining, seconds = tuple(found), 0.0
     for step in steps:
         seconds += step
         remaining, _ = update_effects(remaining, [], at(seconds), verified={"uid-web"})
     assert all(each.until_s > at(seconds).monotonic_s for each in remaining) or not steps
-    for _ in range(2):
-        seconds += FREED_WITHIN_S
-        remaining, _ = update_effects(remaining, [], at(seconds), verified={"uid-web"})
-    assert remaining == ()
+    remaining, _ = update_effects(remaining, [], at(seconds + FREED_WITHIN_S), verified={"uid-web"})
+    assert all(each.ineffective for each in remaining)
 
 
 def end_after_confirmation(one: OutstandingEffect, *available: tuple[float, float]) -> EffectEnd | None:

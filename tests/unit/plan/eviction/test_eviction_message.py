@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.record import replace
-from tests.unit.plan.eviction.cases import container, planned, pod, read, thresholds
+from tests.unit.plan.eviction.cases import container, disk, planned, pod, read, thresholds
 from tests.unit.plan.eviction.planner_cases import ALL_STEPS
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
             id="memory",
         ),
         pytest.param(
-            pod(containers=(container("app", writable=3, logs=2, ephemeral_request=4),)),
+            pod(writable=disk(50), containers=(container("app", writable=3, logs=2, ephemeral_request=4),)),
             "nodefs.available",
             "The node was low on resource: ephemeral-storage. Threshold quantity: 100Mi, available: 50Mi. "
             "Container app was using 5Mi, request is 4Mi, has larger consumption of ephemeral-storage. ",
             id="disk",
         ),
         pytest.param(
-            pod(containers=(container("app", memory=5),)),
+            pod(writable=disk(0, 52428800), containers=(container("app", memory=5),)),
             "nodefs.inodesFree",
             "The node was low on resource: inodes. Threshold quantity: 104857600, available: 52428800. ",
             id="inodes",
@@ -64,7 +64,9 @@ def test_message_marks_an_inferred_request() -> None:
 
 def test_message_of_a_stall_has_both_percentages() -> None:
     plan = planned(
-        [pod()], read("memory.psi.full", available=55.2, capacity=100), limits=thresholds("memory.psi.full>40")
+        [pod(stalled=50.0)],
+        read("memory.psi.full", available=55.2, capacity=100),
+        limits=thresholds("memory.psi.full>40"),
     )
     assert plan.victim is not None
     assert plan.victim.message == (

@@ -30,7 +30,7 @@ from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.reclaim import reclaim_steps
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.plan.eviction.state import EvictionState, evaluate
 from nodeagent.plan.eviction.thresholds import Amount, Threshold
 from nodeagent.record import replace
@@ -258,7 +258,7 @@ def test_usage_above_the_request_ranks_before_usage_within(
     listed: tuple[PodFacts, ...], signal: Signal, layout: FilesystemLayout
 ) -> None:
     ranked = rank_pods(listed, signal, layout)
-    if MEANINGS[signal].resource is Resource.PIDS:
+    if MEANINGS[signal].resource is Resource.PIDS or MEANINGS[signal].unit is Unit.STALL_PERCENT:
         assert [each.priority for each in ranked] == sorted(each.priority for each in ranked)
         return
     groups = [2 if each.excess is None else int(each.excess > 0) for each in ranked]

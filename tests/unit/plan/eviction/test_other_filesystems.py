@@ -162,8 +162,10 @@ def test_pod_with_unmeasured_layer_there_is_kept() -> None:
 def test_nothing_is_evicted_without_a_pod_known_to_write_there(pods: tuple[PodFacts, ...]) -> None:
     plan = after_reclaim(on(KATA), pods=pods)
     assert plan.victim is None
-    assert plan.plan.warnings == (
-        "imagefs.available<100Mi on /kata is met, but no pod is known to have a writable layer on this filesystem",
+    (warning,) = plan.plan.warnings
+    assert warning == (
+        "imagefs.available<100Mi on /kata is met, and no eviction ends the shortage of 50Mi: no pod is known to have a "
+        "writable layer on this filesystem; pods use 0, others 950Mi"
     )
 
 
@@ -236,7 +238,7 @@ def test_eviction_has_an_effect_on_each_filesystem_with_a_layer() -> None:
     plan = after_reclaim(on(KATA), pods=(both,))
     assert plan.victim is not None
     readings = (on(KATA), on(LAZY, 700), read("imagefs.available", 900))
-    found = effects_of_eviction(plan.victim, readings, DEDICATED, at(0), OTHERS)
+    found = effects_of_eviction(plan.victim, readings, Placement(DEDICATED, OTHERS), at(0))
     assert {(each.shortage, each.path, each.before, each.predicted) for each in found} == {
         (Shortage.IMAGEFS, "", 900 * MIB, 300 * MIB),
         (Shortage.OTHER_IMAGEFS, "/kata", 50 * MIB, 300 * MIB),

@@ -16,6 +16,7 @@ from tests.unit.plan.eviction.cases import (
     POLICY,
     SINGLE,
     at,
+    disk,
     evaluated,
     known,
     planned,
@@ -86,14 +87,17 @@ def test_protected_pod_is_never_evicted(fields: Mapping[str, Any], code: str, te
     first = replace(
         pod("first", **({"memory": 900} | {k: v for k, v in fields.items() if k in BUILT})), **_facts(fields)
     )
-    plan = planned([first, pod("second", memory=1, request=100)])
+    plan = planned([first, pod("second", memory=50, request=100)])
     assert victim(plan) == "second"
     decision = next(each for each in plan.plan.decisions if each.name.endswith("/first"))
     assert (decision.verdict, decision.reason.code.value) == (Verdict.KEEP, code)
     assert text in decision.reason.sentence
     alone = planned([first])
     assert alone.victim is None
-    assert alone.plan.warnings == ("memory.available<100Mi is met, but every pod is protected",)
+    (warning,) = alone.plan.warnings
+    statement = "memory.available<100Mi is met, and no eviction ends the shortage of 50Mi"
+    cause = "no pod is known to use the resource" if code == "pod-not-active" else "every pod is protected"
+    assert warning.startswith(f"{statement}: {cause}; ")
 
 
 def test_terminating_pod_is_evicted_with_a_shorter_grace_period() -> None:
@@ -123,7 +127,7 @@ def _facts(fields: Mapping[str, Any]) -> dict[str, Any]:
 )
 def test_unneeded_unknown_fact_does_not_protect_the_pod(fields: Mapping[str, Any], signal: str) -> None:
     plan = planned(
-        [pod("any", **fields)],
+        [pod("any", writable=disk(0, 100), **fields)],
         read(signal, available=1, capacity=1000),
         limits=thresholds(f"{signal}<10"),
         reclaimed=ALL_STEPS,

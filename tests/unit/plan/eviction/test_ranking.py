@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nodeagent.model.pressure import FactSource, FilesystemLayout, Footprint, PodLifecycle, PodUsage, Signal
-from nodeagent.plan.eviction.ranking import rank_pods, usage_of
+from nodeagent.plan.eviction.ranking import Placement, freed_by_eviction, rank_pods, usage_of
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import SINGLE, disk, known, pod
@@ -79,7 +79,27 @@ def order(pods: list[PodFacts], signal: str) -> list[str]:
 def test_pods_are_ranked_for_memory_by_excess_priority_and_usage(pods: list[PodFacts], expected: list[str]) -> None:
     assert order(pods, "memory.available") == expected
     assert order(pods, "allocatableMemory.available") == expected
-    assert order(pods, "memory.psi.full") == expected
+
+
+@pytest.mark.parametrize("signal", ["memory.psi.some", "memory.psi.full"])
+def test_stall_ranks_by_priority_and_the_stall_of_the_pod_itself(signal: str) -> None:
+    pods = [
+        pod("hog", memory=900, stalled=0.0),
+        pod("stalls", memory=5, stalled=24.0),
+        pod("stalls-more", memory=5, stalled=55.2),
+        pod("important", memory=5, stalled=90.0, priority=5),
+        pod("unread", memory=900),
+    ]
+    assert order(pods, signal) == ["stalls-more", "stalls", "hog", "unread", "important"]
+    ranked = rank_pods(pods, Signal(signal), SINGLE)
+    assert ranked[0].measure == "waits for memory 55.2% of the time, priority 0"
+    assert [each.frees for each in ranked] == [55.2, 24.0, 0.0, None, 90.0]
+
+
+def test_swap_ranks_by_swapped_out_memory_alone() -> None:
+    pods = [pod("resident", memory=900, request=0, swap=1), pod("swapped", memory=10, request=100, swap=50)]
+    assert order(pods, "swap.free") == ["swapped", "resident"]
+    assert [each.frees for each in rank_pods(pods, Signal.SWAP_FREE, SINGLE)] == [50 * MIB, MIB]
 
 
 def test_memory_and_swap_signals_rank_by_memory_and_swap() -> None:
@@ -87,12 +107,9 @@ def test_memory_and_swap_signals_rank_by_memory_and_swap() -> None:
     resident = pod("resident", usage=PodUsage(memory_bytes=100 * MIB, swap_bytes=0))
     assert order([swapped, resident], "swap.free") == ["swapped", "resident"]
     assert order([swapped, resident], "memory.available") == ["swapped", "resident"]
-    assert order([swapped, resident], "memory.psi.full") == ["swapped", "resident"]
     first, second = rank_pods([swapped, resident], Signal.MEMORY_AVAILABLE, SINGLE)
     assert first.measure == "uses 510 MiB of memory (500 MiB swapped out), no request, priority 0"
     assert (first.details["swapped_bytes"], second.details.get("swapped_bytes")) == (500 * MIB, None)
-    (ranked,) = rank_pods([pod("x")], Signal.SWAP_FREE, SINGLE)
-    assert ranked.assumed == ("swap not read, counted as 0",)
 
 
 @pytest.mark.parametrize(
@@ -225,3 +242,37 @@ def test_ranked_pod_has_usage_request_and_assumed_facts() -> None:
     assert (of_pids.measure, of_pids.details["usage_pids"]) == ("uses 7 pids, priority 0", 7)
     (unread,) = rank_pods([pod(memory=None)], Signal.MEMORY_AVAILABLE, SINGLE)
     assert unread.measure == "memory usage unknown, priority 0"
+
+
+@pytest.mark.parametrize(
+    ("layout", "signal", "removes_volumes", "freed_mib"),
+    [
+        (SINGLE, "nodefs.available", False, 11),
+        (SINGLE, "nodefs.available", True, 111),
+        (SINGLE, "imagefs.available", False, 11),
+        (DEDICATED, "nodefs.available", False, 10),
+        (DEDICATED, "nodefs.available", True, 110),
+        (DEDICATED, "imagefs.available", False, 1),
+        (SPLIT, "imagefs.available", True, 0),
+        (SINGLE, "memory.available", False, 60),
+        (SINGLE, "memory.available", True, 100),
+    ],
+)
+def test_eviction_frees_what_does_not_outlive_the_pod(
+    layout: FilesystemLayout, signal: str, removes_volumes: bool, freed_mib: int
+) -> None:
+    memory: dict[str, Any] = {"memory": 120, "memory_volumes": 40, "memory_cache": 20, "swap": 500}
+    facts = pod(writable=disk(1, 1), logs=disk(10, 10), volumes=disk(100, 100), **memory)
+    placement = Placement(layout, removes_volumes=removes_volumes)
+    assert freed_by_eviction(facts.usage, Signal(signal), placement) == (freed_mib * MIB, False)
+    if signal != "memory.available":
+        inodes = Signal(signal.replace("available", "inodesFree"))
+        assert freed_by_eviction(facts.usage, inodes, placement) == (freed_mib, False)
+
+
+def test_unread_part_is_not_counted_as_freed_and_an_incomplete_volume_does_not_matter() -> None:
+    usage = PodUsage(logs=disk(10), volumes=Footprint(900 * MIB, 5, is_lower_bound=True))
+    assert freed_by_eviction(usage, Signal.NODEFS_AVAILABLE, SINGLE) == (10 * MIB, False)
+    assert freed_by_eviction(PodUsage(), Signal.NODEFS_AVAILABLE, SINGLE) == (None, False)
+    hidden = PodUsage(writable=Footprint(MIB, 5, is_lower_bound=True))
+    assert freed_by_eviction(hidden, Signal.NODEFS_AVAILABLE, SINGLE) == (MIB, True)

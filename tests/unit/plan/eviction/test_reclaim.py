@@ -56,7 +56,8 @@ def test_threshold_acted_on_before_is_cleared_by_its_minimum_reclaim() -> None:
     ],
 )
 def test_node_level_reclaim_precedes_eviction(layout: FilesystemLayout, signal: str, expected: list[str]) -> None:
-    plan = planned([pod()], read(signal, available=5, capacity=1000), limits=thresholds(f"{signal}<10"), layout=layout)
+    facts = pod(writable=disk(1, 100), logs=disk(1, 100), swap=1)
+    plan = planned([facts], read(signal, available=5, capacity=1000), limits=thresholds(f"{signal}<10"), layout=layout)
     assert [step.text for step in plan.reclaim] == expected
     assert plan.pods_may_be_chosen is (not expected)
     assert reasons(plan) == {"web": "reclaim-first" if expected else "low-on-resource"}
@@ -78,7 +79,7 @@ def test_pod_is_evicted_only_after_insufficient_reclaim(
     available_mib: float, reclaimed: frozenset[ReclaimStep], code: str, remaining: int
 ) -> None:
     plan = planned(
-        [pod()],
+        [pod(writable=disk(50))],
         read("nodefs.available", 90),
         limits=DISK,
         observations=[read("nodefs.available", available_mib)],
@@ -105,7 +106,7 @@ def test_reclaim_step_runs_once_for_a_device_with_several_roles() -> None:
     limits = thresholds("nodefs.available<10%,imagefs.available<15%")
     before = [read("nodefs.available", 90), read("imagefs.available", 90)]
     after = [read("nodefs.available", 120), read("imagefs.available", 120)]
-    plan = planned([pod()], *before, limits=limits, observations=after, reclaimed=ALL_STEPS)
+    plan = planned([pod(writable=disk(50))], *before, limits=limits, observations=after, reclaimed=ALL_STEPS)
     assert not plan.reclaim
     assert plan.selected is not None
     assert plan.selected.threshold.text == "imagefs.available<15%"
