@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,7 +91,9 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
                 raise
             settings = standby
         logger = log.configure(settings.log_format, settings.log_level)
-        run_async(stop_pods_at_unit_stop(settings, logger, unit_stop, began_s=started_s() or None))
+        began_s, pid = started_s() or None, os.environ.get("MAINPID", "")
+        main_pid = int(pid) if pid.isdecimal() else None
+        run_async(stop_pods_at_unit_stop(settings, logger, unit_stop, began_s=began_s, main_pid=main_pid))
 
 
 async def _plan(agent: Agent) -> ShutdownPlan:

@@ -107,6 +107,8 @@ class NodeStop(Record):
         ended_at: end of the stop; ``None`` while in progress, and if the end was not recorded.
         pods: pods of the shutdown; for an unclean stop the running pods in the last record of the node.
         operation: requested operation as named by logind, such as ``poweroff`` or ``soft-reboot``; empty if unknown.
+        progress_s: last sign of life of the process that stops the pods, in seconds since boot; only while in progress,
+            ``None`` if unknown.
     """
 
     boot_id: str
@@ -119,6 +121,7 @@ class NodeStop(Record):
     dry_run: bool = False
     pods: tuple[StoppedPod, ...] = ()
     operation: str = ""
+    progress_s: float | None = None
 
     @property
     def id(self) -> str:

@@ -38,7 +38,7 @@ BOOT_FILE: Final = "boot.json"
 LOCK_FILE: Final = "shutdown.lock"
 _STOP_SCHEMA: Final = SchemaId.SHUTDOWN_FILE.value
 _BOOT_SCHEMA: Final = SchemaId.BOOT_FILE.value
-_LOCK_POLL_S: Final = 0.05
+_LOCK_POLL_S: Final = 0.25
 
 
 class ShutdownFiles:
@@ -109,18 +109,23 @@ class ShutdownFiles:
         self._write(BOOT_FILE, _encode_boot(record))
 
     @contextmanager
-    def claim(self, within_s: float = 0.0) -> Iterator[bool]:
+    def claim(self, within_s: float = 0.0, take_over: Callable[[], bool] = lambda: False) -> Iterator[bool]:
         """Acquire the lock on stopping pods; yield whether it was acquired within ``within_s`` seconds.
 
         The kernel releases the lock when the process ends. If no lock file can be opened, the block runs as if the lock
         were acquired, since stopping pods is more important than the lock.
+
+        Args:
+            within_s: maximum wait in seconds.
+            take_over: called at intervals while another process holds the lock; returns whether that process stops no
+                further pods, so that the block runs as if the lock were acquired.
         """
         descriptor = self._open_lock()
         if descriptor is None:
             yield True
             return
         try:
-            yield _lock(descriptor, time.monotonic() + within_s)
+            yield _lock(descriptor, time.monotonic() + within_s, take_over)
         finally:
             os.close(descriptor)
 
@@ -184,11 +189,13 @@ def _text_of(document: Mapping[str, object]) -> str:
     return json.dumps(document, ensure_ascii=False) + "\n"
 
 
-def _lock(descriptor: int, until_s: float) -> bool:
+def _lock(descriptor: int, until_s: float, take_over: Callable[[], bool]) -> bool:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if take_over():
+                return True
             if time.monotonic() >= until_s:
                 return False
             time.sleep(_LOCK_POLL_S)  # polling, since a blocking flock has no timeout
@@ -210,6 +217,7 @@ def _encode_stop(stop: NodeStop) -> dict[str, object]:
         "ended_at": stop.ended_at.isoformat() if stop.ended_at else None,
         "dry_run": stop.dry_run,
         "operation": stop.operation,
+        "progress_s": stop.progress_s,
         "pods": [_encode_pod(each) for each in stop.pods],
     }
 
@@ -255,6 +263,7 @@ def _stop(document: Mapping[str, object]) -> NodeStop:
         dry_run=document["dry_run"] is True,
         pods=tuple(map(_pod, _rows(document))),
         operation=_text(document, "operation") if "operation" in document else "",
+        progress_s=None if document.get("progress_s") is None else _number(document, "progress_s"),
     )
 
 

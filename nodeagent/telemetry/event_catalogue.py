@@ -198,6 +198,10 @@ EVENTS: Final[Mapping[str, Event]] = {
     "shutdown_delegated": Event(
         "8a1077e6a8b24244907d06da8378ada8", "node shutdown delegated to another process: {because}"
     ),
+    "shutdown_taken_over": Event(
+        "5d0c1e9b7f3a4e2c8b6d4a1f90c37e52",
+        "daemon (pid {pid}) without progress for {stalled_s} s is killed; the stop hook stops the remaining pods",
+    ),
     "shutdown_pods_unavailable": Event("93874efc3695499fbe6ca7ec80d3ccc2", "cannot list pods: {error}"),
     "shutdown_rehearsed": Event("1f6ca058ac564c7e806a42bde9b1f829", "shutdown rehearsed: {pods} pods, {granted_s} s"),
     "shutdown_state_not_written": Event("fb028d3e664945048d6ace49592b8ee1", "cannot write the shutdown state: {error}"),

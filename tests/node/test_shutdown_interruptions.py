@@ -86,6 +86,38 @@ def test_crash_in_each_phase_kills_no_pod_without_term(
     assert event_names(facts.log).count("shutdown_resumed") == len(BANDS) // 2
 
 
+@pytest.mark.parametrize("band", [None, 0, 1, 2, 3])
+def test_agent_stopped_before_or_in_a_phase_is_replaced_by_the_stop_hook(shutdown_node: Node, band: int | None) -> None:
+    """Stop the agent by SIGSTOP; logind then continues the shutdown at its limit, and systemd runs the stop hook."""
+    pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), 30, f"-stop{band}", 16)
+    stop = f"kill -STOP {main_pid(shutdown_node)}"
+    if band is None:
+        shutdown_node.run(stop)
+    shutdown_node.run("systemctl poweroff")
+    if band is not None:
+        await_term(shutdown_node, pods, band)
+        shutdown_node.run(stop)
+    shutdown_node.wait_off(timeout_s=START_S)
+    log = parsed(shutdown_node.journal())
+    record = json.loads(shutdown_node.read_disk(f"{_STATE}/shutdown.json"))
+    times = {each.pod.name: read_times(shutdown_node, each.pod.name) for each in pods}
+    for each in record["pods"]:
+        print(each["name"], each["outcome"], each["detail"], each["asked_ms"], each["took_ms"], times[each["name"]])
+    assert (record["kind"], record["end"]) == ("unit-stop", "complete")
+    assert ("shutdown_taken_over" in event_names(log)) == (band is not None)
+    assert all("term" in each for each in times.values()), "every pod received TERM"
+    assert_in_order(times)
+    for each in record["pods"]:
+        written, end_s = times[each["name"]], record["started_s"] + (each["asked_ms"] + each["took_ms"]) / 1000
+        assert each["outcome"] == ("stopped" if TWO_SECONDS in each["name"] else "killed")
+        assert "TERM" not in each["detail"]
+        assert (EXIT in written) == (each["outcome"] == "stopped")
+        if EXIT in written:
+            assert abs(end_s - written[EXIT]) < 5, "the record has the time of the end, not of its late observation"
+        else:
+            assert end_s - written["term"] >= 0.5, "KILL follows TERM after the minimum time"
+
+
 def test_last_settings_are_used_after_a_start_with_an_invalid_configuration(shutdown_node: Node) -> None:
     pods = prepare(shutdown_node, (AT_ONCE, TWO_SECONDS), 60, "-config")
     pid = main_pid(shutdown_node)

@@ -33,6 +33,7 @@ _PATIENCE_S: Final = 1.0
 _POLL_S: Final = 0.05
 _DIRECT_KILL_S: Final = 0.5  # wait after a direct KILL, before StopContainer is called
 _EXIT_READS: Final = 4
+_UNSEEN_MS: Final = 1000  # time without an observation after which an end has an unknown time
 _SANDBOXES_AT_ONCE: Final = 8
 NO_ANSWER: Final = "the runtime did not answer in time"
 
@@ -83,8 +84,8 @@ class Delivery:
     def kill(self, container: ContainerStop, due_ms: int, last_ms: int) -> None:
         """Send KILL to a container repeatedly, until the container has no processes.
 
-        KILL is delayed while the main process has had no CPU time to receive its TERM. The method then returns without
-        a KILL, and the caller repeats the call.
+        KILL is delayed while the main process has had no CPU time to receive its TERM, and if TERM, which was not
+        confirmed, is sent now. The method then returns without a KILL, and the caller repeats the call.
 
         Args:
             container: the container.
@@ -92,6 +93,8 @@ class Delivery:
             last_ms: latest time of a KILL in the run, in milliseconds since the shutdown began.
         """
         if container.killer is not None:
+            return
+        if self._terminate_directly([container]):
             return
         if container.kill_due_ms is None:
             container.kill_due_ms = due_ms
@@ -103,17 +106,22 @@ class Delivery:
     def observe(self, container: ContainerStop) -> bool:
         """Record the end of a container if its processes have ended; return whether the container has ended."""
         if container.ended_at_ms is None:
-            populated = self._processes.is_populated(container.id)
+            populated, now_ms = self._processes.is_populated(container.id), self._elapsed_ms()
             absent = populated is None and self.searched and container.observed
             container.observed = container.observed or populated is not None
             if populated is False or absent or (populated is None and container.answered):
-                container.ended_at_ms, container.end_inferred = self._elapsed_ms(), populated is None
+                container.ended_at_ms = now_ms
+                container.end_inferred = populated is None or now_ms - container.seen_at_ms > _UNSEEN_MS
+            elif populated:
+                container.seen_at_ms = now_ms
         return container.ended_at_ms is not None
 
-    def read_exits(self, record: PodRecord, ended_ms: Callable[[datetime], int], then: Callable[[], None]) -> None:
+    def read_exits(
+        self, record: PodRecord, ended_ms: Callable[[datetime], int] | None, then: Callable[[], None]
+    ) -> None:
         """Read the exit codes of an ended pod in the background, then call ``then``.
 
-        ``ended_ms`` converts an exit time to milliseconds since the shutdown began.
+        ``ended_ms`` converts an exit time to milliseconds since the shutdown began; ``None`` to ignore exit times.
         """
         self._start(self._read_exits(record, ended_ms, then))
 
@@ -183,13 +191,16 @@ class Delivery:
                 self._signalled(each)
         return True
 
-    def _terminate_directly(self, batch: Sequence[ContainerStop]) -> None:
+    def _terminate_directly(self, batch: Sequence[ContainerStop]) -> bool:
+        """Send TERM directly to each container without a confirmed TERM; return whether any was sent."""
+        sent = False
         for each in batch:
             if each.signalled_at_ms is None and self._processes.terminate(each.id):
-                each.direct = True
+                each.direct = sent = True
                 self._signalled(each)
                 if each.call is not None and each.requested:
                     each.call.cancel()
+        return sent
 
     def _signalled(self, container: ContainerStop) -> None:
         if container.signalled_at_ms is None:
@@ -270,7 +281,7 @@ class Delivery:
     # ---- exit codes of ended containers
 
     async def _read_exits(
-        self, record: PodRecord, ended_ms: Callable[[datetime], int], then: Callable[[], None]
+        self, record: PodRecord, ended_ms: Callable[[datetime], int] | None, then: Callable[[], None]
     ) -> None:
         for each in tuple(record.containers.values()):
             if each.call is not None:
@@ -278,7 +289,7 @@ class Delivery:
             await self._read_exit(each, ended_ms)
         then()
 
-    async def _read_exit(self, container: ContainerStop, ended_ms: Callable[[datetime], int]) -> None:
+    async def _read_exit(self, container: ContainerStop, ended_ms: Callable[[datetime], int] | None) -> None:
         while True:
             try:
                 async with self._exit_reads:
@@ -290,8 +301,8 @@ class Delivery:
             else:
                 if status.state is ContainerState.EXITED:
                     container.exit_code = status.exit_code
-                    if container.end_inferred and status.finished_at is not None:
-                        container.ended_at_ms = ended_ms(status.finished_at)
+                    if status.finished_at is not None and ended_ms is not None:
+                        container.infer_end(ended_ms(status.finished_at))
                     return
             await asyncio.sleep(RETRY_S)
 

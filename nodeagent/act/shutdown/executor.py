@@ -14,12 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.shutdown.delivery import NO_ANSWER, RETRY_S, Delivery
-from nodeagent.act.shutdown.pod_record import ContainerStop, NoProcesses, PodRecord, RunningPod
+from nodeagent.act.shutdown.pod_record import NO_TERM, ContainerStop, NoProcesses, PodRecord, RunningPod
 from nodeagent.errors import NodeAgentError
 from nodeagent.model import PodOutcome, ShutdownPod
 from nodeagent.model.node_stop import StoppedPod
 from nodeagent.plan.shutdown.planner import Placement, place, stop_order
-from nodeagent.plan.shutdown.timing import final_term_ms, kill_due_ms, last_kill_ms, phase_end_ms
+from nodeagent.plan.shutdown.timing import final_term_ms, is_too_late, kill_due_ms, last_kill_ms, phase_end_ms
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -73,8 +74,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         self._awaits_list = False
         self._wake = asyncio.Event()
         self._current = 0
-        self._started_ms = self.elapsed_ms()
-        self._phase_started_ms = self._started_ms
+        self._started_ms = self._phase_started_ms = self.elapsed_ms()
         self._first_list: asyncio.Task[None] | None = None
 
     @property
@@ -89,11 +89,16 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         pods.update((uid, record.stopped) for uid, record in self._records.items())
         for uid, (phase, placement) in self._placed.items():
             pod, name = self._running[uid].pod, self.budget.phases[phase].phase.name
-            ids = pod.container_ids
-            observed = bool(ids) and all(map(self.processes.is_located, ids))
-            known = StoppedPod(uid, pod.namespace, pod.name, name, placement.why, container_ids=ids, observed=observed)
-            pods.setdefault(uid, known)
+            observed = bool(pod.container_ids) and all(map(self.processes.is_located, pod.container_ids))
+            known = StoppedPod(uid, pod.namespace, pod.name, name, placement.why, None, 0, None, NO_TERM)
+            pods.setdefault(uid, replace(known, container_ids=pod.container_ids, observed=observed))
         return tuple(pods.values())
+
+    @property
+    def has_left_pods(self) -> bool:
+        """Whether pods are left to another process: without a stop request, or with a TERM too late for a KILL."""
+        running = [each for record in self._unfinished(None) for each in record.running]
+        return not (self._placed.keys() <= self._records.keys() and all(each.killed for each in running))
 
     @property
     def outcomes(self) -> tuple[PodOutcome | None, ...]:
@@ -104,10 +109,8 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         """Stop all pods; return once every pod has ended, at the latest at the end of the run.
 
         Runtime requests may still be pending; the caller calls :meth:`settle` next. After a cancellation, pods without
-        a stop request continue to run.
-
-        Args:
-            cached: the last list of running pods, which are stopped immediately, while the pods are listed again.
+        a stop request continue to run, as do the pods of phases that the run reaches too late (``has_left_pods``).
+        The pods of ``cached``, the last list, are stopped immediately, while the pods are listed again.
         """
         self.processes.on_change = self._wake.set
         locating = asyncio.create_task(self._locate(cached))
@@ -119,6 +122,8 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
             for index in range(len(self.budget.phases)):
                 await self._run_phase(index)
             await self._finish()
+            if self.has_left_pods:
+                await self._delivery.close()
         except asyncio.CancelledError:
             await self._delivery.close()
             raise
@@ -245,12 +250,9 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         self._listed_ms = self.elapsed_ms()
         task = asyncio.create_task(self._list_again())
         self._lists.add(task)
-        task.add_done_callback(self._list_ended)
+        task.add_done_callback(self._lists.discard)
+        task.add_done_callback(lambda _: self._wake.set())
         return task
-
-    def _list_ended(self, task: asyncio.Task[None]) -> None:
-        self._lists.discard(task)
-        self._wake.set()
 
     def _unfinished(self, phase: int | None) -> list[PodRecord]:
         """Return the pods of a phase, or of all phases for ``None``, whose processes have not ended."""
@@ -317,6 +319,8 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
     def _request_due(self) -> None:
         """Send stop requests to all containers without a stop request in the pods of started phases."""
         now_ms = self.elapsed_ms()
+        if is_too_late(self.budget, self._current, now_ms):
+            return
         due = [uid for uid, (phase, _) in self._placed.items() if phase <= self._current]
         stops: list[ContainerStop] = []
         for uid in sorted(due, key=lambda each: stop_order(self._running[each].pod)):
@@ -330,7 +334,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
             if new:
                 record.is_final, record.took_ms, record.outcome = False, None, PodOutcome.STOPPING
             for each in new:
-                stop = ContainerStop(each)
+                stop = ContainerStop(each, seen_at_ms=record.requested_at_ms)
                 if known is not None and each in earlier:
                     stop.observed, stop.ended_at_ms = known.observed, known.ended_at_ms
                     stop.killed = known.kill_sent or None
@@ -369,7 +373,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         """Record the pods whose processes have ended, and start to read their exit codes."""
         for record in self._observe_ends():
             record.readings += 1
-            self._delivery.read_exits(record, self._ended_ms, partial(self._exits_read, record))
+            self._delivery.read_exits(record, self.elapsed_at, partial(self._exits_read, record))
             self.on_change()
 
     def _observe_ends(self) -> list[PodRecord]:
@@ -394,7 +398,3 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         record.conclude()
         self.on_pod(record.stopped)
         self.on_change()
-
-    def _ended_ms(self, at: datetime) -> int:
-        now_ms = self.elapsed_ms()
-        return now_ms if self.elapsed_at is None else max(0, min(now_ms, self.elapsed_at(at)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import SentTerm, StoppedPod
@@ -12,9 +12,13 @@ from nodeagent.record import Record
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from nodeagent.model import Container, ShutdownPod
+
+
+NO_TERM: Final = "no TERM"
+"""Remark in the record of a pod to which no TERM was sent."""
 
 
 class Stopper(Protocol):
@@ -140,8 +144,10 @@ class ContainerStop:
             began; ``None`` before.
         direct: whether TERM was sent directly.
         answered: whether the runtime reported its end.
+        seen_at_ms: last observation of its processes, at first the time of the stop request; in milliseconds since the
+            shutdown began.
         ended_at_ms: its end, in milliseconds since the shutdown began; ``None`` before.
-        end_inferred: whether the end of its processes was not observed, so that the runtime's exit time is used.
+        end_inferred: whether the end of its processes was not observed at once; the runtime's exit time is then used.
         observed: whether its processes were found, by this or by an earlier process of the agent.
         killed: whether KILL was sent while it had processes; ``None`` if an earlier process of the agent may have sent
             KILL.
@@ -154,6 +160,7 @@ class ContainerStop:
 
     id: str
     signalled_at_ms: int | None = None
+    seen_at_ms: int = 0
     requested: bool = False
     direct: bool = False
     answered: bool = False
@@ -168,6 +175,14 @@ class ContainerStop:
     call: asyncio.Task[None] | None = None
     killer: asyncio.Task[None] | None = None
     problem: str = ""
+
+    def infer_end(self, reported_ms: int) -> None:
+        """Use the exit time that the runtime reports, if the end was not observed at once.
+
+        A jump of the wall clock falsifies the reported time, so it is limited to the time without an observation.
+        """
+        if self.end_inferred and self.ended_at_ms is not None:
+            self.ended_at_ms = max(self.seen_at_ms, min(self.ended_at_ms, reported_ms))
 
     @property
     def end(self) -> ContainerEnd:
@@ -239,12 +254,13 @@ class PodRecord:
         if self.outcome is PodOutcome.FAILED:
             self.took_ms = None
             problems = [each.problem for each in self.running if each.problem]
-            self.detail = "; ".join(dict.fromkeys(["still running", *problems]))
+            no_term = [NO_TERM] if _lacks_term(self.running) else []
+            self.detail = "; ".join(dict.fromkeys(["still running", *no_term, *problems]))
             return
         killed = [each for each in self.containers.values() if each.killed]
         notes = [
             "ended after the granted time" if self.is_overdue else "",
-            "killed without a confirmed TERM" if any(each.signalled_at_ms is None for each in killed) else "",
+            NO_TERM if _lacks_term(killed) else _unconfirmed(killed),
             "killed while TERM was pending" if any(each.killed_unhandled for each in killed) else "",
             self.detail,
         ]
@@ -274,3 +290,12 @@ class PodRecord:
             observed=bool(self.containers) and all(each.observed for each in self.containers.values()),
             kill_sent=any(each.killed for each in self.containers.values()),
         )
+
+
+def _lacks_term(containers: Iterable[ContainerStop]) -> bool:
+    """Return whether TERM was sent to any container neither directly nor by a request that the runtime accepted."""
+    return any(each.signalled_at_ms is None and not each.requested for each in containers)
+
+
+def _unconfirmed(killed: Iterable[ContainerStop]) -> str:
+    return "killed without a confirmed TERM" if any(each.signalled_at_ms is None for each in killed) else ""

@@ -7,6 +7,7 @@ its time limit.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 _EXIT_CODES_S: Final = 3.0
+HEARTBEAT_S: Final = 2.0
+"""Interval of the writes of the record, which prove that the process makes progress."""
 _SANDBOXES_S: Final = 3.0
 
 
@@ -77,7 +80,7 @@ class ShutdownInProgress:
             started_s, started_at = earlier.started_s, earlier.started_at
         elif earlier is not None:
             shift_ms = elapsed_since(earlier.started_s, started_s)
-        before = {each.uid: _shifted(each, shift_ms) for each in (earlier.pods if earlier is not None else ())}
+        before = {each.uid: shifted(each, shift_ms) for each in (earlier.pods if earlier is not None else ())}
         operation = operation or (earlier.operation if earlier is not None else "")
         self._stop = NodeStop(recorder.boot_id, kind, started_at, started_s, budget.granted_ms, operation=operation)
         self._started_s = started_s
@@ -101,10 +104,18 @@ class ShutdownInProgress:
     @property
     def stop(self) -> NodeStop:
         """Record of this shutdown with its current progress."""
-        return replace(self._stop, pods=self._run.pods)
+        progress_s = self._clock.monotonic_s() if self._stop.end is StopEnd.IN_PROGRESS else None
+        return replace(self._stop, pods=self._run.pods, progress_s=progress_s)
+
+    @property
+    def has_left_pods(self) -> bool:
+        """Whether pods are left to the next process, since a phase was reached too late."""
+        return self._run.has_left_pods
 
     async def carry_out(self) -> None:
         """Stop all pods; return when all pods have ended, or at the end of the granted time.
+
+        The shutdown is complete unless pods are left to the next process (``has_left_pods``).
 
         After a cancellation, pods without a stop request continue to run. The caller must call :meth:`close` or
         :meth:`interrupt` afterwards, and may release the inhibitor lock before.
@@ -120,7 +131,8 @@ class ShutdownInProgress:
         finally:
             work.cancel()
             await asyncio.wait({work})
-        self._end(StopEnd.COMPLETE)
+        if not self.has_left_pods:
+            self._end(StopEnd.COMPLETE)
 
     @property
     def outcomes(self) -> str:
@@ -161,9 +173,12 @@ class ShutdownInProgress:
         self._stop = replace(self._stop, end=end, ended_at=ended_at)
 
     def _elapsed_at(self, at: datetime) -> int:
-        """Return a wall time as milliseconds since the shutdown began; a wall clock change since then falsifies it."""
+        """Return a wall time as milliseconds since the shutdown began, negative before it.
+
+        A wall clock change since then falsifies it.
+        """
         age_s = (self._clock.now() - at).total_seconds()
-        return elapsed_since(self._started_s, self._clock.monotonic_s() - age_s)
+        return round((self._clock.monotonic_s() - age_s - self._started_s) * 1000)
 
     def _log_start(self) -> None:
         self._logger.info(
@@ -184,7 +199,7 @@ class ShutdownInProgress:
 
 
 class _ProgressWriter:
-    """Writes the newest progress of a shutdown after each change, one write at a time."""
+    """Writes the newest progress of a shutdown after each change and at intervals, one write at a time."""
 
     def __init__(self, recorder: ShutdownRecorder, progress: Callable[[], NodeStop]) -> None:
         self._recorder = recorder
@@ -219,7 +234,9 @@ class _ProgressWriter:
         # pods.
         await asyncio.to_thread(self._recorder.record_activity, LastActivity.GOING_DOWN)
         while not self._finished:
-            await self._dirty.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._dirty.wait()
             self._dirty.clear()
             await asyncio.to_thread(self._recorder.write, self._progress())
 
@@ -241,7 +258,7 @@ def rehearse(budget: ShutdownBudget, pods: Sequence[RunningPod], logger: Filteri
     logger.info("shutdown_rehearsed", pods=len(pods), granted_s=budget.granted_ms / 1000, dry_run=True)
 
 
-def _shifted(pod: StoppedPod, by_ms: int) -> StoppedPod:
+def shifted(pod: StoppedPod, by_ms: int) -> StoppedPod:
     """Return the record of a pod with its times relative to a start that is ``by_ms`` later."""
     terms = {container_id: replace(each, at_ms=each.at_ms - by_ms) for container_id, each in pod.terms.items()}
     return replace(pod, requested_at_ms=pod.requested_at_ms - by_ms, terms=terms)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
 
 MAX_LISTED_PODS: Final = 50
+STALLED_AFTER_S: Final = 10.0
+"""Age of the last recorded progress after which the process that stops the pods counts as stalled."""
 
 
 @dataclass
@@ -75,6 +77,13 @@ class ShutdownRecorder:
         """Return the unfinished node stop of this boot; ``None`` if no stop is in progress."""
         last = self.last_of_this_boot()
         return last if last is not None and last.end is StopEnd.IN_PROGRESS else None
+
+    def is_stalled(self) -> bool:
+        """Return whether the process that stops the pods has made no progress for some time; false if unknown."""
+        stop = self.in_progress()
+        if stop is None or stop.progress_s is None:
+            return False
+        return self.clock.monotonic_s() - stop.progress_s > STALLED_AFTER_S
 
     def write(self, stop: NodeStop) -> None:
         """Write the progress of a stop to the state file."""

@@ -246,6 +246,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
             if enablement.disabled_because:
                 self._wake.set()
             if Command(CommandKind.STOP_PODS) in commands:
+                # The record is read again: the stop hook may have stopped the pods while this process was stopped.
                 with self._recorder.files.claim() as claimed:
                     if claimed:
                         await self._stop_pods()
@@ -258,8 +259,8 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
         self._apply(PodsStopped("shutdown handling finished"))
 
     async def _stop_pods(self) -> None:
-        earlier, self._earlier = self._earlier, None
-        logger = self._recorder.logger
+        self._earlier, logger = None, self._recorder.logger
+        earlier = await asyncio.to_thread(self._recorder.last_of_this_boot)
         if earlier is not None and earlier.end is StopEnd.COMPLETE:
             logger.info("shutdown_already_done")
             return
@@ -293,6 +294,11 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
         await self._in_progress.carry_out()
         await self._wait_for_announcement()
         self._apply(PodsStopped(self._in_progress.outcomes))
+        if self._in_progress.has_left_pods:
+            logger.warning("shutdown_delegated", because="no time is left; the unit's stop hook stops the other pods")
+            await self._in_progress.interrupt()
+            self._context.loop_statuses.ended(NAME, StopEnd.INCOMPLETE.value)
+            return
         stop = await self._in_progress.close()
         self._context.loop_statuses.ended(NAME, stop.end.value)
 

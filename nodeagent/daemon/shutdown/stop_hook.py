@@ -7,6 +7,9 @@ unit before the runtime, since the unit is ordered after the runtime, and waits 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +17,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.daemon.shutdown.execution import ShutdownInProgress, rehearse
 from nodeagent.daemon.shutdown.pod_cache import PodCache
-from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
+from nodeagent.daemon.shutdown.recorder import STALLED_AFTER_S, ShutdownRecorder
 from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.host.systemd import userspace_id
 from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
@@ -43,18 +46,21 @@ async def stop_pods_at_unit_stop(  # noqa: PLR0913 - its collaborators
     unit_stop: UnitStop,
     *,
     began_s: float | None = None,
+    main_pid: int | None = None,
     this_boot: str = "",
     runtime_directory: Path = Path(RUNTIME_DIRECTORY),
 ) -> StopEnd | None:
     """Stop the pods in order if the node is shutting down and no other process of the agent has stopped them.
 
-    If logind has announced a shutdown and still waits for the daemon, the hook waits for the daemon too.
+    If logind has announced a shutdown and still waits for the daemon, the hook waits for the daemon too. A daemon that
+    holds the shutdown without progress is killed, and the hook stops the other pods.
 
     Args:
         settings: the settings of the agent.
         logger: logger of all events.
         unit_stop: the stop of the unit.
         began_s: monotonic seconds of the start of the stop hook, from which its time limit counts; by default now.
+        main_pid: process id of the daemon; ``None`` if it is not running.
         this_boot: id of the current start of the userspace; by default the id of this machine.
         runtime_directory: directory of the records that the state directory cannot store.
 
@@ -66,9 +72,8 @@ async def stop_pods_at_unit_stop(  # noqa: PLR0913 - its collaborators
     recorder = ShutdownRecorder.open(settings, clock, logger, this_boot or userspace_id(), runtime_directory)
     if not unit_stop.is_node_stopping:
         logger.debug("unit_stop", system_state=unit_stop.system_state)
-        if unit_stop.is_announced:
-            _wait_for_daemon(recorder, _limit(unit_stop, clock, began_s))
-        return None
+        if not unit_stop.is_announced or recorder.in_progress() is None:
+            return None
     role = await RoleWatch(clock, logger).evaluate(settings.role)
     disabled_because = settings.shutdown.off_because(role.role, role.reason)
     if disabled_because:
@@ -77,9 +82,11 @@ async def stop_pods_at_unit_stop(  # noqa: PLR0913 - its collaborators
             recorder.record_activity(LastActivity.GOING_DOWN)
         return None
     limit_ms = _limit(unit_stop, clock, began_s).limit_ms
-    if limit_ms is None:
-        limit_ms = sum(phase.requested_ms for phase in settings.shutdown.phases)
-    with recorder.files.claim(limit_ms / 1000) as claimed:  # waits for a daemon that is still stopping pods
+    within_s = _UNLIMITED_S if limit_ms is None else limit_ms / 1000
+    if not unit_stop.is_node_stopping:  # systemd would stop the pods in any order: the daemon's lock ends with it
+        because = "pods are being stopped for a node shutdown"
+        logger.warning("unit_stop_delayed", because=because, within_s=within_s)
+    with recorder.files.claim(within_s, lambda: _takes_over(recorder, main_pid)) as claimed:
         if not claimed:
             logger.warning("shutdown_delegated", because="another process of the agent still stops the pods")
             return None
@@ -87,6 +94,8 @@ async def stop_pods_at_unit_stop(  # noqa: PLR0913 - its collaborators
         if last is not None and last.end is StopEnd.COMPLETE:
             logger.info("shutdown_already_done")
             return last.end
+        if not unit_stop.is_node_stopping and (last is None or last.end is not StopEnd.IN_PROGRESS):
+            return None  # cancelled
         limit = _limit(unit_stop, clock, began_s)
         return await _stop_pods(
             settings, recorder, shutdown_budget(settings.shutdown.phases, limit), role.role, unit_stop.operation
@@ -97,20 +106,21 @@ def _limit(unit_stop: UnitStop, clock: Clock, began_s: float) -> DelayLimit:
     return DelayLimit.of_unit_stop(unit_stop.timeout_us, elapsed_s=clock.monotonic_s() - began_s)
 
 
-def _wait_for_daemon(recorder: ShutdownRecorder, limit: DelayLimit) -> None:
-    """Wait until the daemon, which systemd stops after this hook, has stopped the pods.
+def _takes_over(recorder: ShutdownRecorder, main_pid: int | None) -> bool:
+    """Return whether the daemon, which holds the shutdown, stops no further pods; a stalled daemon is killed.
 
-    Otherwise systemd would stop the pods in any order, since the lock is released when the daemon ends. The hook claims
-    the shutdown only while a shutdown is recorded as in progress, so that a claim of the daemon does not fail.
+    A stopped process that continues later would send KILL for deadlines that have passed. A process with a pending
+    SIGKILL runs no further instruction of its own, even while the kernel still waits for its disk.
     """
-    if recorder.in_progress() is None:
-        return
-    within_s = _UNLIMITED_S if limit.limit_ms is None else limit.limit_ms / 1000
-    recorder.logger.warning(
-        "unit_stop_delayed", because="pods are being stopped for a node shutdown", within_s=within_s
-    )
-    with recorder.files.claim(within_s):
-        pass
+    last = recorder.last_of_this_boot()
+    if last is not None and last.end is StopEnd.COMPLETE:
+        return True
+    if main_pid is None or not recorder.is_stalled():
+        return False
+    recorder.logger.warning("shutdown_taken_over", pid=main_pid, stalled_s=STALLED_AFTER_S)
+    with suppress(ProcessLookupError):
+        os.kill(main_pid, signal.SIGKILL)
+    return True
 
 
 async def _stored_pods(settings: Settings, recorder: ShutdownRecorder) -> WatchedPods:
@@ -152,6 +162,6 @@ async def _stop_pods(
             expects_pods=recorder.has_running_pods(),
         )
         await shutdown.carry_out()
-        stop = await shutdown.close()
+        stop = await shutdown.close(StopEnd.INCOMPLETE if shutdown.has_left_pods else None)
         await pods.close()
         return stop.end

@@ -2,7 +2,8 @@
 
 A run that starts late, after a crash of the agent or an outage of the runtime, divides the remaining time among the
 phases with pods, in proportion to their granted time. Otherwise pods of a phase with a passed deadline would be killed
-without TERM.
+without TERM. A phase that starts without time is left to the next process: after the daemon, the unit's
+stop hook has a time of its own.
 """
 
 from __future__ import annotations
@@ -49,6 +50,20 @@ def phase_end_ms(budget: ShutdownBudget, index: int, start_ms: int, occupied: Co
     return start_ms + min(share.granted_ms, left_ms * share.granted_ms // weight_ms)
 
 
+def is_too_late(budget: ShutdownBudget, index: int, start_ms: int) -> bool:
+    """Return whether a phase with time of its own starts without a minimum time for its pods, as after a long outage.
+
+    Its pods are left to the next process. The pods of a phase without time of its own are stopped at any time.
+
+    Args:
+        budget: phases with their granted time.
+        index: index of the phase.
+        start_ms: start of the phase, in milliseconds since the start of the shutdown.
+    """
+    share_ms = budget.phases[index].granted_ms
+    return share_ms > 0 and budget.granted_ms - start_ms < min(MINIMUM_AFTER_TERM_MS, share_ms // 2)
+
+
 def last_kill_ms(started_ms: int, ends_ms: int) -> int:
     """Return the time of the last KILL of a run; all times in milliseconds since the start of the shutdown."""
     return max(started_ms, ends_ms - _LAST_KILLS_MS)
@@ -63,12 +78,16 @@ def kill_due_ms(signalled_ms: int | None, own_grace_ms: int | None, phase_end_ms
         phase_end_ms: latest end of the pod's phase.
         last_ms: time of the last KILL of the run.
 
+    Returns:
+        At the latest ``last_ms``, but never less than :data:`MINIMUM_AFTER_TERM_MS` after TERM: a pod with a later TERM
+        is running at the end of the run.
+
     Source: kubelet ``killContainer``, which always waits for a minimum time after TERM.
     """
     if signalled_ms is None:
         return last_ms
     due_ms = phase_end_ms if own_grace_ms is None else min(phase_end_ms, signalled_ms + own_grace_ms)
-    return min(max(due_ms, signalled_ms + MINIMUM_AFTER_TERM_MS), last_ms)
+    return max(min(due_ms, last_ms), signalled_ms + MINIMUM_AFTER_TERM_MS)
 
 
 def delayed_kill_ms(due_ms: int, last_ms: int) -> int:

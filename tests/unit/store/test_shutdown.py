@@ -36,6 +36,8 @@ def test_records_are_read_by_the_next_process(tmp_path: Path) -> None:
     assert files.read_stop() is None
     assert files.read_boot() is None
     assert not (tmp_path / "state").exists()
+    files.write_stop(replace(STOP, progress_s=124.5))
+    assert ShutdownFiles(tmp_path / "state").read_stop() == replace(STOP, progress_s=124.5)
     files.write_stop(STOP)
     ended = replace(STOP, end=StopEnd.COMPLETE, ended_at=T0 + timedelta(seconds=4), dry_run=True)
     assert ShutdownFiles(tmp_path / "state").read_stop() == STOP

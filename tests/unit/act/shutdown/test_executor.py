@@ -254,7 +254,11 @@ def test_order_signals_outcomes_and_time_limits_hold_for_all_pods(  # noqa: PLR0
     assert release_ms + elapsed_ms <= result.run.ends_ms + 2, "limit plus rounding of virtual time"
     for name, each in result.pods.items():
         container, terms, kills = f"{name}-c", node.received(f"{name}-c", "TERM"), node.received(f"{name}-c", "KILL")
-        assert each.outcome not in (PodOutcome.STOPPING, None)
+        if each.outcome is None:
+            assert result.run.has_left_pods, "the remaining time is too short"
+            assert (terms, kills, each.detail) == ([], [], "no TERM")
+            continue
+        assert each.outcome is not PodOutcome.STOPPING
         ended_ms = node.ended.get(container)
         if located:
             assert (each.outcome is PodOutcome.FAILED) == (ended_ms is None or ended_ms > release_ms), (name, each)
@@ -265,6 +269,5 @@ def test_order_signals_outcomes_and_time_limits_hold_for_all_pods(  # noqa: PLR0
         for at in kills:
             if located:
                 assert min(terms) <= at
-                late = at + elapsed_ms >= result.run.ends_ms - 300
                 hung = container in node.unresponsive and container not in node.stopped_shims
-                assert late or hung or at - min(terms) >= MINIMUM_AFTER_TERM_MS
+                assert hung or at - min(terms) >= MINIMUM_AFTER_TERM_MS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from datetime import UTC, datetime
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 
 from nodeagent.act.shutdown import executor
+from nodeagent.clock import SystemClock
 from nodeagent.daemon.loop_status import Activity, LoopStatuses
-from nodeagent.daemon.shutdown import pod_monitor
+from nodeagent.daemon.shutdown import execution, pod_monitor
 from nodeagent.daemon.shutdown.pod_cache import PodRuntime
+from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.shutdown import inhibitor
@@ -136,6 +140,72 @@ async def test_successor_of_a_complete_shutdown_releases_the_lock_at_once(place:
         await second.until("shutdown_already_done")
         await place.login1.until(lambda: place.login1.executed == 1)
         assert place.running() == {"web"}
+
+
+async def test_shutdown_that_the_stop_hook_completed_while_the_daemon_was_stopped_is_not_repeated(place: Place) -> None:
+    place.pod("web")
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        done = NodeStop(BOOT, StopKind.UNIT_STOP, datetime.now(UTC), 1.0, 1500, StopEnd.COMPLETE)
+        place.files.write_stop(done)
+        place.login1.request_shutdown()  # received late
+        await daemon.until("shutdown_already_done")
+        await place.login1.until(lambda: place.login1.executed == 1)
+    assert (place.running(), place.last()) == ({"web"}, done)
+
+
+class StoppedClock(SystemClock):
+    """System clock whose time since boot is ahead by the duration for which the process was stopped."""
+
+    def __init__(self) -> None:
+        self.stopped_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.stopped_s
+
+
+async def test_daemon_stopped_beyond_the_granted_time_leaves_the_other_pods_to_the_stop_hook(place: Place) -> None:
+    slow, _ = place.pod("slow"), place.pod("dns", 2000)
+    place.server.faults.delay("StopContainer", target=slow)
+    clock = StoppedClock()
+    async with daemon_on(place, clock=clock) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await daemon.until(lambda: place.outcomes().get("slow") == "stopping")
+        clock.stopped_s = 40.0
+        await place.login1.until(lambda: place.login1.executed == 1)
+        await daemon.until("shutdown_delegated")
+        await daemon.end()
+    (left,) = [each for each in place.last().pods if each.name == "dns"]
+    assert (place.last().end, left.outcome, left.detail) == (StopEnd.IN_PROGRESS, None, "no TERM")
+    assert "dns" in place.running()
+    place.server.node.exit_container(place.server.node.containers[slow])
+    ended = await stop_pods_at_unit_stop(
+        place.settings(by_priority=[{"min_priority": 0, "seconds": 20}, {"min_priority": 1000, "seconds": 20}]),
+        daemon.context.logger,
+        UnitStop(STOPPING, 60_000_000),
+        this_boot=BOOT,
+        runtime_directory=place.directory / "run",
+    )
+    assert (ended, place.running()) == (StopEnd.COMPLETE, set())
+    assert place.outcomes()["dns"] == "stopped"
+
+
+async def test_record_of_a_shutdown_shows_progress_without_changes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "HEARTBEAT_S", 0.01)
+    slow = place.pod("slow")
+    place.server.faults.delay("StopContainer", target=slow)
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await daemon.until(lambda: place.outcomes().get("slow") == "stopping")
+        first_s = place.last().progress_s
+        assert first_s is not None
+        await daemon.until(lambda: (place.last().progress_s or math.inf) > first_s + 0.1)
+        await daemon.until(lambda: place.recorded_end() is StopEnd.COMPLETE)
+        assert place.last().progress_s is None
 
 
 @pytest.mark.parametrize("restarted", ["logind", "bus"])

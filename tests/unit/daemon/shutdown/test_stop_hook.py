@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +18,7 @@ import pytest_asyncio
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
+from nodeagent.daemon.shutdown.recorder import STALLED_AFTER_S
 from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.errors import StoreError
 from nodeagent.host import kubelet_detection
@@ -24,12 +29,12 @@ from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
-from nodeagent.store.shutdown import ShutdownFiles
+from nodeagent.store.shutdown import LOCK_FILE, ShutdownFiles
 from nodeagent.telemetry import logging as log
 from tests.support.kubelet_tree import add_process, make_node
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
@@ -68,7 +73,12 @@ class StopHookNode:
         )
 
     async def stop(
-        self, unit_stop: UnitStop = DOWN, settings: Settings | None = None, *, began_s: float | None = None
+        self,
+        unit_stop: UnitStop = DOWN,
+        settings: Settings | None = None,
+        *,
+        began_s: float | None = None,
+        main_pid: int | None = None,
     ) -> StopEnd | None:
         logger = log.configure("json", "debug", self.stream)
         return await stop_pods_at_unit_stop(
@@ -76,6 +86,7 @@ class StopHookNode:
             logger,
             unit_stop,
             began_s=began_s,
+            main_pid=main_pid,
             this_boot=BOOT,
             runtime_directory=self.runtime_directory,
         )
@@ -116,7 +127,10 @@ async def test_stop_of_the_unit_alone_stops_no_pod(hook: StopHookNode, state: st
     assert hook.server.calls == []
 
 
-async def test_stop_of_the_unit_in_a_shutdown_waits_until_the_daemon_has_stopped_the_pods(hook: StopHookNode) -> None:
+@pytest.mark.parametrize("end", [StopEnd.COMPLETE, StopEnd.CANCELLED])
+async def test_stop_of_the_unit_in_a_shutdown_waits_until_the_daemon_has_stopped_the_pods(
+    hook: StopHookNode, end: StopEnd
+) -> None:
     hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC)))
     with hook.files.claim() as claimed:
         assert claimed
@@ -127,8 +141,15 @@ async def test_stop_of_the_unit_in_a_shutdown_waits_until_the_daemon_has_stopped
             while "unit_stop_delayed" not in hook.events():  # noqa: ASYNC110 - another thread writes the log
                 await asyncio.sleep(0.01)
         assert not stopping.done()
-    assert await stopping is None
+        hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), end=end))
+    assert await stopping is (end if end is StopEnd.COMPLETE else None)
     assert hook.server.calls == []
+
+
+async def test_stop_of_the_unit_in_a_shutdown_stops_the_pods_of_a_daemon_that_crashed(hook: StopHookNode) -> None:
+    hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC)))
+    assert await hook.stop(UnitStop("running", 600_000_000, is_announced=True)) is StopEnd.COMPLETE
+    assert hook.stopped() == ["web", "dns"]
 
 
 @pytest.mark.parametrize("end", [None, StopEnd.CANCELLED, StopEnd.COMPLETE])
@@ -190,6 +211,69 @@ async def test_stop_hook_waits_for_a_running_shutdown_of_the_daemon(hook: StopHo
     assert hook.events() == ["shutdown_delegated"]
 
 
+@contextmanager
+def stopped_holder(hook: StopHookNode) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that holds the lock on stopping pods and is stopped by SIGSTOP; yield the process."""
+    hook.settings.state_directory.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", _HOLDER, str(hook.settings.state_directory / LOCK_FILE)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == "locked\n"
+        holder.send_signal(signal.SIGSTOP)
+        yield holder
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+_HOLDER = """
+import fcntl, os, signal, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+print("locked", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("announced", [False, True], ids=["node-stopping", "announced"])
+async def test_stop_hook_takes_over_from_a_daemon_without_progress(hook: StopHookNode, announced: bool) -> None:
+    pods = (StoppedPod("uid-web", "shop", "web", "priority-0", outcome=PodOutcome.STOPPING),)
+    now_s = SystemClock().monotonic_s()
+    progress_s = now_s - 2 * STALLED_AFTER_S
+    hook.files.write_stop(
+        NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), now_s - 30, pods=pods, progress_s=progress_s)
+    )
+    unit_stop = UnitStop("running", 60_000_000, is_announced=True) if announced else DOWN
+    with stopped_holder(hook) as holder:
+        assert await hook.stop(unit_stop, main_pid=holder.pid) is StopEnd.COMPLETE
+        assert holder.wait(10) == -signal.SIGKILL
+    assert hook.stopped() == ["web", "dns"]
+    assert "shutdown_taken_over" in hook.events()
+
+
+@pytest.mark.parametrize("age_s", [None, 0.0], ids=["unknown", "recent"])
+async def test_stop_hook_kills_no_daemon_whose_progress_is_recent_or_unknown(
+    hook: StopHookNode, age_s: float | None
+) -> None:
+    progress_s = None if age_s is None else SystemClock().monotonic_s() - age_s
+    hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), progress_s=progress_s))
+    with stopped_holder(hook) as holder:
+        assert await hook.stop(UnitStop(STOPPING, 10_700_000), main_pid=holder.pid) is None
+        assert holder.poll() is None
+    assert hook.server.calls == []
+    assert hook.events()[-1] == "shutdown_delegated"
+
+
+async def test_stop_hook_waits_for_no_daemon_that_was_stopped_after_the_last_pod(hook: StopHookNode) -> None:
+    hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), end=StopEnd.COMPLETE))
+    with stopped_holder(hook) as holder:
+        assert await hook.stop(main_pid=holder.pid) is StopEnd.COMPLETE
+        assert holder.poll() is None
+    assert hook.server.calls == []
+
+
 async def test_interrupted_shutdown_of_the_daemon_is_resumed(hook: StopHookNode) -> None:
     pods = (
         StoppedPod("uid-web", "shop", "web", "priority-0", "", PodOutcome.STOPPED, 5, 10),
@@ -233,10 +317,10 @@ async def test_dry_run_stops_no_pod(hook: StopHookNode) -> None:
     assert hook.events().count("would_stop") == 2
 
 
-async def test_short_stop_timeout_scales_the_phases(hook: StopHookNode) -> None:
+async def test_short_stop_timeout_scales_the_phases_and_kills_no_pod_right_after_term(hook: StopHookNode) -> None:
     hung = asyncio.Event()
     hook.server.faults.delay("StopContainer", hung, times=None)
-    assert await hook.stop(UnitStop(STOPPING, 10_500_000)) is StopEnd.COMPLETE
+    assert await hook.stop(UnitStop(STOPPING, 10_500_000)) is StopEnd.INCOMPLETE
     stop = hook.files.read_stop()
     assert stop is not None
     assert stop.granted_ms <= 450

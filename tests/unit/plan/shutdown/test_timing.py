@@ -11,6 +11,7 @@ from nodeagent.plan.shutdown.phases import by_priority, two_bands
 from nodeagent.plan.shutdown.timing import (
     MINIMUM_AFTER_TERM_MS,
     final_term_ms,
+    is_too_late,
     kill_due_ms,
     last_kill_ms,
     phase_end_ms,
@@ -63,12 +64,31 @@ def test_phase_without_time_ends_at_its_start() -> None:
         (100, 60_000, 10_000),
         (100, 0, 100 + MINIMUM_AFTER_TERM_MS),
         (9900, None, 9900 + MINIMUM_AFTER_TERM_MS),
-        (37_900, None, 38_000),
+        (37_900, None, 37_900 + MINIMUM_AFTER_TERM_MS),
     ],
-    ids=["unconfirmed", "phase", "own-grace", "capped", "no-grace", "late-term", "end-of-the-run"],
+    ids=["unconfirmed", "phase", "own-grace", "capped", "no-grace", "late-term", "last-term"],
 )
 def test_time_of_kill(signalled_ms: int | None, own_ms: int | None, due_ms: int) -> None:
     assert kill_due_ms(signalled_ms, own_ms, 10_000, 38_000) == due_ms
+
+
+@pytest.mark.parametrize(
+    ("index", "start_ms", "too_late"),
+    [(0, 0, False), (1, 10_200, False), (3, 39_500, False), (3, 39_501, True), (0, 41_000, True)],
+)
+def test_phase_without_a_minimum_time_is_too_late(index: int, start_ms: int, too_late: bool) -> None:
+    assert is_too_late(FOUR, index, start_ms) is too_late
+
+
+def test_phase_without_time_of_its_own_is_never_too_late() -> None:
+    assert not is_too_late(shutdown_budget(two_bands(10, 0), UNLIMITED), 1, 12_000)
+
+
+@pytest.mark.parametrize("limit_ms", [200, 2000, 5000])
+def test_phase_of_a_short_limit_that_starts_in_time_is_not_too_late(limit_ms: int) -> None:
+    budget = budget_of([10, 10, 10, 10], limit_ms)
+    starts_ms = [0, *(each.deadline_ms for each in budget.phases[:-1])]
+    assert [is_too_late(budget, index, at_ms + 5) for index, at_ms in enumerate(starts_ms)] == [False] * 4
 
 
 def test_last_term_is_shortly_before_kill() -> None:
@@ -117,15 +137,15 @@ def test_later_start_never_ends_a_phase_earlier(
     st.integers(0, 100_000),
     st.integers(0, 100_000),
 )
-def test_kill_never_precedes_term_while_time_remains(
+def test_kill_never_follows_term_before_the_minimum_time(
     signalled_ms: int | None, own_ms: int | None, phase_end: int, ends_ms: int
 ) -> None:
     last_ms = last_kill_ms(0, ends_ms)
     due_ms = kill_due_ms(signalled_ms, own_ms, phase_end, last_ms)
-    assert due_ms <= last_ms <= ends_ms
     if signalled_ms is None:
-        assert due_ms == last_ms
+        assert due_ms == last_ms <= ends_ms
     else:
-        assert due_ms == last_ms or due_ms >= signalled_ms + MINIMUM_AFTER_TERM_MS
+        assert due_ms <= max(last_ms, signalled_ms + MINIMUM_AFTER_TERM_MS)
+        assert due_ms >= signalled_ms + MINIMUM_AFTER_TERM_MS
         if own_ms is not None and own_ms >= MINIMUM_AFTER_TERM_MS and due_ms < min(last_ms, phase_end):
             assert due_ms >= signalled_ms + own_ms, "KILL waits for the termination grace period within the phase"
