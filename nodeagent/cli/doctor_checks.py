@@ -267,11 +267,12 @@ def shutdown_findings(
     settings: Settings, root: Path, query: Callable[[], tuple[LogindFacts | None, str]] = _read_logind
 ) -> Iterator[Finding]:
     """Yield the findings on logind's delay limit and on the inhibitor lock; ``query`` reads the running logind."""
-    off = off_because(settings)
+    role, off = read_role(settings.role), off_because(settings)
+    configured_off = settings.shutdown.off_because(role.role, role.reason)
     delay = read_delay(root)
-    facts, problem = (None, "") if off else query()
+    facts, problem = (None, "") if configured_off else query()
     budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
-    yield check_delay(budget, off=off)
+    yield check_delay(budget, off=configured_off)
     yield check_lock(*lock_held(facts, problem), off=off)
     for warning in delay.warnings:
         yield Finding("logind-delay", Verdict.WARNING, warning)

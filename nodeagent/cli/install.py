@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.config.loading import load
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import to_toml
-from nodeagent.errors import ConfigError, InstallError, UsageError
+from nodeagent.errors import ConfigError, InhibitorError, InstallError, UsageError
 from nodeagent.host.environment import admit, begin, finish, is_installation, remove_environment
 from nodeagent.host.installation import (
     BY_HAND,
@@ -27,6 +28,7 @@ from nodeagent.host.installation import (
     check_foreign,
     check_sources,
     find_pages,
+    former_places,
     is_booted_with_systemd,
     is_page,
     is_recognised,
@@ -57,6 +59,7 @@ from nodeagent.host.prefix import check_form, check_owner, check_place
 from nodeagent.host.processes import run
 from nodeagent.host.purge import CONFIGURATION, RUNTIME, STATE, find_leftovers
 from nodeagent.host.purge import purge as purge_leftovers
+from nodeagent.host.systemd import PodSlices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,6 +119,7 @@ def install(
     elif not packaged:
         begin(below(top, prefix), files, venv=False)
     beside = _place_all(new_parts, previous, top)
+    _remove_former(layout, prefix, previous, top)
     if not packaged:
         _report(_configure(top), f"{DEFAULT_PATH} (dry_run = true: nothing is removed)")
         finish(below(top, prefix), files | beside)
@@ -147,6 +151,15 @@ def _place_all(new_parts: list[Part], previous: Manifest, top: Path) -> dict[Pat
     for part, step in steps:
         _report(step.change, f"{part.path}{f' ({step.reason})' if step.reason else ''}")
     return {_beside(part.path): part.fingerprint for part, step in steps if step.beside}
+
+
+def _remove_former(layout: Layout, prefix: Path, previous: Manifest, top: Path) -> None:
+    """Remove the files of earlier versions that this version does not install; keep edited files and report them."""
+    for path in former_places(layout):
+        present, recorded = read_fingerprint(top, path), previous.files.get(path, frozenset())
+        recognised = is_recognised(layout, path, prefix, top)
+        if present is not None:
+            _report(*_remove_file(path, plan_removal(path, present, recorded, recognised=recognised, purge=False), top))
 
 
 def _beside(path: Path) -> Path:
@@ -189,6 +202,8 @@ def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
     unit = steps.get(BY_HAND.units / UNIT)
     if booted and (installed if unit is None else unit.change is Change.REMOVED):
         _run_optional("systemctl", "disable", "--now", UNIT)
+        with suppress(InhibitorError):  # a daemon that crashed has left its drop-ins
+            PodSlices().restore()
     changes: list[tuple[Change, str]] = []
     try:  # reported last, since a closed standard output must not interrupt the removals
         if root is None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.node.shutdown import off_because
 from nodeagent.cli.output import warn
 from nodeagent.errors import InhibitorError
 from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
 from nodeagent.host.processes import run
+from nodeagent.observe.node_role import read_role
 from nodeagent.plan.shutdown.budget import required_delay_s
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ def fix_logind(settings: Settings, root: Path = _ROOT) -> None:
     Raises:
         InhibitorError: the drop-in cannot be written, or logind cannot be reloaded.
     """
-    off = off_because(settings)
+    role = read_role(settings.role)
+    off = settings.shutdown.off_because(role.role, role.reason)  # in a dry run and a pause the limit can be prepared
     if off:
         warn(f"nodeagent: logind configuration not changed: graceful shutdown disabled: {off}")
         return

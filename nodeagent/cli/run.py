@@ -11,6 +11,7 @@ import gc
 import os
 import pickle  # pickles are read only by this process, after its exec
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from nodeagent.cli.exit_codes import ExitCode, fail, guarded, pass_exit_code
@@ -62,10 +63,12 @@ def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run
 
 
 def _standby(origin: Origin, error: ConfigError) -> Settings | None:
-    """Return settings for graceful shutdown only; otherwise release the inhibitor lock of an earlier run."""
+    """Return settings for graceful shutdown only; otherwise undo the preparations of an earlier run for a shutdown."""
     from nodeagent.config.standby import standby_settings  # noqa: PLC0415 - needed only for an invalid configuration
+    from nodeagent.errors import InhibitorError  # noqa: PLC0415
     from nodeagent.host.fdstore import DescriptorStore, stored_descriptor  # noqa: PLC0415
     from nodeagent.host.notify import Notifier  # noqa: PLC0415
+    from nodeagent.host.systemd import PodSlices  # noqa: PLC0415
     from nodeagent.observe.node_role import read_role  # noqa: PLC0415
 
     if not Notifier().present:  # started by a user, who reads the error, not by systemd
@@ -74,8 +77,10 @@ def _standby(origin: Origin, error: ConfigError) -> Settings | None:
     settings = standby_settings(origin, error, has_lock=lock is not None)
     if settings is not None:
         role = read_role(settings.role)
-        if not settings.shutdown.off_because(role.role, role.reason):
+        if not settings.shutdown_off_because(role.role, role.reason):
             return settings
+    with suppress(InhibitorError):  # no process stops the pods at a shutdown
+        PodSlices().restore()
     if lock is not None:
         os.close(lock)
         DescriptorStore().forget()

@@ -108,3 +108,13 @@ class Settings(Record):
     reload_grace_s: float = 60.0
     invalid_because: str = ""
     standby_source: str = ""
+
+    def shutdown_off_because(self, role: Role, evidence: str = "", paused: str = "") -> str:
+        """Return the reason why the agent stops no pod at a shutdown of the node; empty if it stops the pods.
+
+        Args:
+            role: role of the agent on this node.
+            evidence: evidence for the role, quoted in the reason.
+            paused: pause of the operator in force, as text; empty without a pause.
+        """
+        return self.shutdown.off_because(role, evidence) or ("dry_run = true" if self.dry_run else paused)

@@ -89,6 +89,12 @@ class PassLock:
         self.pause()
         return self._pauses.get(by)
 
+    @property
+    def paused_by_operator(self) -> str:
+        """The operator's pause in force as text for display; empty without a pause."""
+        pause = self.pause_of(PausedBy.OPERATOR)
+        return "" if pause is None else f"paused: {pause.reason}"
+
     def add_pause(self, pause: Pause) -> None:
         """Start a pause, or replace the pause of the same origin; the running pass ends between two items."""
         self._pauses[pause.by] = pause

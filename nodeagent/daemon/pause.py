@@ -12,7 +12,7 @@ from nodeagent.errors import StoreError, UsageError
 from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.record import replace
 from nodeagent.store.clock_record import advance, trust
-from nodeagent.store.pause import LONGEST_PAUSE_S, PauseFile, StoredPause
+from nodeagent.store.pause import PauseFile, StoredPause
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
@@ -42,14 +42,10 @@ def restore_pause(context: DaemonContext) -> StoredPause | None:
     if stored is None:
         return None
     at = read_clocks(context.clock)
-    left_s = stored.left_in_boot_s(at)
-    is_earlier = left_s is None
-    if left_s is None:
-        left_s = min(LONGEST_PAUSE_S, stored.seconds or LONGEST_PAUSE_S) - at.boottime_s
-    if left_s <= 0:
+    if (left_s := stored.left_s(at)) <= 0:
         return None
     _add(context, stored, left_s)
-    return stored if is_earlier else None
+    return stored if stored.left_in_boot_s(at) is None else None
 
 
 class PauseTask:
@@ -88,7 +84,7 @@ class PauseTask:
         async with context.pausing:
             earlier, self._earlier = self._earlier, None
             in_force = context.pass_lock.pause_of(PausedBy.OPERATOR)
-            if earlier is None or in_force is None or in_force.reason != _reason(earlier):
+            if earlier is None or in_force is None or in_force.reason != earlier.text:
                 return
             until_s = context.clock.monotonic_s() + max(0.0, left_s)
             if in_force.until_s is not None and until_s < in_force.until_s:
@@ -140,7 +136,7 @@ async def resume(context: DaemonContext, *, by: str, is_root: bool) -> bool:
 
 def _add(context: DaemonContext, stored: StoredPause, seconds: float) -> None:
     until_s = context.clock.monotonic_s() + seconds
-    context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, _reason(stored), until_s))
+    context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, stored.text, until_s))
     context.logger.warning(
         "paused", by=stored.by, why=stored.why, seconds=round(seconds), until=stored.until.isoformat()
     )
@@ -159,7 +155,3 @@ def _refuse_for_others(context: DaemonContext, by: str) -> None:
     if stored.by != by:
         until = format_time(stored.until)
         raise UsageError(f"cannot change the pause: placed by {stored.by} until {until}; requires root")
-
-
-def _reason(stored: StoredPause) -> str:
-    return f"{stored.why or 'no reason given'} (by {stored.by}, until {stored.until:%Y-%m-%dT%H:%M:%SZ})"

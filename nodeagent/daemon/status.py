@@ -180,7 +180,9 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
         loops=_loops(context),
         last_passes=last_passes,
         shutdown=ShutdownStatus(
-            off_because=agent.settings.shutdown.off_because(role.role, role.reason),
+            off_because=agent.settings.shutdown_off_because(
+                role.role, role.reason, "" if context is None else context.pass_lock.paused_by_operator
+            ),
             lock_held=None if context is None else context.lock_held,
         ),
         holds=holds,

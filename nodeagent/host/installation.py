@@ -66,8 +66,8 @@ BY_PACKAGE: Final = Layout(
     command=Path("/usr/bin/nodeagent"),
     shared=Path("/usr/share/nodeagent"),
 )
-_SLICES: Final = ("kubepods.slice.d", "kubepods-.slice.d")
-_DROP_IN: Final = "50-nodeagent.conf"
+_FORMER: Final = ("kubepods.slice.d/50-nodeagent.conf", "kubepods-.slice.d/50-nodeagent.conf")
+"""Drop-ins of versions up to 0.2; the daemon now writes them to /run while it will stop the pods at a shutdown."""
 _SECTIONS: Final = ("man1", "man5", "man7")
 _PAGE: Final = re.compile(r"nodeagent(-[a-z]+)*\.1|nodeagent\.toml\.5|nodeagent(-[a-z]+)+\.7")
 _MONITORING: Final = ("nodeagent.rules.yml", "grafana-dashboard.json")
@@ -97,8 +97,6 @@ def parts(
         unit = re.sub(r"^# Made notify-reload .*\n", "", unit, flags=re.MULTILINE)
         unit = unit.replace("\nType=notify\n", "\nType=notify-reload\n")
     yield Part(layout.units / UNIT, unit)
-    for name in _SLICES:
-        yield Part(layout.units / name / _DROP_IN, _source(f"{name}/{_DROP_IN}"))
     yield Part(layout.sysusers, _source("nodeagent.sysusers"))
     yield Part(layout.tmpfiles, _source("nodeagent.tmpfiles"))
     yield Part(layout.catalog, _source("nodeagent.catalog"))
@@ -118,12 +116,17 @@ def known_places(layout: Layout) -> tuple[Path, ...]:
     """Return the paths of an installation's files, except the manual pages of single commands and of documents."""
     return (
         layout.units / UNIT,
-        *(layout.units / name / _DROP_IN for name in _SLICES),
+        *former_places(layout),
         *(layout.sysusers, layout.tmpfiles, layout.catalog),
         *(layout.shared / name for name in (*_MONITORING, *_OPTIONAL)),
         *(layout.manual / "man1/nodeagent.1", layout.manual / "man5/nodeagent.toml.5"),
         *(layout.bash, layout.zsh, layout.fish, layout.command),
     )
+
+
+def former_places(layout: Layout) -> tuple[Path, ...]:
+    """Return the paths of files that earlier versions installed, removed by an upgrade."""
+    return tuple(layout.units / name for name in _FORMER)
 
 
 def is_page(layout: Layout, path: Path) -> bool:
@@ -151,7 +154,7 @@ def _signature(layout: Layout, path: Path, prefix: Path) -> str:
     if path == layout.units / UNIT:
         return rf"^ExecStart={re.escape(str(prefix))}/bin/nodeagent run\b"
     return {
-        **dict.fromkeys((layout.units / name / _DROP_IN for name in _SLICES), r"^DefaultDependencies=no$"),
+        **dict.fromkeys(former_places(layout), r"^DefaultDependencies=no$"),
         layout.sysusers: r"^g nodeagent ",
         layout.tmpfiles: r"^d /run/nodeagent ",
         layout.catalog: r"^Defined-By: nodeagent$",

@@ -1,10 +1,13 @@
-"""State of the system, of the agent's unit and of logind's unit, as systemd reports them."""
+"""State of the system and of the agent's unit, as systemd reports them; logind's unit, and the slices of pods."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
+from nodeagent.files import replace_file
 from nodeagent.host.logind_config import parse_span_us
 from nodeagent.host.node import boot_id
 from nodeagent.host.processes import run
@@ -13,6 +16,7 @@ from nodeagent.units import USEC_INFINITY
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable
 
 STOPPING: Final = "stopping"
 _BUS: Final = "dbus.service"
@@ -21,6 +25,12 @@ _PREPARING: Final = ("--property=PreparingForShutdown", "--value")
 _OPERATIONS: Final = frozenset({"poweroff", "reboot", "halt", "kexec", "soft-reboot"})
 _WITHIN_S = 5.0
 _RESTART_WITHIN_S = 30.0
+_SLICE_DROP_INS: Final = ("kubepods.slice.d/50-nodeagent.conf", "kubepods-.slice.d/50-nodeagent.conf")
+_SLICE_DROP_IN: Final = """\
+# Written by nodeagent while it will stop the pods at a shutdown: systemd does not stop the slice at its start.
+[Unit]
+DefaultDependencies=no
+"""
 
 
 class UnitStop(Record):
@@ -85,6 +95,64 @@ def userspace_id() -> str:
     """Return an id of this start of the userspace: the boot id, with the number of soft reboots unless 0."""
     count = soft_reboots()
     return f"{boot_id()}+{count}" if count else boot_id()
+
+
+class PodSlices:
+    """The slices of pods, exempt from a shutdown by runtime drop-ins. The methods block.
+
+    systemd stops every slice at the start of a shutdown, and with it the pods, before the agent could stop them in
+    order. Without default dependencies it stops the slices last, as a kubelet creates them. The drop-ins do not survive
+    a reboot.
+    """
+
+    def __init__(self, directory: Path = Path("/run/systemd/system")) -> None:
+        """Use drop-ins below ``directory``, in directories that the unit creates."""
+        self._directory = directory
+        self._paths = tuple(directory / name for name in _SLICE_DROP_INS)
+
+    def exempt(self) -> None:
+        """Exempt the slices, unless systemd does not run this machine.
+
+        Raises:
+            InhibitorError: a drop-in cannot be written, or systemd does not load it; no drop-in remains.
+        """
+        try:
+            self._change(_write_drop_in)
+        except InhibitorError:
+            with suppress(InhibitorError):
+                self.restore()
+            raise
+
+    def restore(self) -> None:
+        """Remove the drop-ins; during a shutdown systemd does not reload them.
+
+        Raises:
+            InhibitorError: a drop-in cannot be removed, or systemd does not reload its units.
+        """
+        self._change(lambda path: path.unlink(missing_ok=True))
+
+    def _change(self, change: Callable[[Path], None]) -> None:
+        if not self._directory.is_dir():
+            return
+        try:
+            for path in self._paths:
+                change(path)
+        except OSError as error:
+            text = f"cannot write {error.filename}: {error.strerror}"
+            raise InhibitorError(f"{text}; systemd stops pods in any order if logind does not signal") from error
+        # Asked each time: a process that changed the files may have ended before the reload.
+        state = _systemctl_output("show", "--property=NeedDaemonReload", "--value", "kubepods.slice")
+        unknown_but_unused = not state and not any(each.exists() for each in self._paths)
+        if state == "no" or unknown_but_unused or _systemctl_output("is-system-running") == STOPPING:
+            return
+        done = _run("daemon-reload", within_s=_RESTART_WITHIN_S)
+        if done is None or done.returncode:
+            raise InhibitorError(f"cannot reload systemd: {done.stderr.strip() if done else 'no answer'}")
+
+
+def _write_drop_in(path: Path) -> None:
+    if not path.exists():  # a newer file would require a reload
+        replace_file(path, _SLICE_DROP_IN, mode=0o644)
 
 
 class LogindUnit:

@@ -42,6 +42,11 @@ class StoredPause(Record):
     boot_id: str = ""
     placed_s: float | None = None
 
+    @property
+    def text(self) -> str:
+        """Reason, user and end of the pause in one line."""
+        return f"{self.why or 'no reason given'} (by {self.by}, until {self.until:%Y-%m-%dT%H:%M:%SZ})"
+
     def left_in_boot_s(self, at: ClockReading) -> float | None:
         """Return the remaining seconds of a pause that started in the current boot, 0 or less after its end.
 
@@ -51,6 +56,15 @@ class StoredPause(Record):
         if not same_boot or self.placed_s is None or self.seconds is None or self.placed_s > at.boottime_s:
             return None
         return self.placed_s + self.seconds - at.boottime_s
+
+    def left_s(self, at: ClockReading) -> float:
+        """Return the remaining seconds of the pause, 0 or less after its end.
+
+        A pause that started in another boot lasts for its whole duration from the boot, since a wrong wall clock must
+        not end it early or keep it forever.
+        """
+        left_s = self.left_in_boot_s(at)
+        return min(LONGEST_PAUSE_S, self.seconds or LONGEST_PAUSE_S) - at.boottime_s if left_s is None else left_s
 
 
 class PauseFile:
@@ -68,10 +82,18 @@ class PauseFile:
         """
         try:
             return _decode(self._path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreError(f"cannot read pause {self._path}: {error}; 'nodeagent resume' ends the pause") from error
+
+    def in_force(self, at: ClockReading) -> str:
+        """Return the pause in force as text for display, empty without a pause; an unreadable pause is in force."""
+        try:
+            stored = self.read()
+        except StoreError as error:
+            return f"paused: {error}"
+        return f"paused: {stored.text}" if stored is not None and stored.left_s(at) > 0 else ""
 
     def write(self, pause: StoredPause) -> None:
         """Store a pause, replacing the stored pause.

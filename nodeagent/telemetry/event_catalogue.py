@@ -176,7 +176,6 @@ EVENTS: Final[Mapping[str, Event]] = {
     "shutdown_resumed": Event("feb09218d2604cd9864db6bea7463e9c", "node shutdown resumed: {pods} pods, {granted_s} s"),
     "shutdown_phase": Event("064ec339af254897b4babae6d71a6c9f", "shutdown phase {phase}: {pods} pods"),
     "pod_stopped": Event("927c2c921b0d4ca4b91e1f4b24d25b89", "{pod}: {outcome}"),
-    "would_stop": Event("f4e1211ed7d7499991fd92b20bd1ad3f", "{pod} would be stopped in phase {phase}"),
     "shutdown_finished": Event("f1de3b6c1a574d638198e3422ba9f941", "node shutdown finished: {outcomes}"),
     "shutdown_cancelled": Event("47baa01712ca427ab7457a0753a3ee0e", "node shutdown cancelled"),
     "shutdown_incomplete": Event(
@@ -203,7 +202,6 @@ EVENTS: Final[Mapping[str, Event]] = {
         "daemon (pid {pid}) without progress for {stalled_s} s is killed; the stop hook stops the remaining pods",
     ),
     "shutdown_pods_unavailable": Event("93874efc3695499fbe6ca7ec80d3ccc2", "cannot list pods: {error}"),
-    "shutdown_rehearsed": Event("1f6ca058ac564c7e806a42bde9b1f829", "shutdown rehearsed: {pods} pods, {granted_s} s"),
     "shutdown_state_not_written": Event("fb028d3e664945048d6ace49592b8ee1", "cannot write the shutdown state: {error}"),
     "shutdown_pods_outdated": Event(
         "6344c3c16bfa4038b7bf43ae39f4f68a", "pod list outdated, container runtime does not answer: {error}"

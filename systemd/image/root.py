@@ -74,10 +74,6 @@ HOST_FILES: Final = {
     "usr/share/nodeagent/config.toml": "etc/nodeagent/config.toml",
     "usr/lib/sysusers.d/nodeagent.conf": "etc/sysusers.d/nodeagent.conf",
     "usr/lib/tmpfiles.d/nodeagent.conf": "etc/tmpfiles.d/nodeagent.conf",
-    **{
-        f"{_UNITS}/{name}.d/50-nodeagent.conf": f"etc/systemd/system/{name}.d/50-nodeagent.conf"
-        for name in ("kubepods.slice", "kubepods-.slice")
-    },
 }
 SBOM: Final = "usr/share/nodeagent/sbom.cdx.json"
 _CONTROL_FIELDS: Final = ("Package", "Version", "Architecture", "Maintainer")
@@ -160,9 +156,11 @@ def add_files(root: Path) -> None:
 def make_portable(root: Path, prefix: str) -> None:
     """Add the host's directories to the unit, which is attached as a portable service, and write the files of the host.
 
-    An installation on the host under the same path must not replace that of the image.
+    An installation on the host under the same path must not replace that of the image. The image has no systemctl, and
+    the agent writes no drop-ins of slices.
     """
     unit = (root / UNIT).read_text().replace(f"BindReadOnlyPaths=-/{prefix}/ ", "BindReadOnlyPaths=")
+    unit = re.sub(r"^(ExecStartPre|ReadWritePaths)=.*/run/systemd/system/.*\n", "", unit, flags=re.MULTILINE)
     here = Path(__file__).parent
     added = (here / "portable.conf").read_text()
     write(root / UNIT, re.sub(r"^ExecReload=.*$", lambda _: RELOAD, unit, flags=re.MULTILINE) + added)

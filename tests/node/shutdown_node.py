@@ -41,8 +41,7 @@ def install(node: Node, phase_s: float) -> None:
     """Boot the node if it is powered off, and install the agent with shutdown phases of ``phase_s`` each."""
     if not node.running:
         node.start()
-    for name in ("nodeagent.service", "kubepods.slice.d/50-nodeagent.conf", "kubepods-.slice.d/50-nodeagent.conf"):
-        node.put(f"/etc/systemd/system/{name}", SYSTEMD / name)
+    node.put("/etc/systemd/system/nodeagent.service", SYSTEMD / "nodeagent.service")
     node.put("/etc/nodeagent/config.toml", CONFIG.format(phase_s))
     node.run("systemctl daemon-reload && systemctl enable nodeagent", timeout_s=START_S)
 

@@ -40,8 +40,6 @@ HOST_FILES = (
     "/etc/sysusers.d/nodeagent.conf",
     "/etc/tmpfiles.d/nodeagent.conf",
     "/etc/systemd/portable/profile/nodeagent",
-    "/etc/systemd/system/kubepods.slice.d/50-nodeagent.conf",
-    "/etc/systemd/system/kubepods-.slice.d/50-nodeagent.conf",
     COMMAND,
 )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.node.shutdown_facts import measure_slowdown
 from tests.node.shutdown_node import (
     BANDS,
     OWN,
@@ -231,3 +232,64 @@ def test_stop_hook_stops_the_pods_if_logind_grants_too_little_time(shutdown_node
     node.run("systemctl poweroff")
     node.wait_off()
     assert_stopped_by_the_hook(node, pods)
+
+
+SLICE_DROP_INS = (
+    "/run/systemd/system/kubepods.slice.d/50-nodeagent.conf /run/systemd/system/kubepods-.slice.d/50-nodeagent.conf"
+)
+CASES = ("dry-run", "off", "paused", "kubelet", "stopped")
+
+
+def test_agent_that_stops_no_pods_changes_no_shutdown(shutdown_node: Node) -> None:
+    """Compare the time of TERM to each pod with that on the node without a running agent."""
+    node = shutdown_node
+    slowdown, without = shut_down_without_the_agent(node)
+    found = {}
+    for case in CASES:
+        install(node, 8)
+        pods = run_pods(node, [pod(f"{case}-{index}", BANDS[index]) for index in (0, 3)])
+        node.run("rm -f /var/lib/nodeagent/pause.json")
+        start(node)
+        assert node.run(f"ls {SLICE_DROP_INS}", check=False).code == 0, "written by an agent that will stop the pods"
+        disable(node, case)
+        found[case] = term_times(node, pods)
+    print(f"slowdown {slowdown:.1f}; without the agent: {without}; {found}")
+    for case, times in found.items():
+        for at_s in times:
+            assert min(without) - slowdown <= at_s <= max(without) + slowdown, (case, "within one second")
+
+
+def shut_down_without_the_agent(node: Node) -> tuple[float, list[float]]:
+    install(node, 8)
+    node.run("systemctl disable --now nodeagent", timeout_s=60)
+    pods = run_pods(node, [pod(f"without-{index}", BANDS[index]) for index in (0, 3)])
+    return measure_slowdown(node), term_times(node, pods)
+
+
+def disable(node: Node, case: str) -> None:
+    """Make the running agent one that stops no pods, and wait until it has removed its lock and its drop-ins."""
+    config = node.get("/etc/nodeagent/config.toml").decode()
+    if case == "dry-run":
+        node.put("/etc/nodeagent/config.toml", "dry_run = true\n" + config)
+    elif case == "off":
+        node.put("/etc/nodeagent/config.toml", config.replace("[shutdown]\n", '[shutdown]\nenabled = "off"\n'))
+    elif case == "kubelet":
+        node.put("/etc/nodeagent/config.toml", config.replace('"standalone"', '"beside-kubelet"'))
+    action = {"paused": "nodeagent pause --for 1h --why test", "stopped": "systemctl stop nodeagent"}
+    node.run(action.get(case, "systemctl reload nodeagent"), timeout_s=START_S)
+
+    def is_disabled() -> bool:
+        return not lock_entry(node) and node.run(f"ls {SLICE_DROP_INS} 2>/dev/null", check=False).stdout == ""
+
+    reclaim.poll("lock and drop-ins are removed", is_disabled, timeout_s=START_S, interval_s=1)
+    reload_pending = "systemctl show kubepods.slice --property NeedDaemonReload --value"
+    reclaim.poll(
+        "systemd is reloaded", lambda: node.run(reload_pending).stdout == "no\n", timeout_s=START_S, interval_s=1
+    )
+
+
+def term_times(node: Node, pods: list[RunningPod]) -> list[float]:
+    """Power the node off; return the seconds from the request to the TERM of each pod."""
+    began_s = float(node.run("cut -d' ' -f1 /proc/uptime && systemctl poweroff", timeout_s=START_S).stdout.split()[0])
+    node.wait_off(timeout_s=START_S)
+    return sorted(read_times(node, each.pod.name)["term"] - began_s for each in pods)

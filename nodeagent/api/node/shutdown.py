@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.api import shutdown as documents
 from nodeagent.api.history import NodeStop
 from nodeagent.api.shutdown import Inhibitor, Phase, ShutdownPlan, ShutdownStatus
+from nodeagent.clock import SystemClock
 from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.errors import InhibitorError, StoreError
 from nodeagent.host.logind_config import read_delay
+from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_role import read_role
 from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.shutdown.budget import UNLIMITED, DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.planner import plan_shutdown
 from nodeagent.store.history import History
+from nodeagent.store.pause import PauseFile
 from nodeagent.store.shutdown import ShutdownFiles
 from nodeagent.units import USEC_INFINITY
 
@@ -110,8 +113,8 @@ async def query_logind() -> tuple[LogindFacts | None, str]:
 
 def off_because(settings: Settings) -> str:
     """Return the reason that graceful shutdown is disabled on this node; empty if it is enabled."""
-    role = read_role(settings.role)
-    return settings.shutdown.off_because(role.role, role.reason)
+    role, paused = read_role(settings.role), PauseFile(settings.state_directory).in_force(read_clocks(SystemClock()))
+    return settings.shutdown_off_because(role.role, role.reason, paused)
 
 
 def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:

@@ -37,7 +37,7 @@ def pause(
 ) -> None:
     """Pause garbage collection and eviction.
 
-    The pause continues after a restart of the agent. Graceful shutdown is not paused.
+    The pause continues after a restart of the agent. In a shutdown of the node, the agent stops no pods during a pause.
     """
     from nodeagent.cli.control import pause as pause_agent  # noqa: PLC0415
 

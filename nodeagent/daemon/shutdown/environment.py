@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.host.fdstore import DescriptorStore
-from nodeagent.host.systemd import LogindUnit
+from nodeagent.host.systemd import LogindUnit, PodSlices
 from nodeagent.observe.node_role import FRESH_S, ROLE_POLL_S
 from nodeagent.record import Record, field
 
@@ -28,6 +28,16 @@ class LogindService(Protocol):
         """Restart logind; raises InhibitorError on failure."""
 
 
+class Slices(Protocol):
+    """The slices of pods; both methods block, and raise InhibitorError on failure."""
+
+    def exempt(self) -> None:
+        """Exempt the slices from the stop of all units at the start of a shutdown."""
+
+    def restore(self) -> None:
+        """Undo :meth:`exempt`."""
+
+
 class HostServices(Record):
     """The services of the node that the inhibitor task uses.
 
@@ -36,6 +46,7 @@ class HostServices(Record):
         root: root directory for logind's files.
         store: systemd's descriptor store, for a copy of the lock.
         logind: logind's unit.
+        slices: slices of pods.
         boot_id: id of the current start of the userspace; empty to read the id from the node.
         runtime_directory: directory for records that the state directory cannot store.
     """
@@ -44,6 +55,7 @@ class HostServices(Record):
     root: Path = Path("/")
     store: DescriptorStore = field(default_factory=DescriptorStore)
     logind: LogindService = field(default_factory=LogindUnit)
+    slices: Slices = field(default_factory=PodSlices)
     boot_id: str = ""
     runtime_directory: Path = Path(RUNTIME_DIRECTORY)
 
@@ -77,8 +89,11 @@ class Enablement(Record):
 
 
 async def read_enablement(context: DaemonContext, *, max_age_s: float = FRESH_S) -> Enablement:
-    """Return whether graceful shutdown is enabled by the settings and the role, read at most ``max_age_s`` ago."""
+    """Return whether graceful shutdown is enabled by the settings, the role and the operator.
+
+    The role was read at most ``max_age_s`` ago.
+    """
     settings = context.settings
     role = await context.roles.evaluate(settings.role, max_age_s=max_age_s)
-    because = settings.shutdown.off_because(role.role, role.reason)
+    because = settings.shutdown_off_because(role.role, role.reason, context.pass_lock.paused_by_operator)
     return Enablement(because, settings.shutdown.refused(role.role))

@@ -16,16 +16,14 @@ from nodeagent.daemon.shutdown.recorder import summary
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import LastActivity, NodeStop, StopEnd, StopKind
 from nodeagent.plan.shutdown.outcome import outcome_summary
-from nodeagent.plan.shutdown.planner import elapsed_since, plan_shutdown
+from nodeagent.plan.shutdown.planner import elapsed_since
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from datetime import datetime
 
-    from structlog.typing import FilteringBoundLogger
-
-    from nodeagent.act.shutdown.pod_record import RunningPod, Stopper
+    from nodeagent.act.shutdown.pod_record import Stopper
     from nodeagent.daemon.shutdown.pod_cache import PodCache
     from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
     from nodeagent.model.node_stop import StoppedPod
@@ -239,23 +237,6 @@ class _ProgressWriter:
                     await self._dirty.wait()
             self._dirty.clear()
             await asyncio.to_thread(self._recorder.write, self._progress())
-
-
-def rehearse(budget: ShutdownBudget, pods: Sequence[RunningPod], logger: FilteringBoundLogger) -> None:
-    """Log the plan of a shutdown, pod by pod, without stopping pods."""
-    plan = plan_shutdown(budget, [each.pod for each in pods])
-    for phase in plan.phases:
-        for stop in phase.stops:
-            logger.info(
-                "would_stop",
-                pod=f"{stop.pod.namespace}/{stop.pod.name}",
-                pod_uid=stop.pod.uid,
-                phase=phase.budget.phase.name,
-                grace_s=stop.grace_ms / 1000,
-                why=stop.placement.why,
-                dry_run=True,
-            )
-    logger.info("shutdown_rehearsed", pods=len(pods), granted_s=budget.granted_ms / 1000, dry_run=True)
 
 
 def shifted(pod: StoppedPod, by_ms: int) -> StoppedPod:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.daemon.shutdown.environment import NAME, read_enablement
-from nodeagent.daemon.shutdown.execution import ShutdownInProgress, rehearse
+from nodeagent.daemon.shutdown.execution import ShutdownInProgress
 from nodeagent.daemon.shutdown.pod_monitor import PodMonitor
 from nodeagent.errors import InhibitorError
 from nodeagent.host.logind import ShutdownInhibitor
@@ -149,7 +149,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
         state = self._inhibitor.state
         if self._status.is_new(state.limit_us, self._settings):
             self._status.delay = await asyncio.to_thread(read_delay, self._host.root)
-            self._status.log_budget(self._budget(), dry_run=self._settings.dry_run)
+            self._status.log_budget(self._budget())
         if state.held:
             self._status.held(self._budget(), self._intervals.refresh_s)
         else:
@@ -158,7 +158,7 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
     async def _restart_logind_off_bus(self) -> None:
         """Restart logind if it has no bus connection: it does not reconnect by itself, and would signal no shutdown."""
         now_s = self._context.clock.monotonic_s()
-        if not self._settings.shutdown.restart_logind or self._settings.dry_run:
+        if not self._settings.shutdown.restart_logind:
             return
         limit_ms = self._budget().limit_ms
         limit_s = math.inf if limit_ms is None else limit_ms / 1000
@@ -276,9 +276,6 @@ class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in
             logger.error("shutdown_runtime_unavailable", error=self._monitor.problem)
             return
         await self._monitor.complete(runtime)
-        if self._settings.dry_run:
-            rehearse(budget, runtime.pods.pods, logger)
-            return
         self._in_progress = ShutdownInProgress(
             self._recorder,
             budget,
@@ -369,7 +366,7 @@ class _LockStatus:
         self._logged = limit_us, settings
         return True
 
-    def log_budget(self, budget: ShutdownBudget, *, dry_run: bool) -> None:
+    def log_budget(self, budget: ShutdownBudget) -> None:
         """Log the shutdown budget with its warnings."""
         self._logger.info(
             "shutdown_ready",
@@ -378,7 +375,6 @@ class _LockStatus:
             limit_s=None if budget.limit_ms is None else budget.limit_ms / 1000,
             phases={each.phase.name: each.granted_ms / 1000 for each in budget.phases},
             at_signal=budget.suffices_at_signal,
-            dry_run=dry_run,
         )
         delegated = budget.delegated_because
         for note in (delegated,) if delegated else budget.notes:

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.paths import RUNTIME_DIRECTORY
-from nodeagent.daemon.shutdown.execution import ShutdownInProgress, rehearse
+from nodeagent.daemon.shutdown.execution import ShutdownInProgress
 from nodeagent.daemon.shutdown.pod_cache import PodCache
 from nodeagent.daemon.shutdown.recorder import STALLED_AFTER_S, ShutdownRecorder
 from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.host.systemd import userspace_id
 from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
+from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.observe.watched_pods import WatchedPods, restore_pods
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.cri import CriClient
+from nodeagent.store.pause import PauseFile
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -70,15 +72,15 @@ async def stop_pods_at_unit_stop(  # noqa: PLR0913 - its collaborators
     clock = SystemClock()
     began_s = clock.monotonic_s() if began_s is None else began_s
     recorder = ShutdownRecorder.open(settings, clock, logger, this_boot or userspace_id(), runtime_directory)
-    if not unit_stop.is_node_stopping:
+    if not unit_stop.is_node_stopping and not (unit_stop.is_announced and recorder.in_progress() is not None):
         logger.debug("unit_stop", system_state=unit_stop.system_state)
-        if not unit_stop.is_announced or recorder.in_progress() is None:
-            return None
+        return None
     role = await RoleWatch(clock, logger).evaluate(settings.role)
-    disabled_because = settings.shutdown.off_because(role.role, role.reason)
+    paused = PauseFile(settings.state_directory).in_force(read_clocks(clock))
+    disabled_because = settings.shutdown_off_because(role.role, role.reason, paused)
     if disabled_because:
         logger.info("shutdown_disabled", because=disabled_because)
-        if recorder.files.read_boot() is not None:
+        if recorder.last_boot() is not None:
             recorder.record_activity(LastActivity.GOING_DOWN)
         return None
     limit_ms = _limit(unit_stop, clock, began_s).limit_ms
@@ -148,9 +150,6 @@ async def _stop_pods(
             await pods.refresh()
         except NodeAgentError as error:
             recorder.logger.warning("shutdown_pods_unavailable", error=str(error))
-        if settings.dry_run:
-            rehearse(budget, pods.pods, recorder.logger)
-            return None
         shutdown = ShutdownInProgress(
             recorder,
             budget,

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.shutdown.environment import NAME, HostServices, Intervals, read_enablement
 from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
+from nodeagent.errors import InhibitorError
 from nodeagent.host.fdstore import stored_descriptor
 from nodeagent.host.systemd import userspace_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nodeagent.daemon.context import DaemonContext
 
 
@@ -57,7 +60,11 @@ class InhibitorTask:
         self.wake = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run sessions until stopped; the next process resumes a shutdown in progress."""
+        """Run sessions until stopped; the next process resumes a shutdown in progress.
+
+        The slices of pods are exempt from a shutdown only while graceful shutdown is enabled. After a crash they remain
+        exempt for the next process.
+        """
         self.recorder.boot_id = self._host.boot_id or await asyncio.to_thread(userspace_id)
         await asyncio.to_thread(self.recorder.review)
         while not stop.is_set():
@@ -65,13 +72,22 @@ class InhibitorTask:
             if enablement.disabled_because:
                 level = self._logger.warning if enablement.refused else self._logger.info
                 level("shutdown_disabled", because=enablement.disabled_because)
+                await self._change_slices(self._host.slices.restore)
                 await self._wait_until_enabled(enablement.disabled_because, stop)
                 continue
+            await self._change_slices(self._host.slices.exempt)
             try:
                 await self._run_session(stop)
             except Exception:  # an unexpected error must not end the daemon's other tasks
                 self._logger.exception("inhibitor_task_crashed")
                 await wait_for_any(self._intervals.retry_s, stop)
+        await self._change_slices(self._host.slices.restore)
+
+    async def _change_slices(self, change: Callable[[], None]) -> None:
+        try:
+            await asyncio.to_thread(change)
+        except InhibitorError as error:
+            self._logger.warning("shutdown_warning", note=str(error))
 
     async def _run_session(self, stop: asyncio.Event) -> None:
         # imported here, since a daemon without graceful shutdown does not need dbus_fast

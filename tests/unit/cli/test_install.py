@@ -37,7 +37,6 @@ def test_files_are_placed_at_their_standard_paths(installed: Path) -> None:
     assert {
         "/etc/nodeagent/config.toml",
         "/etc/systemd/system/nodeagent.service",
-        "/etc/systemd/system/kubepods.slice.d/50-nodeagent.conf",
         "/etc/sysusers.d/nodeagent.conf",
         "/etc/tmpfiles.d/nodeagent.conf",
         "/usr/lib/systemd/catalog/nodeagent.catalog",
@@ -90,8 +89,8 @@ def test_upgrade_and_uninstall_keep_files_of_the_operator(tmp_path: Path) -> Non
     config, unit = tmp_path / "etc/nodeagent/config.toml", tmp_path / "etc/systemd/system/nodeagent.service"
     other = tmp_path / "etc/systemd/system/kubepods.slice.d/90-mine.conf"
     state = tmp_path / "var/lib/nodeagent/nodeagent.db"
-    state.parent.mkdir(parents=True)
     for path in (config, other, state):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine = 1\n")
     manifest = tmp_path / "opt/nodeagent/nodeagent-manifest.json"
     recorded = json.loads(manifest.read_text())
@@ -113,6 +112,24 @@ def test_upgrade_and_uninstall_keep_files_of_the_operator(tmp_path: Path) -> Non
     assert files(tmp_path) == kept
     assert nodeagent("uninstall", "--root", str(tmp_path), "--purge").returncode == 0
     assert files(tmp_path) == {"/etc/systemd/system/kubepods.slice.d/90-mine.conf"}
+
+
+def test_upgrade_removes_drop_ins_of_former_versions_and_saves_edited_ones(tmp_path: Path) -> None:
+    nodeagent("install", "--root", str(tmp_path))
+    manifest = tmp_path / "opt/nodeagent/nodeagent-manifest.json"
+    recorded, text = json.loads(manifest.read_text()), "[Unit]\nDefaultDependencies=no\n"
+    for name, added in (("kubepods.slice.d", ""), ("kubepods-.slice.d", "Wants=mine.service\n")):
+        former = tmp_path / "etc/systemd/system" / name / "50-nodeagent.conf"
+        former.parent.mkdir()
+        former.write_text(text + added)
+        recorded["files"][f"/{former.relative_to(tmp_path)}"] = [content_fingerprint(text.encode())]
+    manifest.write_text(json.dumps(recorded))
+    ended = nodeagent("install", "--root", str(tmp_path))
+    assert "removed     /etc/systemd/system/kubepods.slice.d/50-nodeagent.conf\n" in ended.stdout
+    assert "kubepods-.slice.d/50-nodeagent.conf, kept as" in ended.stdout
+    left = [each for each in files(tmp_path) if "slice" in each]
+    assert left != []
+    assert not any(each.endswith(".conf") for each in left), "systemd reads no saved file"
 
 
 def test_prefix_with_another_environment_is_kept(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import InhibitorError
-from nodeagent.host.systemd import LogindUnit, UnitStop, read_unit_stop
+from nodeagent.host.systemd import LogindUnit, PodSlices, UnitStop, read_unit_stop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,3 +98,93 @@ def test_logind_is_restarted_and_a_failure_is_reported(bin_directory: Path) -> N
     script(bin_directory, "echo 'Access denied' >&2; exit 4")
     with pytest.raises(InhibitorError, match="Access denied"):
         LogindUnit().restart()
+
+
+_RELOADS = """
+case "$*" in
+show*) [ -e {0}/pending ] && echo yes || echo no ;;
+is-system-running) echo {1} ;;
+daemon-reload) rm {0}/pending ;;
+esac
+"""
+DROP_INS = ("kubepods-.slice.d/50-nodeagent.conf", "kubepods.slice.d/50-nodeagent.conf")
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Path:
+    for each in DROP_INS:
+        (tmp_path / "units" / each).parent.mkdir(parents=True)
+    return tmp_path / "units"
+
+
+def systemd(directory: Path, state: str = "running") -> None:
+    script(directory, _RELOADS.format(directory, state))
+
+
+def drop_ins(units: Path) -> list[str]:
+    return sorted(str(each.relative_to(units)) for each in units.rglob("*") if each.is_file())
+
+
+def reloads(directory: Path) -> int:
+    return (directory / "calls").read_text().splitlines().count("daemon-reload")
+
+
+def test_slices_are_exempt_until_they_are_restored(bin_directory: Path, units: Path) -> None:
+    systemd(bin_directory)
+    slices = PodSlices(units)
+    (bin_directory / "pending").touch()
+    slices.exempt()
+    assert drop_ins(units) == list(DROP_INS)
+    assert "DefaultDependencies=no" in (units / DROP_INS[0]).read_text()
+    slices.exempt()
+    assert reloads(bin_directory) == 1, "none without a change"
+    (bin_directory / "pending").touch()
+    PodSlices(units).restore()  # as by another process
+    assert (drop_ins(units), reloads(bin_directory)) == ([], 2)
+
+
+@pytest.mark.parametrize("exempt", [True, False])
+def test_reload_that_an_earlier_process_did_not_reach_is_made_up_for(
+    bin_directory: Path, units: Path, exempt: bool
+) -> None:
+    systemd(bin_directory)
+    (bin_directory / "pending").touch()
+    for each in DROP_INS if exempt else ():
+        (units / each).write_text("[Unit]\n")
+    (PodSlices(units).exempt if exempt else PodSlices(units).restore)()
+    assert reloads(bin_directory) == 1
+
+
+def test_systemd_is_not_reloaded_in_a_shutdown(bin_directory: Path, units: Path) -> None:
+    systemd(bin_directory, "stopping")
+    (bin_directory / "pending").touch()
+    (units / DROP_INS[0]).touch()
+    PodSlices(units).restore()
+    assert (drop_ins(units), reloads(bin_directory)) == ([], 0)
+
+
+@pytest.mark.parametrize("text", ["exit 1", "exit 127"], ids=["refused", "no-answer"])
+def test_no_drop_in_remains_that_systemd_did_not_load(bin_directory: Path, units: Path, text: str) -> None:
+    script(bin_directory, text)
+    with pytest.raises(InhibitorError, match="cannot reload systemd"):
+        PodSlices(units).exempt()
+    assert drop_ins(units) == []
+
+
+def test_unused_drop_ins_are_restored_without_an_answer_of_systemd(bin_directory: Path, units: Path) -> None:
+    script(bin_directory, "exit 1")
+    PodSlices(units).restore()
+    assert reloads(bin_directory) == 0
+
+
+def test_missing_directory_of_the_drop_ins_is_reported(bin_directory: Path, tmp_path: Path) -> None:
+    systemd(bin_directory)
+    (tmp_path / "units").mkdir()
+    with pytest.raises(InhibitorError, match="cannot write"):
+        PodSlices(tmp_path / "units").exempt()
+
+
+def test_slices_are_unchanged_without_systemd(tmp_path: Path) -> None:
+    PodSlices(tmp_path / "units").exempt()
+    PodSlices(tmp_path / "units").restore()
+    assert not (tmp_path / "units").exists()

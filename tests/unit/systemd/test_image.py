@@ -131,8 +131,6 @@ def test_unit_of_the_image_uses_only_programs_of_the_image_and_no_installation_o
         "etc/sysusers.d/nodeagent.conf",
         "etc/tmpfiles.d/nodeagent.conf",
         "etc/systemd/portable/profile/nodeagent/service.conf",
-        "etc/systemd/system/kubepods.slice.d/50-nodeagent.conf",
-        "etc/systemd/system/kubepods-.slice.d/50-nodeagent.conf",
         "usr/local/bin/nodeagent",
     }
     assert os.access(host / "usr/local/bin/nodeagent", os.X_OK)

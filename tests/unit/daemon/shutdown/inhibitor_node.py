@@ -61,6 +61,34 @@ class LogindUnit:
             raise InhibitorError("not restarted")
 
 
+class PodSlices:
+    """Fake slices of pods.
+
+    Attributes:
+        changes: for each change, whether the slices were then exempt.
+        refuse: whether every change fails.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[bool] = []
+        self.refuse = False
+
+    @property
+    def exempted(self) -> bool:
+        return self.changes[-1:] == [True]
+
+    def exempt(self) -> None:
+        self._change(exempt=True)
+
+    def restore(self) -> None:
+        self._change(exempt=False)
+
+    def _change(self, *, exempt: bool) -> None:
+        if self.refuse:
+            raise InhibitorError("cannot write the drop-in")
+        self.changes.append(exempt)
+
+
 class Place:
     """A node with simulated runtime, logind and state directory, for successive daemons."""
 
@@ -74,6 +102,7 @@ class Place:
         self.history = History(directory / "state")
         self.store = CopyingStore()
         self.logind = LogindUnit()
+        self.slices = PodSlices()
         self.boot_id = BOOT
 
     def settings(self, **shutdown: Any) -> Settings:
@@ -139,6 +168,7 @@ class Daemon:
             place.directory,
             place.store,
             place.logind,
+            place.slices,
             place.boot_id,
             place.directory / "run",
         )

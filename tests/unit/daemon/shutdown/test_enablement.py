@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from nodeagent.daemon.loop_status import Activity
+from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.model import Role
 from tests.unit.daemon.shutdown.inhibitor_node import (
     QUICK,
@@ -99,3 +102,48 @@ async def test_reload_that_disables_shutdown_releases_the_lock(place: Place) -> 
         await daemon.until("shutdown_disabled")
         await place.login1.until(lambda: place.login1.locks == [])
         assert place.store.number is None
+
+
+@pytest.mark.parametrize("reason", ["off", "dry-run", "paused", "kubelet"])
+async def test_agent_that_stops_no_pod_takes_no_part_in_a_shutdown(place: Place, reason: str) -> None:
+    place.pod("web")
+    settings = place.settings(enabled="off" if reason == "off" else "auto", dry_run=reason == "dry-run")
+    kubelet = KubeletDouble(KUBELET) if reason == "kubelet" else None
+    async with daemon_on(place, settings=settings, kubelet=kubelet, intervals=QUICK) as daemon:
+        if reason == "paused":
+            daemon.context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "maintenance"))
+        await daemon.until("shutdown_disabled")
+        await daemon.until(lambda: place.slices.changes and not place.slices.exempted)
+        await place.login1.until(lambda: place.login1.locks == [])
+        place.login1.request_shutdown()
+        await place.login1.until(lambda: place.login1.executed == 1)
+        assert (place.store.number, daemon.context.lock_held) == (None, None)
+    assert place.running() == {"web"}
+    assert place.files.read_stop() is None
+    assert not place.slices.exempted
+
+
+async def test_slices_are_exempt_while_the_daemon_will_stop_the_pods(place: Place) -> None:
+    async with daemon_on(place, intervals=QUICK) as daemon:
+        await ready(daemon)
+        assert place.slices.exempted
+        daemon.context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "maintenance"))
+        await daemon.until(lambda: not place.slices.exempted)
+        daemon.context.pass_lock.end_pause(PausedBy.OPERATOR)
+        await daemon.until(lambda: place.slices.exempted)
+        await daemon.end()
+        assert not place.slices.exempted, "restored by a daemon that ends in order"
+
+
+async def test_slices_remain_exempt_after_a_crash(place: Place) -> None:
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        await daemon.kill()
+    assert place.slices.exempted
+
+
+async def test_slices_that_cannot_be_changed_are_reported(place: Place) -> None:
+    place.slices.refuse = True
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        assert daemon.events("shutdown_warning")[0]["note"] == "cannot write the drop-in"

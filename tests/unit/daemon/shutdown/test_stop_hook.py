@@ -25,10 +25,12 @@ from nodeagent.host import kubelet_detection
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.record import replace
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
+from nodeagent.store.pause import PauseFile, StoredPause
 from nodeagent.store.shutdown import LOCK_FILE, ShutdownFiles
 from nodeagent.telemetry import logging as log
 from tests.support.kubelet_tree import add_process, make_node
@@ -311,10 +313,27 @@ async def test_no_pod_is_stopped_beside_a_running_kubelet(
     assert hook.events() == ["role_contradiction", "shutdown_disabled"]
 
 
-async def test_dry_run_stops_no_pod(hook: StopHookNode) -> None:
+async def test_dry_run_reads_and_stops_no_pod(hook: StopHookNode) -> None:
     assert await hook.stop(settings=replace(hook.settings, dry_run=True)) is None
+    assert (hook.server.calls, hook.events()) == ([], ["shutdown_disabled"])
+
+
+@pytest.mark.parametrize(("started_s", "stopped"), [(0.0, []), (-4000.0, ["web", "dns"])], ids=["in-force", "over"])
+async def test_pause_of_the_operator_stops_no_pod(hook: StopHookNode, started_s: float, stopped: list[str]) -> None:
+    at = read_clocks(SystemClock())
+    placed_s = max(0.0, at.boottime_s + started_s)
+    seconds = 3600.0 if started_s == 0 else at.boottime_s - placed_s
+    pause = StoredPause("root", "maintenance", at.wall, seconds, at.boot_id, placed_s)
+    PauseFile(hook.settings.state_directory).write(pause)
+    assert await hook.stop() is (StopEnd.COMPLETE if stopped else None)
+    assert hook.stopped() == stopped
+
+
+async def test_unreadable_pause_stops_no_pod(hook: StopHookNode) -> None:
+    PauseFile(hook.settings.state_directory).write(StoredPause("root", "", datetime.now(UTC)))
+    (hook.settings.state_directory / "pause.json").write_text("{")
+    assert await hook.stop() is None
     assert hook.stopped() == []
-    assert hook.events().count("would_stop") == 2
 
 
 async def test_short_stop_timeout_scales_the_phases_and_kills_no_pod_right_after_term(hook: StopHookNode) -> None:

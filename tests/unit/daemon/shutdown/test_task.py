@@ -351,15 +351,3 @@ async def test_complete_shutdown_is_recorded_as_cancelled_after_a_cancellation(p
         await daemon.until(lambda: place.recorded_end() is StopEnd.CANCELLED)
         assert daemon.context.pass_lock.pause() is None
         assert place.store.number is not None
-
-
-async def test_dry_run_stops_no_pod(place: Place) -> None:
-    place.pod("web")
-    async with daemon_on(place, settings=place.settings(dry_run=True)) as daemon:
-        await ready(daemon)
-        place.login1.request_shutdown()
-        await place.login1.until(lambda: place.login1.executed == 1)
-        await daemon.until("shutdown_rehearsed")
-        assert [each["pod"] for each in daemon.events("would_stop")] == ["shop/web"]
-        assert place.running() == {"web"}
-        assert place.server.faults.count("StopContainer") == 0
