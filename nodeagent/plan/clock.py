@@ -1,4 +1,4 @@
-"""Wall-clock rules of plans: cutoff times for ages, and no removal by age while the wall clock is untrusted."""
+"""Wall-clock rules: ages and their cutoff times, an untrusted wall clock, and times that other programs compare."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ def earlier(moment: datetime, seconds: float) -> datetime:
         return moment - timedelta(seconds=seconds)
     except OverflowError:
         return datetime.min.replace(tzinfo=UTC)
+
+
+def not_before(now: datetime, earlier: datetime | None, step_s: float = 0.0) -> datetime:
+    """Return ``now``, or ``step_s`` seconds after ``earlier`` if ``now`` is before ``earlier``.
+
+    Every time that another program compares with a former one is published through this function, since the wall clock
+    can be set back: Lease renewals, condition times, Event times and time metrics.
+    """
+    if earlier is None or now >= earlier:
+        return now
+    try:
+        return earlier + timedelta(seconds=step_s)
+    except OverflowError:
+        return earlier

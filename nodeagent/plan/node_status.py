@@ -18,6 +18,7 @@ from nodeagent.model.kubernetes import (
     StatusCondition,
 )
 from nodeagent.model.pressure import NodeCondition, Signal
+from nodeagent.plan.kubernetes.conditions import report_time
 from nodeagent.plan.kubernetes.policy import NO_RESERVATION, Reservation
 from nodeagent.record import Record
 from nodeagent.units import format_quantity
@@ -79,10 +80,11 @@ def node_status(
     Args:
         facts: facts of one observation; missing readings are omitted, so that a patch keeps the previous values.
         policy: settings of the node status.
-        previous: conditions of the last status, which provide the transition times.
+        previous: the conditions of the Node object or of the last status, which provide the transition times.
         now: time of the heartbeat, aware UTC.
     """
-    at = now.replace(microsecond=0)
+    previous = [each for each in previous if each.type in {READY, *NodeCondition}]
+    at = report_time(now, previous)
     capacity = _capacity(facts, policy)
     return NodeStatus(
         addresses=_addresses(facts, policy),

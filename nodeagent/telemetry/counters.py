@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from nodeagent.plan.clock import not_before
 from nodeagent.text import encodable
 
 if TYPE_CHECKING:
@@ -223,6 +224,7 @@ class Counters:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._now = clock.now()
         self.values: dict[str, dict[tuple[str, ...], float]] = {
             name: dict.fromkeys(metric.known, 0.0) for name, metric in METRICS.items() if metric.known
         }
@@ -276,8 +278,9 @@ class Counters:
 
     @property
     def now_s(self) -> float:
-        """Current Unix time in seconds."""
-        return self._clock.now().timestamp()
+        """Current Unix time in seconds; never before an earlier result, also after the clock was set back."""
+        self._now = not_before(self._clock.now(), self._now)
+        return self._now.timestamp()
 
 
 def _bounded(series: Mapping[tuple[str, ...], object], labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -323,10 +326,6 @@ def _pass_finished(counters: Counters, event: Mapping[str, object]) -> None:
         counters.set("nodeagent_kept_items", count, scope, reason)
 
 
-def _pass_interrupted(counters: Counters, event: Mapping[str, object]) -> None:
-    counters.add("nodeagent_passes_total", _text(event, "scope"), "interrupted")
-
-
 def _removal(counters: Counters, event: Mapping[str, object]) -> None:
     kind, outcome, reason = (_text(event, key) for key in ("kind", "outcome", "reason"))
     counters.add("nodeagent_removals_total", kind, outcome, reason)
@@ -343,8 +342,7 @@ def _eviction(counters: Counters, event: Mapping[str, object]) -> None:
 
 
 def _runtime_unavailable(counters: Counters, event: Mapping[str, object]) -> None:
-    if not counters.runtime_down:
-        counters.add("nodeagent_runtime_losses_total")
+    counters.add("nodeagent_runtime_losses_total", by=0 if counters.runtime_down else 1)
     counters.runtime_down.add(str(event.get("loop", "")))
 
 
@@ -379,7 +377,9 @@ _HANDLERS: Final[Mapping[str, Callable[[Counters, Mapping[str, object]], None]]]
     "pass_finished": _pass_finished,
     "pass_failed": _failed_as("failed"),
     "pass_crashed": _failed_as("crashed"),
-    "pass_interrupted": _pass_interrupted,
+    "pass_interrupted": lambda counters, event: counters.add(
+        "nodeagent_passes_total", _text(event, "scope"), "interrupted"
+    ),
     "removal": _removal,
     "would_remove": _removal,
     "evicted": _eviction,

@@ -9,16 +9,16 @@ MIDNIGHT: Final = datetime(2026, 1, 10, tzinfo=UTC)
 
 
 class ManualClock:
-    """Clock with a constant wall time and a monotonic time in seconds that changes only by assignment to ``at_s``."""
+    """Clock whose wall time and monotonic time in seconds change only by assignment to ``wall`` and ``at_s``."""
 
     def __init__(self, now: datetime = MIDNIGHT, *, at_s: float = 0.0) -> None:
         """Start the clock at a wall time and a monotonic time."""
         self.at_s = at_s
-        self._now = now
+        self.wall = now
 
     def now(self) -> datetime:
         """Return the wall time, aware, in UTC."""
-        return self._now
+        return self.wall
 
     def monotonic_s(self) -> float:
         """Return the monotonic time in seconds."""

@@ -20,11 +20,13 @@ from nodeagent.daemon.loop_status import Activity
 from nodeagent.model.pod_list import Completeness
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S, EvictionSignalReader
+from nodeagent.plan.clock import not_before
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 from nodeagent.telemetry.counters import METRICS, Counters, Kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from datetime import datetime
 
     from nodeagent.act.agent import Agent
     from nodeagent.daemon.context import DaemonContext
@@ -120,6 +122,7 @@ class Exposition(Collector):
         self._context = context
         self._read_signals = read_signals or SignalReader(context).read
         self._gauges = Counters(context.clock)
+        self._times: dict[tuple[str, ...], datetime] = {}
         self._registry = CollectorRegistry(support_collectors_without_names=True)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -159,7 +162,7 @@ class Exposition(Collector):
 
     def _file_time(self) -> Family:
         family = Family(TEXTFILE_TIME, "Time at which this file was written.", Kind.GAUGE.value)
-        family.add_sample(TEXTFILE_TIME, {}, self._context.clock.now().timestamp())
+        family.add_sample(TEXTFILE_TIME, {}, self._context.counters.now_s)
         return family
 
     def collect(self) -> Iterable[Family]:
@@ -192,7 +195,7 @@ class Exposition(Collector):
             gauges.set("nodeagent_memory_persistent", not agent.history_writer.problem, "history")
             gauges.set("nodeagent_history_records_dropped_total", agent.history.dropped)
             for state in (agent.watched_pods.reading(), agent.bound_pods.state):
-                _set_pod_list_gauges(gauges, state)
+                self._set_pod_list_gauges(gauges, state)
             for each in agent.observer.images.filesystems or ():
                 if each.observed is not None:
                     labels = (",".join(sorted(each.stores - {""})), each.path)
@@ -210,7 +213,24 @@ class Exposition(Collector):
             gauges.set("nodeagent_task_runs_total", status.runs, status.name)
             gauges.set("nodeagent_task_failures_total", status.failures, status.name)
             if status.ended_at is not None:
-                gauges.set("nodeagent_task_end_timestamp_seconds", status.ended_at.timestamp(), status.name)
+                self._set_time(gauges, status.ended_at, "nodeagent_task_end_timestamp_seconds", status.name)
+
+    def _set_pod_list_gauges(self, gauges: Counters, state: PodListReading | None) -> None:
+        """Set the gauges of a pod list; set nothing without a list or before its first reading."""
+        if state is None or (state.observed_at is None and not state.error):
+            return
+        source = state.source.value
+        gauges.set("nodeagent_pod_list_up", not state.error, source)
+        gauges.set("nodeagent_pod_list_partial", state.completeness is Completeness.PARTIAL, source)
+        gauges.set("nodeagent_pod_list_synced", state.completeness is Completeness.SYNCED, source)
+        if state.observed_at is not None:
+            gauges.set("nodeagent_pod_list_pods", state.pods, source)
+            self._set_time(gauges, state.observed_at, "nodeagent_pod_list_read_timestamp_seconds", source)
+
+    def _set_time(self, gauges: Counters, at: datetime, name: str, *labels: str) -> None:
+        """Set a time gauge, never to a time before that of an earlier reading."""
+        at = self._times[name, *labels] = not_before(at, self._times.get((name, *labels)))
+        gauges.set(name, at.timestamp(), *labels)
 
     def _set_pressure_gauges(self, gauges: Counters, signals: tuple[SignalLayout, SignalReadings] | None) -> None:
         for condition in NodeCondition:
@@ -238,19 +258,6 @@ class Exposition(Collector):
             gauges.set("nodeagent_threshold_distance_ratio", distance / observation.capacity, *labels)
             unrelieved = threshold in self._context.eviction.unrelieved
             gauges.set("nodeagent_shortage_without_relief", unrelieved, threshold.text)
-
-
-def _set_pod_list_gauges(gauges: Counters, state: PodListReading | None) -> None:
-    """Set the gauges of a pod list; set nothing without a list or before its first reading."""
-    if state is None or (state.observed_at is None and not state.error):
-        return
-    source = state.source.value
-    gauges.set("nodeagent_pod_list_up", not state.error, source)
-    gauges.set("nodeagent_pod_list_partial", state.completeness is Completeness.PARTIAL, source)
-    gauges.set("nodeagent_pod_list_synced", state.completeness is Completeness.SYNCED, source)
-    if state.observed_at is not None:
-        gauges.set("nodeagent_pod_list_pods", state.pods, source)
-        gauges.set("nodeagent_pod_list_read_timestamp_seconds", state.observed_at.timestamp(), source)
 
 
 def _add_histogram(family: Family, labels: dict[str, str], histogram: Histogram) -> None:

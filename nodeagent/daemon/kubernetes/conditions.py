@@ -37,7 +37,7 @@ class ConditionsTask(SessionTask):
             nodes.close()
 
     async def _report(self, nodes: NodeApi, settings: Settings, stop: asyncio.Event) -> None:
-        from nodeagent.observe.node_identity import read_foreign  # noqa: PLC0415 - imported with the client
+        from nodeagent.observe.node_identity import compare_with_machine  # noqa: PLC0415 - imported with the client
         from nodeagent.plan.kubernetes.conditions import (  # noqa: PLC0415
             REPORT_S,
             ConditionMemory,
@@ -51,11 +51,17 @@ class ConditionsTask(SessionTask):
         while self._continues(settings, stop) and not self._off_because(settings):
             wait_s = self.poll_s
             try:
-                conditions = own_conditions(loop_results(self._context), memory.conditions or (), clock.now())
+                results = loop_results(self._context)
+                conditions = own_conditions(results, memory.conditions or (), clock.now())
                 if is_due(memory, conditions, clock.monotonic_s()):
-                    if not identified and (because := await read_foreign(nodes)):
-                        raise ApiServerRefusedError(f"no condition is written: {because}", 403)
-                    identified = True
+                    if not identified:
+                        found = await nodes.get_node()
+                        because = await compare_with_machine(found)
+                        if found is None or because:
+                            raise ApiServerRefusedError(f"no condition is written: {because}", 403)
+                        identified = True
+                        # written by an earlier run, or by a request without an answer
+                        conditions = own_conditions(results, found.status.conditions, clock.now())
                     await nodes.apply_conditions(conditions)
                     memory = ConditionMemory(conditions, clock.monotonic_s() + REPORT_S)
                     statuses.ended(CONDITIONS, "succeeded")

@@ -32,11 +32,11 @@ from nodeagent.plan.node_status import node_status
 from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
-    from nodeagent.model.kubernetes import Lease, Node
+    from nodeagent.model.kubernetes import Lease, Node, NodeStatus, StatusCondition
     from nodeagent.model.machine import NodeFacts
     from nodeagent.plan.kubernetes.heartbeat import LeaseSighting
     from nodeagent.plan.kubernetes.policy import RegistrationPolicy
@@ -242,7 +242,7 @@ class NodeSession:
                         )
                         self._finish(SessionEnd.CONTESTED, because)
                         return
-                renewed = renewed_lease(lease, node, self._clock.now())
+                renewed = renewed_lease(lease, node, self._clock.now(), written[-1] if written else "")
                 written.append(renewed.spec.renew_time)
                 lease = await self._parts.lease_requests.write_lease(renewed)
             except ApiServerError as error:
@@ -259,29 +259,36 @@ class NodeSession:
         while not self._ended.is_set() and not await self._is_refused():
             shutting_down = self._parts.is_shutting_down()
             facts = await self._parts.read_facts()
-            status = complete_status(node_status(facts, self._status, conditions, now=self._clock.now()), memory)
+            status = self._status_of(facts, conditions, memory)
             conditions = status.conditions
             if report_reason(memory, status, self._clock.monotonic_s()) is ReportReason.UNCHANGED:
                 self._announced(AnnouncedPart.STATUS, shutting_down=shutting_down)
                 await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
                 continue
             try:
-                stored = await self._parts.status_requests.patch_status(status_patch(status))
-            except ApiServerError as error:
-                if isinstance(error, ApiServerRefusedError) and error.status == 404:
+                # read before each report, since the node controller writes conditions too
+                found = await self._parts.status_requests.get_node()
+                if found is None:
                     self._finish(SessionEnd.DELETED, "the Node object was deleted; a restart or reload registers again")
                     return
+                if found.metadata.uid != node.metadata.uid:
+                    self._finish(SessionEnd.REPLACED, "the Node object was deleted and created again")
+                    return
+                status = self._status_of(facts, found.status.conditions, memory)
+                await self._parts.status_requests.patch_status(status_patch(status))
+            except ApiServerError as error:
                 delay_s = self._reporter.failed("status", error)
                 self._given_up(AnnouncedPart.STATUS, error)
                 await self._wait_for_change(delay_s, shutting_down=shutting_down)
                 continue
             self._reporter.succeeded("status")
-            if stored.metadata.uid != node.metadata.uid:
-                self._finish(SessionEnd.REPLACED, "the Node object was deleted and created again")
-                return
+            conditions = status.conditions
             memory = remember_report(status, self._clock.monotonic_s(), self._parts.jitter())
             self._announced(AnnouncedPart.STATUS, shutting_down=shutting_down)
             await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
+
+    def _status_of(self, facts: NodeFacts, previous: Sequence[StatusCondition], memory: ReportMemory) -> NodeStatus:
+        return complete_status(node_status(facts, self._status, previous, now=self._clock.now()), memory)
 
     # ---- cordon
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from nodeagent.model.kubernetes import StatusCondition
+from nodeagent.plan.clock import not_before
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -69,10 +70,11 @@ def own_conditions(
 
     Args:
         loops: last result of each loop.
-        before: the conditions applied last, which provide the transition times.
+        before: the conditions applied last, or of the Node object, which provide the transition times.
         now: time of the report, aware UTC.
     """
-    earlier = {each.type: each for each in before}
+    earlier = {each.type: each for each in before if each.type in TYPES.values()}
+    now = report_time(now, earlier.values())
     found = []
     for loop in sorted(loops, key=lambda each: each.name):
         condition_type = TYPES.get(loop.name)
@@ -97,6 +99,12 @@ def own_conditions(
             )
         )
     return tuple(found)
+
+
+def report_time(now: datetime, before: Iterable[StatusCondition]) -> datetime:
+    """Return the time of a report in whole seconds, never before a time of an earlier condition."""
+    times = [time for each in before for time in (each.last_heartbeat_time, each.last_transition_time) if time]
+    return not_before(now.replace(microsecond=0), max(times, default=None), 1.0)
 
 
 def is_degraded(loop: LoopResult) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent.plan.clock import not_before
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _MAX_NOTE: Final = 1000
 """Maximum bytes of a note. Source: Kubernetes, validation of ``events.k8s.io/v1``: less than 1024 bytes."""
 _MAX_REMEMBERED: Final = 200
 _MAX_NAME: Final = 200
+_RESOLUTION_S: Final = 1e-6
 EventKey = tuple[str, str, str]
 
 NORMAL, WARNING = "Normal", "Warning"
@@ -93,6 +95,7 @@ class EventQueue(Record):
         sent_s: time of the last sent Event by key, in monotonic seconds.
         tokens: number of Events that the rate limit permitted at ``tokens_at_s``.
         dropped: number of Events dropped from a full queue.
+        last_at: wall-clock time of the last event; ``None`` before the first event.
     """
 
     pending: Mapping[EventKey, Occurrence] = field(default_factory=dict)
@@ -100,6 +103,7 @@ class EventQueue(Record):
     tokens: float = float(BURST)
     tokens_at_s: float = 0.0
     dropped: int = 0
+    last_at: datetime | None = None
 
 
 def add_event(  # noqa: PLR0913 - one argument for each fact of a log event
@@ -111,7 +115,7 @@ def add_event(  # noqa: PLR0913 - one argument for each fact of a log event
         queue: the queue before the event.
         name: name of the log event.
         note: text of the log event.
-        now: wall-clock time of the event, aware UTC.
+        now: wall-clock time of the event, aware UTC; the Event has a later time if the clock was set back.
         now_s: time of the event in monotonic seconds.
         pod: the pod that the Event is about; ``None`` for the node.
     """
@@ -120,6 +124,8 @@ def add_event(  # noqa: PLR0913 - one argument for each fact of a log event
         return queue
     reason, kind = selected[name]
     text = note.encode()[:_MAX_NOTE].decode(errors="ignore")
+    now = not_before(now, queue.last_at, _RESOLUTION_S)
+    queue = replace(queue, last_at=now)
     added = Occurrence(reason, kind, text, now, now, now_s, pod=pod)
     sent_s = queue.sent_s.get(added.key)
     return _with(queue, added if sent_s is None else replace(added, due_s=max(now_s, sent_s + REPEAT_S)))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from nodeagent.model.kubernetes import Lease, LeaseSpec, ObjectMeta, OwnerReference
+from nodeagent.plan.clock import not_before
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from nodeagent.model.kubernetes import Node, NodeStatus, StatusCondition
 
 LEASE_NAMESPACE: Final = "kube-node-lease"
-LEASE_INTERVAL_S: Final = 10.8
+LEASE_INTERVAL_S: Final = 11.2
 """Lease renewal interval in seconds; above 10 s, to average at most one request in 10 s with status and conditions.
 
 Source: the kubelet renews every 10 to 10.4 s.
@@ -115,16 +115,21 @@ def status_patch(status: NodeStatus) -> dict[str, Any]:
     return {"status": fields}
 
 
-def renewed_lease(found: Lease | None, node: Node, now: datetime) -> Lease:
-    """Return the Lease to create or update.
+def renewed_lease(found: Lease | None, node: Node, now: datetime, written: str = "") -> Lease:
+    """Return the Lease to create or update, with a renewal time later than the found and the last written one.
+
+    The node controller counts only a later renewal time as a heartbeat.
 
     Args:
         found: the Lease as last read or written; ``None`` to create it.
         node: the Node object, the owner of the Lease: the Lease is deleted with the node.
         now: time of the renewal, aware UTC.
+        written: renewal time that was written last, possibly without an answer; empty before the first renewal.
 
-    Source: kubelet ``nodelease``, recorded Lease.
+    Source: kubelet ``nodelease``, recorded Lease; node lifecycle controller, ``tryUpdateNodeHealth``.
     """
+    for earlier in (written, "" if found is None else found.spec.renew_time):
+        now = not_before(now, _following(earlier))
     spec = LeaseSpec(
         holder_identity=node.metadata.name,
         lease_duration_seconds=LEASE_DURATION_S,
@@ -139,6 +144,15 @@ def renewed_lease(found: Lease | None, node: Node, now: datetime) -> Lease:
         owner_references=(owner,),
     )
     return Lease(api_version="coordination.k8s.io/v1", kind="Lease", metadata=metadata, spec=spec)
+
+
+def _following(renew_time: str) -> datetime | None:
+    """Return the shortest time after a renewal time; ``None`` for an empty or invalid one."""
+    try:
+        found = datetime.fromisoformat(renew_time) + timedelta(microseconds=1)
+    except (ValueError, OverflowError):
+        return None
+    return found if found.tzinfo else None
 
 
 class LeaseSighting(Record):

@@ -9,6 +9,7 @@ import os
 import stat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from nodeagent.config.handoff import checked
 from nodeagent.config.metrics import MetricsSettings, parse_textfile
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.http.metrics import Exposition
 from nodeagent.daemon.http.textfile_task import NAME, TextfileTask
 from nodeagent.daemon.loop_status import Activity, LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
@@ -186,3 +188,23 @@ async def test_task_without_a_file_has_no_status(tmp_path: Path) -> None:
 def test_path_that_node_exporter_does_not_read_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"absolute path of a \.prom file"):
         parse_textfile(text)
+
+
+async def test_times_do_not_go_back_after_the_clock_was_set_back() -> None:
+    clock = ManualClock()
+    start, task = clock.wall, "nodeagent_task_end_timestamp_seconds"
+    made = DaemonContext(
+        checked(Origin()), log.configure("json", "info", io.StringIO()), clock, LoopStatuses(clock), PassLock(clock)
+    )
+    exposition = Exposition(made, _no_signals)
+    for hours in (0, 1):
+        clock.wall = start - timedelta(hours=hours)
+        made.loop_statuses.ended("images", "complete")
+        made.counters.count_event({"event": "shutdown_started"})
+        families = {each.name: each for each in text_string_to_metric_families(await exposition.render_textfile())}
+        for name in (task, "kubelet_graceful_shutdown_start_time_seconds", "nodeagent_textfile_timestamp_seconds"):
+            assert families[name].samples[0].value == start.timestamp(), name
+
+
+async def _no_signals() -> None:
+    return None

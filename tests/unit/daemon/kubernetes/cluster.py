@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.daemon.kubernetes.outbox import EventOutbox
@@ -24,6 +25,7 @@ from tests.unit.daemon.kubernetes.direct_api import DirectApi
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from datetime import datetime
 
 FACTS = NodeFacts(
     name="node-1",
@@ -45,6 +47,16 @@ KUBELET_NODE = {
 
 
 @dataclass
+class SetClock(LoopClock):
+    """Clock of the virtual loop, set forward or back by ``off_s``."""
+
+    off_s: float = 0.0
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=self.off_s)
+
+
+@dataclass
 class Cluster:
     """A fake API server and one registration session of the agent."""
 
@@ -54,11 +66,12 @@ class Cluster:
     shutting_down: bool = False
     policy: RegistrationPolicy = field(default_factory=RegistrationPolicy)
     contested: bool = False
+    clock: SetClock = field(default_factory=SetClock)
     log: io.StringIO = field(default_factory=io.StringIO)
 
     def __post_init__(self) -> None:
         self.lease_api, self.status_api, self.event_api = (DirectApi(self.server) for _ in range(3))
-        self.outbox = EventOutbox(LoopClock())
+        self.outbox = EventOutbox(self.clock)
         self.announcement = ShutdownAnnouncement()
 
     async def read_facts(self) -> NodeFacts:
@@ -79,9 +92,8 @@ class Cluster:
             lambda node: self.outbox.send(self.event_api, node, reporter),
             self.announcement,
         )
-        clock = LoopClock()
-        reporter = RegistrationReporter(logger, LoopStatuses(clock))
-        return NodeSession(parts, (self.policy, NodeStatusPolicy()), clock, reporter, contested=self.contested)
+        reporter = RegistrationReporter(logger, LoopStatuses(self.clock))
+        return NodeSession(parts, (self.policy, NodeStatusPolicy()), self.clock, reporter, contested=self.contested)
 
     def run(self, seconds: float, script: Callable[[], Awaitable[None]] | None = None) -> SessionEnd:
         """Run a session for ``seconds``, concurrently with a script; return the end of the session."""

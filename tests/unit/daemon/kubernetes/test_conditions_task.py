@@ -80,6 +80,23 @@ async def test_own_conditions_are_added_changed_and_removed_and_those_of_the_kub
     assert "token-of-the-agent" not in stream.getvalue()
 
 
+async def test_conditions_of_an_earlier_run_keep_their_transition_and_their_times_do_not_go_back(
+    authority: Authority, tmp_path: Path
+) -> None:
+    api = server()
+    times = {"lastHeartbeatTime": "2099-01-01T00:01:00Z", "lastTransitionTime": "2099-01-01T00:00:00Z"}
+    written = {"type": OWN, "status": "True", "reason": "Shortfall", "message": "", **times}
+    api.put(NODES, "node-1", {**api.node, "status": {**api.node["status"], "conditions": [*KUBELET, written]}})
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(publishing(authority, url, tmp_path), io.StringIO()) as context:
+            await until(lambda: conditions(api)[OWN]["message"] == "1 GiB missing")
+            assert conditions(api)[OWN]["lastTransitionTime"] == times["lastTransitionTime"]
+            assert conditions(api)[OWN]["lastHeartbeatTime"] > times["lastHeartbeatTime"]
+            context.loop_statuses.ended("images", "complete")
+            await until(lambda: conditions(api)[OWN]["status"] == "False")
+    assert conditions(api)[OWN]["lastTransitionTime"] > times["lastHeartbeatTime"]
+
+
 async def test_unchanged_conditions_are_not_sent_again(authority: Authority, tmp_path: Path) -> None:
     api = server()
     with serving_api(api, partial(authority.server_context, "server")) as url:

@@ -73,6 +73,20 @@ def test_transition_time_changes_with_the_status_only() -> None:
     assert third.last_transition_time == T0 + timedelta(seconds=120)
 
 
+@given(st.lists(st.tuples(st.sampled_from(["complete", "shortfall"]), st.floats(-1e6, 1e6)), min_size=2))
+def test_times_never_go_back_with_a_clock_set_back_and_forward(reports: list[tuple[str, float]]) -> None:
+    before = images("complete")
+    for result, at_s in reports:
+        found = images(result, at_s=at_s, before=(before,))
+        assert found.last_heartbeat_time is not None
+        assert found.last_transition_time is not None
+        assert before.last_heartbeat_time is not None
+        assert before.last_heartbeat_time <= found.last_heartbeat_time
+        assert before.last_transition_time is not None
+        assert before.last_transition_time <= found.last_transition_time <= found.last_heartbeat_time
+        before = found
+
+
 @pytest.mark.parametrize("result", ["", "cancelled"])
 def test_undecided_result_keeps_the_condition_and_makes_none(result: str) -> None:
     assert own_conditions([LoopResult("images", result)], (), T0) == ()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nodeagent.model.kubernetes import (
     ContainerImage,
     Lease,
+    LeaseSpec,
     Node,
     NodeAddress,
     NodeStatus,
@@ -99,8 +100,9 @@ def test_patch_replaces_addresses_and_leaves_absent_parts_out() -> None:
 def test_lease_is_the_recorded_lease_of_a_kubelet() -> None:
     node = Node(metadata=ObjectMeta(name="node-1", uid=RECORDED["metadata"]["ownerReferences"][0]["uid"]))
     found = msgspec.convert(RECORDED, Lease)
-    written = json.loads(msgspec.json.encode(renewed_lease(found, node, NOW)))
+    written = json.loads(msgspec.json.encode(renewed_lease(found, node, NOW + timedelta(seconds=10))))
     expected = {**RECORDED, "metadata": {**RECORDED["metadata"]}}
+    expected["spec"] = {**RECORDED["spec"], "renewTime": "2026-11-21T13:40:48.306953Z"}
     del expected["metadata"]["creationTimestamp"]  # set by the API server, which ignores the field in updates
     assert written == expected
 
@@ -109,6 +111,22 @@ def test_renew_time_has_six_digits_on_a_whole_second() -> None:
     lease = renewed_lease(None, Node(metadata=ObjectMeta(name="n", uid="u")), NOW.replace(microsecond=0))
     assert lease.spec.renew_time == "2026-11-21T13:40:38.000000Z"
     assert "resourceVersion" not in msgspec.to_builtins(lease)["metadata"]
+
+
+@pytest.mark.parametrize("behind", [timedelta(0), timedelta(minutes=59), timedelta(days=3650)])
+@pytest.mark.parametrize(("found", "written"), [(True, ""), (False, "2026-11-21T13:40:38.306953Z")])
+def test_renew_time_is_later_than_the_found_and_the_written_one_with_a_clock_set_back(
+    behind: timedelta, *, found: bool, written: str
+) -> None:
+    node = Node(metadata=ObjectMeta(name="node-1", uid="u"))
+    lease = renewed_lease(msgspec.convert(RECORDED, Lease) if found else None, node, NOW - behind, written)
+    assert lease.spec.renew_time == "2026-11-21T13:40:38.306954Z"
+
+
+@pytest.mark.parametrize("found", ["", "soon", "2026-11-21T13:40:38", "9999-12-31T23:59:59.999999Z"])
+def test_renew_time_that_nothing_follows_is_ignored(found: str) -> None:
+    lease = renewed_lease(Lease(spec=LeaseSpec(renew_time=found)), Node(metadata=ObjectMeta(name="n")), NOW)
+    assert lease.spec.renew_time == "2026-11-21T13:40:38.306953Z"
 
 
 def test_lease_is_free_once_it_was_not_renewed_for_its_duration_by_the_own_clock() -> None:
