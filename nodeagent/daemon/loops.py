@@ -15,9 +15,10 @@ from nodeagent.daemon.memory import release_memory
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.decision import Verdict
 from nodeagent.record import Record
+from nodeagent.telemetry.logging import stable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from structlog.typing import FilteringBoundLogger
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.loop_status import LoopStatuses
     from nodeagent.daemon.pass_lock import PassLock
     from nodeagent.plan.gc.scope import Scope
+    from nodeagent.telemetry.logging import StateLog
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
@@ -115,19 +117,18 @@ class Loop:
         *,
         pass_lock: PassLock,
         loop_statuses: LoopStatuses,
-        logger: FilteringBoundLogger,
+        states: StateLog,
         wake: asyncio.Event,
     ) -> None:
-        """Compose a loop; ``wake`` ends the wait for the next pass."""
+        """Compose a loop; ``wake`` ends the wait for the next pass, ``states`` are of this loop only."""
         self._scope = scope
         self._interval = interval
         self._run_pass = run_pass
         self._pass_lock = pass_lock
         self._loop_statuses = loop_statuses
-        self._logger = logger.bind(loop=scope.value)
+        self._states = states
         self._wake = wake
-        self._runtime = RuntimeWatch(self._logger)
-        self._warned: frozenset[str] = frozenset()
+        self._runtime = RuntimeWatch(states.logger)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run passes until ``stop`` is set."""
@@ -165,13 +166,12 @@ class Loop:
         except NodeAgentError as error:
             self._runtime.answered()
             self._loop_statuses.ended(name, "failed", detail=str(error), failed=True)
-            self._logger.error("pass_failed", error=str(error))  # noqa: TRY400 - an expected error needs no traceback
+            fields = {"error": str(error)}
+            self._states.log_once("pass_failed", fields, state=stable(str(error)), level="error", counted=True)
             return self._interval.next_s()
-        except (
-            Exception
-        ) as error:  # the only broad catch of a loop: an unexpected error in a pass must not end the daemon
+        except Exception as error:  # noqa: BLE001 - the only broad catch of a loop: no error may end the daemon
             self._loop_statuses.ended(name, "crashed", detail=repr(error), failed=True)
-            self._logger.exception("pass_crashed")
+            self._states.log_once("pass_crashed", {}, state=stable(repr(error)), level="exception", counted=True)
             return self._interval.next_s()
         return self._finish(preview, report)
 
@@ -181,75 +181,74 @@ class Loop:
         self._loop_statuses.ended(self._scope.value, report.end.value, detail=report.end_detail, failed=lost)
         if not lost:
             self._runtime.answered()
-        self._warned = log_report(self._logger, preview, report, self._warned)
+        for event in ("pass_failed", "pass_crashed"):
+            self._states.end(event)
+        log_report(self._states, preview, report)
         return self._runtime.lost(RuntimeUnavailableError(report.end_detail)) if lost else self._interval.next_s()
 
 
-def log_start(logger: FilteringBoundLogger, start: PassStart) -> None:
-    """Log a pass before its first removal."""
-    logger.info(
-        "pass_started",
-        pass_id=start.pass_id,
-        scope=start.scope,
-        trigger=start.trigger,
-        planned=start.planned,
-        predicted_bytes=start.predicted_bytes,
-        pending_bytes=start.pending_bytes,
-    )
+def log_start(states: StateLog, start: PassStart) -> None:
+    """Log a pass before its first removal; a repetition if no removal was done since a pass with as many removals."""
+    fields = {
+        "pass_id": start.pass_id,
+        "scope": start.scope,
+        "trigger": start.trigger,
+        "planned": start.planned,
+        "predicted_bytes": start.predicted_bytes,
+        "pending_bytes": start.pending_bytes,
+    }
+    states.log_once("pass_started", fields, about=[start.scope], state=str(start.planned), level="info", counted=True)
 
 
-def log_result(logger: FilteringBoundLogger, result: Result, *, dry_run: bool) -> None:
-    """Log the outcome of one removal, whether it was done, failed or skipped by a dry run."""
-    decision = result.decision
-    level = logger.warning if result.outcome is Outcome.FAILED else logger.info
-    level(
-        "would_remove" if result.outcome is Outcome.DRY_RUN else "removal",
-        kind=decision.kind.value,
-        id=decision.id,
-        name=decision.name,
-        outcome=result.outcome.value,
-        reason=decision.reason.code.value,
-        why=decision.reason.sentence,
-        frees_bytes=decision.frees_bytes,
+def log_result(states: StateLog, result: Result, *, dry_run: bool) -> None:
+    """Log the outcome of one removal, whether it was done, failed or skipped by a dry run.
+
+    A removal that fails in each pass is a lasting state.
+    """
+    decision, kind = result.decision, result.decision.kind.value
+    fields = {
+        "kind": kind,
+        "id": decision.id,
+        "name": decision.name,
+        "outcome": result.outcome.value,
+        "reason": decision.reason.code.value,
+        "why": decision.reason.sentence,
+        "frees_bytes": decision.frees_bytes,
         **({"detail": result.detail} if result.detail else {}),
-        dry_run=dry_run,
-    )
+        "dry_run": dry_run,
+    }
+    if result.outcome is Outcome.FAILED:
+        states.log_once("removal", fields, about=[kind, decision.id], state=stable(result.detail), counted=True)
+        return
+    states.end("pass_started")
+    states.end("removal", kind, decision.id)
+    states.logger.info("would_remove" if result.outcome is Outcome.DRY_RUN else "removal", **fields)
 
 
-def log_dry_run_changes(logger: FilteringBoundLogger, pass_id: str, changes: Changes) -> None:
+def log_dry_run_changes(states: StateLog, pass_id: str, changes: Changes) -> None:
     """Log the removals that a dry run newly plans, and the removals that it no longer plans."""
     for result in changes.planned:
-        log_result(logger, result, dry_run=True)
+        log_result(states, result, dry_run=True)
     for each in changes.dropped:
-        logger.info(
+        states.logger.info(
             "would_keep", pass_id=pass_id, kind=each.kind.value, id=each.id, name=each.name, why=each.why, dry_run=True
         )
 
 
-def log_report(
-    logger: FilteringBoundLogger, preview: Preview, report: PassReport, warned: frozenset[str] = frozenset()
-) -> frozenset[str]:
-    """Log a pass: new warnings, then one summary; each decision only at debug level.
+def log_report(states: StateLog, preview: Preview, report: PassReport) -> None:
+    """Log a pass: its warnings, then one summary; each decision only at debug level.
+
+    A pass that missed its target and removed nothing is a lasting state, as are warnings.
 
     Args:
-        logger: logger of the loop.
+        states: states of the passes; those of an earlier pass that have ended are forgotten.
         preview: contains the warnings of the observation.
         report: report of the pass.
-        warned: warnings of the previous pass, which are not logged again.
-
-    Returns:
-        The warnings of this pass.
     """
-    warnings: Sequence[str] = (
-        *preview.snapshot.warnings,
-        *(warning for plan in report.plans for warning in plan.warnings),
-        *report.warnings,
-    )
-    for warning in dict.fromkeys(each for each in warnings if each not in warned):
-        logger.warning("pass_warning", pass_id=report.id, warning=warning)
+    _log_warnings(states, preview, report)
     for plan in report.plans:
         for decision in plan.decisions:
-            logger.debug(
+            states.logger.debug(
                 "decision",
                 pass_id=report.id,
                 kind=decision.kind.value,
@@ -259,28 +258,49 @@ def log_report(
                 reason=decision.reason.code.value,
             )
     before, after = report.before, report.after
-    level = logger.info if report.end in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO) else logger.warning
-    level(
-        "pass_finished",
-        pass_id=report.id,
-        scope=report.scope,
-        end=report.end.value,
+    as_wanted = report.end in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO)
+    if as_wanted or report.removed:
+        states.end("pass_finished", report.scope)
+    fields = {
+        "pass_id": report.id,
+        "scope": report.scope,
+        "end": report.end.value,
         **({"detail": report.end_detail} if report.end_detail else {}),
-        removed=len(report.removed),
-        failed=len(report.failed),
-        planned=sum(len(plan.removals) for plan in report.plans),
-        kept=_kept(report),
-        wanted_bytes=_target_bytes(report),
-        short_bytes=_short_bytes(report),
-        predicted_bytes=report.predicted_bytes,
-        freed_bytes=report.freed_bytes,
-        accounting=",".join(sorted({plan.accounting.value for plan in report.plans})),
-        imagefs_percent_before=before.used_percent if before else None,
-        imagefs_percent_after=after.used_percent if after else None,
-        duration_s=round(report.duration_s, 3),
-        dry_run=report.dry_run,
+        "removed": len(report.removed),
+        "failed": len(report.failed),
+        "planned": sum(len(plan.removals) for plan in report.plans),
+        "kept": _kept(report),
+        "wanted_bytes": _target_bytes(report),
+        "short_bytes": _short_bytes(report),
+        "predicted_bytes": report.predicted_bytes,
+        "freed_bytes": report.freed_bytes,
+        "accounting": ",".join(sorted({plan.accounting.value for plan in report.plans})),
+        "imagefs_percent_before": before.used_percent if before else None,
+        "imagefs_percent_after": after.used_percent if after else None,
+        "duration_s": round(report.duration_s, 3),
+        "dry_run": report.dry_run,
+    }
+    states.log_once(
+        "pass_finished",
+        fields,
+        about=[report.scope],
+        state=f"{report.end.value} {stable(report.end_detail)}",
+        level="info" if as_wanted else "warning",
+        counted=True,
     )
-    return frozenset(warnings)
+
+
+def _log_warnings(states: StateLog, preview: Preview, report: PassReport) -> None:
+    """Log each warning of a pass that the previous pass did not have; warnings that differ only in numbers are one."""
+    found = (
+        *preview.snapshot.warnings,
+        *(warning for plan in report.plans for warning in plan.warnings),
+        *report.warnings,
+    )
+    warnings = {stable(each): each for each in reversed(found)}
+    states.end_others("pass_warning", warnings)
+    for subject, warning in reversed(warnings.items()):
+        states.log_once("pass_warning", {"pass_id": report.id, "warning": warning}, about=[subject])
 
 
 def _kept(report: PassReport) -> dict[str, int]:

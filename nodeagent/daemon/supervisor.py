@@ -47,6 +47,7 @@ from nodeagent.record import replace
 from nodeagent.runtime.connection import check_permission
 from nodeagent.store.last_settings import write_last_settings
 from nodeagent.telemetry.event_bus import subscribe, unsubscribe
+from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -292,12 +293,12 @@ def _log_start(agent: Agent, logger: FilteringBoundLogger) -> None:
 
 def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: DaemonContext | None = None) -> Pass:
     """Return a function that runs one pass of an agent and logs its removals; dry runs log only changes."""
-    dry_runs = DryRunWatch()
+    dry_runs, states = DryRunWatch(), StateLog(logger, agent.clock)
 
     async def run_pass(scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
         def report_result(result: Result) -> None:
             if not agent.dry_run:
-                log_result(logger, result, dry_run=False)
+                log_result(states, result, dry_run=False)
             if context is not None:
                 context.loop_statuses.beat(scope.value, SILENCE_S)
 
@@ -309,12 +310,12 @@ def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: D
             preview,
             trigger="trigger" if is_triggered else trigger,
             stop=stop,
-            on_start=partial(log_start, logger),
+            on_start=partial(log_start, states),
             on_result=report_result,
             dry_runs=dry_runs,
         )
         if agent.dry_run:
-            log_dry_run_changes(logger, report.id, dry_runs.last)
+            log_dry_run_changes(states, report.id, dry_runs.last)
         agent.log_health(logger)
         await agent.log_interrupted(logger)  # such as the pass of a killed command
         await log_breakdown(agent, report, logger)
@@ -364,7 +365,7 @@ async def _once(run_pass: Pass, logger: FilteringBoundLogger, context: DaemonCon
             preview, report = task.result()
         finally:
             stopped.cancel()
-    log_report(logger, preview, report)
+    log_report(StateLog(logger, context.clock), preview, report)
     if report.end is PassEnd.RUNTIME_LOST:
         raise RuntimeUnavailableError(report.end_detail)
     return PassEnd.SHORTFALL if report.failed and report.end is PassEnd.COMPLETE else report.end
@@ -387,7 +388,7 @@ def _loops(context: DaemonContext, agent: Agent) -> list[Loop]:
             _passes(agent, context.logger, "interval", context),
             pass_lock=context.pass_lock,
             loop_statuses=context.loop_statuses,
-            logger=context.logger,
+            states=StateLog(context.logger.bind(loop=scope.value), context.clock),
             wake=context.wake.setdefault(scope.value, asyncio.Event()),
         )
         loops.append(loop)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from nodeagent.host.journal import Journal, is_connected_to_stderr
 from nodeagent.telemetry.event_bus import publish
@@ -19,11 +20,13 @@ from nodeagent.telemetry.event_catalogue import journal_fields
 from nodeagent.text import escape, escape_lines, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from types import ModuleType
     from typing import TextIO
 
     from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.clock import Clock
 
 
 @contextmanager
@@ -59,7 +62,7 @@ class _JournalRenderer:
 
 
 class _EventPublisher:
-    """Processor that publishes each event on the bus, then drops events below the configured level."""
+    """Processor that publishes each event on the bus, then drops repetitions and events below the configured level."""
 
     def __init__(self, level: int) -> None:
         self._level = level
@@ -67,7 +70,8 @@ class _EventPublisher:
     def __call__(self, logger: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
         del logger
         publish(values)
-        if _LEVELS["error" if name == "exception" else name] < self._level:
+        level = "debug" if values.get(REPEATED) else "error" if name == "exception" else name
+        if _LEVELS[level] < self._level:
             raise structlog.DropEvent
         return values
 
@@ -94,7 +98,76 @@ def _write_traceback(stream: TextIO, exc_info: structlog.typing.ExcInfo) -> None
     stream.write(escape_lines(text.getvalue()))
 
 
+REPEATED: Final = "repeated"
+STATE_REPEAT_S: Final = 3600.0
+_MAX_STATES: Final = 500
+_NUMBERS: Final = re.compile(r"[0-9.]+")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class StateLog:
+    """Logs lasting states: a state at its change, and at most once an hour while it lasts. Not thread-safe.
+
+    A state is identified by its event and subject; further occurrences of the same state are repetitions. All loops of
+    the daemon log their lasting states through this class.
+
+    Attributes:
+        logger: logger of all other events.
+    """
+
+    def __init__(self, logger: FilteringBoundLogger, clock: Clock) -> None:
+        self.logger = logger
+        self._clock = clock
+        self._logged: dict[tuple[str, ...], tuple[str, float]] = {}
+
+    def log_once(  # noqa: PLR0913 - identity, state and form of an event
+        self,
+        event: str,
+        fields: Mapping[str, object],
+        *,
+        about: Iterable[str] = (),
+        state: str = "",
+        level: str = "warning",
+        counted: bool = False,
+    ) -> bool:
+        """Log a state unless it is a repetition; return whether it was logged.
+
+        Args:
+            event: name of the event.
+            fields: fields of the event.
+            about: subject of the state, such as a threshold and a step.
+            state: text that changes with the state, without values that change with every reading; see ``stable``.
+            level: name of the logger's method.
+            counted: whether repetitions are published on the event bus, for counters and Events, with ``repeated``.
+        """
+        key, now_s = (event, *about), self._clock.monotonic_s()
+        before = self._logged.get(key)
+        is_repeated = before is not None and before[0] == state and now_s - before[1] < STATE_REPEAT_S
+        if not is_repeated:
+            self._logged.pop(key, None)
+            self._logged[key] = state, now_s
+            if len(self._logged) > _MAX_STATES:
+                del self._logged[next(iter(self._logged))]
+        if counted or not is_repeated:
+            getattr(self.logger, level)(event, **fields, **({REPEATED: True} if is_repeated else {}))
+        return not is_repeated
+
+    def end(self, event: str, *about: str) -> bool:
+        """Forget the states of an event whose subject starts with ``about``; return whether there was one."""
+        ended = [key for key in self._logged if key[: len(about) + 1] == (event, *about)]
+        for key in ended:
+            del self._logged[key]
+        return bool(ended)
+
+    def end_others(self, event: str, lasting: Collection[str]) -> None:
+        """Forget the states of an event whose subject, of one text, is not in ``lasting``."""
+        for key in [key for key in self._logged if key[0] == event and key[1] not in lasting]:
+            del self._logged[key]
+
+
+def stable(text: str) -> str:
+    """Return a text without its numbers, such as amounts and durations, for comparison with a later text."""
+    return _NUMBERS.sub("", text)
 
 
 def configure(form: str, level: str, stream: TextIO | None = None) -> FilteringBoundLogger:

@@ -198,7 +198,7 @@ class Place:
             settled: whether to wait for the first pass of every loop.
         """
         stream, clock = io.StringIO(), self.sim.clock
-        logger = log.configure("json", "info", stream)
+        logger = log.configure("json", "debug", stream)  # with repeated states
         context = DaemonContext(self.load(), logger, clock, LoopStatuses(clock), PassLock(clock))
         made = Daemon(self, context, stream)
 

@@ -33,6 +33,7 @@ from nodeagent.observe.clock_reading import read_clocks, stored_trust
 from nodeagent.schemas import SchemaId
 from nodeagent.store import HoldFile
 from nodeagent.telemetry.event_bus import Subscription
+from nodeagent.telemetry.logging import REPEATED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -142,6 +143,8 @@ class Readings:
         with Subscription() as tail:
             while True:
                 event = await tail.next()
+                if REPEATED in event:
+                    continue
                 fields = {key: plain(value) for key, value in event.items()}
                 lost, missed = tail.missed - missed, tail.missed
                 missing = {"missed_before": lost} if lost else {}

@@ -20,6 +20,7 @@ from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.strictness import stricter
 from nodeagent.record import replace
 from nodeagent.store.plan_key import KEY_BYTES, PlanKeyFile
+from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -152,9 +153,10 @@ class RequestedPass:
 
         ``in_force`` is the agent of the daemon at the request; if a reload has replaced this agent, nothing is removed.
         """
+        states = StateLog(self._context.logger, self._context.clock)
 
         def on_item(result: outcomes.Result) -> None:
-            log_result(self._context.logger, result, dry_run=agent.dry_run)
+            log_result(states, result, dry_run=agent.dry_run)
             self._on_result(result)
 
         async with self._context.pass_lock.take() as stop:
@@ -175,13 +177,13 @@ class RequestedPass:
                     trigger=trigger,
                     stop=stop,
                     max_rounds=rounds,
-                    on_start=partial(log_start, self._context.logger),
+                    on_start=partial(log_start, states),
                     on_result=on_item,
                     plan_id=plan_id,
                 )
             finally:
                 self._stop = None
-        log_report(self._context.logger, preview, report)
+        log_report(states, preview, report)
         if report.end is PassEnd.RUNTIME_LOST:
             raise RuntimeUnavailableError(report.end_detail)
         return report

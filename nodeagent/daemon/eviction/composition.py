@@ -40,6 +40,7 @@ from nodeagent.plan.eviction.state import suspended
 from nodeagent.store.evictions import EvictionFile
 from nodeagent.store.history import PastAction, PastPass
 from nodeagent.store.write_ahead import PLANNED, RUNNING, UNKNOWN
+from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     import asyncio
@@ -135,7 +136,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
     if why_not := lock_memory():
         context.logger.warning("memory_not_locked", because=why_not)
     logger = context.logger.bind(loop=LOOP_NAME)
-    reporter = EvictionReporter(logger)
+    reporter = EvictionReporter(logger, context.clock)
     pod_reader = agent.make_pod_reader()
     signal_reader = EvictionSignalReader(settings, agent.clock, pod_log_root=agent.settings.pod_log_root)
     read_layout = partial(
@@ -211,12 +212,14 @@ def _make_evictor(agent: Agent, pod_reader: PodReader) -> tuple[Evictor, Contain
 
 
 def _make_reclaimer(context: DaemonContext, agent: Agent, images: ImageObservation) -> Reclaimer:
+    states = StateLog(context.logger, context.clock)
+
     async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
         def log(result: Result) -> None:
-            log_result(context.logger, result, dry_run=agent.dry_run)
+            log_result(states, result, dry_run=agent.dry_run)
 
         images.discard()
-        start = partial(log_start, context.logger)
+        start = partial(log_start, states)
         return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_start=start, on_result=log)
 
     def evicted() -> dict[str, tuple[str, ...]]:

@@ -266,13 +266,15 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
         if plan.selected is not None and plan.victim is not None and plan.victim.status is not None:
             self._without_victim |= {plan.selected.threshold}
         pod = plan.victim.pod if plan.victim is not None else None
-        self._monitors.reporter.log_once(
+        self._monitors.reporter.log_pressure(
             "eviction_postponed",
-            pod_uid="" if pod is None else pod.uid,
-            pod_namespace="" if pod is None else pod.namespace,
-            pod_name="" if pod is None else pod.name,
-            threshold="" if plan.selected is None else plan.selected.threshold.text,
-            because=held.text,
+            {
+                "pod_uid": "" if pod is None else pod.uid,
+                "pod_namespace": "" if pod is None else pod.namespace,
+                "pod_name": "" if pod is None else pod.name,
+                "threshold": "" if plan.selected is None else plan.selected.threshold.text,
+                "because": held.text,
+            },
         )
         return PassResult.POSTPONED
 
@@ -359,8 +361,8 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
     def _limited(self, plan: EvictionPlan) -> PassResult:
         """Log that the eviction limit is reached, and return the result of the pass."""
         threshold = "" if plan.selected is None else plan.selected.threshold.text
-        self._monitors.reporter.log_once(
-            "eviction_limit_reached", why="; ".join(plan.plan.warnings), threshold=threshold
+        self._monitors.reporter.log_pressure(
+            "eviction_limit_reached", {"why": "; ".join(plan.plan.warnings), "threshold": threshold}, level="error"
         )
         return PassResult.SLOWED if plan.slowed else PassResult.LIMITED
 

@@ -20,6 +20,7 @@ from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS
 from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S
 from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.telemetry.logging import stable
 
 if TYPE_CHECKING:
     from nodeagent.config.eviction import EvictionSettings
@@ -98,11 +99,14 @@ class EvictionLoop:
             statuses.ended(LOOP_NAME, PassResult.FAILED.value, detail=str(error), failed=True)
             self._monitors.reporter.log_warnings([str(error)])
             return interval_s
-        except Exception as error:  # an unexpected error must not end the loop
+        except Exception as error:  # noqa: BLE001 - an unexpected error must not end the loop
             statuses.ended(LOOP_NAME, PassResult.CRASHED.value, detail=repr(error), failed=True)
-            self._logger.exception("pass_crashed")
+            self._monitors.reporter.log_once(
+                "pass_crashed", {}, state=stable(repr(error)), level="exception", counted=True
+            )
             return interval_s
         self._runtime.answered()
+        self._monitors.reporter.end("pass_crashed")
         statuses.ended(LOOP_NAME, result.value)
         if result.ended_a_pod:
             return min(FALLING_S, interval_s)  # the evaluation precedes the eviction; other pods may have grown since

@@ -14,6 +14,7 @@ from nodeagent.model.pressure import FilesystemLayout
 from nodeagent.plan.eviction.effects import effect_of_reclaim, is_insufficient
 from nodeagent.plan.eviction.reclaim import device_role
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
+from nodeagent.telemetry.logging import stable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,12 +92,7 @@ class NodeReclaim:
         if self._running.done():
             ended, self._running = self._running, None
             return StepEnd.FINISHED if ended.result() else StepEnd.INTERRUPTED
-        self._reporter.logger.warning(
-            "reclaim_insufficient",
-            step=step.text,
-            threshold=status.threshold.text,
-            reclaimable=self._amount(status.threshold),
-        )
+        self._log_step("reclaim_insufficient", step, status.threshold, reclaimable=self._amount(status.threshold))
         return StepEnd.INSUFFICIENT
 
     def is_insufficient(self, status: ThresholdStatus | None) -> bool:
@@ -169,7 +165,7 @@ class NodeReclaim:
             raise
         except NodeAgentError as error:
             self.failed.add(step)
-            self._reporter.logger.warning("reclaim_failed", step=step.text, threshold=threshold.text, error=str(error))
+            self._log_step("reclaim_failed", step, threshold, stable(str(error)), error=str(error))
             return True
         if done is None:
             return False
@@ -178,16 +174,27 @@ class NodeReclaim:
             if report is not None:
                 await make_visible(await self._paths())
             await self._record_effect(done, status)
-        self._reporter.logger.warning(
+        removed = 0 if report is None else len(report.results if dry_run else report.removed)
+        failed = 0 if report is None else len(report.failed)
+        self._reporter.end("reclaim_failed", threshold.text, step.text)
+        if removed:
+            self._reporter.end("reclaimed", threshold.text, step.text)
+        self._log_step(
             "would_reclaim" if dry_run else "reclaimed",
-            step=step.text,
-            threshold=threshold.text,
-            removed=0 if report is None else len(report.results if dry_run else report.removed),
-            failed=0 if report is None else len(report.failed),
+            step,
+            threshold,
+            f"{removed} removed, {failed} failed",
+            removed=removed,
+            failed=failed,
             predicted_bytes=sum(each.decision.frees_bytes or 0 for each in report.results) if report else 0,
             pass_id="" if report is None else report.id,
         )
         return True
+
+    def _log_step(self, event: str, step: ReclaimStep, threshold: Threshold, state: str = "", **fields: object) -> None:
+        """Log the state of a step for a threshold; each repetition is counted."""
+        fields = {"step": step.text, "threshold": threshold.text, **fields}
+        self._reporter.log_once(event, fields, about=[threshold.text, step.text], state=state, counted=True)
 
     async def _paths(self) -> list[str]:
         """Return a path on each filesystem of the node."""

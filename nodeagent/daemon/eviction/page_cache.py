@@ -67,16 +67,21 @@ class PageCache:
         after = await self._memory()
         cleared = after is not None and _is_cleared(threshold, after)
         names = {each.uid: f"{each.namespace}/{each.name}" for each in pods.facts}
-        self._reporter.logger.warning(
+        self._reporter.log_once(
             "page_cache_reclaimed",
-            threshold=threshold.text,
-            pods=list(dict.fromkeys(names[each.uid] for each in done)),
-            requested_bytes=sum(each.size_bytes for each in done),
-            available_before=reading.available,
-            available_after=None if after is None else after.available,
-            cleared=cleared,
-            stopped=stopped,
-            took_s=round(self._clock.monotonic_s() - self._last_s, 2),
+            {
+                "threshold": threshold.text,
+                "pods": list(dict.fromkeys(names[each.uid] for each in done)),
+                "requested_bytes": sum(each.size_bytes for each in done),
+                "available_before": reading.available,
+                "available_after": None if after is None else after.available,
+                "cleared": cleared,
+                "stopped": stopped,
+                "took_s": round(self._clock.monotonic_s() - self._last_s, 2),
+            },
+            about=[threshold.text],
+            state=stopped,
+            counted=True,
         )
         return cleared
 

@@ -70,7 +70,7 @@ class PodEviction:
         record = EvictionRecord(new_pass_id(started_at), started_at, plan, eviction, _available(plan))
         if self._actions.dry_run:
             result = EvictionResult(EvictionOutcome.DRY_RUN)
-            if self._reporter.log_once("would_evict", **eviction_fields(plan, eviction)):
+            if self._reporter.log_pressure("would_evict", eviction_fields(plan, eviction)):
                 await self._actions.history.finish(replace(record, result=result, dry_run=True))
             return result
         recorded = await self._begin_record(record)

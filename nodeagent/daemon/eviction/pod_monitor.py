@@ -88,6 +88,7 @@ class PodMonitor:  # 12 attributes: the six arguments, and the cache with its li
     async def _read(self, *, with_disk: bool) -> PodInventory:
         expired = self._expired
         pods = await self._read_pods(with_disk)
+        self._reporter.end("pods_not_listed")
         self._reporter.logger.debug("pods_gathered", pods=len(pods.facts))
         self._reporter.log_warnings(pods.warnings)
         self._pods, self._read_s = pods, pods.observed_at.monotonic_s if expired == self._expired else None
@@ -114,11 +115,10 @@ class PodMonitor:  # 12 attributes: the six arguments, and the cache with its li
         try:
             done, _ = await asyncio.wait({work}, timeout=self._listed_within_s)
             if not done and (known := await self._read_usage()) is not None:
-                self._reporter.logger.warning(
+                age_s = round(self._clock.monotonic_s() - known.observed_at.monotonic_s, 1)
+                self._reporter.log_once(
                     "pods_not_listed",
-                    waited_s=self._listed_within_s,
-                    age_s=round(self._clock.monotonic_s() - known.observed_at.monotonic_s, 1),
-                    pods=len(known.facts),
+                    {"waited_s": self._listed_within_s, "age_s": age_s, "pods": len(known.facts)},
                 )
                 return known
             return await work

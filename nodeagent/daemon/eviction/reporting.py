@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.eviction.message import estimate_note
+from nodeagent.telemetry.logging import StateLog, stable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from structlog.typing import FilteringBoundLogger
 
+    from nodeagent.clock import Clock
     from nodeagent.plan.decision import Reason
     from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.planner import EvictionPlan
@@ -21,22 +22,27 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
-_MAX_WARNINGS: Final = 200
-_NUMBERS: Final = re.compile(r"[0-9.]+")
+_OF_A_PRESSURE: Final = (
+    "eviction_withheld",
+    "eviction_limit_reached",
+    "eviction_postponed",
+    "no_evictable_pod",
+    "would_evict",
+    "page_cache_reclaimed",
+    "reclaimed",
+    "reclaim_failed",
+    "reclaim_insufficient",
+    "would_reclaim",
+)
+"""States that belong to a pressure; other states last beyond it."""
 
 
-class EvictionReporter:
-    """Logs changes, and each lasting state once.
+class EvictionReporter(StateLog):
+    """Logs changes and lasting states of the eviction loop; a state begins again after the end of all pressure."""
 
-    Attributes:
-        logger: logger of the eviction loop.
-    """
-
-    def __init__(self, logger: FilteringBoundLogger) -> None:
-        self.logger = logger
+    def __init__(self, logger: FilteringBoundLogger, clock: Clock) -> None:
+        super().__init__(logger, clock)
         self._met: frozenset[str] = frozenset()
-        self._warnings: set[str] = set()
-        self._last_state = ""
 
     def log_changes(self, evaluation: Evaluation) -> None:
         """Log the node conditions and thresholds that changed since the last call."""
@@ -50,48 +56,41 @@ class EvictionReporter:
         for text in sorted(self._met - met.keys()):
             self.logger.info("threshold_cleared", threshold=text)
         if self._met and not met:
-            self._last_state = ""
+            for event in _OF_A_PRESSURE:
+                self.end(event)
         self._met = frozenset(met)
 
     def log_warnings(self, warnings: Iterable[str]) -> None:
-        """Log each warning once; warnings that differ only in numbers count as one."""
-        if len(self._warnings) > _MAX_WARNINGS:
-            self._warnings.clear()
+        """Log each warning as a state; warnings that differ only in numbers count as one."""
         for warning in warnings:
-            key = _NUMBERS.sub("", warning)
-            if key not in self._warnings:
-                self._warnings.add(key)
-                self.logger.warning("eviction_warning", warning=warning)
+            self.log_once("eviction_warning", {"warning": warning}, about=[stable(warning)])
 
-    def log_once(self, event: str, **fields: object) -> bool:
-        """Log a lasting state unless it was the last logged state; return whether it was logged."""
-        key = " ".join([event, *(str(fields.get(name, "")) for name in ("pod_uid", "threshold", "action"))])
-        if key == self._last_state:
-            return False
-        self._last_state = key
-        level = self.logger.error if event == "eviction_limit_reached" else self.logger.warning
-        level(event, **fields)
-        return True
+    def log_pressure(self, event: str, fields: Mapping[str, object], *, level: str = "warning") -> bool:
+        """Log a state of the present pressure, of one pod, threshold and action; return whether it was logged."""
+        about = [str(fields.get(name, "")) for name in ("pod_uid", "threshold", "action")]
+        return self.log_once(event, fields, about=about, level=level)
 
     def log_withheld(self, reason: Reason) -> None:
-        """Log that an outstanding effect withholds evictions, once."""
+        """Log that an outstanding effect withholds evictions."""
         fields = {key: value for key, value in reason.details.items() if key != "left_s"}
-        self.log_once("eviction_withheld", reason=reason.code.value, why=reason.sentence, **fields)
+        self.log_pressure("eviction_withheld", {"reason": reason.code.value, "why": reason.sentence, **fields})
 
     def log_no_evictable_pod(self, plan: EvictionPlan, statement: Unrelieved) -> None:
-        """Log once that no eviction ends the shortage of a met threshold, with the count of each reason."""
+        """Log that no eviction ends the shortage of a met threshold, with the count of each reason."""
         kept = Counter(each.reason.code.value for each in plan.plan.decisions)
-        self.log_once(
+        self.log_pressure(
             "no_evictable_pod",
-            threshold=statement.threshold,
-            pods=len(plan.plan.decisions),
-            because=statement.text,
-            reasons=", ".join(f"{kept[code]} {code}" for code in sorted(kept)),
-            short=statement.short,
-            freed_by_pods=statement.freed_by_pods,
-            used_by_pods=statement.used_by_pods,
-            used_by_others=statement.used_by_others,
-            hint="nodeagent evict --dry-run lists the reason for each pod",
+            {
+                "threshold": statement.threshold,
+                "pods": len(plan.plan.decisions),
+                "because": statement.text,
+                "reasons": ", ".join(f"{kept[code]} {code}" for code in sorted(kept)),
+                "short": statement.short,
+                "freed_by_pods": statement.freed_by_pods,
+                "used_by_pods": statement.used_by_pods,
+                "used_by_others": statement.used_by_others,
+                "hint": "nodeagent evict --dry-run lists the reason for each pod",
+            },
         )
 
 

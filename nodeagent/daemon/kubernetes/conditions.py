@@ -10,6 +10,7 @@ from nodeagent.daemon.kubernetes import CONDITIONS
 from nodeagent.daemon.kubernetes.session_task import SessionTask, open_node_api
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
@@ -46,8 +47,9 @@ class ConditionsTask(SessionTask):
         )
         from nodeagent.plan.kubernetes.pod_watch import retry_s  # noqa: PLC0415
 
-        memory, failures, logged, identified = ConditionMemory(), 0, "", False
+        memory, failures, identified = ConditionMemory(), 0, False
         clock, statuses = self._context.clock, self._context.loop_statuses
+        states = StateLog(self._logger, clock)
         while self._continues(settings, stop) and not self._off_because(settings):
             wait_s = self.poll_s
             try:
@@ -65,15 +67,14 @@ class ConditionsTask(SessionTask):
                     await nodes.apply_conditions(conditions)
                     memory = ConditionMemory(conditions, clock.monotonic_s() + REPORT_S)
                     statuses.ended(CONDITIONS, "succeeded")
-                    if failures:
-                        failures, logged = 0, ""
+                    failures = 0
+                    if states.end("api_request_failed"):
                         self._logger.info("api_request_recovered", part="conditions")
             except ApiServerError as error:
                 failures, identified = failures + 1, False
                 wait_s = retry_s(failures, 0.0)  # 401 and 403 are retried too, as in PodWatchSession
-                if str(error) != logged:
-                    logged = str(error)
-                    self._logger.warning("api_request_failed", part="conditions", error=logged, hint="nodeagent doctor")
+                fields = {"part": "conditions", "error": str(error), "hint": "nodeagent doctor"}
+                states.log_once("api_request_failed", fields, state=str(error))
                 statuses.ended(CONDITIONS, "failed", detail=str(error), failed=True)
             statuses.waiting(CONDITIONS, wait_s, _SLACK_S)
             await self._wait(wait_s, settings, stop)

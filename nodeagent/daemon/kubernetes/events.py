@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nodeagent.daemon.kubernetes import EVENTS
 from nodeagent.daemon.kubernetes.session_task import SessionTask, open_node_api
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError
+from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,7 +53,9 @@ class EventsTask(SessionTask):
 
         outbox = self._outbox = self._outbox or EventOutbox(self._context.clock, of_pods=True)
         outbox.open()
-        reporter = RegistrationReporter(self._logger, self._context.loop_statuses, EVENTS)
+        reporter = RegistrationReporter(
+            StateLog(self._logger, self._context.clock), self._context.loop_statuses, EVENTS
+        )
         nodes = open_node_api(settings)
         node: Node | None = None
         try:

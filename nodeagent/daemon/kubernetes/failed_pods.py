@@ -14,6 +14,7 @@ from nodeagent.plan.decision import ItemKind
 from nodeagent.record import Record, replace
 from nodeagent.store.history import PastAction, PastPass
 from nodeagent.store.write_ahead import PLANNED, RUNNING, UNKNOWN
+from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     import asyncio
@@ -94,7 +95,8 @@ class FailedPodsTask(SessionTask):
     async def _keep(self, requests: _Requests, settings: Settings, stop: asyncio.Event) -> None:
         from nodeagent.plan.kubernetes.pod_watch import retry_s  # noqa: PLC0415 - with the client
 
-        statuses, failures, logged = self._context.loop_statuses, 0, ""
+        statuses, failures = self._context.loop_statuses, 0
+        states = StateLog(self._logger, self._context.clock)
         known = _Known()
         wait_s = self.poll_s  # the runtime and the role are known by then
         while True:
@@ -117,15 +119,12 @@ class FailedPodsTask(SessionTask):
                 wait_s = retry_s(failures + 1, random.random(), stated_s)  # noqa: S311 - as above
             if error is not None:
                 failures += 1
-                if str(error) != logged:
-                    logged = str(error)
-                    self._logger.warning(
-                        "api_request_failed", part="failed pods", error=logged, hint="nodeagent doctor"
-                    )
+                fields = {"part": "failed pods", "error": str(error), "hint": "nodeagent doctor"}
+                states.log_once("api_request_failed", fields, state=str(error))
                 statuses.ended(FAILED_PODS, "failed", detail=str(error), failed=True)
             else:
-                if failures:
-                    failures, logged = 0, ""
+                failures = 0
+                if states.end("api_request_failed"):
                     self._logger.info("api_request_recovered", part="failed pods")
                 statuses.ended(FAILED_PODS, "succeeded")
 

@@ -17,6 +17,7 @@ from nodeagent.plan.kubernetes.pod_watch import (
     retry_s,
 )
 from nodeagent.record import Record, replace
+from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -89,10 +90,10 @@ class PodWatchSession:
         self._watched = watched
         self._clock = clock
         self._logger = logger
+        self._states = StateLog(logger, clock)
         self._statuses = statuses
         self._failures = 0
         self._fruitless = 0
-        self._logged = ""
         self._stored: Mapping[str, PodSpec] | None = None
         self._stored_s = 0.0
 
@@ -161,9 +162,9 @@ class PodWatchSession:
             self._watched.state = after_expiry(state)
         else:
             self._watched.state = after_interruption(state, text)
-        if text != self._logged and not (expired and self._failures == 1):
-            self._logged = text
-            self._logger.warning("api_request_failed", part="pods", error=text, hint="nodeagent doctor")
+        if not (expired and self._failures == 1):
+            fields = {"part": "pods", "error": text, "hint": "nodeagent doctor"}
+            self._states.log_once("api_request_failed", fields, state=text)
         self._statuses.ended(POD_WATCH, "failed", detail=text, failed=True)
         if not isinstance(error, ApiServerRefusedError):
             return retry_s(self._failures, self._parts.jitter())
@@ -173,8 +174,7 @@ class PodWatchSession:
     def _succeeded(self) -> None:
         self._statuses.ended(POD_WATCH, "succeeded")
         self._statuses.running(POD_WATCH, _SILENT_S)
-        if self._logged:
-            self._logged = ""
+        if self._states.end("api_request_failed"):
             self._logger.info("api_request_recovered", part="pods")
 
     async def _store(self) -> None:
@@ -189,4 +189,4 @@ class PodWatchSession:
         try:
             await self._parts.store(tuple(facts.values()), state.answered_at)
         except StoreError as error:
-            self._logger.warning("store_notice", notice=str(error))
+            self._states.log_once("store_notice", {"notice": str(error)}, state=str(error))

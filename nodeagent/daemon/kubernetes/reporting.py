@@ -1,4 +1,4 @@
-"""Log entries and loop status of the node's registration; each cause is logged once until a request succeeds."""
+"""Log entries and loop status of the node's registration; a cause is a state that lasts until a request succeeds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from nodeagent.errors import ApiServerRefusedError
 from nodeagent.plan.kubernetes.heartbeat import retry_delay_s
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
-
     from nodeagent.daemon.loop_status import LoopStatuses
     from nodeagent.errors import ApiServerError
     from nodeagent.plan.kubernetes.registration import RegistrationPlan
+    from nodeagent.telemetry.logging import StateLog
 
 _LASTING: Final = frozenset({401, 403, 422})
 """HTTP statuses of refusals that a retry alone does not resolve."""
@@ -28,21 +27,20 @@ _SLACK_S: Final = 60.0
 class RegistrationReporter:
     """Reports failures, recoveries and refusals; counts consecutive failures for the back-off."""
 
-    def __init__(self, logger: FilteringBoundLogger, statuses: LoopStatuses, name: str = NAME) -> None:
+    def __init__(self, states: StateLog, statuses: LoopStatuses, name: str = NAME) -> None:
         """Create a reporter; ``name`` is the name of the task in the loop status."""
         self._name = name
-        self._logger = logger
+        self._states = states
+        self._logger = states.logger
         self._statuses = statuses
         self._failures: dict[str, int] = {}
-        self._logged: dict[str, str] = {}
 
     def failed(self, part: str, error: ApiServerError) -> float:
         """Record a failed request of a part, such as ``lease``; return the seconds until the next attempt."""
         failures = self._failures[part] = self._failures.get(part, 0) + 1
         text = str(error)
-        if self._logged.get(part) != text:
-            self._logged[part] = text
-            self._logger.warning("api_request_failed", part=part, error=text, hint="nodeagent doctor")
+        fields = {"part": part, "error": text, "hint": "nodeagent doctor"}
+        self._states.log_once("api_request_failed", fields, about=[part], state=text)
         self._statuses.ended(self._name, "failed", detail=text, failed=True)
         if not isinstance(error, ApiServerRefusedError):
             return retry_delay_s(failures)
@@ -54,12 +52,12 @@ class RegistrationReporter:
         """Record a successful request of a part, with its result for display."""
         self._failures.pop(part, None)
         self._statuses.ended(self._name, "succeeded", detail=detail)
-        if self._logged.pop(part, None) is not None:
+        if self._states.end("api_request_failed", part):
             self._logger.info("api_request_recovered", part=part)
 
     def registered(self, plan: RegistrationPlan, name: str) -> None:
         """Log the registration of the node."""
-        self._logged.pop("refused", None)
+        self._states.end("node_not_registered")
         self._logger.info(
             "node_registered", node=name, verdict=plan.verdict.value, because=plan.reason, kept=list(plan.kept)
         )
@@ -69,10 +67,9 @@ class RegistrationReporter:
         self._logger.info("node_cordoned" if is_cordoned else "node_uncordoned", node=name)
 
     def refused(self, plan: RegistrationPlan, name: str) -> None:
-        """Log, once per reason, that the node is not registered."""
-        if self._logged.get("refused") != plan.reason:
-            self._logged["refused"] = plan.reason
-            self._logger.warning("node_not_registered", node=name, verdict=plan.verdict.value, because=plan.reason)
+        """Log the reason for which the node is not registered."""
+        fields = {"node": name, "verdict": plan.verdict.value, "because": plan.reason}
+        self._states.log_once("node_not_registered", fields, state=plan.reason)
         self._statuses.ended(self._name, plan.verdict.value, detail=plan.reason, failed=True)
 
     def ended(self, because: str, *, expected: bool) -> None:

@@ -10,6 +10,7 @@ from nodeagent.daemon.kubernetes import TAINTS
 from nodeagent.daemon.kubernetes.conditions import loop_results
 from nodeagent.daemon.kubernetes.session_task import SessionTask, open_node_api
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
@@ -93,7 +94,7 @@ class TaintsTask(SessionTask):
             self._context.clock,
             self._context.loop_statuses,
         )
-        reporter = RegistrationReporter(self._logger, statuses, TAINTS)
+        reporter = RegistrationReporter(StateLog(self._logger, clock), statuses, TAINTS)
         applied: dict[str, str] | None = None
         due_s = 0.0
         self._may_remain = bool(configured) or self._may_remain

@@ -13,6 +13,7 @@ from nodeagent.model import Role
 from nodeagent.observe.node_role import ROLE_POLL_S
 from nodeagent.plan.node_status import SHUTTING_DOWN
 from nodeagent.record import replace
+from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     import asyncio
@@ -112,7 +113,7 @@ class RegistrationTask:
             outbox.close()  # EventsTask sends the Events
         else:
             outbox.open()
-        reporter = RegistrationReporter(self._logger, self._context.loop_statuses)
+        reporter = RegistrationReporter(StateLog(self._logger, self._context.clock), self._context.loop_statuses)
         reader = NodeFactsReader(settings, self._context.clock)
         facts = FactsSource(self._context, settings, reader.read, self._last)
         parts = SessionParts(

@@ -7,26 +7,35 @@ import gc
 import io
 import json
 import weakref
+from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.outcomes import PassEnd, PassReport
+from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.act.gc.pass_record import PassStart
 from nodeagent.act.gc.preview import Preview
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.loops import Interval, Loop, Pass, RuntimeWatch
+from nodeagent.daemon.loops import Interval, Loop, Pass, RuntimeWatch, log_result, log_start
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
 from nodeagent.model import NodeSnapshot, RuntimeInfo
+from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.telemetry import logging as log
+from nodeagent.telemetry.counters import Counters
+from nodeagent.telemetry.event_bus import subscribe, unsubscribe
+from nodeagent.telemetry.logging import StateLog
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.clock import Clock
 
 T0 = datetime(2026, 1, 10, tzinfo=UTC)
 SNAPSHOT = NodeSnapshot(observed_at=T0, runtime=RuntimeInfo("containerd", "1.7.24", "v1"))
@@ -70,16 +79,21 @@ def events(stream: io.StringIO) -> list[str]:
 
 
 def loop(
-    passes: Pass, logger: FilteringBoundLogger, *, pass_lock: PassLock | None = None, scope: Scope = Scope.IMAGES
+    passes: Pass,
+    logger: FilteringBoundLogger,
+    *,
+    pass_lock: PassLock | None = None,
+    scope: Scope = Scope.IMAGES,
+    clock: Clock | None = None,
 ) -> Loop:
-    clock = SystemClock()
+    clock = clock or SystemClock()
     return Loop(
         scope,
         Interval(300.0, lambda: 0.5),
         passes,
         pass_lock=pass_lock or PassLock(clock),
         loop_statuses=LoopStatuses(clock),
-        logger=logger,
+        states=StateLog(logger.bind(loop=scope.value), clock),
         wake=asyncio.Event(),
     )
 
@@ -184,3 +198,43 @@ def test_back_off_starts_again_after_an_answer(logger: FilteringBoundLogger) -> 
     assert [watch.lost(RuntimeUnavailableError("x")) for _ in range(3)] == [1, 2, 4]
     watch.answered()
     assert watch.lost(RuntimeUnavailableError("x")) == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "event"),
+    [
+        (PassEnd.SHORTFALL, "pass_finished"),
+        (ObservationError("capacity 0 of 12"), "pass_failed"),
+        (KeyError("defect"), "pass_crashed"),
+    ],
+    ids=["shortfall", "failure", "defect"],
+)
+async def test_pass_that_ends_as_the_previous_one_without_a_removal_is_logged_once_an_hour(
+    end: Exception | PassEnd, event: str, logger: FilteringBoundLogger, stream: io.StringIO
+) -> None:
+    counters, clock = Counters(SystemClock()), ManualClock()
+    passes = Passes(*[end] * 24, PassEnd.COMPLETE, PassEnd.COMPLETE, end, warnings=("short by 3 MiB",))
+    made = loop(passes, logger, clock=clock)
+    subscribe(counters.count_event)
+    try:
+        for number in range(27):
+            clock.at_s = number * 300.0
+            passes.warnings = (f"short by {number} MiB",)
+            await made.run_once()
+    finally:
+        unsubscribe(counters.count_event)
+    assert Counter(events(stream))[event] == 3 + 2 * (event == "pass_finished")
+    assert sum(counters.values["nodeagent_passes_total"].values()) == 27
+    assert events(stream).count("pass_warning") <= 3
+
+
+async def test_removal_that_fails_in_each_pass_is_logged_once(
+    stream: io.StringIO, logger: FilteringBoundLogger
+) -> None:
+    states = StateLog(logger, ManualClock())
+    decision = Decision(ItemKind.IMAGE, "i", "i", Verdict.REMOVE, Reason(ReasonCode.ALL_UNUSED), 1)
+    for outcome in [*[Outcome.FAILED] * 5, Outcome.DONE, Outcome.FAILED]:
+        log_start(states, PassStart("id", "images", "interval", 1, 1, 0))
+        log_result(states, Result(decision, outcome, "busy for 3 s"), dry_run=False)
+    logged = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [each.get("outcome", "start") for each in logged] == ["start", "failed", "done", "start", "failed"]

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[3]
 CATALOG = (ROOT / "systemd/nodeagent.catalog").read_text()
 _NAME = r"\"([a-z_]+)\""
 _LOGGED = re.compile(
-    rf"(?:logger\.(?:info|warning|error|exception)|level|\w+_once)\(\s*(?:{_NAME}(?: if [^,]+? else {_NAME})?)"
+    r"(?:logger\.(?:info|warning|error|exception)|level|\w+_once|log_(?:pressure|step))\(\s*"
+    rf"(?:{_NAME}(?: if [^,]+? else {_NAME})?)"
 )
 
 

@@ -199,7 +199,7 @@ class Node:
         self.abandoned.append((record.id, cause))
 
     def monitors(self, read_usage: Callable[[], Awaitable[PodInventory | None]] | None = None) -> Monitors:
-        reporter = EvictionReporter(self.context.logger)
+        reporter = EvictionReporter(self.context.logger, self.clock)
         return Monitors(
             SignalMonitor(
                 self.context, self, self.read_layout, reporter, watch_s=0.001 if self.hangs else self.watch_s

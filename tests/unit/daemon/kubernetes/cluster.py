@@ -19,6 +19,7 @@ from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 from nodeagent.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
+from nodeagent.telemetry.logging import StateLog
 from tests.support.api_server import ApiServer
 from tests.support.virtual_time import START, LoopClock, play
 from tests.unit.daemon.kubernetes.direct_api import DirectApi
@@ -92,7 +93,7 @@ class Cluster:
             lambda node: self.outbox.send(self.event_api, node, reporter),
             self.announcement,
         )
-        reporter = RegistrationReporter(logger, LoopStatuses(self.clock))
+        reporter = RegistrationReporter(StateLog(logger, self.clock), LoopStatuses(self.clock))
         return NodeSession(parts, (self.policy, NodeStatusPolicy()), self.clock, reporter, contested=self.contested)
 
     def run(self, seconds: float, script: Callable[[], Awaitable[None]] | None = None) -> SessionEnd:
