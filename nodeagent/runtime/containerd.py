@@ -6,8 +6,6 @@ the bytes freed by a deletion.
 
 from __future__ import annotations
 
-import os
-from datetime import timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -19,7 +17,7 @@ from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
-from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.runtime import containerd_methods as methods
 from nodeagent.runtime.containerd_records import (
     Blob,
@@ -42,12 +40,10 @@ from nodeagent.runtime.part_cache import PartCache
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nodeagent.clock import Clock
     from nodeagent.runtime.connection import RuntimeConnection
 
 NAMESPACE = "k8s.io"
 
-_LEASE_LIFETIME = timedelta(minutes=10)
 _LEASE_HEADER = "containerd-lease"
 _SNAPSHOTTERS = "io.containerd.snapshotter.v1"
 _CONTENT_STORE = "io.containerd.content.v1"
@@ -318,21 +314,19 @@ class ContainerdClient:
             return False
         return True
 
-    async def remove_orphaned_directories(self, snapshotter: str, clock: Clock) -> None:
+    async def clean_up(self, snapshotter: str) -> None:
         """Remove the directories that failed snapshot removals have left in a snapshotter.
 
-        containerd retries a failed removal only in the garbage collection after the removal of another snapshot. If
-        ``Cleanup`` is unimplemented (containerd 1.6), an empty snapshot is created and removed to cause the retry.
+        Raises:
+            RuntimeUnsupportedError: ``Cleanup`` is unimplemented (containerd 1.6).
         """
         request = snapshots_pb2.CleanupRequest(snapshotter=snapshotter)
-        try:
-            await self._connection.unary(methods.CLEANUP, request, target=snapshotter, metadata=self._metadata())
-        except RuntimeUnsupportedError:
-            key = f"nodeagent-{os.urandom(6).hex()}"
-            prepare = snapshots_pb2.PrepareSnapshotRequest(snapshotter=snapshotter, key=key)
-            await self._connection.unary(methods.PREPARE_SNAPSHOT, prepare, target=key, metadata=self._metadata())
-            await self.remove_snapshot(snapshotter, key)
-            await self.collect_garbage(clock)
+        await self._connection.unary(methods.CLEANUP, request, target=snapshotter, metadata=self._metadata())
+
+    async def prepare_snapshot(self, snapshotter: str, key: str) -> None:
+        """Create an empty snapshot, which the next garbage collection removes: it has no reference."""
+        request = snapshots_pb2.PrepareSnapshotRequest(snapshotter=snapshotter, key=key)
+        await self._connection.unary(methods.PREPARE_SNAPSHOT, request, target=key, metadata=self._metadata())
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
         """Return every container record, including records of sandboxes."""
@@ -379,16 +373,6 @@ class ContainerdClient:
         except RuntimeNotFoundError:
             return False
         return True
-
-    async def collect_garbage(self, clock: Clock) -> None:
-        """Run containerd's garbage collection by creating and deleting an empty lease.
-
-        containerd has no call for a garbage collection; a synchronous deletion returns after a garbage collection.
-        """
-        lease = f"nodeagent-{os.urandom(6).hex()}"
-        expires = (clock.now() + _LEASE_LIFETIME).isoformat(timespec="seconds").replace("+00:00", "Z")
-        await self.create_lease(lease, {"containerd.io/gc.expire": expires})
-        await self.delete_lease(lease, sync=True)
 
     def _metadata(self, namespace: str | None = None) -> tuple[tuple[str, str], ...]:
         return (("containerd-namespace", namespace or self.namespace),)

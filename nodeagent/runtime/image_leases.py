@@ -4,7 +4,9 @@ The lease has one resource, a small blob that references the target of every ima
 From this blob, the garbage collector reaches the manifests, configs, layers and unpacked snapshots. The labels of the
 lease record every name with its target and labels, so that the lease is also the log of the removal: the lease exists
 before the first name is deleted, and the deletion of the lease is the decision to remove. After any interruption, an
-existing lease means that the removal was not decided, and the names are restored from the lease.
+existing lease means that the removal was not decided, and the names are restored from the lease. Every lease of the
+agent is created here with the label of a removal, so that one recovery finds all of them; the lease of a garbage
+collection is a removal without names.
 
 Rejected: a log in the agent's state directory. Such a log cannot be written together with the lease, is lost with the
 directory, and cannot be written while the disk is full, which is a reason for image removal. Rejected: a lease on each
@@ -20,7 +22,7 @@ import base64
 import binascii
 import hashlib
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -36,7 +38,6 @@ from nodeagent.runtime.removal_label import KIND_LABEL, REMOVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from datetime import timedelta
 
     from nodeagent.clock import Clock
     from nodeagent.runtime.containerd import ContainerdClient
@@ -49,6 +50,8 @@ _NAME_LABEL: Final = "nodeagent/name."
 _OWNER_LABEL: Final = "nodeagent/owner"
 _TARGET_LABEL: Final = "containerd.io/gc.ref.content."
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
+_COLLECTION_WINDOW: Final = timedelta(minutes=10)
+_COLLECTION_ATTEMPTS: Final = 3
 _CHUNK: Final = 3500  # containerd accepts 4096 bytes for key and value of a label together
 _PENDING: Final = "pending"
 _DISK_FULL: Final = ("no space left on device", "disk quota exceeded")
@@ -90,6 +93,11 @@ class OpenRemoval(Record):
     expires_at: datetime | None
     owner: str = ""
     damaged: bool = False
+
+    @property
+    def is_collection(self) -> bool:
+        """Whether the lease is empty, for a garbage collection; see :meth:`ImageLeases.collect_garbage`."""
+        return not self.names and not self.damaged
 
 
 class Restored(Record):
@@ -138,7 +146,7 @@ class ImageLeases:
         """Create a lease that keeps the content of images and records their names; return its id.
 
         Args:
-            names: the names that will be deleted.
+            names: the names that will be deleted; without names, the lease is empty.
             further: pieces of the images that are not reachable by labels from a target.
             window: time until the expiry of the lease, when containerd deletes the lease.
             labels: further labels of the lease; ``KIND_LABEL`` overrides the default kind, an undecided removal.
@@ -153,7 +161,8 @@ class ImageLeases:
         try:
             own = {EXPIRE: expires, _OWNER_LABEL: self._read_owner()}
             await self._client.create_lease(lease_id, {**own, **encode_names(names), **labels})
-            await self._hold(lease_id, {each.stored.target: None for each in names}, holder)
+            if names:
+                await self._hold(lease_id, {each.stored.target: None for each in names}, holder)
             await run_bounded(lambda resource: self._client.add_lease_resource(lease_id, resource), [*further])
         except RuntimeUnavailableError:
             raise
@@ -262,6 +271,20 @@ class ImageLeases:
     async def release(self, lease_id: str, *, sync: bool) -> None:
         """Delete a lease; an absent lease is no error. With ``sync``, return after the resulting garbage collection."""
         await self._client.delete_lease(lease_id, sync=sync)
+
+    async def collect_garbage(self) -> None:
+        """Run containerd's garbage collection and wait for its end.
+
+        containerd has no call for a garbage collection, but collects before it confirms the synchronous deletion of a
+        lease. The recovery of another process can delete the lease first, without a collection; hence the attempts.
+        """
+        for _ in range(_COLLECTION_ATTEMPTS):
+            lease_id = await self.open((), window=_COLLECTION_WINDOW)
+            if await self._client.delete_lease(lease_id, sync=True):
+                return
+        raise RuntimeRequestError(
+            "leases.Delete", lease_id, "ABORTED", "no garbage collection: lease deleted by others"
+        )
 
 
 def is_disk_full(error: RuntimeRequestError) -> bool:

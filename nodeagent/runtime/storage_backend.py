@@ -11,6 +11,7 @@ Rejected: an optional client, which would require a check in every caller.
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -327,11 +328,21 @@ class ContainerdStorage:
 
     async def collect_garbage(self) -> None:
         """Run containerd's garbage collection and wait for its end."""
-        await self._client.collect_garbage(self._clock)
+        await self.removals.leases.collect_garbage()
 
     async def remove_orphaned_directories(self, snapshotter: str) -> None:
-        """Remove the directories left by failed snapshot removals."""
-        await self._client.remove_orphaned_directories(snapshotter, self._clock)
+        """Remove the directories left by failed snapshot removals.
+
+        containerd retries a failed removal only in the garbage collection after the removal of another snapshot. If
+        ``Cleanup`` is unimplemented (containerd 1.6), an empty snapshot is created and removed to cause the retry.
+        """
+        try:
+            await self._client.clean_up(snapshotter)
+        except RuntimeUnsupportedError:
+            key = f"nodeagent-{os.urandom(6).hex()}"
+            await self._client.prepare_snapshot(snapshotter, key)
+            await self._client.remove_snapshot(snapshotter, key)
+            await self.collect_garbage()
 
     @cached_property
     def removals(self) -> RemovalRecords:

@@ -66,11 +66,12 @@ class Faults:
 
     Attributes:
         calls: all received calls in order, including refused and failed ones.
+        methods: names of the methods of the server.
     """
 
     def __init__(self, methods: Iterable[str]) -> None:
         self.calls: list[Call] = []
-        self._methods: Collection[str] = frozenset(methods)
+        self.methods: Collection[str] = frozenset(methods)
         self._rules: list[_Rule] = []
         self._alterations: dict[str, Callable[[Message], Message]] = {}
         self._waiters: list[_Waiter] = []
@@ -187,5 +188,5 @@ class Faults:
         self._rules.append(_Rule(method, target, times, moment, act))
 
     def _check(self, method: str) -> None:
-        if method not in self._methods:
-            raise ValueError(f"unknown method {method!r}; known methods: {', '.join(sorted(self._methods))}")
+        if method not in self.methods:
+            raise ValueError(f"unknown method {method!r}; known methods: {', '.join(sorted(self.methods))}")

@@ -103,6 +103,11 @@ class RemovalRecovery:
             if removal.opened_at is not None:
                 fate += f"; passes after {format_time(removal.opened_at + LONGEST_REMOVAL)} restore the images"
         until = f"; containerd deletes it after {format_time(removal.expires_at)}" if removal.expires_at else ""
+        if removal.is_collection:
+            return (
+                f"lease {removal.lease_id} is of a garbage collection that is in progress or was interrupted; the next "
+                f"pass deletes the lease{until}"
+            )
         return (
             f"lease {removal.lease_id} keeps the content of {count} images whose removal is in progress or was "
             f"interrupted; {fate}{until}"
@@ -111,18 +116,21 @@ class RemovalRecovery:
     async def _restore_all(self, records: RemovalRecords, removals: Sequence[OpenRemoval]) -> None:
         """Restore interrupted removals concurrently, since each restore waits; raise the first error last."""
         done = await asyncio.gather(*(self._restore(records, each) for each in removals), return_exceptions=True)
-        self._notices += [each for each in done if isinstance(each, str)]
+        self._notices += [each for each in done if isinstance(each, str) and each]
         for each in done:
             if isinstance(each, BaseException):
                 raise each
 
     async def _restore(self, records: RemovalRecords, removal: OpenRemoval) -> str:
-        """Restore the names of a removal and release its lease; return the result as a sentence.
+        """Restore the names of a removal and release its lease; return the result as a sentence, empty without names.
 
         Name deletions sent by the interrupted process can still take effect after its end. The lease is released only
         after all names have existed for ``stable_s`` seconds, and after the undo leases on the same images.
         """
         leases = records.leases
+        if removal.is_collection:
+            await leases.release(removal.lease_id, sync=False)
+            return ""
         created: dict[str, None] = {}
         for _ in range(_MAX_ROUNDS):
             results = (await leases.restore(removal.names)).values()

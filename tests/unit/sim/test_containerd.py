@@ -10,6 +10,8 @@ from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.storage_backend import ContainerdStorage
+from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.content import Layer
 from nodeagent.sim.filters import parse_filters
 from nodeagent.sim.node import SimNode
@@ -54,7 +56,8 @@ async def test_removal_of_orphaned_directories_collects_garbage_and_leaves_no_sn
     node: SimNode, client: ContainerdClient
 ) -> None:
     before, collections = dict(node.store.snapshots), node.store.collections
-    await client.remove_orphaned_directories("overlayfs", SystemClock())
+    storage = ContainerdStorage(client, SystemClock(), lambda _path: LayerCache())
+    await storage.remove_orphaned_directories("overlayfs")
     assert node.store.snapshots == before
     assert node.store.collections > collections
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.act.gc import measurement
@@ -23,7 +24,7 @@ from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from nodeagent.runtime.cri_storage import CriOnlyStorage
 from nodeagent.sim.store import BLOCK_BYTES
-from tests.unit.act.gc.transactions import CHANGES, crash
+from tests.unit.act.gc.transactions import CHANGES, LEASE_CHANGES, crash
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -252,7 +253,8 @@ async def test_open_window_is_listed_as_a_lease_of_the_agent(rig: Opener) -> Non
 
 
 CRASHES = st.none() | st.tuples(st.sampled_from(CHANGES), st.integers(0, 40), st.booleans())
-OPERATIONS = st.sampled_from(["remove", "undo", "recover", "collect", "wait", "pull"])
+OPERATIONS = st.sampled_from(["remove", "undo", "recover", "collect", "restart", "wait", "pull"])
+Steps = list[tuple[str, tuple[str, int, bool] | None]]
 
 
 class Sequence:
@@ -273,7 +275,9 @@ class Sequence:
                 assert restored <= self._made.node.images.keys()
             case "recover":
                 await self._made.recovery.run()
-            case "collect":  # containerd runs garbage collection when it starts
+            case "collect":
+                await self._made.storage.remove_orphaned_directories("overlayfs")
+            case "restart":  # containerd runs garbage collection when it starts
                 self._made.node.collect_garbage()
             case "wait":
                 self._made.node.advance(WINDOW_S)
@@ -291,30 +295,68 @@ class Sequence:
             self._made.node.set_name(replace(self._stored[name], created_at=self._made.node.now))
 
 
+async def check_sequence(made: Rig, steps: Steps) -> bool:
+    """Run a sequence and then the recovery; return whether the last step reached its crash."""
+    sequence = Sequence(made, [each.id for each in (await made.collector.preview(Scope.IMAGES)).removals])
+    crashed = False
+    for step, at in steps:
+        made.server.faults.clear()
+        happened = crash(made, at) if at is not None else bool
+        made.node.advance(1)
+        with suppress(NodeAgentError):
+            await sequence.run(step)
+        crashed = happened()
+    made.server.faults.clear()
+    listed = [text for text in await made.recovery.describe() for lease in made.node.store.leases if lease in text]
+    assert len(listed) == len(made.node.store.leases)
+    made.node.advance(1)
+    await made.recovery.run()
+    made.node.collect_garbage()
+    undoable = {image_id for each in await made.undo.list_undoable() for image_id in each.image_ids}
+    for image_id, own in sequence.names.items():
+        present = own & set(made.node.store.names)
+        assert present in (set(), own), f"only a part of the names of image {image_id} is restored"
+        assert sequence.has_content(image_id) or not (present or image_id in undoable)
+    assert made.node.store.leases.keys() == {each.lease_id for each in await made.undo.list_undoable()}
+    made.node.advance(WINDOW_S)
+    await made.recovery.run()
+    assert not made.node.store.leases
+    return crashed
+
+
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(steps=st.lists(st.tuples(OPERATIONS, CRASHES), min_size=1, max_size=6))
+@example(steps=[("remove", None), ("undo", None), ("remove", ("Leases.Create", 0, False))])
+@example(steps=[("remove", None), ("undo", None), ("remove", ("Leases.Create", 0, True))])
 async def test_any_sequence_with_crashes_leaves_every_image_whole_or_removed_and_no_lease_beyond_its_window(
-    rig: Opener, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, tuple[str, int, bool] | None]]
+    rig: Opener, monkeypatch: pytest.MonkeyPatch, steps: Steps
 ) -> None:
     monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
     async with rig(bulk=True) as made:
-        sequence = Sequence(made, [each.id for each in (await made.collector.preview(Scope.IMAGES)).removals])
-        for step, crashed in [*steps, ("recover", None)]:
-            made.server.faults.clear()
-            if crashed is not None:
-                crash(made, crashed)
-            made.node.advance(1)
-            with suppress(NodeAgentError):
-                await sequence.run(step)
-        made.node.collect_garbage()
-        undoable = {image_id for each in await made.undo.list_undoable() for image_id in each.image_ids}
-        for image_id, own in sequence.names.items():
-            present = own & set(made.node.store.names)
-            assert present in (set(), own), f"only a part of the names of image {image_id} is restored"
-            assert sequence.has_content(image_id) or not (present or image_id in undoable)
-        assert len(made.node.store.leases) == len(await made.undo.list_undoable())
-        made.node.advance(WINDOW_S)
-        await made.recovery.run()
-        assert not made.node.store.leases
+        await check_sequence(made, steps)
+
+
+@pytest.mark.parametrize("method", LEASE_CHANGES)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ("remove",),
+        ("remove", "undo"),
+        ("remove", "undo", "remove"),
+        ("remove", "wait", "recover"),
+        ("remove", "wait", "remove"),
+        ("collect",),
+    ],
+    ids=" ".join,
+)
+async def test_crash_at_any_change_of_a_lease_leaves_a_listed_lease_that_the_recovery_deletes(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch, steps: tuple[str, ...], method: str
+) -> None:
+    monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
+    *before, last = steps
+    for number in count():
+        async with rig(bulk=True) as made:
+            if not await check_sequence(made, [*((each, None) for each in before), (last, (method, number, True))]):
+                break

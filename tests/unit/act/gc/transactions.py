@@ -18,16 +18,8 @@ if TYPE_CHECKING:
 
 
 RECENT = {"containerd.io/gc.expire": "2099-01-01T00:00:00Z"}
-CHANGES = ("Leases.Create", "Content.Write", "Images.Delete", "Images.Create", "Leases.Delete")
-STEPS = (
-    *CHANGES,
-    "ListContainers",
-    "Snapshots.List",
-    "Leases.List",
-    "Images.List",
-    "Images.Get",
-    "Leases.ListResources",
-)
+LEASE_CHANGES = ("Leases.Create", "Content.Write", "Leases.AddResource", "Leases.Delete")
+CHANGES = (*LEASE_CHANGES, "Images.Delete", "Images.Create", "Snapshots.Prepare", "Snapshots.Remove")
 
 
 async def remove_all(made: Rig) -> PassReport:
@@ -39,25 +31,29 @@ def outcomes(report: PassReport) -> dict[str, Outcome]:
     return {each.decision.id: each.outcome for each in report.results}
 
 
-def crash(made: Rig, at: tuple[str, int, bool]) -> None:
+def crash(made: Rig, at: tuple[str, int, bool]) -> Callable[[], bool]:
     """Simulate a crash of the runtime: fail all calls from the n-th call of a method on.
 
     Args:
         made: rig with the runtime.
-        at: method, index of its first failed call, and whether that call takes effect.
+        at: method, index of its first failed call, and whether that call takes effect without a confirmation.
+
+    Returns:
+        Whether the crash has happened, as a function.
     """
     method, number, after = at
-    seen = iter(range(1 << 30))
+    seen = []
 
     def count() -> None:
-        if next(seen) == number:
-            for each in STEPS:
+        seen.append(method)
+        if len(seen) == number + 1:
+            for each in made.server.faults.methods:
                 made.server.faults.fail(each, times=None, status="UNAVAILABLE", detail="crashed")
-            if after:
-                raise RefusedError("UNAVAILABLE", "crashed")
+            raise RefusedError("UNAVAILABLE", "crashed")
 
     hook = made.server.faults.after if after else made.server.faults.before
     hook(method, count, times=None)
+    return lambda: len(seen) > number
 
 
 def whole(made: Rig, names: dict[str, set[str]]) -> tuple[set[str], set[str]]:
