@@ -18,7 +18,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-clocks campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image portable test-portable format clean
+.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image portable test-portable format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -79,7 +79,7 @@ fuzz: ## fuzz all inputs of other users and programs for MINUTES (30), guided by
 
 campaign-kill: ## as root: passes killed by SIGKILL on a real containerd, RUNS times (200)
 	@.ci/setup dev real
-	NODEAGENT_TEST_RUNS=$(or $(RUNS),200) $(BIN)/python -m pytest --timeout 0 tests/integration/test_kill.py -m campaign
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),200) NODEAGENT_TEST_SEED=$(or $(SEED),$$RANDOM) $(BIN)/python -m pytest --timeout 0 tests/integration/test_kill.py -m campaign
 
 campaign-removal: ## as root: image removals against concurrent use, kills and restarts, RUNS rounds (100); REMOVAL=agent,kubelet,at-once
 	@.ci/setup dev real
@@ -95,9 +95,12 @@ campaign-poweroff: ## as root: shutdowns of a whole node in a virtual machine, d
 	NODEAGENT_TEST_COUNTED=$(COUNTED) $(BIN)/python -m pytest --timeout 2400 -s tests/node/test_shutdown.py tests/node/test_shutdown_outcomes.py \
 		tests/node/test_shutdown_interruptions.py $(if $(ONLY),-k "$(ONLY)")
 
-campaign-clocks: ## random sequences of clocks, gaps and restarts against removal by age, EXAMPLES of them (20000)
+campaign-properties: ## search of all random unit tests with new seeds for MINUTES (30); the first round with a failure is the last
 	@.ci/setup dev
-	NODEAGENT_TEST_EXAMPLES=$(or $(EXAMPLES),20000) $(BIN)/python -m pytest --timeout 0 tests/unit/store/test_clock_properties.py
+	@for ((end = SECONDS + 60 * $(or $(MINUTES),30), round = 1; SECONDS < end; round++)); do \
+		echo "== round $$round"; \
+		$(BIN)/python -m pytest tests/unit $(PARALLEL) -m hypothesis --hypothesis-profile search || exit 1; \
+	done
 
 campaign-tenants: ## as root: attacks of tenants on eviction, collection and history on a real containerd, RUNS times each (10)
 	@.ci/setup dev real

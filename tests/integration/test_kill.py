@@ -1,7 +1,7 @@
 """Tests of passes killed by SIGKILL on a real containerd: every removal is recorded, and the next pass is correct.
 
 The pass is killed at a random time, or at a random SQL statement of the history. ``NODEAGENT_TEST_RUNS`` is the number
-of kills; see ``make campaign-kill``.
+of kills, ``NODEAGENT_TEST_SEED`` determines the random choices; see ``make campaign-kill``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real
 
 RUNS: Final = int(os.environ.get("NODEAGENT_TEST_RUNS", "3"))
+CHOSEN: Final = random.Random(int(os.environ.get("NODEAGENT_TEST_SEED", "0")))
 ROOT: Final = Path(__file__).parents[2]
 REGISTRY: Final = "registry.example.com"
 KEPT: Final = f"{REGISTRY}/tools/app:v1"
@@ -86,7 +87,7 @@ class Node:
     def litter(self) -> None:
         """Restore the unused images and add a deleted pod with a dead container."""
         self.containerd.import_images(self.unused)
-        sandbox = self.pods.run_sandbox(f"deleted-{random.getrandbits(32):08x}")
+        sandbox = self.pods.run_sandbox(f"deleted-{CHOSEN.getrandbits(32):08x}")
         done = self.pods.run_container(sandbox, "done", KEPT, ["true"])
         self.pods.wait_exited(done)
         self.pods.stop_sandbox(sandbox)
@@ -153,20 +154,20 @@ class Node:
             self.daemon(self.config(removal)), stderr=subprocess.PIPE, text=True, cwd=ROOT
         ) as process:
             assert process.stderr is not None
-            if random.random() < 1 / 6:
-                time.sleep(self.started_s[removal] * random.uniform(0.7, 1.1))
+            if CHOSEN.random() < 1 / 6:
+                time.sleep(self.started_s[removal] * CHOSEN.uniform(0.7, 1.1))
             else:
                 for line in process.stderr:
                     if '"pass_started"' in line:
                         break
-                time.sleep(self.pass_s[removal] * random.random() ** 2)
+                time.sleep(self.pass_s[removal] * CHOSEN.random() ** 2)
             process.kill()
             process.stderr.read()
 
     def kill_at_statement(self, removal: str) -> None:
         """Kill a pass at a random SQL statement of the history."""
-        statement = random.randint(1, self.statements[removal])
-        delay_us = random.choice((0, random.randint(1, 3000)))
+        statement = CHOSEN.randint(1, self.statements[removal])
+        delay_us = CHOSEN.choice((0, CHOSEN.randint(1, 3000)))
         command = self.command(self.config(removal), statement, delay_us)
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
         assert ended.returncode in (-signal.SIGKILL, 0, 3), ended.stderr

@@ -19,7 +19,6 @@ Permitted are the following errors of an age:
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import tempfile
 from datetime import UTC, datetime
@@ -279,22 +278,7 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, chang
 
 
 TestClocks = Clocks.TestCase
-TestClocks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
-
-
-class RandomClocks(Clocks):
-    """Random examples in every run; ``make campaign-clocks`` runs many examples."""
-
-
-TestRandomClocks = RandomClocks.TestCase
-TestRandomClocks.settings = settings(
-    max_examples=int(os.environ.get("NODEAGENT_TEST_EXAMPLES", "60")),
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=False,
-    database=None,
-    print_blob=True,
-)
+TestClocks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("clock", ["right", "1970", "stopped", "+5h", "-5h"])
