@@ -1,11 +1,17 @@
-"""Blocking calls that may never return, such as ``statfs`` on a dead mount; each guard blocks at most one thread."""
+"""Threads for blocking calls: for calls that may never return, and for calls that an urgent eviction waits for.
+
+Calls on filesystems, such as ``statfs`` on a dead mount, may never return, and all threads of ``asyncio.to_thread`` may
+hang in such calls. Guarded calls have threads of their own, of which each guard blocks at most one. Calls on kernel
+files, without which no eviction for memory or PIDs is possible, have threads that no filesystem can block.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, ParamSpec, TypeVar
 
 from nodeagent.errors import ObservationError
 
@@ -13,6 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+_GUARDED: Final = ThreadPoolExecutor(32, "guarded")
+_KERNEL: Final = ThreadPoolExecutor(8, "kernel")
+
+
+async def call_kernel(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of a function that accesses only kernel files (proc, sysfs, cgroups) and processes."""
+    call = partial(copy_context().run, function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_KERNEL, call)
 
 
 class HangingCallError(ObservationError):
@@ -52,7 +68,7 @@ class GuardedCall(Generic[T]):
         call = self._running = Future[T]()
         self._is_late = False
         call.set_running_or_notify_cancel()  # a cancellation ends only the wait for the call
-        asyncio.get_running_loop().run_in_executor(None, copy_context().run, _complete, call, function)
+        asyncio.get_running_loop().run_in_executor(_GUARDED, copy_context().run, _complete, call, function)
         await self._wait(call, within_s)
         return call.result()
 

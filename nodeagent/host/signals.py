@@ -68,18 +68,31 @@ def read_signals(
         source: formula of available memory.
         kernel_estimate: whether to read ``MemAvailable`` in addition to the kubelet's formula.
         root: parent of ``proc`` and ``sys``.
+
+    Without paths, only kernel files are read: the kernel answers from memory, and no disk can delay the answer.
     """
-    readers: list[Callable[[], Iterable[Observation]]] = [
+    found, warnings = _read_each(
         lambda: [_memory(root, _moment(clock), source, kernel_estimate=kernel_estimate)],
         lambda: _allocatable(root, _moment(clock)),
         lambda: [_pids(root, _moment(clock))],
         lambda: _swap(root, _moment(clock)),
         lambda: _stalls(root, _moment(clock), "memory", Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL),
         lambda: _stalls(root, _moment(clock), "io", Signal.IO_PSI_SOME, Signal.IO_PSI_FULL),
+    )
+    of_filesystems, unread = read_filesystem_signals(paths, clock)
+    return (*found, *of_filesystems), (*warnings, *unread)
+
+
+def read_filesystem_signals(paths: SignalPaths, clock: Clock) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
+    """Return the readings of the filesystems, and a warning for each unreadable signal; arguments as above."""
+    return _read_each(
         lambda: _filesystem(paths.nodefs, clock, Signal.NODEFS_AVAILABLE, Signal.NODEFS_INODES_FREE),
         lambda: _filesystem(paths.imagefs, clock, Signal.IMAGEFS_AVAILABLE, Signal.IMAGEFS_INODES_FREE),
         lambda: _filesystem(paths.containerfs, clock, Signal.CONTAINERFS_AVAILABLE, Signal.CONTAINERFS_INODES_FREE),
-    ]
+    )
+
+
+def _read_each(*readers: Callable[[], Iterable[Observation]]) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
     found: list[Observation] = []
     warnings: list[str] = []
     for read in readers:

@@ -15,8 +15,10 @@ from nodeagent.errors import NodeAgentError, ObservationError
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_files import KUBELET_ROOT
-from nodeagent.host.signals import SignalPaths, read_other_filesystem, read_signals
+from nodeagent.host.signals import SignalPaths, read_filesystem_signals, read_other_filesystem, read_signals
 from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem
+from nodeagent.plan.eviction.poll_interval import SOONEST_S
+from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import evaluate
 from nodeagent.plan.eviction.thresholds import find_contradictions, for_layout
 from nodeagent.record import Record, replace
@@ -38,6 +40,8 @@ _Read = tuple[tuple[Observation, ...], tuple[str, ...]]
 
 _NOTHING: Final[_Read] = ((), ())
 _READ_WITHIN_S: Final = 2.0
+_PROMPT_S: Final = 0.02
+"""Longest wait for the filesystems while a threshold on memory or PIDs is met; they usually answer in 1 ms."""
 _RUNTIME_WITHIN_S: Final = 2.0
 LAYOUT_KEPT_S: Final = 60.0
 """Maximum age of a cached layout in seconds, since the image filesystems other than the first can change."""
@@ -89,7 +93,11 @@ class EvaluatedSignals(Record):
 
 
 class EvictionSignalReader:
-    """Reader of all signals of the node. A hanging filesystem delays only its own signals."""
+    """Reader of all signals of the node. A hanging filesystem delays only its own signals.
+
+    Memory, PIDs and stalls are read in the event loop: on a node without free CPU a thread may wait for seconds, and
+    the kernel answers in less than a millisecond.
+    """
 
     def __init__(self, settings: EvictionSettings, clock: Clock, *, pod_log_root: Path, root: Path = Path("/")) -> None:
         """Create a reader without initial readings.
@@ -104,8 +112,11 @@ class EvictionSignalReader:
         self._settings = settings
         self._clock = clock
         self._root = root
+        self._layouts = GuardedCall[SignalLayout]()
         self._first = GuardedCall[_Read]()
         self._others = GuardedCall[_Read]()
+        self._reading: asyncio.Future[_Read] | None = None
+        self._last: _Read = _NOTHING
 
     async def read_layout(
         self, cri: CriClient, imagefs_path: str, find: FindImageFilesystems | None = None
@@ -122,20 +133,21 @@ class EvictionSignalReader:
             RuntimeUnavailableError: the runtime does not answer.
             RuntimeRequestError: the runtime refused ``ImageFsInfo``.
 
-        Image filesystems other than the first are omitted, with a warning, if the search for them fails.
+        Image filesystems other than the first are omitted, with a warning, if the search for them fails. While a
+        filesystem hangs, the layout has no filesystem.
         """
         info = await cri.image_fs_info()
         image = next(iter(info.image_mountpoints), None)
         container = next(iter(info.container_mountpoints), image)
-        nodefs = await asyncio.to_thread(nodefs_path, self._pod_log_root)
-        paths = SignalPaths(nodefs, imagefs_path or image, container)
+        paths = SignalPaths(None, imagefs_path or image, container)
         try:
             async with asyncio.timeout(_RUNTIME_WITHIN_S / 2):
-                return await self.resolve_layout(paths, () if find is None else await find())
+                several = () if find is None else await find()
         except (NodeAgentError, TimeoutError) as error:
             unknown = f"image filesystems besides the first unknown: {str(error) or 'no answer in time'}"
-            layout = await self.resolve_layout(paths)
+            layout = await self._resolve_in_time(paths)
             return replace(layout, warnings=(*layout.warnings, unknown), others_known=False)
+        return await self._resolve_in_time(paths, several)
 
     async def read_layout_or_nodefs(
         self, cri: CriClient, imagefs_path: str, find: FindImageFilesystems | None = None
@@ -153,41 +165,82 @@ class EvictionSignalReader:
 
     async def nodefs_layout(self) -> SignalLayout:
         """Return the layout of a node whose image filesystem is unknown."""
-        return await self.resolve_layout(SignalPaths(await asyncio.to_thread(nodefs_path, self._pod_log_root)))
+        return await self._resolve_in_time(SignalPaths(None))
 
-    async def resolve_layout(self, paths: SignalPaths, several: Iterable[ImageFilesystem] = ()) -> SignalLayout:
-        """Return the layout of known filesystem paths, with the thresholds that apply to that layout.
+    async def _resolve_in_time(self, paths: SignalPaths, several: Iterable[ImageFilesystem] = ()) -> SignalLayout:
+        """Return the layout of ``paths`` and of nodefs; without any filesystem, with a warning, while one hangs."""
+
+        def resolve() -> SignalLayout:
+            return self.resolve_layout(replace(paths, nodefs=nodefs_path(self._pod_log_root)), several)
+
+        try:
+            return await self._layouts.run(resolve, within_s=_READ_WITHIN_S)
+        except HangingCallError as error:
+            layout = self.resolve_layout(SignalPaths(None))
+            return replace(layout, warnings=(f"filesystems unknown: one {error}",), others_known=False)
+
+    def resolve_layout(self, paths: SignalPaths, several: Iterable[ImageFilesystem] = ()) -> SignalLayout:
+        """Return the layout of known filesystem paths, with the thresholds that apply to that layout. Blocks.
 
         ``several`` are the image filesystems of a node with more than one.
         """
-        layout, others = await asyncio.to_thread(lambda: (layout_of(paths), others_of(paths, several)))
+        layout, others = layout_of(paths), others_of(paths, several)
         thresholds, warnings = for_layout(self._settings.thresholds, layout, others)
         return SignalLayout(paths, layout, thresholds, warnings, others)
 
-    async def read(self, layout: SignalLayout) -> SignalReadings:
+    async def read(self, layout: SignalLayout, *, urgently: bool = False) -> SignalReadings:
         """Return readings of all signals; filesystem signals are omitted while a filesystem hangs.
 
         Image filesystems other than the first are read separately, so that a hang delays only their own signals.
-        """
-        (first, late), (others, others_late) = await asyncio.gather(
-            _read_in_time(self._first, partial(self._read_signals, layout.paths)),
-            _read_in_time(self._others, partial(self._read_others, layout.others)),
-        )
-        if late:
-            first = await asyncio.to_thread(self._read_signals, SignalPaths(None))
-        unread = (*first[1], *others[1])
-        unread += (f"filesystem signals not read: a filesystem {late}",) if late else ()
-        unread += (f"signals of other image filesystems not read: one {others_late}",) if others_late else ()
-        return SignalReadings((*first[0], *others[0]), unread, self.now())
 
-    def _read_signals(self, paths: SignalPaths) -> _Read:
+        Args:
+            layout: filesystems and thresholds.
+            urgently: whether to return without waiting for the filesystems while a threshold on memory or PIDs is met;
+                the filesystem signals are then of the last reading.
+        """
+        kernel, found = self._read_kernel(), _NOTHING
+        if layout.paths != SignalPaths(None) or layout.others:
+            reading = self._begin_reading(layout)
+            short = False
+            while not reading.done() and not short:
+                short = urgently and _is_short(layout.thresholds, kernel[0])
+                done, _ = await asyncio.wait({reading}, timeout=_PROMPT_S if short else SOONEST_S)
+                if not done:
+                    kernel = self._read_kernel()
+            found = self._end_reading(reading)
+        return SignalReadings((*kernel[0], *found[0]), (*kernel[1], *found[1]), self.now())
+
+    def _begin_reading(self, layout: SignalLayout) -> asyncio.Future[_Read]:
+        """Begin a reading of the filesystems, unless one is in progress for which no caller waited; return it."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read_filesystems(layout))
+        return self._reading
+
+    def _end_reading(self, reading: asyncio.Future[_Read]) -> _Read:
+        """Return the signals of the filesystems, of the last finished reading while this one is in progress."""
+        if reading.done():
+            self._reading = None if self._reading is reading else self._reading
+            self._last = reading.result()
+        return self._last
+
+    def _read_kernel(self) -> _Read:
         return read_signals(
-            paths,
+            SignalPaths(None),
             self._clock,
             source=self._settings.memory_source,
             kernel_estimate=self._settings.kernel_estimate,
             root=self._root,
         )
+
+    async def _read_filesystems(self, layout: SignalLayout) -> _Read:
+        (first, late), (others, others_late) = await asyncio.gather(
+            _read_in_time(self._first, partial(read_filesystem_signals, layout.paths, self._clock)),
+            _read_in_time(self._others, partial(self._read_others, layout.others)),
+        )
+        unread = (*first[1], *others[1])
+        unread += (f"filesystem signals not read: a filesystem {late}",) if late else ()
+        unread += (f"signals of other image filesystems not read: one {others_late}",) if others_late else ()
+        return (*first[0], *others[0]), unread
 
     def _read_others(self, others: tuple[OtherImageFilesystem, ...]) -> _Read:
         found, unread = list[Observation](), list[str]()
@@ -224,6 +277,19 @@ class EvictionSignalReader:
     def now(self) -> Moment:
         """Return the current instant."""
         return Moment(self._clock.now(), self._clock.monotonic_s())
+
+
+def _is_short(thresholds: Iterable[Threshold], observations: Iterable[Observation]) -> bool:
+    """Return whether a threshold is met for which the eviction of a pod frees memory or PIDs."""
+    readings = {each.measurand: each for each in observations}
+    for threshold in thresholds:
+        meaning, reading = MEANINGS[threshold.signal], readings.get(threshold.measurand)
+        if meaning.filesystem is not None or meaning.resource is None or reading is None:
+            continue
+        reading = threshold.view(reading)
+        if threshold.met_by(reading.available, reading.capacity):
+            return True
+    return False
 
 
 async def _read_in_time(guard: GuardedCall[_Read], read: Callable[[], _Read]) -> tuple[_Read, str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.clock import SystemClock
+from nodeagent.guarded_call import GuardedCall
 from nodeagent.host.kubelet_detection import KubeletTraceReader, read_kubelet_traces
 from nodeagent.model import KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
 from nodeagent.plan.node_role import apply_hysteresis, decide_role
@@ -59,7 +61,9 @@ class _LatestTraces:
             earlier = self._readings.get(arguments)
             if earlier is not None and not earlier.done():
                 continue
-            reading = asyncio.ensure_future(asyncio.to_thread(self._reader.read, arguments=arguments))
+            reading = asyncio.ensure_future(
+                GuardedCall[KubeletTraces]().run(partial(self._reader.read, arguments=arguments))
+            )
             self._readings[arguments] = reading
             done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
             if done:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
+from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cgroups import (
     Cgroups,
     CgroupUsage,
@@ -100,7 +101,7 @@ class PodCgroups:
         """
         try:
             async with asyncio.timeout(_WITHIN_S):
-                return await asyncio.to_thread(self._find_resized, dict(traits))
+                return await call_kernel(self._find_resized, dict(traits))
         except TimeoutError:
             return frozenset()
 
@@ -115,7 +116,7 @@ class PodCgroups:
         """Return memory, swap and PIDs of each pod, by UID; empty, with a warning added, after a timeout."""
         try:
             async with asyncio.timeout(_WITHIN_S):
-                return await asyncio.to_thread(self._read_all, pods, handles)
+                return await call_kernel(self._read_all, pods, handles)
         except TimeoutError:
             warnings.append(f"cannot read the cgroups of pods: no answer within {_WITHIN_S:g} s")
             return {}

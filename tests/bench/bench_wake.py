@@ -31,7 +31,7 @@ async def measure(runs: int) -> list[float]:
     """Return the latency from each wake-up to its decision, in milliseconds."""
     settings, clock = EvictionSettings(), SystemClock()
     reader = EvictionSignalReader(settings, clock, pod_log_root=Path("/var/log/pods"))
-    layout = await reader.resolve_layout(SignalPaths("/", "/", "/"))
+    layout = reader.resolve_layout(SignalPaths("/", "/", "/"))
     reading, writing = os.pipe()
     woken = asyncio.Event()
     sent_s = 0.0

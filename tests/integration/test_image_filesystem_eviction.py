@@ -103,7 +103,7 @@ def test_bound_read_only_and_unmounted_filesystems_are_observed_as_such(mounted:
         for each in (tmp_path, mounted, bound)
     ]
     reader = EvictionSignalReader(EvictionSettings(), clock, pod_log_root=tmp_path)
-    layout = asyncio.run(reader.resolve_layout(SignalPaths(str(tmp_path), str(tmp_path), str(tmp_path)), several))
+    layout = reader.resolve_layout(SignalPaths(str(tmp_path), str(tmp_path), str(tmp_path)), several)
     assert [(each.path, each.device_id) for each in layout.others] == [(str(mounted), filesystem_id(str(bound)))]
 
     def other_paths() -> tuple[set[str], str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult, change_of
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.guarded_call import call_kernel
 from nodeagent.plan.kubernetes.eviction import (
     Answer,
     EvictionMemory,
@@ -223,7 +224,7 @@ class ApiEvictor:
 
         If the pod's cgroups cannot be read, the pod list of the runtime is used.
         """
-        processes = await asyncio.to_thread(self._read_processes, handle.cgroups) if handle.cgroups else None
+        processes = await call_kernel(self._read_processes, handle.cgroups) if handle.cgroups else None
         if processes is not None:
             return f"{len(processes)} processes are running" if processes else ""
         return "the runtime lists the pod as active" if handle.uid in (await self._read_pods()).handles else ""

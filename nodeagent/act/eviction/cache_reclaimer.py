@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cache_reclaim import is_writable, read_cache, reclaim_cache
 from nodeagent.model.pressure import QosClass
 from nodeagent.plan.eviction.cache_reclaim import PodCache
@@ -39,15 +40,15 @@ class CgroupCacheReclaimer:
 
     async def read(self, pods: PodInventory) -> tuple[PodCache, ...]:
         """Return the page cache of each pod; pods with an unknown memory request or unreadable cgroups are omitted."""
-        return await asyncio.to_thread(_read_all, pods)
+        return await call_kernel(_read_all, pods)
 
     async def read_one(self, handle: PodHandle) -> CgroupCache | None:
         """Return page cache, working set and stall time of a pod; ``None`` if its cgroups are unreadable."""
-        return await asyncio.to_thread(read_cache, handle.cgroups)
+        return await call_kernel(read_cache, handle.cgroups)
 
     async def is_permitted(self, handle: PodHandle) -> bool:
         """Return whether the page cache of a pod can be reclaimed."""
-        return await asyncio.to_thread(lambda: bool(handle.cgroups) and all(map(is_writable, handle.cgroups)))
+        return await call_kernel(lambda: bool(handle.cgroups) and all(map(is_writable, handle.cgroups)))
 
     async def reclaim(self, handle: PodHandle, size_bytes: int, *, swap: bool) -> str:
         """Reclaim up to ``size_bytes`` of a pod's page cache; return the error text, empty on success.

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.guarded_call import call_kernel
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.record import Record
 
@@ -166,9 +167,9 @@ class CriEvictor:  # 11 attributes: one per dependency, two time limits
 
         Both texts are empty on success. A large process takes seconds to free its memory after SIGKILL.
         """
-        error = await asyncio.to_thread(self._kill_processes, cgroups)
+        error = await call_kernel(self._kill_processes, cgroups)
         ends_s = self._clock.monotonic_s() + self._verify_s
-        while not await asyncio.to_thread(self._have_ended, cgroups):
+        while not await call_kernel(self._have_ended, cgroups):
             if error:
                 return error, ""
             if self._clock.monotonic_s() >= ends_s:
@@ -193,7 +194,7 @@ class CriEvictor:  # 11 attributes: one per dependency, two time limits
         With a time limit ``within_s`` in seconds, the pod counts as unchanged if its cgroup has no other containers, or
         if the runtime does not list its pods in time.
         """
-        if within_s is not None and await asyncio.to_thread(self._has_same_containers, handle):
+        if within_s is not None and await call_kernel(self._has_same_containers, handle):
             return None
         try:
             async with asyncio.timeout(within_s):
@@ -287,7 +288,7 @@ class CriEvictor:  # 11 attributes: one per dependency, two time limits
         """
         ends_s = self._clock.monotonic_s() + self._verify_s
         while True:
-            remaining = await asyncio.to_thread(self._read_processes, handle.cgroups) if handle.cgroups else None
+            remaining = await call_kernel(self._read_processes, handle.cgroups) if handle.cgroups else None
             if (remaining is None and closing.done()) or remaining == frozenset():
                 return ""
             if self._clock.monotonic_s() >= ends_s:

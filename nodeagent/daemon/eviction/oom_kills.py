@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
+from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cgroups import read_oom_kills
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class OomKillMonitor:
     async def check(self, pods: PodInventory) -> None:
         """Log every OOM kill in these pods since the last check."""
         directories = _directories(pods)
-        counts = await asyncio.to_thread(_read, directories)
+        counts = await call_kernel(_read, directories)
         if self._counts is None:
             self._counts = counts
             return

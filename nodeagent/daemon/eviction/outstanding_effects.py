@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.eviction.state_writer import EvictionStateWriter
 from nodeagent.errors import NodeAgentError, StoreError
+from nodeagent.guarded_call import call_kernel
 from nodeagent.host.node import boot_id
 from nodeagent.plan.eviction.effects import (
     FREED_WITHIN_S,
@@ -126,7 +127,7 @@ class OutstandingEffects:
     async def begin(self, eviction: Eviction, handle: PodHandle, effects: Iterable[OutstandingEffect]) -> None:
         """Record an eviction before it starts."""
         pod = eviction.pod
-        layers = await asyncio.to_thread(self._find_layers, handle.container_ids)
+        layers = await call_kernel(self._find_layers, handle.container_ids)
         victim = Victim(
             pod.uid,
             pod.namespace,

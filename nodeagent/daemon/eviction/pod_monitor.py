@@ -25,7 +25,7 @@ _EVICTING_S: Final = 2.5
 LISTED_WITHIN_S: Final = 0.5
 
 
-class PodMonitor:  # 12 attributes: the six arguments, and the cache with its list in progress
+class PodMonitor:  # 13 attributes: the six arguments, and the cache with its list in progress
     """Reads the pods of the node and logs their OOM kills."""
 
     def __init__(  # noqa: PLR0913 - each argument is a dependency
@@ -61,6 +61,7 @@ class PodMonitor:  # 12 attributes: the six arguments, and the cache with its li
         self._expired = 0
         self._limits_s: float | None = None
         self._listing: asyncio.Future[PodInventory] | None = None
+        self._listing_s = 0.0
 
     async def read(self, *, with_disk: bool) -> PodInventory:
         """Read the pods of the node, log new OOM kills, and return the pods.
@@ -82,6 +83,7 @@ class PodMonitor:  # 12 attributes: the six arguments, and the cache with its li
         """Start a list without disk usage unless one is in progress; return it."""
         if self._listing is None or self._listing.done():
             self._listing = asyncio.ensure_future(self._read(with_disk=False))
+            self._listing_s = self._clock.monotonic_s()
             self._listing.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
         return self._listing
 
@@ -101,7 +103,8 @@ class PodMonitor:  # 12 attributes: the six arguments, and the cache with its li
 
         The durations passed to :meth:`evicted` do not count, up to ``_EVICTING_S``.
         If the runtime does not list its pods in time, the pods are those of the last list, with a warning: under memory
-        pressure the runtime may answer only after the kernel's OOM killer has killed a process of any pod. Memory and
+        pressure the runtime may answer only after the kernel's OOM killer has killed a process of any pod. The time
+        counts from the start of a list in progress, so that a runtime that hangs is not waited for again. Memory and
         PIDs are always read now.
 
         Raises:
@@ -112,15 +115,15 @@ class PodMonitor:  # 12 attributes: the six arguments, and the cache with its li
         if age_s <= _RECENT_S and (recent := await self._read_usage()) is not None:
             return recent
         work = self._list()
+        waited_s = self._clock.monotonic_s() - self._listing_s
+        done, _ = await asyncio.wait({work}, timeout=max(0.0, self._listed_within_s - waited_s))
+        if not done and (known := await self._read_usage()) is not None:
+            now_s = self._clock.monotonic_s()
+            waited_s, age_s = now_s - self._listing_s, now_s - known.observed_at.monotonic_s
+            fields = {"waited_s": round(waited_s, 1), "age_s": round(age_s, 1), "pods": len(known.facts)}
+            self._reporter.log_once("pods_not_listed", fields)
+            return known
         try:
-            done, _ = await asyncio.wait({work}, timeout=self._listed_within_s)
-            if not done and (known := await self._read_usage()) is not None:
-                age_s = round(self._clock.monotonic_s() - known.observed_at.monotonic_s, 1)
-                self._reporter.log_once(
-                    "pods_not_listed",
-                    {"waited_s": self._listed_within_s, "age_s": age_s, "pods": len(known.facts)},
-                )
-                return known
             return await work
         finally:
             self.close()

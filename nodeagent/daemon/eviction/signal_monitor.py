@@ -34,8 +34,8 @@ _REFRESH_WITHIN_S: Final = 2.0
 class SignalReader(Protocol):
     """Reads and evaluates the signals; see :class:`EvictionSignalReader`."""
 
-    async def read(self, layout: SignalLayout) -> SignalReadings:
-        """Return readings of all signals."""
+    async def read(self, layout: SignalLayout, *, urgently: bool = False) -> SignalReadings:
+        """Return readings of all signals; with ``urgently`` without waiting for filesystems in a memory shortage."""
 
     def evaluate_readings(
         self, layout: SignalLayout, readings: SignalReadings, state: EvictionState
@@ -113,7 +113,8 @@ class SignalMonitor:
             NodeAgentError: the runtime does not report the image filesystem.
         """
         layout = await self._signal_layout()
-        return await self._reader.read(layout if filesystems else replace(layout, paths=SignalPaths(None), others=()))
+        layout = layout if filesystems else replace(layout, paths=SignalPaths(None), others=())
+        return await self._reader.read(layout, urgently=True)
 
     async def evaluate(self, readings: SignalReadings | None = None) -> Evaluation:
         """Evaluate readings, log the changes, and keep the state for the next evaluation.
@@ -125,7 +126,7 @@ class SignalMonitor:
             NodeAgentError: the runtime does not report the image filesystem.
         """
         layout = await self._signal_layout()
-        readings = readings or await self._reader.read(layout)
+        readings = readings or await self._reader.read(layout, urgently=True)
         evaluated = self._reader.evaluate_readings(layout, readings, self._context.eviction)
         evaluation = evaluated.evaluation
         self._context.eviction = evaluation.state
@@ -191,7 +192,11 @@ class SignalMonitor:
         return self._reader.now()
 
     async def _signal_layout(self) -> SignalLayout:
-        if self._layout is None:
-            self._layout = await self._read_layout()
+        """Return the layout; it is read again until no filesystem hangs."""
+        if self._layout is not None:
+            return self._layout
+        found = await self._read_layout()
+        if found.paths.nodefs is not None:
+            self._layout = found
             self._layout_read_s = self.now().monotonic_s
-        return self._layout
+        return found

@@ -25,13 +25,10 @@ from nodeagent.daemon.control import server as control
 from nodeagent.daemon.control.server import LIMITS
 from nodeagent.errors import ObservationError
 from nodeagent.host.peer import Peer, group_number
-from nodeagent.host.signals import read_signals
 from tests.unit.control_node import MEMBER, ROOT, STRANGER, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from nodeagent.host.signals import SignalPaths
 
 
 @dataclass
@@ -70,12 +67,7 @@ async def test_hanging_signal_reading_blocks_one_thread(
     node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.ask("Status")
-    real = read_signals
-
-    def read(paths: SignalPaths, *words: Any, **more: Any) -> Any:
-        return hang() if paths.nodefs else real(paths, *words, **more)
-
-    monkeypatch.setattr("nodeagent.observe.eviction_signals.read_signals", read)
+    monkeypatch.setattr("nodeagent.observe.eviction_signals.read_filesystem_signals", lambda *_: hang())
     monkeypatch.setattr("nodeagent.observe.eviction_signals._READ_WITHIN_S", 0.05)
     answer = await asyncio.wait_for(asyncio.gather(*(node.ask("Pressure") for _ in range(3))), 10)
     assert hang.calls == 1

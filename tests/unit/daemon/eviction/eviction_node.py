@@ -111,8 +111,8 @@ class Node:
         logger = log.configure("json", "info", self.stream)
         self.context = DaemonContext(None, logger, self.clock, LoopStatuses(self.clock), PassLock(self.clock))  # type: ignore[arg-type]
 
-    async def read(self, layout: SignalLayout) -> SignalReadings:
-        del layout
+    async def read(self, layout: SignalLayout, *, urgently: bool = False) -> SignalReadings:
+        del layout, urgently
         self.clock.seconds += 0.1
         moment = Moment(self.clock.now(), self.clock.monotonic_s())
         return SignalReadings(tuple(replace(each, observed_at=moment) for each in self.readings()), (), moment)

@@ -134,7 +134,7 @@ async def test_pod_is_evicted_by_the_last_list_if_memory_falls_while_the_runtime
 
 async def test_list_in_progress_is_not_repeated_when_a_threshold_is_met() -> None:
     node = Node(pods=(pod("big", memory=500),), hangs=True, gate=asyncio.Event())
-    loop = node.loop()
+    loop = node.loop(read_usage=node.usage_of_last_list)
     node.hangs = False
     available_mib = iter((130, *[90] * 100))
 
