@@ -73,8 +73,12 @@ class Attempts:
         }
 
 
-class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, and two results of its steps
-    """One eviction pass: acts on one evaluation of the thresholds and evicts at most one pod."""
+class EvictionPass:  # 12 attributes: the six arguments, the parts of a pass, and three results of its steps
+    """One eviction pass: acts on one evaluation of the thresholds and evicts at most one pod.
+
+    Attributes:
+        covered: thresholds that need no second pass: this pass acts on their resource, or they have no victim.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the loop's parts, and those of this pass
         self,
@@ -97,6 +101,7 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
         self._measurement = PodMeasurement(monitors)
         self._reclaimed: set[ReclaimStep] = set()
         self._without_victim: frozenset[Threshold] = frozenset()
+        self.covered: set[Threshold] = set()
 
     async def run(
         self, evaluation: Evaluation, readings: SignalReadings | None, is_limit_check_due: Callable[[], bool]
@@ -112,6 +117,7 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
         Raises:
             NodeAgentError: the pods or the image filesystem could not be read.
         """
+        self.covered.update(each.threshold for each in evaluation.acting)  # until the first plan
         try:
             return await self._run(evaluation, readings, is_limit_check_due)
         except asyncio.CancelledError:
@@ -303,7 +309,7 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
         self, evaluation: Evaluation, readings: SignalReadings, pods: PodInventory | None, excluded: dict[str, str]
     ) -> EvictionPlan:
         layout = await self._monitors.signals.layout()
-        return plan_eviction(
+        plan = plan_eviction(
             replace(evaluation, state=self._context.eviction),
             pods.facts if pods is not None else None,
             self._policy,
@@ -316,6 +322,11 @@ class EvictionPass:  # 11 attributes: the six arguments, the parts of a pass, an
             others=layout.others,
             removes_volumes=self._actions.removes_volumes(),
         )
+        relieved = None if plan.selected is None else MEANINGS[plan.selected.threshold.signal].resource
+        statuses = (each.threshold for each in evaluation.statuses)
+        self.covered.clear()
+        self.covered |= plan.without_victim | {each for each in statuses if MEANINGS[each.signal].resource is relieved}
+        return plan
 
     def _sample(self, pods: PodInventory, readings: SignalReadings, *, with_disk: bool) -> None:
         """Record the usage of the pods, with which the next plan measures their growth."""

@@ -3,6 +3,10 @@
 A PSI trigger or a cgroup memory event starts a pass immediately. A pass evaluates the signals, runs node-level reclaim,
 and evicts at most one pod. Reclaim acquires the pass lock and ends a running garbage collection early; an eviction
 requires no lock.
+
+A shortage of memory or PIDs waits for nothing. While a pass waits for a filesystem, the runtime, a disk or the end of a
+pod, the signals are still evaluated; if a hard threshold on memory or PIDs is met on which that pass does not act, a
+second pass acts on it at once.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS
 from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S
 from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.record import replace
 from nodeagent.telemetry.logging import stable
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
     from nodeagent.host.psi_triggers import PressureTriggers
     from nodeagent.observe.eviction_signals import SignalReadings
+    from nodeagent.plan.eviction.state import Evaluation
 
 
 class EvictionLoop:
@@ -134,8 +140,7 @@ class EvictionLoop:
             self._attempts.dry_run_steps.clear()
         if not any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting):
             readings = None  # no longer current after the following reads
-            await signals.refresh_others_if_due()
-            if await self._refresh_pods():
+            if await self._refresh():
                 evaluation = await signals.evaluate()
             elif self._preparing is None and self._actions.images is not None:
                 self._preparing = asyncio.ensure_future(self._actions.images.prepare())
@@ -146,22 +151,43 @@ class EvictionLoop:
         if paused:
             return PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
         a_pass = EvictionPass(self._context, policy, self._actions, self._monitors, self._attempts, stop)
-        return await a_pass.run(
-            evaluation, readings, lambda: policy.local_storage_isolation and pods.is_limit_check_due()
+        work = asyncio.ensure_future(
+            a_pass.run(evaluation, readings, lambda: policy.local_storage_isolation and pods.is_limit_check_due())
         )
+        try:
+            while (shortage := await signals.shortage_before(work, a_pass.covered)) is not None:
+                await self._relieve_urgently(shortage, stop)
+            return await work
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
 
-    async def _refresh_pods(self) -> bool:
-        """Refresh the cache of pods; return whether a hard memory or PID threshold was met first.
+    async def _relieve_urgently(self, shortage: Evaluation, stop: asyncio.Event) -> None:
+        """Run a pass for a shortage of memory or PIDs, beside a pass that waits for something else."""
+        actions = replace(self._actions, images=None)  # observed by the other pass
+        a_pass = EvictionPass(self._context, self._settings.policy, actions, self._monitors, self._attempts, stop)
+        try:
+            await a_pass.run(shortage, None, lambda: False)
+        except NodeAgentError as error:
+            self._monitors.reporter.log_warnings([str(error)])
+
+    async def _refresh(self) -> bool:
+        """Refresh filesystems and cached pods; return whether a hard memory or PID threshold was met first.
 
         The pods are not listed while a signal falls to its threshold, since the eviction lists them.
         """
         signals, interval_s = self._monitors.signals, self._settings.interval_s
-        if signals.is_falling(interval_s):
-            return False
-        near = signals.is_near_threshold(interval_s)
-        work = asyncio.ensure_future(self._monitors.pods.refresh_if_due(near_threshold=near))
+        is_falling, near = signals.is_falling(interval_s), signals.is_near_threshold(interval_s)
+
+        async def refresh() -> None:
+            await signals.refresh_others_if_due()
+            if not is_falling:
+                await self._monitors.pods.refresh_if_due(near_threshold=near)
+
+        work = asyncio.ensure_future(refresh())
         try:
-            if await signals.shortage_before(work):
+            if await signals.shortage_before(work) is not None:
                 return True
             await work
         finally:

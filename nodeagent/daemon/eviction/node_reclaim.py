@@ -221,7 +221,7 @@ class NodeReclaim:
                 self._actions.reclaimer.run(step, end, lambda found: self._set_planned(step, found))
             )
             try:
-                if not await self._signals.shortage_before(work, without_victim, check):
+                if await self._signals.shortage_before(work, without_victim, check) is None:
                     return await work
                 end.set()
                 await asyncio.wait({work}, timeout=_CANCEL_WITHIN_S)

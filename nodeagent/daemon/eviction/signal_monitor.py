@@ -141,28 +141,33 @@ class SignalMonitor:
         work: asyncio.Future[Any],
         ignored: AbstractSet[Threshold] = frozenset(),
         on_evaluation: Callable[[Evaluation], object] | None = None,
-    ) -> bool:
-        """Evaluate signals while ``work`` runs; return whether a hard memory or PID threshold was met before its end.
+    ) -> Evaluation | None:
+        """Evaluate signals while ``work`` runs, until a hard memory or PID threshold is met.
 
-        Thresholds in ``ignored`` do not count: no pod can be evicted for them. ``on_evaluation`` is called with each
-        evaluation, at least every ``SOONEST_S``.
+        Thresholds in ``ignored``, which may change meanwhile, do not count: no pod can be evicted for them, or ``work``
+        acts on them. ``on_evaluation`` is called with each evaluation, at least every ``SOONEST_S``.
+
+        Returns:
+            The evaluation with only the met thresholds; ``None`` if ``work`` ended first.
         """
         watch_s = self._watch_s if on_evaluation is None else min(self._watch_s, SOONEST_S)
         while True:
             done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(watch_s))
             if done:
-                return False
+                return None
             evaluation = await self.evaluate()
             if on_evaluation is not None:
                 on_evaluation(evaluation)
-            if any(
-                each.threshold.hard
+            met = [
+                each
+                for each in evaluation.acting
+                if each.threshold.hard
                 and MEANINGS[each.threshold.signal].filesystem is None
                 and MEANINGS[each.threshold.signal].resource is not None
                 and each.threshold not in ignored
-                for each in evaluation.acting
-            ):
-                return True
+            ]
+            if met:
+                return replace(evaluation, statuses=tuple(met))
 
     def next_poll_s(self, interval_s: float) -> float:
         """Return the seconds until the next reading, at most ``interval_s``."""
