@@ -5,8 +5,8 @@ A pod above its memory request grows while a known amount of memory is available
 falls below the threshold, and the end of the last process in the pod's cgroup. The node's clock counts instructions, so
 that the load of this machine changes no result. Each series has ten runs by default:
 
-- ``woken``, ``polling``, ``busy``: 50 MiB/s with 200 MiB available; with PSI triggers, without PSI triggers, and on a
-  busy node;
+- ``woken``, ``polling``, ``busy``, ``starved``: 50 MiB/s with 200 MiB available; with PSI triggers, without PSI
+  triggers, and with 2 and 16 services that use every free CPU;
 - ``default``, ``three``: Debian's ``vm.min_free_kbytes``; one pod at 20 MiB/s, and three at 60 MiB/s each;
 - ``ending``: a pod that ignores its termination, with a remaining grace period of an hour, beside a pod that uses less;
 - ``swap``: a pod at 60 MiB/s, of which 100 MiB are swapped out while it grows, beside a pod of 180 MiB that uses more
@@ -55,6 +55,8 @@ _AVAILABLE = (
     ' $1 == "anon" || $1 == "file" {u += $2} $1 == "inactive_file" {u -= $2}'
     " END {print int((m < t - u ? m : t - u) / 1048576)}' /proc/meminfo /sys/fs/cgroup/memory.stat"
 )
+_START_BUSY = "for n in $(seq {count}); do systemd-run --quiet --unit busy-$n sh -c 'while :; do :; done'; done"
+_STOP_BUSY = "systemctl stop 'busy-*'"
 _BURSTABLE = {"oom_score_adj": 990}
 _DEAF = "trap '' TERM; /bin/hog memory 200 200 200 & while :; do sleep 1; done"
 _MANY = {"memory_limit_in_bytes": 4 << 30}
@@ -98,11 +100,8 @@ SERIES = {
         "mkswap -q /swap; swapon /swap",
         end="swapoff /swap; rm /swap",
     ),
-    "busy": Series(
-        "busy node",
-        prepare="for n in 1 2; do systemd-run --quiet --unit busy-$n sh -c 'while :; do :; done'; done",
-        end="systemctl stop busy-1 busy-2",
-    ),
+    "busy": Series("busy node", prepare=_START_BUSY.format(count=2), end=_STOP_BUSY),
+    "starved": Series("16 busy services", prepare=_START_BUSY.format(count=16), end=_STOP_BUSY),
 }
 
 
