@@ -8,7 +8,9 @@ files, without which no eviction for memory or PIDs is possible, have threads th
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, ParamSpec, TypeVar
@@ -21,8 +23,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 
+KERNEL_THREADS: Final = 4
 _GUARDED: Final = ThreadPoolExecutor(32, "guarded")
-_KERNEL: Final = ThreadPoolExecutor(8, "kernel")
+_KERNEL: Final = ThreadPoolExecutor(KERNEL_THREADS, "kernel")
+
+
+def start_kernel_threads() -> None:
+    """Start the threads of :func:`call_kernel`, since no thread can be started once the node has no free PID."""
+    all_started = threading.Barrier(KERNEL_THREADS)
+    for _ in range(KERNEL_THREADS):
+        _KERNEL.submit(all_started.wait, 1.0)  # a waiting thread is not idle, so that each call starts another
 
 
 async def call_kernel(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -68,7 +78,8 @@ class GuardedCall(Generic[T]):
         call = self._running = Future[T]()
         self._is_late = False
         call.set_running_or_notify_cancel()  # a cancellation ends only the wait for the call
-        asyncio.get_running_loop().run_in_executor(_GUARDED, copy_context().run, _complete, call, function)
+        with suppress(RuntimeError):  # no free PID for a further thread; the call waits for one of the others
+            asyncio.get_running_loop().run_in_executor(_GUARDED, copy_context().run, _complete, call, function)
         await self._wait(call, within_s)
         return call.result()
 

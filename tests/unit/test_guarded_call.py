@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.guarded_call import GuardedCall, HangingCallError
+from nodeagent import guarded_call
+from nodeagent.guarded_call import KERNEL_THREADS, GuardedCall, HangingCallError, call_kernel, start_kernel_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,3 +143,31 @@ async def test_error_of_an_abandoned_call_is_not_logged(
     del caller
     gc.collect()  # asyncio logs an unretrieved error at deletion of its future
     assert not caplog.records
+
+
+# ---- a node without free PIDs
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def test_kernel_files_are_read_without_a_free_pid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_call, "_KERNEL", ThreadPoolExecutor(KERNEL_THREADS))
+    start_kernel_threads()
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    together = threading.Barrier(KERNEL_THREADS)
+    calls = (call_kernel(together.wait, 20) for _ in range(KERNEL_THREADS))
+    assert sorted(await asyncio.gather(*calls)) == list(range(KERNEL_THREADS))
+
+
+async def test_guarded_call_without_a_free_pid_is_late_and_succeeds_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_call, "_GUARDED", ThreadPoolExecutor(1))
+    guard = GuardedCall[int]()
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(HangingCallError):
+            await guard.run(lambda: 1, within_s=SHORT_S)
+    other = GuardedCall[int]()
+    assert await other.run(lambda: 2, within_s=20) == 2
+    assert await result_after_return(guard, 3) == 3

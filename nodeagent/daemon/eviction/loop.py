@@ -21,6 +21,7 @@ from nodeagent.daemon.eviction.pass_result import PassResult
 from nodeagent.daemon.eviction.pod_eviction import SLACK_S
 from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.guarded_call import start_kernel_threads
 from nodeagent.host.psi_triggers import MEMORY_EVENTS
 from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S
 from nodeagent.plan.eviction.signals import MEANINGS
@@ -69,6 +70,7 @@ class EvictionLoop:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run passes until ``stop`` is set or evictions are refused."""
+        start_kernel_threads()
         self._register_triggers()
         await self._actions.effects.restore()
         wake = self._context.wake.setdefault(LOOP_NAME, asyncio.Event())
