@@ -365,7 +365,8 @@ class EvictionPass:  # 12 attributes: the six arguments, the parts of a pass, an
             return ()
         work = asyncio.ensure_future(self._actions.find_consumers(threshold.signal, pods))
         try:
-            return () if await self._monitors.signals.shortage_before(work, {threshold}) else await work
+            shortage = await self._monitors.signals.shortage_before(work, {threshold})
+            return await work if shortage is None else ()
         finally:
             work.cancel()
 

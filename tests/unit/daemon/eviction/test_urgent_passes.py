@@ -126,7 +126,7 @@ async def test_second_pass_acts_on_no_resource_of_the_first() -> None:
     )
     node.readings = lambda: (
         read(available_mib=50),
-        read("pid.available", 10 if stopping.is_set() and not relieved.is_set() else 900),
+        read("pid.available", available=10 if stopping.is_set() and not relieved.is_set() else 900, capacity=1000),
     )
 
     async def evict(eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
