@@ -54,6 +54,7 @@ class NodeSnapshot(Record):
             included; empty on a node with one image filesystem.
         storage: the storage graph; ``None`` if only CRI is available, in which case image sizes are upper bounds.
         writable_bytes: size of the writable layer by container id, where known.
+        writable_inodes: number of inodes of the writable layer by container id, where known.
         snapshotters: snapshotter of the writable layer by container or sandbox id, as recorded by containerd.
         pod_log_directories: entries of the pod log root, listed before the sandboxes.
         dead_log_links: container log links without a target.
@@ -82,6 +83,7 @@ class NodeSnapshot(Record):
     image_filesystems: tuple[ImageFilesystem, ...] = ()
     storage: StorageGraph | None = None
     writable_bytes: Mapping[str, int] = field(default_factory=dict)
+    writable_inodes: Mapping[str, int] = field(default_factory=dict)
     snapshotters: Mapping[str, str] = field(default_factory=dict)
     pod_log_directories: tuple[PodLogDirectory, ...] = ()
     dead_log_links: tuple[ContainerLogLink, ...] = ()

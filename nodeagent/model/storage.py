@@ -79,6 +79,7 @@ class StorageGraph(Record):
         pieces: all pieces referenced by a listed image.
         by_image: CRI image id to indexes into ``pieces``, each index once per image. An image without an entry
             could not be resolved; its size is unknown.
+        by_container: id of a container or sandbox to indexes into ``pieces``; these pieces have a container reference.
         pending_bytes: size of the unreferenced pieces, freed by the runtime's next garbage collection.
         records: CRI image id to its records in the image service.
         undo_bytes: size of the pieces that are kept only for the undo windows of removed images.
@@ -89,6 +90,7 @@ class StorageGraph(Record):
 
     pieces: tuple[StoredPiece, ...] = ()
     by_image: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    by_container: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     records: Mapping[str, ImageRecord] = field(default_factory=dict)
     pending_bytes: int = 0
     undo_bytes: int = 0

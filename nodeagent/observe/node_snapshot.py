@@ -103,7 +103,7 @@ class Observer:  # 11 attributes: one for each source of the snapshot
         self._read_role = read_role
         self._read_pod_list = read_pod_list
         self._logs = PodLogReader(settings.pod_log_root, settings.container_log_root, clock)
-        self._dead_layers = DeadLayers(cri)
+        self._dead_layers = DeadLayers(cri, storage.measure_layer)
         self._details = ItemDetails(cri)
         self.images = ImageObserver(
             cri,
@@ -147,7 +147,8 @@ class Observer:  # 11 attributes: one for each source of the snapshot
         sandboxes, unread = await self._details.with_images(lists.sandboxes, stored or (), scope)
         containers = await self._details.with_details(lists.containers, sandboxes, info, scope)
         containers += unlisted_containers(stored or (), containers, sandboxes)
-        writable = await self._dead_layers.read(containers, warnings) if scope is not Scope.IMAGES else {}
+        snapshotters = {each.id: each.snapshotter for each in stored or ()}
+        layers = await self._dead_layers.read(containers, warnings, snapshotters) if scope is not Scope.IMAGES else {}
         if scope is not Scope.IMAGES:  # a reading without directories would discard the times of unchanged trees
             directories = await self._logs.read(directories, sandboxes)
         role = await self._read_role()  # read last, since a kubelet may have started during the observation
@@ -160,8 +161,9 @@ class Observer:  # 11 attributes: one for each source of the snapshot
             sandboxes=sandboxes,
             sandbox_images=frozenset({status.sandbox_image} if status.sandbox_image else ()),
             sandboxes_unread=unread,
-            writable_bytes=writable,
-            snapshotters={each.id: each.snapshotter for each in stored or ()},
+            writable_bytes={key: each.size_bytes for key, each in layers.items()},
+            writable_inodes={key: each.inodes for key, each in layers.items() if each.inodes is not None},
+            snapshotters=snapshotters,
             pod_log_directories=directories,
             dead_log_links=links,
             booted_at=at.wall - timedelta(seconds=at.boottime_s),

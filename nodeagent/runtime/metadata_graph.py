@@ -191,12 +191,30 @@ class Inventory(Record):
 
     def referenced_by_containers(self) -> dict[Node, None]:
         """Return all nodes reachable from containers: their writable snapshots and all parent snapshots."""
-        starts: list[Node] = []
+        return self.closure(node for container in self.containers for node in self._starts_of(container))
+
+    def references_by_container(self, index: Mapping[Node, int]) -> dict[str, tuple[int, ...]]:
+        """Return the positions in ``index`` of the nodes reachable from each container, by container id.
+
+        Containers with the same image usually share the result, since only their writable snapshots differ.
+        """
+        edges, shared = self.stored.edges, dict[tuple[Node, ...], tuple[int, ...]]()
+        found = {}
         for container in self.containers:
-            starts += (Node(CONTAINERS, container.id), *self._named_by(container.labels))
-            if container.snapshotter:
-                starts.append(Node(SNAPSHOTS + container.snapshotter, container.snapshot_key))
-        return self.closure(starts)
+            starts: list[Node] = []
+            for node in self._starts_of(container):
+                starts += (node,) if node in index else edges.get(node, ())
+            key = tuple(starts)
+            if key not in shared:
+                shared[key] = tuple(index[node] for node in self.closure(key) if node in index)
+            found[container.id] = shared[key]
+        return found
+
+    def _starts_of(self, container: StoredContainer) -> tuple[Node, ...]:
+        own = (Node(CONTAINERS, container.id), *self._named_by(container.labels))
+        if not container.snapshotter:
+            return own
+        return (*own, Node(SNAPSHOTS + container.snapshotter, container.snapshot_key))
 
     def _named_by(self, labels: Mapping[str, str]) -> tuple[Node, ...]:
         """Return the nodes referenced by the labels of an image name or a container."""

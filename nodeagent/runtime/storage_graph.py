@@ -152,6 +152,7 @@ class LayerCache:
         pending = {node: size for node, size in sizes.items() if node not in undoable}
         return replace(
             _with_references(layout, others),
+            by_container=inventory.references_by_container(layout.index),
             pending_bytes=sum(pending.values()),
             undo_bytes=sum(undo.values()),
             pending_by_store=sum_by_store(pending),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.model import ImageUsage
+from nodeagent.model import ImageUsage, ReferenceKind
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.model import FsObservation, NodeSnapshot, StorageGraph
     from nodeagent.plan.gc.image_users import ImageUsers
 
 
@@ -21,9 +21,9 @@ def project_with_users(
 
     The known sizes of the writable layers are added to the available bytes of the image filesystem, so that no image is
     removed for space that a removed container frees. On a node with several image filesystems the sizes are added to
-    each, since the filesystem of a layer is unknown. Images without remaining users count as last used now, so that the
-    image planner removes them last. Layers referenced by the removed containers keep their references, since other
-    containers may reference the same layers; the projection therefore underestimates the freed bytes.
+    each, since the filesystem of a layer is unknown. The image layers lose the references of the removed containers,
+    so that an image frees the layers that only they referenced. Images without remaining users count as last used now,
+    so that the image planner removes them last.
     """
     if not removed_containers and not removed_sandboxes:
         return snapshot, users
@@ -39,9 +39,25 @@ def project_with_users(
         image_filesystems=tuple(
             replace(each, observed=_filesystem_after(each.observed, freed_bytes)) for each in snapshot.image_filesystems
         ),
+        storage=_storage_after(snapshot.storage, removed_containers | removed_sandboxes),
         image_usage=_usage_after(snapshot, users.images - users_after.images),
     )
     return after, users_after
+
+
+def _storage_after(storage: StorageGraph | None, removed: frozenset[str]) -> StorageGraph | None:
+    """Return the graph in which removed containers and sandboxes reference no piece."""
+    if storage is None:
+        return None
+    released: set[int] = set()
+    remaining: set[int] = set()
+    for container_id, indexes in storage.by_container.items():
+        (released if container_id in removed else remaining).update(indexes)
+    pieces = list(storage.pieces)
+    for index in released - remaining:
+        references = tuple(each for each in pieces[index].references if each is not ReferenceKind.CONTAINER)
+        pieces[index] = replace(pieces[index], references=references)
+    return replace(storage, pieces=tuple(pieces))
 
 
 def _filesystem_after(before: FsObservation | None, freed_bytes: int) -> FsObservation | None:

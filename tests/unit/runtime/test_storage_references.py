@@ -98,6 +98,25 @@ async def test_reference_of_a_non_image_is_recorded_by_kind(
     assert records_with_references(await cache.build(client, [A, B])) == expected
 
 
+async def test_pieces_are_listed_by_the_containers_that_reference_them(client: ContainerdClient, store: Store) -> None:
+    for name, parent in (("first", "base/a1"), ("second", "base/a1"), ("third", "base"), ("own", "")):
+        store.snapshots["overlayfs"][f"layer of {name}"] = (parent, {})
+        store.containers[name] = f"layer of {name}"
+    store.containers["on an image layer"] = "base/a1"
+    graph = await LayerCache().build(client, [A, B])
+    found = {
+        container: {graph.pieces[index].key for index in indexes} for container, indexes in graph.by_container.items()
+    }
+    assert found == {
+        "first": {"base/a1", "base"},
+        "second": {"base/a1", "base"},
+        "third": {"base"},
+        "own": set(),
+        "on an image layer": {"base/a1", "base"},
+    }
+    assert graph.by_container["first"] is graph.by_container["second"]
+
+
 async def test_unreferenced_pieces_have_no_other_reference(client: ContainerdClient, store: Store) -> None:
     _container(store)
     _rooted_child(store)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.model import ReferenceKind
 from nodeagent.plan.gc.image_users import find_users
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.planner import plan_all, plan_containers
 from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.projection import project_with_users
+from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
     MIB,
@@ -133,9 +135,17 @@ class TestProjection:
     def test_image_without_recorded_use_counts_as_detected_now_in_a_projection(self) -> None:
         assert self.project(image_usage={}).image_usage["held"].first_detected == NOW
 
-    def test_projection_keeps_the_storage_graph(self) -> None:
-        storage = graph([piece("x")], {"held": ["x"]})
-        assert self.project(storage=storage).storage is storage
+    def test_pieces_lose_only_the_references_of_removed_containers_and_sandboxes(self) -> None:
+        by_container = ReferenceKind.CONTAINER, ReferenceKind.LEASE
+        pieces = [piece(key, references=by_container) for key in ("removed", "removed-twice", "sandbox", "used")]
+        pieces += [piece("leased", references=by_container[1:]), piece("foreign", references=by_container)]
+        users = {"dead": (0, 1, 3, 4), "old": (1,), "live": (3,), "sb-gone": (2,), "of-another-client": (5,)}
+        storage = replace(graph(pieces, {"held": ["removed"]}), by_container=users)
+        after = self.project(storage=storage).storage
+        assert after is not None
+        assert {each.key for each in after.pieces if ReferenceKind.CONTAINER in each.references} == {"used", "foreign"}
+        assert all(ReferenceKind.LEASE in each.references for each in after.pieces)
+        assert after.by_image is storage.by_image
 
     def test_projection_without_removals_is_the_snapshot_itself(self) -> None:
         before = snapshot(*IMAGES, **NODE)
@@ -150,6 +160,25 @@ class TestProjection:
             "held",
             "infra",
         ]
+
+
+def test_images_are_counted_with_the_layers_of_the_containers_that_the_plan_removes() -> None:
+    pieces = [piece(f"{name}-{part}", 20) for name in ("a", "b") for part in ("layer", "blob")]
+    pieces = [replace(each, references=(ReferenceKind.CONTAINER,)) if "layer" in each.key else each for each in pieces]
+    storage = replace(
+        graph(pieces, {name: [f"{name}-layer", f"{name}-blob"] for name in ("a", "b")}),
+        by_container={"dead-a": (0,), "dead-b": (2,)},
+    )
+    fields: dict[str, Any] = {
+        "containers": tuple(container(f"dead-{name}", pod=name, image_ref=name) for name in ("a", "b")),
+        "image_filesystem": filesystem(available_bytes=169 * MIB),
+        "storage": storage,
+    }
+    policy = replace(POLICY, images=replace(POLICY.images, high_threshold_percent=81))
+    made = plan_all(snapshot((image("a"), used(50)), (image("b"), used(40)), **fields), policy)
+    assert made.images is not None
+    assert (made.images.wanted_bytes, removed(made.images)) == (31 * MIB, ["a"])
+    assert made.images.frees_bytes == 40 * MIB
 
 
 @pytest.mark.parametrize("scope", [plan_all, plan_containers])
