@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from nodeagent.errors import ObservationError
 from nodeagent.host.confinement import MAX_DEPTH, Place, RemovalRefusedError, open_below, place_of
 from nodeagent.host.podlogs import FAR_FUTURE, changed, has_target, link_container_id, open_log_root, pod_uid
+from nodeagent.model.logs import LogSpace
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -23,18 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Freed(Record):
-    """Space freed by a removal: allocated bytes and inodes of files without another link."""
-
-    size_bytes: int = 0
-    inodes: int = 0
-
-    def plus(self, other: Freed) -> Freed:
-        """Return the sum of both values."""
-        return Freed(self.size_bytes + other.size_bytes, self.inodes + other.inodes)
-
-
-def remove_pod_log_directory(root: Path, name: str, expected_uid: str, changed_at: datetime) -> Freed:
+def remove_pod_log_directory(root: Path, name: str, expected_uid: str, changed_at: datetime) -> LogSpace:
     """Remove one pod log directory with its content; return the freed space.
 
     Symlinks in the directory are removed without following them.
@@ -64,7 +54,7 @@ def remove_pod_log_directory(root: Path, name: str, expected_uid: str, changed_a
         return freed.plus(_remove_directory(top, name, root / name))
 
 
-def remove_container_logs(root: Path, log_path: Path) -> Freed:
+def remove_container_logs(root: Path, log_path: Path) -> LogSpace:
     """Remove a container's log ``N.log`` and its rotated files ``N.log.*``; return the freed space.
 
     Raises:
@@ -82,11 +72,11 @@ def remove_container_logs(root: Path, log_path: Path) -> Freed:
             try:
                 directory = open_below(directory, part, place, log_path)
             except FileNotFoundError:
-                return Freed()
+                return LogSpace()
             opened.callback(os.close, directory)
         with os.scandir(directory) as entries:
             names = sorted(entry.name for entry in entries if _is_log_of(entry.name, parts[-1]))
-        freed = Freed()
+        freed = LogSpace()
         for each in names:
             freed = freed.plus(_unlink(directory, each, log_path))
         return freed
@@ -181,13 +171,13 @@ class _Limits(Record):
     changed_at: datetime
 
 
-def _empty(directory: int, limits: _Limits, where: Path, depth: int) -> Freed:
+def _empty(directory: int, limits: _Limits, where: Path, depth: int) -> LogSpace:
     """Remove the content of a directory; return the freed space. A new mount point aborts the removal."""
     if depth > MAX_DEPTH:
         raise RemovalRefusedError(f"{where}: deeper than {MAX_DEPTH} levels")
     with os.scandir(directory) as entries:
         found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
-    freed = Freed()
+    freed = LogSpace()
     for name, is_directory in found:
         if not is_directory:
             freed = freed.plus(_unlink(directory, name, where, limits.changed_at))
@@ -204,7 +194,7 @@ def _empty(directory: int, limits: _Limits, where: Path, depth: int) -> Freed:
     return freed
 
 
-def _unlink(directory: int, name: str, where: Path, changed_at: datetime = FAR_FUTURE) -> Freed:
+def _unlink(directory: int, name: str, where: Path, changed_at: datetime = FAR_FUTURE) -> LogSpace:
     """Remove a file or symlink (not its target), unless it changed after ``changed_at``; return the freed space."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -214,18 +204,18 @@ def _unlink(directory: int, name: str, where: Path, changed_at: datetime = FAR_F
             raise RemovalRefusedError(f"{where}: {name} changed after it was read")
         os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
-        return Freed()
+        return LogSpace()
     except OSError as error:
         raise RemovalRefusedError(f"{where}: {name}: {error.strerror or error}") from error
-    return Freed(status.st_blocks * 512, 1) if status.st_nlink == 1 else Freed()
+    return LogSpace(status.st_blocks * 512, 1) if status.st_nlink == 1 else LogSpace()
 
 
-def _remove_directory(parent: int, name: str, where: Path) -> Freed:
+def _remove_directory(parent: int, name: str, where: Path) -> LogSpace:
     """Remove an empty directory and return the freed space; refuse a directory that was refilled or replaced."""
     try:
         os.rmdir(name, dir_fd=parent)
     except FileNotFoundError:
-        return Freed()
+        return LogSpace()
     except OSError as error:
         raise RemovalRefusedError(f"{where}: {error.strerror or error}") from error
-    return Freed(0, 1)
+    return LogSpace(0, 1)

@@ -11,6 +11,7 @@ from nodeagent.host.confinement import MAX_DEPTH, Place, RemovalRefusedError, op
 from nodeagent.host.open_files import find_openers
 from nodeagent.host.podlogs import FAR_FUTURE, changed, open_log_root
 from nodeagent.model import LogOpeners, LogTree
+from nodeagent.model.logs import LogSpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +53,8 @@ def read_log_tree(root: Path, name: str, clock: Clock, *, within_s: float = MAX_
         problem,
         reading.openers,
         reading.openers_detail,
+        size=reading.size,
+        container_logs=reading.container_logs,
     )
 
 
@@ -68,6 +71,23 @@ class _Reading:
         self.newest: datetime | None = None
         self.openers = LogOpeners.NONE
         self.openers_detail = ""
+        self.size = LogSpace()
+        self.container_logs: dict[str, LogSpace] = {}
+
+    def count(self, status: os.stat_result, parents: tuple[str, ...], name: str) -> None:
+        """Add the size of one entry; a file with other links frees nothing.
+
+        ``parents`` are the directories of the entry below the pod's directory. A file ``N.log`` or ``N.log.SUFFIX`` in
+        the directory of a container is one of the logs of its attempt ``N``.
+        """
+        if not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1:
+            return
+        own = LogSpace(status.st_blocks * 512, 1)
+        self.size = self.size.plus(own)
+        attempt, is_log, suffix = name.partition(".log")
+        if len(parents) == 1 and is_log and (not suffix or suffix.startswith(".")):
+            key = f"{parents[0]}/{attempt}.log"
+            self.container_logs[key] = self.container_logs.get(key, LogSpace()).plus(own)
 
     def add(self, name: bytes, status: os.stat_result) -> None:
         """Add one entry to the digest and the newest change; raise ``_IncompleteError`` above a limit."""
@@ -95,24 +115,27 @@ def _read_below(reading: _Reading, top: int, name: str, where: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        reading.add(b".", os.fstat(descriptor))
-        _read(reading, descriptor, place, where, 0)
+        status = os.fstat(descriptor)
+        reading.add(b".", status)
+        reading.count(status, (), "")
+        _read(reading, descriptor, place, where, ())
     finally:
         os.close(descriptor)
     return True
 
 
-def _read(reading: _Reading, directory: int, place: Place, where: Path, depth: int) -> None:
-    if depth > MAX_DEPTH:
+def _read(reading: _Reading, directory: int, place: Place, where: Path, parents: tuple[str, ...]) -> None:
+    if len(parents) > MAX_DEPTH:
         raise _IncompleteError(f"deeper than {MAX_DEPTH} levels")
     for name in sorted(os.listdir(directory)):
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             reading.add(os.fsencode(str(where / name)), status)
+            reading.count(status, parents, name)
             if stat.S_ISDIR(status.st_mode):
                 descriptor = open_below(directory, name, place, where)
                 try:
-                    _read(reading, descriptor, place, where / name, depth + 1)
+                    _read(reading, descriptor, place, where / name, (*parents, name))
                 finally:
                     os.close(descriptor)
             elif stat.S_ISREG(status.st_mode) and reading.openers is not LogOpeners.WRITERS:

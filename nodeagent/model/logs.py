@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.record import Record
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
 
@@ -20,6 +21,20 @@ class LogOpeners(StrEnum):
     UNKNOWN = "unknown"
 
 
+class LogSpace(NamedTuple):
+    """Space freed by the removal of logs: allocated bytes and inodes of files without another link."""
+
+    size_bytes: int = 0
+    inodes: int = 0
+
+    def plus(self, other: LogSpace) -> LogSpace:
+        """Return the sum of both values."""
+        return LogSpace(self.size_bytes + other.size_bytes, self.inodes + other.inodes)
+
+
+_NO_SPACE: Final = LogSpace()
+
+
 class LogTree(Record):
     """One reading of a pod log directory.
 
@@ -30,6 +45,9 @@ class LogTree(Record):
         openers: whether a process has a regular file of the directory open.
         openers_detail: an open file, or the reason that the openers are unknown; empty otherwise.
         unchanged_s: time since the first of the successive readings with this digest; 0 for the first reading.
+        size: space freed by the removal of the directory.
+        container_logs: space freed by the removal of a container's current and rotated logs, by the path of the current
+            log in the directory, such as ``app/0.log``.
     """
 
     changed_at: datetime
@@ -38,6 +56,8 @@ class LogTree(Record):
     openers: LogOpeners = LogOpeners.NONE
     openers_detail: str = ""
     unchanged_s: float = 0.0
+    size: LogSpace = _NO_SPACE
+    container_logs: Mapping[str, LogSpace] = field(default_factory=dict)
 
 
 class PodLogDirectory(Record):

@@ -75,6 +75,27 @@ def test_digest_changes_with_every_change_of_the_tree(root: Path) -> None:
     assert len({each.digest for each in readings}) == 4
 
 
+def test_space_of_a_tree_equals_the_space_freed_by_its_removal(root: Path) -> None:
+    directory = root / NAME / "web"
+    (directory / "0.log").write_bytes(b"x" * 100_000)
+    (directory / "0.log.20260101-000000.gz").write_bytes(b"x" * 9000)
+    (directory / "10.log").write_bytes(b"x" * 5000)
+    (directory / "0.logx").write_bytes(b"x" * 5000)
+    os.link(directory / "10.log", root / "linked")
+    (root / NAME / "0.log").write_text("of no container")
+    tree = read(root)
+    by_log = {
+        each: log_removal.remove_container_logs(root, directory / each).size_bytes for each in ("0.log", "10.log")
+    }
+    assert {key: each.size_bytes for key, each in tree.container_logs.items()} == {"web/0.log": by_log["0.log"]}
+    assert by_log == {"0.log": tree.container_logs["web/0.log"].size_bytes, "10.log": 0}
+    assert tree.container_logs["web/0.log"].inodes == 2
+    directories_bytes = sum(each.stat().st_blocks * 512 for each in (root / NAME, directory))
+    rest = log_removal.remove_pod_log_directory(root, NAME, UID, podlogs.FAR_FUTURE)
+    assert tree.size.size_bytes == rest.size_bytes + directories_bytes + by_log["0.log"]
+    assert tree.size.inodes == rest.inodes + 2
+
+
 def test_open_file_is_detected_in_another_process(root: Path) -> None:
     log = root / NAME / "web" / "0.log"
     assert read(root).openers is LogOpeners.NONE
