@@ -16,6 +16,7 @@ class ReasonCode(StrEnum):
     LEAST_RECENTLY_USED = "least-recently-used"
     UNUSED_TOO_LONG = "unused-too-long"
     ALL_UNUSED = "all-unused"
+    EVICTION_THRESHOLD_MET = "eviction-threshold-met"
     IRREPLACEABLE_LAST = "irreplaceable-last"
     IRREPLACEABLE_UNUSED = "irreplaceable-unused"
     # images: kept
@@ -28,6 +29,7 @@ class ReasonCode(StrEnum):
     NEWEST_TAGS = "newest-tags"
     IRREPLACEABLE = "irreplaceable"
     IRREPLACEABLE_LATER = "irreplaceable-later"
+    IRREPLACEABLE_INSUFFICIENT = "irreplaceable-insufficient"
     ORIGIN_UNKNOWN = "origin-unknown"
     HELD = "held"
     TOO_YOUNG = "too-young"
@@ -133,6 +135,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
         "no use observed for {unused_s}, more than the maximum of {maximum_s}; observed since {observed_since_at}"
     ),
     ReasonCode.ALL_UNUSED: "unused; all unused images are removed",
+    ReasonCode.EVICTION_THRESHOLD_MET: "unused; removed to clear an eviction threshold",
     ReasonCode.IRREPLACEABLE_LAST: "cannot be pulled again: {how}; removed last, as no other image frees enough",
     ReasonCode.IRREPLACEABLE_UNUSED: "cannot be pulled again: {how}; unused, all unused images are removed",
     ReasonCode.IN_USE_BY_CONTAINER: "in use by {count} container(s): {containers}{note}",
@@ -144,6 +147,9 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.NEWEST_TAGS: "among the newest {keep} image(s) of {repository}",
     ReasonCode.IRREPLACEABLE: "cannot be pulled again: {how}",
     ReasonCode.IRREPLACEABLE_LATER: "cannot be pulled again: {how}; removed for space only, after all other images",
+    ReasonCode.IRREPLACEABLE_INSUFFICIENT: (
+        "cannot be pulled again: {how}; kept, since too little space is freed even with its removal"
+    ),
     ReasonCode.ORIGIN_UNKNOWN: "origin unknown: the image may not be available for another pull",
     ReasonCode.HELD: "held by {by} until {until_at}: {why} (hold {hold})",
     ReasonCode.TOO_YOUNG: (

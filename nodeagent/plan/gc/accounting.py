@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeagent.plan.decision import Accounting
 
@@ -17,6 +17,28 @@ Gain = tuple[int | None, int | None]
 _ELSEWHERE = -1
 
 
+class SpaceNeeded(NamedTuple):
+    """Space that removals are to free: bytes and inodes of one filesystem.
+
+    Attributes:
+        growing_bytes: bytes that are consumed soon in addition, if the shortage grows at its measured rate.
+        growing_inodes: inodes that are consumed soon in addition.
+    """
+
+    size_bytes: int = 0
+    inodes: int = 0
+    growing_bytes: int = 0
+    growing_inodes: int = 0
+
+    def met_by(self, size_bytes: int, inodes: int) -> bool:
+        """Return whether removals that free this space suffice."""
+        return size_bytes >= self.size_bytes and inodes >= self.inodes
+
+    def ended_by(self, size_bytes: int, inodes: int) -> bool:
+        """Return whether removals that free this space end the shortage, so that its growth does not consume it."""
+        return self.met_by(size_bytes - self.growing_bytes, inodes - self.growing_inodes)
+
+
 class Ledger(Protocol):
     """Interface of accounting: the gain of the next image removal, given the removals counted so far.
 
@@ -28,8 +50,8 @@ class Ledger(Protocol):
     def gain(self, image: Image) -> Gain:
         """Return the bytes and inodes freed on all filesystems if ``image`` is removed next."""
 
-    def gain_on(self, image: Image, number: int) -> int | None:
-        """Return the bytes freed on one filesystem if ``image`` is removed next; ``None`` if unknown."""
+    def gain_on(self, image: Image, number: int) -> Gain:
+        """Return the bytes and inodes freed on one filesystem if ``image`` is removed next; ``None`` if unknown."""
 
     def gains(self, image: Image) -> tuple[tuple[str, int], ...]:
         """Return path and freed bytes of each filesystem if ``image`` is removed next; empty for one filesystem."""
@@ -70,9 +92,9 @@ class SizeLedger:
         """Return the reported size; the inodes are unknown."""
         return image.size_bytes, None
 
-    def gain_on(self, image: Image, number: int) -> int | None:  # noqa: ARG002 - required by the protocol
-        """Return ``None``: the filesystem of an image is unknown."""
-        return None
+    def gain_on(self, image: Image, number: int) -> Gain:  # noqa: ARG002 - required by the protocol
+        """Return an unknown gain: the filesystem of an image is unknown."""
+        return None, None
 
     def gains(self, image: Image) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - required by the protocol
         """Return an empty tuple: the filesystem of an image is unknown."""
@@ -128,17 +150,18 @@ class LayerLedger:
         sizes, inodes = self._sizes, self._inodes
         return sum([sizes[index] for index in unique]), sum([inodes[index] for index in unique])
 
-    def gain_on(self, image: Image, number: int) -> int | None:
-        """Return the bytes of the pieces on one filesystem that only ``image`` still references."""
+    def gain_on(self, image: Image, number: int) -> Gain:
+        """Return the bytes and inodes of the pieces on one filesystem that only ``image`` still references."""
         indexes = self._by_image.get(image.id)
         if indexes is None:
-            return None
+            return None, None
         counts, numbers = self._image_counts, self._numbers
-        return sum(self._sizes[index] for index in indexes if counts[index] == 1 and numbers[index] == number)
+        unique = [index for index in indexes if counts[index] == 1 and numbers[index] == number]
+        return sum(self._sizes[index] for index in unique), sum(self._inodes[index] for index in unique)
 
     def gains(self, image: Image) -> tuple[tuple[str, int], ...]:
         """Return path and freed bytes of each filesystem if ``image`` is removed next; 0 bytes are omitted."""
-        found = ((path, self.gain_on(image, number)) for number, path in enumerate(self._paths))
+        found = ((path, self.gain_on(image, number)[0]) for number, path in enumerate(self._paths))
         return tuple((path, size) for path, size in found if size)
 
     def take(self, image: Image) -> None:

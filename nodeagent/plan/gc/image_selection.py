@@ -52,13 +52,13 @@ class Selection:
         self.ledger = ledger_for(snapshot)
         self.removals: list[Decision] = []
         self.kept: dict[str, Reason] = {}
-        self._freed_bytes = 0
-        self._freed_on = [0] * len(snapshot.image_filesystems)
+        self._freed = 0, 0
+        self._freed_on = [(0, 0)] * len(snapshot.image_filesystems)
         self._images: dict[str, Image] = {}
 
-    def freed_bytes(self, number: int | None) -> int:
-        """Return the bytes that the removals free: on the filesystem ``number``, or on all filesystems for ``None``."""
-        return self._freed_bytes if number is None else self._freed_on[number]
+    def freed(self, number: int | None) -> tuple[int, int]:
+        """Return the bytes and inodes that the removals free: on one filesystem, or on all filesystems for ``None``."""
+        return self._freed if number is None else self._freed_on[number]
 
     def remove(self, image: Image, reason: Reason) -> bool:
         """Select an image for removal regardless of its gain; return false if a limit of the pass prevents it."""
@@ -74,21 +74,29 @@ class Selection:
         """Select candidates until the target is reached: images that can be pulled again, then irreplaceable images.
 
         Irreplaceable images are not removed for bytes that other images will free in a later pass: images below the
-        minimum age, and images whose removal failed in this pass.
+        minimum age, and images whose removal failed in this pass. They are kept if their loss would not end the
+        shortage: the target is not reached with them, or the growth of the shortage consumes their space.
         """
         before = len(self.removals)
         last = [each for each in candidates if each.id in self._last]
         rest = self._remove_until_enough([each for each in candidates if each.id not in self._last], target)
         if last:
-            if target.enough_bytes is not None:
+            wanted = target.enough
+            if wanted is not None and not target.at_once:
                 later = {ReasonCode.TOO_YOUNG, _FAILED}
                 waiting = [
                     image
                     for image in self._snapshot.images
                     if image.id in self.kept and self.kept[image.id].code in later and image.id not in self._last
                 ]
-                later_bytes = sum(self._gain_for(image, target) or 0 for image in waiting)
-                target = replace(target, enough_bytes=target.enough_bytes - later_bytes)
+                later_bytes = sum(self._gain_for(image, target)[0] or 0 for image in waiting)
+                target = replace(target, enough=wanted._replace(size_bytes=wanted.size_bytes - later_bytes))
+            if target.kept is None and not self._is_ended_with(last, target):
+                self.kept |= {
+                    each.id: Reason(ReasonCode.IRREPLACEABLE_INSUFFICIENT, {"how": self._last[each.id]})
+                    for each in last
+                }
+                last = []
             self._remove_until_enough([*rest, *last], target)
         if target.number is not None:
             self._withdraw_without_effect(target.number, before)
@@ -109,11 +117,21 @@ class Selection:
             )
         return decisions
 
-    def _gain_for(self, image: Image, target: Target) -> int | None:
-        """Return the bytes that the removal of an image frees on the filesystem of a target; ``None`` if unknown."""
-        if target.number is None:
-            return self.ledger.gain(image)[0]
-        return self.ledger.gain_on(image, target.number)
+    def _gain_for(self, image: Image, target: Target) -> Gain:
+        """Return the space that the removal of an image frees on the filesystem of a target; ``None`` if unknown."""
+        return self.ledger.gain(image) if target.number is None else self.ledger.gain_on(image, target.number)
+
+    def _is_ended_with(self, irreplaceable: Sequence[ImageCandidate], target: Target) -> bool:
+        """Return whether the removals so far and these images end the shortage, without the limits per pass."""
+        if target.enough is None:
+            return True
+        ledger, freed = ledger_for(self._snapshot), (0, 0)
+        for image in (*self._images.values(), *(each.image for each in irreplaceable)):
+            gain = ledger.gain(image) if target.number is None else ledger.gain_on(image, target.number)
+            if image.id in self._images or (gain[0] or 0) >= self._minimum_bytes:
+                ledger.take(image)
+                freed = _plus(freed, gain)
+        return target.enough.ended_by(*freed)
 
     def _remove_until_enough(self, candidates: Sequence[ImageCandidate], target: Target) -> list[ImageCandidate]:
         """Select candidates in order until the target is reached; return the candidates that free too few bytes.
@@ -133,21 +151,21 @@ class Selection:
 
     def _remove_once(self, candidates: Sequence[ImageCandidate], target: Target) -> list[ImageCandidate]:
         """Run one round of :meth:`_remove_until_enough`; return the candidates that free too few bytes."""
-        enough_bytes, minimum_bytes, number = target.enough_bytes, self._minimum_bytes, target.number
+        minimum_bytes, number = self._minimum_bytes, target.number
         skipped = []
         for index, candidate in enumerate(candidates):
             image = candidate.image
-            if not minimum_bytes and enough_bytes is not None and self.freed_bytes(number) >= enough_bytes:
+            if not minimum_bytes and target.reached_by(*self.freed(number)):
                 self.kept.update(dict.fromkeys([each.id for each in candidates[index:]], _ENOUGH))
                 break
             gain = self.ledger.gain(image)
-            useful_bytes = gain[0] if number is None else self.ledger.gain_on(image, number)
+            useful_bytes = gain[0] if number is None else self.ledger.gain_on(image, number)[0]
             if useful_bytes is not None and useful_bytes < minimum_bytes:
                 details = {"gain_bytes": useful_bytes, "minimum_bytes": minimum_bytes}
                 self.kept[image.id] = Reason(ReasonCode.GAIN_TOO_SMALL, details)
                 skipped.append(candidate)
                 continue
-            if enough_bytes is not None and self.freed_bytes(number) >= enough_bytes:
+            if target.reached_by(*self.freed(number)):
                 self.kept[image.id] = _ENOUGH
                 continue
             exceeded = self._limits.exceeded_by(gain[0])
@@ -158,7 +176,7 @@ class Selection:
             how = self._last.get(image.id)
             reason = target.removed
             if how is not None:
-                reason = removal_reason(how, all_unused=target.enough_bytes is None)
+                reason = removal_reason(how, all_unused=target.enough is None)
             self._remove(image, gain, reason)
         return skipped
 
@@ -171,9 +189,10 @@ class Selection:
         """Add a removal to the plan; ``decision`` has the bytes freed on all filesystems together."""
         if self._freed_on:
             decision = replace(decision, frees_on=self.ledger.gains(image))
-            for number, each in enumerate(self._snapshot.image_filesystems):
-                self._freed_on[number] += decision.bytes_on(each.path)
-        self._freed_bytes += decision.frees_bytes or 0
+            self._freed_on = [
+                _plus(freed, self.ledger.gain_on(image, number)) for number, freed in enumerate(self._freed_on)
+            ]
+        self._freed = _plus(self._freed, (decision.frees_bytes, decision.frees_inodes))
         self.ledger.take(image)
         self.removals.append(decision)
 
@@ -187,11 +206,17 @@ class Selection:
         if not useless:
             return
         removals, self.removals = self.removals, []
-        self.ledger, self._freed_bytes, self._freed_on = ledger_for(self._snapshot), 0, [0] * len(self._freed_on)
+        self.ledger, self._freed, self._freed_on = ledger_for(self._snapshot), (0, 0), [(0, 0)] * len(self._freed_on)
         for each in removals:
             if each.id in useless:
                 self.kept[each.id] = _ENOUGH
+                del self._images[each.id]
                 continue
             image = self._images[each.id]
             gain = self.ledger.gain(image)
             self._count(replace(each, frees_bytes=gain[0], frees_inodes=gain[1]), image)
+
+
+def _plus(freed: tuple[int, int], gain: Gain) -> tuple[int, int]:
+    """Return the sum of freed space and a gain; an unknown gain counts as 0."""
+    return freed[0] + (gain[0] or 0), freed[1] + (gain[1] or 0)

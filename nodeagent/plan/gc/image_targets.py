@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import Reason, ReasonCode
-from nodeagent.record import Record
+from nodeagent.plan.gc.accounting import SpaceNeeded
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _ENOUGH = Reason(ReasonCode.ENOUGH_FREED)
 _THRESHOLD_OFF = Reason(ReasonCode.THRESHOLD_DISABLED)
 _ALL_UNUSED = Reason(ReasonCode.ALL_UNUSED)
+_FOR_EVICTION = Reason(ReasonCode.EVICTION_THRESHOLD_MET)
 
 
 class Target(Record):
@@ -24,18 +26,24 @@ class Target(Record):
     Attributes:
         kept: reason to keep all images; ``None`` if removals are required.
         removed: reason of the removals.
-        enough_bytes: bytes that the whole plan is to free; ``None`` to remove all unused images.
+        enough: space that the whole plan is to free; ``None`` to remove all unused images.
         pending_bytes: bytes freed in addition by the runtime's own garbage collection.
         ends_undo: whether undo windows end before the removals; their bytes are included in ``pending_bytes``.
         number: index of the image filesystem in the snapshot; ``None`` on a node with one image filesystem.
+        at_once: whether the space is needed now, so that removals do not wait for space that a later pass frees.
     """
 
     kept: Reason | None
     removed: Reason
-    enough_bytes: int | None = None
+    enough: SpaceNeeded | None = None
     pending_bytes: int = 0
     ends_undo: bool = False
     number: int | None = None
+    at_once: bool = False
+
+    def reached_by(self, size_bytes: int, inodes: int) -> bool:
+        """Return whether removals that free this space reach the target; false if all unused images are removed."""
+        return self.enough is not None and self.enough.met_by(size_bytes, inodes)
 
 
 class CollectedFilesystem(Record):
@@ -62,8 +70,25 @@ class CollectedFilesystem(Record):
         return 0 if self.observed is None else self.observed.used_percent
 
     def everything(self) -> Target:
-        """Return the target that removes all unused images and ends undo windows, as for a met eviction threshold."""
-        return Target(None, _ALL_UNUSED, pending_bytes=self.undo_bytes, ends_undo=True, number=self.number)
+        """Return the target that removes all unused images and ends undo windows."""
+        return Target(
+            None, _ALL_UNUSED, pending_bytes=self.undo_bytes, ends_undo=True, number=self.number, at_once=True
+        )
+
+    def needed_at_once(self, needed: SpaceNeeded) -> Target:
+        """Return the target that frees the space for a met eviction threshold, before pods are evicted for it.
+
+        Content that the runtime collects without a removal is freed first, then the content of undo windows. The number
+        of its inodes is unknown: if inodes are needed, it is collected before images are chosen.
+        """
+        target = Target(None, _FOR_EVICTION, number=self.number, at_once=True)
+        pending_bytes, all_bytes = self.pending_bytes, self.pending_bytes + self.undo_bytes
+        if pending_bytes and needed.met_by(pending_bytes, 0):
+            return replace(target, kept=_pending(pending_bytes), pending_bytes=pending_bytes)
+        target = replace(target, pending_bytes=all_bytes, ends_undo=True)
+        if all_bytes and (needed.inodes or needed.met_by(all_bytes, 0)):
+            return replace(target, kept=_pending(all_bytes))
+        return replace(target, enough=needed._replace(size_bytes=max(0, needed.size_bytes - all_bytes)))
 
     def target(self, high: int, low: int, freed_bytes: int) -> Target:
         """Return the target by the thresholds ``high`` and ``low``, after removals that free ``freed_bytes``.
@@ -98,14 +123,17 @@ class CollectedFilesystem(Record):
         """Return the target reduced by bytes freed without an image removal: pending content and undo windows."""
         pending_bytes, undo_bytes = self.pending_bytes, self.undo_bytes
         if pending_bytes >= wanted_bytes:
-            kept = Reason(ReasonCode.COLLECTION_PENDING, {"pending_bytes": pending_bytes})
-            return Target(kept, reason, pending_bytes=pending_bytes, number=self.number)
+            return Target(_pending(pending_bytes), reason, pending_bytes=pending_bytes, number=self.number)
         if pending_bytes + undo_bytes >= wanted_bytes:
             kept = Reason(ReasonCode.UNDO_WINDOW_OPEN, {"undo_bytes": undo_bytes})
             return Target(kept, reason, pending_bytes=pending_bytes, number=self.number)
         pending_bytes += undo_bytes
-        enough_bytes = wanted_bytes - pending_bytes + freed_bytes
-        return Target(None, reason, enough_bytes, pending_bytes, ends_undo=True, number=self.number)
+        enough = SpaceNeeded(wanted_bytes - pending_bytes + freed_bytes)
+        return Target(None, reason, enough, pending_bytes, ends_undo=True, number=self.number)
+
+
+def _pending(pending_bytes: int) -> Reason:
+    return Reason(ReasonCode.COLLECTION_PENDING, {"pending_bytes": pending_bytes})
 
 
 def collected_filesystems(snapshot: NodeSnapshot) -> tuple[CollectedFilesystem, ...]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from nodeagent.model import Image, NodeSnapshot
     from nodeagent.plan.decision import Detail
+    from nodeagent.plan.gc.accounting import SpaceNeeded
     from nodeagent.plan.gc.image_keep_rules import KeepContext
     from nodeagent.plan.gc.image_order import ImageCandidate
     from nodeagent.plan.gc.image_targets import CollectedFilesystem, Target
@@ -50,6 +51,7 @@ def plan_image_gc(  # noqa: PLR0913 - one argument for each input of a round
     failed: Mapping[str, str] = NO_FAILURES,
     spent: Spent = _NOTHING_SPENT,
     remove_all_unused: bool = False,
+    needed: SpaceNeeded | None = None,
     users: ImageUsers | None = None,
     only: frozenset[str] | None = None,
     only_on: str = "",
@@ -80,6 +82,8 @@ def plan_image_gc(  # noqa: PLR0913 - one argument for each input of a round
         spent: removals in earlier rounds of this pass, which count against the limits per pass.
         remove_all_unused: remove every unused image above the minimum age, at any filesystem usage; the maximum age is
             ignored, the limits per pass apply.
+        needed: space needed at any filesystem usage, for a met eviction threshold, under the rules of
+            ``remove_all_unused``: images are removed only until this space is freed.
         only: ids of the images that may be removed; ``None`` for all images.
         only_on: path of the image filesystem to collect, on a node with several; empty for all.
         users: users of the images of this snapshot, if already computed.
@@ -87,7 +91,9 @@ def plan_image_gc(  # noqa: PLR0913 - one argument for each input of a round
     Source: kubelet image manager, ``GarbageCollect``, ``freeSpace``, ``DeleteUnusedImages``.
     """
     context = keep_context(snapshot, policy.protection, users or find_users(snapshot), failed=failed, only=only)
-    plan = _ImagePlanner(snapshot, policy, context, spent).plan(remove_all_unused=remove_all_unused, only_on=only_on)
+    plan = _ImagePlanner(snapshot, policy, context, spent).plan(
+        remove_all_unused=remove_all_unused, needed=needed, only_on=only_on
+    )
     return withheld(plan, snapshot.contradictions, by_images=True)
 
 
@@ -107,15 +113,15 @@ class _ImagePlanner:
         self._selection = Selection(snapshot, limits, policy.minimum_gain_bytes, self._last)
         self._kept = self._selection.kept
 
-    def plan(self, *, remove_all_unused: bool, only_on: str) -> Plan:
+    def plan(self, *, remove_all_unused: bool, needed: SpaceNeeded | None, only_on: str) -> Plan:
         """Return the image plan; see ``plan_image_gc`` for the arguments."""
         images = in_order_of_use(self._snapshot)
         self._kept.update(first_keep_reasons(self._context))
         candidates = [each for each in images if each.id not in self._kept]
-        if self._policy.maximum_unused_age_s > 0 and not remove_all_unused:
+        if self._policy.maximum_unused_age_s > 0 and not remove_all_unused and needed is None:
             candidates = self._remove_unused_too_long(candidates)
         old_enough, selection = self._old_enough(candidates), self._selection
-        targets = self._remove_for_space(old_enough, remove_all_unused=remove_all_unused, only_on=only_on)
+        targets = self._remove_for_space(old_enough, needed, remove_all_unused=remove_all_unused, only_on=only_on)
         self._kept.update(with_last_reasons(self._kept, self._last))
         for image_id, reason in self._unobserved.items():
             if image_id in self._kept and self._kept[image_id].code not in LIMITS:
@@ -125,28 +131,36 @@ class _ImagePlanner:
             self._now,
             (*selection.removals, *selection.kept_decisions(images)),
             accounting=selection.ledger.accounting,
-            wanted_bytes=sum(each.enough_bytes or 0 for each in targets),
+            wanted_bytes=sum(
+                each.enough.size_bytes for each in targets if each.enough is not None and not each.at_once
+            ),
             pending_bytes=sum(each.pending_bytes for each in targets),
             warnings=tuple(self._warnings(targets)),
             ends_undo=any(each.ends_undo for each in targets),
             targets=tuple(
                 FilesystemTarget(
-                    self._snapshot.image_filesystems[each.number].path, each.enough_bytes, each.pending_bytes
+                    self._snapshot.image_filesystems[each.number].path, each.enough.size_bytes, each.pending_bytes
                 )
                 for each in targets
-                if each.number is not None and each.kept is None and each.enough_bytes is not None
+                if each.number is not None and each.kept is None and each.enough is not None and not each.at_once
             ),
         )
 
     def _remove_for_space(
-        self, candidates: Sequence[ImageCandidate], *, remove_all_unused: bool, only_on: str
+        self,
+        candidates: Sequence[ImageCandidate],
+        needed: SpaceNeeded | None,
+        *,
+        remove_all_unused: bool,
+        only_on: str,
     ) -> list[Target]:
         """Select candidates until the target of each image filesystem is reached; return the targets."""
         targets = []
         for each in self._collected(only_on):
-            freed_bytes = self._selection.freed_bytes(each.number)
-            high, low = self._policy.high_threshold_percent, self._policy.low_threshold_percent
-            target = each.everything() if remove_all_unused else each.target(high, low, freed_bytes)
+            if needed is not None:
+                target = each.needed_at_once(needed)
+            else:
+                target = each.everything() if remove_all_unused else self._target(each)
             targets.append(target)
             if each.number is None:
                 self._selection.remove_in_groups(candidates, target)
@@ -162,6 +176,10 @@ class _ImagePlanner:
         without_reason = [each for each in self._remaining(candidates) if each.id not in self._kept]
         self._kept.update((each.id, self._no_space(each.image, only_on)) for each in without_reason)
         return targets
+
+    def _target(self, filesystem: CollectedFilesystem) -> Target:
+        policy, (freed_bytes, _) = self._policy, self._selection.freed(filesystem.number)
+        return filesystem.target(policy.high_threshold_percent, policy.low_threshold_percent, freed_bytes)
 
     def _collected(self, only_on: str) -> list[CollectedFilesystem]:
         found, paths = collected_filesystems(self._snapshot), [each.path for each in self._snapshot.image_filesystems]

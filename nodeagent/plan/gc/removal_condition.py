@@ -36,6 +36,7 @@ _ONCE: Final[Mapping[ReasonCode, str]] = {
 _AT: Final[Mapping[ReasonCode, str]] = {ReasonCode.HELD: "until_at", ReasonCode.TOO_YOUNG: "eligible_at"}
 _OF_IMAGE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.IRREPLACEABLE_LATER: "when imagefs is above its high threshold and no other image frees enough",
+    ReasonCode.IRREPLACEABLE_INSUFFICIENT: "when removals including this image free enough space",
     ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass; this pass has reached its limit",
     ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass; this pass has reached its limit",
     ReasonCode.COLLECTION_PENDING: "if imagefs is still above its threshold after the runtime's garbage collection",

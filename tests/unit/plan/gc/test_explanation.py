@@ -152,6 +152,7 @@ _REMOVED = frozenset(
         ReasonCode.LEAST_RECENTLY_USED,
         ReasonCode.UNUSED_TOO_LONG,
         ReasonCode.ALL_UNUSED,
+        ReasonCode.EVICTION_THRESHOLD_MET,
         ReasonCode.IRREPLACEABLE_LAST,
         ReasonCode.IRREPLACEABLE_UNUSED,
         ReasonCode.POD_DELETED,

@@ -112,6 +112,25 @@ class TestLast:
         plan = plan_image_gc(node(100, *images, imported="ab"), policy(high_threshold_percent=90))
         assert removed(plan) == expected
 
+    @pytest.mark.parametrize(("low", "expected"), [(70, ["b", "a", "c"]), (69, ["b"])])
+    def test_imported_images_are_kept_if_the_low_threshold_is_not_reached_with_them(
+        self, low: int, expected: list[str]
+    ) -> None:
+        images = [(image(each), used(age)) for each, age in (("a", 900), ("b", 800), ("c", 700))]
+        plan = plan_image_gc(node(100, *images, imported="ac"), policy(low_threshold_percent=low))
+        assert removed(plan) == expected
+        assert plan.shortfall_bytes == (0 if "a" in expected else 210 << 20)
+        if expected == ["b"]:
+            assert decided(plan, "a").reason.sentence == (
+                "cannot be pulled again: imported or built on this node, never pulled; kept, since too little space is "
+                "freed even with its removal"
+            )
+
+    def test_limits_per_pass_do_not_count_against_imported_images(self) -> None:
+        images = [(image(each), used(age)) for each, age in (("a", 900), ("c", 700))]
+        plan = plan_image_gc(node(100, *images, imported="ac"), policy(max_images_per_pass=1))
+        assert codes(plan) == {"a": "irreplaceable-last", "c": "limit-images-per-pass"}
+
     def test_imported_images_are_kept_if_the_removal_of_another_image_failed(self) -> None:
         images = [(image("a"), used(9)), (image("b"), used(8))]
         plan = plan_image_gc(node(90, *images, imported="a"), policy(), failed={"b": "busy"})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from nodeagent.model import Image, NodeSnapshot
 from nodeagent.plan.decision import Accounting, ReasonCode
+from nodeagent.plan.gc.accounting import SpaceNeeded
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.pass_limits import Spent
 from nodeagent.record import replace
@@ -21,10 +24,14 @@ from tests.unit.builders import (
     graph,
     image,
     piece,
+    pulled_from,
     removed,
     used,
 )
 from tests.unit.image_nodes import POLICY, aged, node
+
+if TYPE_CHECKING:
+    from nodeagent.plan.decision import Plan
 
 
 @pytest.mark.parametrize(
@@ -306,3 +313,71 @@ def test_unreferenced_bytes_reduce_the_target(pending: int, target: int, expecte
     plan = plan_image_gc(node(*images, image_filesystem=fs, storage=storage), POLICY)
     assert (plan.wanted_bytes, plan.pending_bytes, removed(plan)) == (target * MIB, pending * MIB, expected)
     assert (ReasonCode.COLLECTION_PENDING in codes(plan).values()) == (not expected)
+
+
+class TestNeededSpace:
+    """Images for a met eviction threshold: ``a`` to ``d`` with 16 MiB and 100 inodes each, below the high threshold."""
+
+    IMAGES = tuple(aged(name, age) for name, age in (("a", 4000), ("b", 3000), ("c", 2000), ("d", 1000)))
+    STORAGE = graph([piece(f"p{name}", 16, inodes=100) for name in "abcd"], {name: [f"p{name}"] for name in "abcd"})
+
+    def plan(self, needed: SpaceNeeded, pending: int = 0, undo: int = 0, imported: str = "") -> Plan:
+        storage = replace(self.STORAGE, pending_bytes=pending * MIB, undo_bytes=undo * MIB)
+        sources = {each.id: frozenset() if each.id in imported else pulled_from(each) for each, _ in self.IMAGES}
+        observed = node(*self.IMAGES, storage=storage, image_filesystem=filesystem(10), image_sources=sources)
+        return plan_image_gc(observed, POLICY, needed=needed)
+
+    @pytest.mark.parametrize(
+        ("needed", "expected"),
+        [
+            (SpaceNeeded(5 * MIB), "a"),
+            (SpaceNeeded(16 * MIB), "a"),
+            (SpaceNeeded(16 * MIB + 1), "ab"),
+            (SpaceNeeded(1000 * MIB), "abcd"),
+            (SpaceNeeded(inodes=100), "a"),
+            (SpaceNeeded(inodes=101), "ab"),
+            (SpaceNeeded(16 * MIB, 201), "abc"),
+        ],
+    )
+    def test_images_are_removed_in_order_until_the_space_is_freed(self, needed: SpaceNeeded, expected: str) -> None:
+        plan = self.plan(needed)
+        assert removed(plan) == list(expected)
+        assert {each.reason.code for each in plan.removals} == {ReasonCode.EVICTION_THRESHOLD_MET}
+        kept = set("abcd") - set(expected)
+        assert {each: codes(plan)[each] for each in kept} == dict.fromkeys(kept, "enough-freed")
+        assert (plan.wanted_bytes, plan.shortfall_bytes) == (0, 0)  # no target of the image GC thresholds
+
+    @pytest.mark.parametrize(
+        ("needed", "pending", "undo", "collected", "ends_undo", "expected"),
+        [
+            pytest.param(SpaceNeeded(20 * MIB), 20, 30, 20, False, "", id="pending content suffices"),
+            pytest.param(SpaceNeeded(40 * MIB), 20, 30, 50, True, "", id="undo windows suffice"),
+            pytest.param(SpaceNeeded(60 * MIB), 20, 30, 50, True, "a", id="images for the rest"),
+            pytest.param(SpaceNeeded(inodes=10), 20, 0, 20, True, "", id="pending inodes are unknown"),
+        ],
+    )
+    def test_content_without_references_is_collected_before_images(  # noqa: PLR0917
+        self, needed: SpaceNeeded, pending: int, undo: int, collected: int, ends_undo: bool, expected: str
+    ) -> None:
+        plan = self.plan(needed, pending, undo)
+        assert (plan.pending_bytes, plan.ends_undo, removed(plan)) == (collected * MIB, ends_undo, list(expected))
+
+    @pytest.mark.parametrize(
+        ("needed", "expected"),
+        [
+            pytest.param(SpaceNeeded(20 * MIB), "bd", id="others suffice"),
+            pytest.param(SpaceNeeded(40 * MIB), "bda", id="one is needed"),
+            pytest.param(SpaceNeeded(64 * MIB), "bdac", id="all are needed"),
+            pytest.param(SpaceNeeded(64 * MIB + 1), "bd", id="all are too little"),
+            pytest.param(SpaceNeeded(inodes=401), "bd", id="all are too few inodes"),
+            pytest.param(SpaceNeeded(40 * MIB, growing_bytes=24 * MIB), "bda", id="slow growth"),
+            pytest.param(SpaceNeeded(40 * MIB, growing_bytes=24 * MIB + 1), "bd", id="growth consumes their space"),
+        ],
+    )
+    def test_images_that_cannot_be_pulled_again_are_removed_only_to_end_the_shortage(
+        self, needed: SpaceNeeded, expected: str
+    ) -> None:
+        plan = self.plan(needed, imported="ac")
+        assert removed(plan) == list(expected)
+        if not needed.ended_by(64 * MIB, 400):
+            assert {codes(plan)[each] for each in "ac"} == {"irreplaceable-insufficient"}
