@@ -18,7 +18,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image portable test-portable format clean
+.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image portable test-portable format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -71,6 +71,10 @@ campaign-eviction: ## as root: evictions under disk pressure on a real container
 campaign-relief: ## as root: shortages that evictions cannot end, on a real containerd, RUNS times each (10)
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest --timeout 0 tests/integration/test_eviction_relief.py
+
+campaign-needed-space: ## as root: reclaim and gc all on RUNS random stores (40) of a real containerd; predictions are compared with measurements
+	@.ci/setup dev real
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),40) $(BIN)/python -m pytest --timeout 0 -s tests/integration/test_needed_space.py -m campaign
 
 fuzz: ## fuzz all inputs of other users and programs for MINUTES (30), guided by coverage where atheris is available
 	@.ci/setup dev

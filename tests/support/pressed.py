@@ -152,6 +152,14 @@ class PressedNode:
         filesystem.mount(self.containerd.base / "nodefs.img", self.nodefs)
         return self.nodefs
 
+    def with_single_filesystem(self) -> None:
+        """Use the image filesystem as nodefs too, with the logs of later pods on it."""
+        logs = self.containerd.root / "pods"
+        logs.mkdir()
+        self.containerd.log_root.mkdir(exist_ok=True)
+        subprocess.run(["mount", "--bind", str(logs), str(self.containerd.log_root)], check=True)
+        self.nodefs = self.containerd.root
+
     def touch(self, name: str, path: str) -> None:
         """Create an empty file in the root filesystem of a pod."""
         (self._root(self.created[name].container) / path.lstrip("/")).touch()
@@ -178,6 +186,7 @@ endpoint = {json.dumps(f"unix://{self.containerd.socket}")}
 [image_gc]
 enabled = false
 minimum_age = "0s"
+undo_window = "0s"
 [container_gc]
 enabled = false
 pod_log_root = {json.dumps(str(self.containerd.log_root))}
@@ -239,6 +248,10 @@ interval = "1s"
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.log.read_text() if self.log.exists() else ''}") from error
         return self.events(name)
+
+    def wait_until_any(self, *names: str, timeout_s: float = 90) -> None:
+        """Wait for a log event with one of these names."""
+        reclaim.poll(" or ".join(names), lambda: any(map(self.events, names)), timeout_s=timeout_s, interval_s=0.1)
 
     def wait_passes(self, count: int) -> None:
         """Wait until the eviction loop has finished ``count`` more passes."""

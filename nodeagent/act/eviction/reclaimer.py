@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.act.gc.preview import Preview
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnsupportedError
+from nodeagent.model.pressure import FilesystemRole
 from nodeagent.observe.pod_cgroups import total
-from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.eviction.reclaim import ReclaimAction
+from nodeagent.plan.decision import ItemKind, ReasonCode
+from nodeagent.plan.eviction.reclaim import ReclaimAction, on_device, until_freed
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.planner import plan_containers
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import OtherImageFilesystem
     from nodeagent.plan.decision import Plan
     from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.gc.accounting import SpaceNeeded
     from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 
 
 IMAGE_ACTIONS: Final = frozenset({ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES})
 _SMALL = frozenset({ItemKind.SANDBOX, ItemKind.CONTAINER_LOG_LINK})
 """Kinds whose removal frees a negligible amount."""
+_NOT_NEEDED_YET = frozenset({ReasonCode.ENOUGH_FREED, ReasonCode.IRREPLACEABLE_LATER, ReasonCode.COLLECTION_PENDING})
+"""Reasons to keep an item that is removed if the measured effect of the step is too small."""
 
 
 class RunPreview(Protocol):
@@ -67,17 +71,21 @@ class Reclaimed(Record):
         report: report of the pass; ``None`` without removals.
         confirmed: whether the space of the removed items is verified to be freed.
         path: path of the filesystem that needs the space; empty on a node with one image filesystem.
+        complete: whether the step has no further removals: all were needed, or none had an effect.
     """
 
     step: ReclaimStep
     report: PassReport | None
     confirmed: bool = False
     path: str = ""
+    complete: bool = True
 
     def freed(self, *, inodes: bool = False) -> int | None:
         """Return the predicted bytes, or inodes, of the removed items; ``None`` if unknown for any item."""
         if self.report is None:
             return 0
+        if inodes and self.report.collected_bytes:
+            return None
         total = 0 if inodes or self.path else self.report.collected_bytes
         for result in self.report.results:
             if result.outcome is not Outcome.DONE or result.decision.kind in _SMALL:
@@ -120,12 +128,17 @@ class Reclaimer:
         self._collect_garbage = collect_garbage
 
     async def run(
-        self, step: ReclaimStep, stop: asyncio.Event, planned: Callable[[Reclaimable], None] = lambda _: None
+        self,
+        step: ReclaimStep,
+        needed: SpaceNeeded,
+        stop: asyncio.Event,
+        planned: Callable[[Reclaimable], None] = lambda _: None,
     ) -> Reclaimed:
-        """Observe, plan and carry out one step.
+        """Observe, plan and carry out the removals of one step that free the needed space.
 
         Args:
             step: the step.
+            needed: space needed on the filesystem of the step.
             stop: when set, no removal of a further item starts.
             planned: called with the reclaimable amounts before the first removal.
 
@@ -134,8 +147,8 @@ class Reclaimer:
             PassBusyError: another pass runs on this node.
             NodeAgentError: the node could not be observed.
         """
-        preview = await self.preview(step)
-        planned(self._reclaimable(step, preview))
+        preview = await self.preview(step, needed)
+        planned(self._reclaimable(step, preview.snapshot))
         if step.other is not None and step.action in IMAGE_ACTIONS:
             path = _path_of(step.other, preview.snapshot)
         else:
@@ -145,18 +158,19 @@ class Reclaimer:
         report = await self._run(preview, stop)
         removed = any(each.outcome is Outcome.DONE for each in report.results)
         confirmed = step.action is not ReclaimAction.DEAD_CONTAINERS or (removed and await self._collected())
-        return Reclaimed(step, report, confirmed, path)
+        complete = not (removed or report.collected_bytes) or not any(
+            each.reason.code in _NOT_NEEDED_YET for plan in preview.plans for each in plan.decisions
+        )
+        return Reclaimed(step, report, confirmed, path, complete)
 
-    def _reclaimable(self, step: ReclaimStep, preview: Preview) -> Reclaimable:
+    def _reclaimable(self, step: ReclaimStep, snapshot: NodeSnapshot) -> Reclaimable:
         """Return the amounts that can be freed on the first image filesystem, if image reclaim is the last step.
 
         Images that cannot be pulled again are included, since a later step removes them.
         """
         if step.action not in IMAGE_ACTIONS or step.other is not None:
             return UNKNOWN_AMOUNTS
-        snapshot, policy, (plan,) = preview.snapshot, self._policy.images, preview.plans
-        if self._image_policy(step, snapshot) is not policy:
-            plan = plan_image_gc(snapshot, policy, remove_all_unused=True, only_on=_watched_path(snapshot))
+        plan = plan_image_gc(snapshot, self._policy.images, remove_all_unused=True, only_on=_watched_path(snapshot))
         if plan.blocked:
             return UNKNOWN_AMOUNTS
         size_bytes = total(each.frees_bytes for each in plan.removals)
@@ -187,8 +201,8 @@ class Reclaimer:
             return False
         return True
 
-    async def preview(self, step: ReclaimStep) -> Preview:
-        """Return the preview of a step.
+    async def preview(self, step: ReclaimStep, needed: SpaceNeeded) -> Preview:
+        """Return the preview of the removals of a step that free the needed space.
 
         Raises:
             NodeAgentError: the node could not be observed.
@@ -197,20 +211,24 @@ class Reclaimer:
             snapshot = await self._observe(Scope.IMAGES)
             policy = self._image_policy(step, snapshot)
             path = _watched_path(snapshot) if step.other is None else _path_of(step.other, snapshot)
-            plan = plan_image_gc(snapshot, policy, remove_all_unused=True, only_on=path)
+            plan = plan_image_gc(snapshot, policy, needed=needed, only_on=path)
             return Preview(Scope.IMAGES, snapshot, (plan,))
         snapshot = await self._observe(Scope.CONTAINERS)
         evicted = _still_evicted(self._evicted(), snapshot.sandboxes)
-        plans = plan_containers(snapshot, self._policy, evict_non_deleted_pods=True, evicted=evicted)
-        if step.action is ReclaimAction.DEAD_CONTAINERS:
-            found: tuple[Plan, ...] = (plans.containers, plans.sandboxes)
+        only_logs = step.action is ReclaimAction.LOGS
+        plans = plan_containers(snapshot, self._policy, evict_non_deleted_pods=not only_logs, evicted=evicted)
+        if only_logs:
+            found = _restricted(plans.plans, _with_removed_logs(plans.logs, snapshot))
+        elif step.filesystem is FilesystemRole.NODEFS:
+            found = plans.plans
+        else:  # the sandbox of an evicted pod is removed with its logs, which are on nodefs
+            ids = {each.id for plan in (plans.containers, plans.sandboxes) for each in plan.decisions}
             if step.other is not None:
-                found = tuple(_restricted(each, snapshot, step.other.stores) for each in found)
-            return Preview(Scope.CONTAINERS, snapshot, found)
-        # The log directory of an evicted pod is removable only after its sandboxes, which no other nodefs step removes.
-        ids = {each.id for each in snapshot.sandboxes if each.uid in evicted}
-        own = replace(plans.sandboxes, decisions=tuple(each for each in plans.sandboxes.decisions if each.id in ids))
-        return Preview(Scope.CONTAINERS, snapshot, (own, plans.logs) if ids else (plans.logs,))
+                ids = {key for key, snapshotter in snapshot.snapshotters.items() if snapshotter in step.other.stores}
+            ids -= {each.id for each in snapshot.sandboxes if each.uid in evicted}
+            found = _restricted((plans.containers, plans.sandboxes), ids)
+        found = on_device(found, snapshot, layers=not only_logs, logs=step.filesystem is FilesystemRole.NODEFS)
+        return Preview(Scope.CONTAINERS, snapshot, until_freed(found, needed))
 
 
 def _watched_path(snapshot: NodeSnapshot) -> str:
@@ -233,10 +251,22 @@ def _path_of(other: OtherImageFilesystem, snapshot: NodeSnapshot) -> str:
     raise ObservationError(f"{other.path} is no longer known as an image filesystem; no image is removed for it")
 
 
-def _restricted(plan: Plan, snapshot: NodeSnapshot, stores: AbstractSet[str]) -> Plan:
-    """Return a plan limited to containers or sandboxes with a writable layer in one of the snapshotters ``stores``."""
-    ids = {key for key, snapshotter in snapshot.snapshotters.items() if snapshotter in stores}
-    return replace(plan, decisions=tuple(each for each in plan.decisions if each.id in ids))
+def _restricted(plans: Iterable[Plan], ids: AbstractSet[str]) -> tuple[Plan, ...]:
+    """Return plans of containers and sandboxes limited to these ids; plans of logs are returned unchanged."""
+    return tuple(
+        plan
+        if plan.kind == "logs"
+        else replace(plan, decisions=tuple(each for each in plan.decisions if each.id in ids))
+        for plan in plans
+    )
+
+
+def _with_removed_logs(logs: Plan, snapshot: NodeSnapshot) -> AbstractSet[str]:
+    """Return the ids of the containers and sandboxes of pods whose log directories a plan removes."""
+    names = {each.id for each in logs.removals}
+    uids = {each.uid for each in snapshot.pod_log_directories if each.name in names}
+    sandboxes = {each.id for each in snapshot.sandboxes if each.uid in uids}
+    return sandboxes | {each.id for each in snapshot.containers if each.sandbox_id in sandboxes or each.pod_uid in uids}
 
 
 def without_irreplaceable(policy: ImageGCPolicy) -> ImageGCPolicy:

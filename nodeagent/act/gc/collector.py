@@ -188,7 +188,7 @@ class Collector:
                     removers,
                     clock=self._clock,
                     stop=stop,
-                    enough=self._enough(current),
+                    enough=None if trigger == EVICTION_TRIGGER else self._enough(current),
                     on_result=on_result if self._dry_run else record,
                 )
             except Interrupted as interrupted:

@@ -73,7 +73,7 @@ class Attempts:
         }
 
 
-class EvictionPass:  # 12 attributes: the six arguments, the parts of a pass, and three results of its steps
+class EvictionPass:  # 13 attributes: the six arguments, the parts of a pass, and the results of its steps
     """One eviction pass: acts on one evaluation of the thresholds and evicts at most one pod.
 
     Attributes:
@@ -100,6 +100,7 @@ class EvictionPass:  # 12 attributes: the six arguments, the parts of a pass, an
         self._effect_wait = EffectWait(context, actions, monitors.signals)
         self._measurement = PodMeasurement(monitors)
         self._reclaimed: set[ReclaimStep] = set()
+        self._has_reclaimed = False
         self._without_victim: frozenset[Threshold] = frozenset()
         self.covered: set[Threshold] = set()
 
@@ -155,7 +156,7 @@ class EvictionPass:  # 12 attributes: the six arguments, the parts of a pass, an
         """Act on the most urgent threshold for which a pod may still be evicted."""
         plan = await self._reclaim(evaluation, readings)
         if plan.selected is None:
-            return self._withheld(plan) or (PassResult.RECLAIMED if self._reclaimed else PassResult.NO_PRESSURE)
+            return self._withheld(plan) or (PassResult.RECLAIMED if self._has_reclaimed else PassResult.NO_PRESSURE)
         if plan.reclaim:
             return PassResult.RECLAIMING
         if self._actions.page_cache is not None and await self._actions.page_cache.relieve(plan.selected):
@@ -187,12 +188,15 @@ class EvictionPass:  # 12 attributes: the six arguments, the parts of a pass, an
             if end is StepEnd.INTERRUPTED:
                 return plan
             if end is StepEnd.INSUFFICIENT:
+                self._has_reclaimed = True
                 self._reclaimed.update(plan.reclaim)
                 continue
             if step in self._node_reclaim.failed and step.other is not None:
                 self._without_victim |= {plan.selected.threshold}  # no pod is evicted before image reclaim
                 continue
-            self._reclaimed.add(step)
+            self._has_reclaimed = True
+            if end is not StepEnd.PARTIAL:
+                self._reclaimed.add(step)
             readings = (await self._effect_wait.wait(plan)).readings
             if self._actions.dry_run:
                 self._attempts.dry_run_steps.add(step)

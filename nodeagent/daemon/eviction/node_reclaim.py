@@ -12,7 +12,7 @@ from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.model.pressure import FilesystemLayout
 from nodeagent.plan.eviction.effects import effect_of_reclaim, is_insufficient
-from nodeagent.plan.eviction.reclaim import device_role
+from nodeagent.plan.eviction.reclaim import device_role, space_needed
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.telemetry.logging import stable
 
@@ -37,10 +37,12 @@ class StepEnd(StrEnum):
     """End of the wait for a reclaim step.
 
     ``FINISHED``: the step finished or failed. ``INTERRUPTED``: it was not started, or was interrupted.
-    ``INSUFFICIENT``: it is still running, but neither this step nor a later step can clear the threshold.
+    ``INSUFFICIENT``: it is still running, but neither this step nor a later step can clear the threshold. ``PARTIAL``:
+    it removed the items needed by its plan, and continues with further items if the measured effect is too small.
     """
 
     FINISHED = "finished"
+    PARTIAL = "partial"
     INTERRUPTED = "interrupted"
     INSUFFICIENT = "insufficient"
 
@@ -59,7 +61,7 @@ class NodeReclaim:
         self._reporter = monitors.reporter
         self._reclaimable: tuple[FilesystemRole, Reclaimable] | None = None
         self._layout = FilesystemLayout.SINGLE
-        self._running: asyncio.Future[bool] | None = None
+        self._running: asyncio.Future[StepEnd] | None = None
         self.failed: set[ReclaimStep] = set()
 
     async def run_step(
@@ -91,7 +93,7 @@ class NodeReclaim:
             noticed.cancel()
         if self._running.done():
             ended, self._running = self._running, None
-            return StepEnd.FINISHED if ended.result() else StepEnd.INTERRUPTED
+            return ended.result()
         self._log_step("reclaim_insufficient", step, status.threshold, reclaimable=self._amount(status.threshold))
         return StepEnd.INSUFFICIENT
 
@@ -144,8 +146,8 @@ class NodeReclaim:
         status: ThresholdStatus,
         without_victim: AbstractSet[Threshold],
         insufficient: asyncio.Event,
-    ) -> bool:
-        """Run one step and record its effect; return whether the step finished.
+    ) -> StepEnd:
+        """Run one step and record its effect.
 
         ``insufficient`` is set when a reading shows that reclaim cannot clear the threshold.
         """
@@ -160,15 +162,15 @@ class NodeReclaim:
             done = await self._run_locked(step, status, without_victim, check)
         except PassBusyError as error:
             self._reporter.log_warnings([f"node-level reclaim postponed: {error}"])
-            return False
+            return StepEnd.INTERRUPTED
         except RuntimeUnavailableError:
             raise
         except NodeAgentError as error:
             self.failed.add(step)
             self._log_step("reclaim_failed", step, threshold, stable(str(error)), error=str(error))
-            return True
+            return StepEnd.FINISHED
         if done is None:
-            return False
+            return StepEnd.INTERRUPTED
         dry_run, report = self._actions.dry_run, done.report
         if not dry_run:
             if report is not None:
@@ -189,7 +191,7 @@ class NodeReclaim:
             predicted_bytes=sum(each.decision.frees_bytes or 0 for each in report.results) if report else 0,
             pass_id="" if report is None else report.id,
         )
-        return True
+        return StepEnd.FINISHED if dry_run or done.complete else StepEnd.PARTIAL
 
     def _log_step(self, event: str, step: ReclaimStep, threshold: Threshold, state: str = "", **fields: object) -> None:
         """Log the state of a step for a threshold; each repetition is counted."""
@@ -217,8 +219,9 @@ class NodeReclaim:
             if end.is_set():
                 return None
             self._context.loop_statuses.beat(LOOP_NAME, _RECLAIM_S)
+            needed = space_needed(status, self._signals.rate(status))
             work = asyncio.ensure_future(
-                self._actions.reclaimer.run(step, end, lambda found: self._set_planned(step, found))
+                self._actions.reclaimer.run(step, needed, end, lambda found: self._set_planned(step, found))
             )
             try:
                 if await self._signals.shortage_before(work, without_victim, check) is None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+    from nodeagent.plan.gc.accounting import SpaceNeeded
     from nodeagent.plan.kubernetes.eviction import HeldBack
 
 SETTLE_STEP_S: Final = 0.1
@@ -31,8 +32,10 @@ SETTLE_STEP_S: Final = 0.1
 class ReclaimAction(Protocol):
     """Node-level reclaim; see :class:`Reclaimer`."""
 
-    async def run(self, step: ReclaimStep, stop: asyncio.Event, planned: Callable[[Reclaimable], None]) -> Reclaimed:
-        """Observe, plan and carry out one reclaim step; return its outcome.
+    async def run(
+        self, step: ReclaimStep, needed: SpaceNeeded, stop: asyncio.Event, planned: Callable[[Reclaimable], None]
+    ) -> Reclaimed:
+        """Observe, plan and carry out the removals of one reclaim step that free the needed space.
 
         ``planned`` is called with the reclaimable amounts before the first removal.
         """

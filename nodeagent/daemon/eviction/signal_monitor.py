@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths
 from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S
-from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S, WHILE_MET_S, is_soon_exhausted, next_poll_s
+from nodeagent.plan.eviction.poll_interval import (
+    FALLING_S,
+    SOONEST_S,
+    WHILE_MET_S,
+    is_soon_exhausted,
+    measured_rate,
+    next_poll_s,
+)
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.record import replace
 
@@ -187,6 +194,10 @@ class SignalMonitor:
     def is_soon_exhausted(self, status: ThresholdStatus) -> bool:
         """Return whether a filesystem will be exhausted within seconds; ``status`` is of the latest evaluation."""
         return is_soon_exhausted(status, self._previous)
+
+    def rate(self, status: ThresholdStatus) -> float:
+        """Return the decrease of a signal per second since the previous evaluation; ``status`` has a later reading."""
+        return measured_rate(status, self._previous)
 
     def is_falling(self, interval_s: float) -> bool:
         """Return whether a signal falls so fast that its threshold will be met before the usual shortest interval."""

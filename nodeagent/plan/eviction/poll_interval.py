@@ -47,7 +47,7 @@ def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval
         if status.met:
             waits.append(min(WHILE_MET_S, status.grace_left_s) if not status.due else WHILE_MET_S)
         else:
-            measured = _measured_rate(status, previous)
+            measured = measured_rate(status, previous)
             waits.append(_until_met_s(status, measured, interval_s))
             if _is_met_soon(status, measured):
                 shortest_s = FALLING_S
@@ -61,7 +61,7 @@ def is_soon_exhausted(status: ThresholdStatus, previous: Evaluation | None) -> b
     """
     if status.observation is None or not status.threshold.hard or MEANINGS[status.threshold.signal].filesystem is None:
         return False
-    return status.observation.available < _measured_rate(status, previous) * EXHAUSTED_S
+    return status.observation.available < measured_rate(status, previous) * EXHAUSTED_S
 
 
 def _is_met_soon(status: ThresholdStatus, measured: float) -> bool:
@@ -85,7 +85,7 @@ def _until_met_s(status: ThresholdStatus, measured: float, interval_s: float) ->
     return max(0.0, observation.available - limit) / max(assumed, 2 * measured)
 
 
-def _measured_rate(status: ThresholdStatus, previous: Evaluation | None) -> float:
+def measured_rate(status: ThresholdStatus, previous: Evaluation | None) -> float:
     """Return the decrease of a signal per second since the previous evaluation; 0 if unknown or increasing."""
     now = status.observation
     if previous is None or now is None:

@@ -1,26 +1,38 @@
-"""Node-level reclaim: the steps that run before a pod is evicted."""
+"""Node-level reclaim: the steps that run before a pod is evicted, and the removals of a step that are needed."""
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.model.pressure import FilesystemLayout, FilesystemRole
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.eviction.signals import MEANINGS, Unit
+from nodeagent.plan.gc.accounting import SpaceNeeded
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from nodeagent.model import Container, NodeSnapshot
+    from nodeagent.model.logs import LogSpace
     from nodeagent.model.pressure import OtherImageFilesystem, Signal
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+
+
+GROWTH_S: Final = 30.0
+"""Seconds of growth that a removal outlasts to end a shortage; the eviction of a pod may take as long."""
 
 
 class ReclaimAction(StrEnum):
     """Kind of node-level reclaim.
 
-    ``DEAD_CONTAINERS``: dead containers and sandboxes, including those of finished pods. ``LOGS``: logs of deleted pods
-    and removed containers. ``UNUSED_IMAGES``: unused images that are above the minimum age and can be pulled again.
-    ``IRREPLACEABLE_IMAGES``: unused images that cannot be pulled again, unless the configuration keeps them.
+    ``DEAD_CONTAINERS``: dead containers and sandboxes, including those of finished pods, and on nodefs the logs of
+    deleted pods. ``LOGS``: logs of deleted pods, with their containers and sandboxes. ``UNUSED_IMAGES``: unused images
+    that are above the minimum age and can be pulled again. ``IRREPLACEABLE_IMAGES``: unused images that cannot be
+    pulled again, unless the configuration keeps them or the shortage would remain.
     """
 
     DEAD_CONTAINERS = "dead-containers"
@@ -62,10 +74,10 @@ _CONTAINERS, _LOGS = ReclaimAction.DEAD_CONTAINERS, ReclaimAction.LOGS
 _IMAGES = (ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES)
 _ACTIONS: Final[Mapping[tuple[FilesystemLayout, FilesystemRole], tuple[ReclaimAction, ...]]] = MappingProxyType(
     {
-        (FilesystemLayout.SINGLE, _NODEFS): (_CONTAINERS, _LOGS, *_IMAGES),
+        (FilesystemLayout.SINGLE, _NODEFS): (_CONTAINERS, *_IMAGES),
         (FilesystemLayout.DEDICATED_IMAGEFS, _NODEFS): (_LOGS,),
         (FilesystemLayout.DEDICATED_IMAGEFS, _IMAGEFS): (_CONTAINERS, *_IMAGES),
-        (FilesystemLayout.SPLIT, _NODEFS): (_CONTAINERS, _LOGS),
+        (FilesystemLayout.SPLIT, _NODEFS): (_CONTAINERS,),
         (FilesystemLayout.SPLIT, _IMAGEFS): _IMAGES,
     }
 )
@@ -76,10 +88,10 @@ def reclaim_steps(
 ) -> tuple[ReclaimStep, ...]:
     """Return the reclaim steps for a signal, in order; empty for memory, PIDs and stall signals.
 
-    The steps are the kubelet's, except that logs have a separate step: the kubelet removes logs in its container
-    garbage collection. Images that cannot be pulled again are removed in the last step. With a dedicated imagefs the
-    kubelet has no step for nodefs; nodeagent removes orphaned logs, which are on nodefs. The steps for an image
-    filesystem other than the first remove only dead containers and images of its snapshotters.
+    The steps are the kubelet's: containers and logs are one step, since the logs of a pod whose sandbox is removed
+    would be unlisted for a later step. Images that cannot be pulled again are removed in the last step. With a
+    dedicated imagefs the kubelet has no step for nodefs; nodeagent removes the logs of deleted pods. The steps for an
+    image filesystem other than the first remove only dead containers and images of its snapshotters.
 
     Source: kubelet ``buildSignalToNodeReclaimFuncs``.
     """
@@ -95,3 +107,93 @@ def reclaim_steps(
 def device_role(filesystem: FilesystemRole, layout: FilesystemLayout) -> FilesystemRole:
     """Return the role that identifies the device of a filesystem: the first of nodefs and imagefs on this device."""
     return _DEVICES[layout][filesystem]
+
+
+def space_needed(status: ThresholdStatus, rate: float = 0.0) -> SpaceNeeded:
+    """Return the space that node-level reclaim is to free for a filesystem threshold: its shortfall.
+
+    ``rate`` is the measured consumption per second, in the unit of the signal. The growth of the shortage in
+    ``GROWTH_S`` does not increase the shortfall, but an image that cannot be pulled again is not removed if it consumes
+    the freed space.
+    """
+    amount, growth = math.ceil(status.shortfall or 0.0), math.ceil(rate * GROWTH_S)
+    if MEANINGS[status.threshold.signal].unit is Unit.INODES:
+        return SpaceNeeded(inodes=amount, growing_inodes=growth)
+    return SpaceNeeded(amount, growing_bytes=growth)
+
+
+def until_freed(plans: Iterable[Plan], needed: SpaceNeeded) -> tuple[Plan, ...]:
+    """Return plans limited to the removals that free the needed space, in their order over all plans.
+
+    The later removals become kept items. An unknown amount counts as 0.
+    """
+    size_bytes = inodes = 0
+    limited = []
+    for plan in plans:
+        decisions = []
+        for each in plan.decisions:
+            if each.verdict is Verdict.REMOVE and needed.met_by(size_bytes, inodes):
+                decisions.append(replace(each, verdict=Verdict.KEEP, reason=_ENOUGH))
+                continue
+            decisions.append(each)
+            if each.verdict is Verdict.REMOVE:
+                size_bytes, inodes = size_bytes + (each.frees_bytes or 0), inodes + (each.frees_inodes or 0)
+        limited.append(replace(plan, decisions=tuple(decisions)))
+    return tuple(limited)
+
+
+def on_device(plans: Sequence[Plan], snapshot: NodeSnapshot, *, layers: bool, logs: bool) -> tuple[Plan, ...]:
+    """Return plans of containers, sandboxes and logs with the amounts that their removals free on one filesystem.
+
+    The removal of a container includes its logs, so they are not counted again for the directory of its pod.
+
+    Args:
+        plans: plans for this snapshot.
+        snapshot: snapshot of the node.
+        layers: whether writable layers are on the filesystem.
+        logs: whether logs are on the filesystem.
+    """
+    containers = {each.id: each for each in snapshot.containers}
+    trees = {each.uid: each.tree for each in snapshot.pod_log_directories if each.tree is not None}
+    directories = {each.name: each for each in snapshot.pod_log_directories}
+    counted: dict[str, LogSpace] = {}
+
+    def of_container(decision: Decision) -> Decision:
+        container = containers[decision.id]
+        size_bytes = snapshot.writable_bytes.get(decision.id) if layers else 0
+        inodes = snapshot.writable_inodes.get(decision.id) if layers else 0
+        tree = trees.get(container.pod_uid)
+        own = tree.container_logs.get(_log_of(container)) if logs and tree is not None else None
+        if own is not None:
+            counted[container.pod_uid] = own.plus(counted[container.pod_uid]) if container.pod_uid in counted else own
+            size_bytes = own.size_bytes + (size_bytes or 0)
+            inodes = own.inodes + (inodes or 0)
+        return replace(decision, frees_bytes=size_bytes, frees_inodes=inodes)
+
+    def of_directory(decision: Decision) -> Decision:
+        directory = directories[decision.id]
+        if directory.tree is None or directory.tree.problem:
+            return replace(decision, frees_bytes=None, frees_inodes=None)
+        size, before = directory.tree.size, counted.get(directory.uid)
+        size_bytes, inodes = (
+            size if before is None else (size.size_bytes - before.size_bytes, size.inodes - before.inodes)
+        )
+        return replace(decision, frees_bytes=size_bytes, frees_inodes=inodes)
+
+    measured = {ItemKind.CONTAINER: of_container, ItemKind.POD_LOG_DIRECTORY: of_directory}
+    found = []
+    for plan in plans:
+        decisions = tuple(
+            measured[each.kind](each) if each.verdict is Verdict.REMOVE and each.kind in measured else each
+            for each in plan.decisions
+        )
+        found.append(replace(plan, decisions=decisions))
+    return tuple(found)
+
+
+def _log_of(container: Container) -> str:
+    """Return the path of a container's current log in the log directory of its pod. Source: kubelet log layout."""
+    return "/".join((container.log_path or f"{container.name}/{container.attempt}.log").split("/")[-2:])
+
+
+_ENOUGH: Final = Reason(ReasonCode.ENOUGH_FREED)

@@ -87,7 +87,8 @@ def plan_container_gc(
         statuses = check_pods(snapshot, policy.deleted_pod_grace_s)
     keep_newest = snapshot.role is Role.BESIDE_KUBELET
     pod_reasons = _pod_reasons(statuses, include_finished=evict_non_deleted_pods and not keep_newest)
-    classifier = _Classifier(snapshot, policy, failed, pod_reasons)
+    evicted = frozenset([uid for uid, status in statuses.items() if status.evicted])
+    classifier = _Classifier(snapshot, policy, failed, pod_reasons, evicted)
     classifier.classify()
     kept, units, removed = classifier.kept, classifier.units, classifier.pod_removals()
     newest = {members[0][2] for members in units.values()} if keep_newest else frozenset()
@@ -120,7 +121,7 @@ def _pod_reasons(statuses: Mapping[str, PodDeletionStatus], *, include_finished:
     return reasons
 
 
-class _Classifier:
+class _Classifier:  # 11 attributes: the inputs of the rules, and their results
     """Classification of containers: kept regardless of the limits, of deleted or finished pods, or subject to limits.
 
     Attributes:
@@ -134,11 +135,13 @@ class _Classifier:
         policy: ContainerGCPolicy,
         failed: Mapping[str, str],
         pod_reasons: Mapping[str, Reason],
+        evicted: frozenset[str],
     ) -> None:
         self._snapshot = snapshot
         self._policy = policy
         self._failed = failed
         self._pod_reasons = pod_reasons
+        self._evicted = evicted
         self._untrusted = clock_untrusted(snapshot.clock)
         self._sandboxes = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
         self._pod_removals: list[tuple[datetime, int, str, int, Container, Reason]] = []
@@ -197,6 +200,9 @@ class _Classifier:
                 return Reason(ReasonCode.SANDBOX_UNKNOWN, {"detail": detail})
         if container.created_at is None:
             return _R_AGE_UNKNOWN
+        uid = container.pod_uid or (sandbox.uid if sandbox is not None else "")
+        if uid in self._evicted:
+            return None
         minimum_s = self._policy.minimum_age_s
         is_starting = container.state is _CREATED  # not dead
         if is_starting or container.created_at > self._newest:

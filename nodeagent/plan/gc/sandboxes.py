@@ -19,6 +19,7 @@ from nodeagent.plan.decision import (
 )
 from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.names import sandbox_name
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,7 +51,7 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of earlier plans
     """Return the plan that removes inactive sandboxes: all of deleted pods, and all but the newest of other pods.
 
     A sandbox is active while it is ready or has a container. The newest sandbox of an existing pod is always kept. The
-    oldest sandbox is removed first, ties by attempt, then by id.
+    oldest sandbox is removed first, ties by attempt, then by id. The minimum age does not apply to evicted pods.
 
     Args:
         snapshot: snapshot of the node.
@@ -69,12 +70,15 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of earlier plans
     removed: list[tuple[Sandbox, Reason]] = []
     kept: list[Decision] = []
     others: list[Sandbox] = []
+    without_minimum_age = replace(policy, minimum_age_s=0.0)
     for sandbox in snapshot.sandboxes:
-        reason = _keep_reason(sandbox, snapshot, policy, container_counts[sandbox.id], failed)
+        status = statuses.get(sandbox.uid)
+        in_force = without_minimum_age if status is not None and status.evicted else policy
+        reason = _keep_reason(sandbox, snapshot, in_force, container_counts[sandbox.id], failed)
         if reason is not None:
             kept.append(_decision(sandbox, _REMOVAL_FAILED if reason.code is _FAILED else _KEEP, reason))
             continue
-        reason = _pod_reason(statuses.get(sandbox.uid), include_finished=evict_non_deleted_pods)
+        reason = _pod_reason(status, include_finished=evict_non_deleted_pods)
         if reason is not None:
             removed.append((sandbox, reason))
         else:

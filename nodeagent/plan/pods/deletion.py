@@ -39,11 +39,13 @@ class PodDeletionStatus(Record):
         deleted: whether the pod is deleted, so that its containers, sandboxes and logs may be removed.
         finished: whether no container of the pod is running; the pod may still exist. A deleted pod is also finished.
         how: evidence of the status, for display.
+        evicted: whether nodeagent evicted the pod, so that the minimum ages of its items do not apply.
     """
 
     deleted: bool
     finished: bool
     how: str
+    evicted: bool = False
 
 
 # Enum members used for every container are module constants: a lookup in the enum class takes ten times as long.
@@ -53,7 +55,9 @@ _API_UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """UID format of the API server; the UID of a static pod is a hash without dashes. Source: kubelet ``applyDefaults``."""
 
 _READY: Final = PodDeletionStatus(deleted=False, finished=False, how="sandbox ready")
-_EVICTED: Final = PodDeletionStatus(deleted=True, finished=True, how="evicted by nodeagent, nothing running")
+_EVICTED: Final = PodDeletionStatus(
+    deleted=True, finished=True, how="evicted by nodeagent, nothing running", evicted=True
+)
 _UNPROVEN: Final = PodDeletionStatus(deleted=False, finished=False, how=BESIDE_KUBELET_UNPROVEN)
 _FROM_API_SERVER: Final = PodDeletionStatus(
     deleted=False,

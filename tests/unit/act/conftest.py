@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nodeagent.model import Hold
     from nodeagent.observe.snapshot_sources import NodeMemory, PodImageSource
     from nodeagent.sim.node import SimNode
+    from nodeagent.sim.scenario import Scenario
 
     Opener = Callable[..., AbstractAsyncContextManager["Rig"]]
 
@@ -72,6 +73,7 @@ class RigOptions:
     read_holds: Callable[[], tuple[Hold, ...]] = tuple
     memory: NodeMemory | None = None
     read_pod_images: PodImageSource = no_pod_images
+    make_scenario: Callable[[], Scenario] = example_node
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def rig(tmp_path: Path) -> Opener:
     @asynccontextmanager
     async def opened(**options: Any) -> AsyncIterator[Rig]:
         chosen = RigOptions(**options)
-        scenario = example_node()
+        scenario = chosen.make_scenario()
         scenario.write_logs(tmp_path)
         simulated = SimServer(
             scenario.node, tmp_path / "s", profile=chosen.profile, containerd_api=chosen.containerd_api

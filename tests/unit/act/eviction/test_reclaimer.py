@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,11 +11,13 @@ from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.errors import RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.model import NodeSnapshot, Role
+from nodeagent.model.logs import LogSpace
 from nodeagent.model.pressure import FilesystemRole
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.plan.gc.accounting import SpaceNeeded
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW, RUNTIME, ago, container, image, log_directory, sandbox, used
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.preview import Preview
     from nodeagent.model import Sandbox
 
+EVERYTHING = SpaceNeeded(300 * MIB)
 POLICY = GCPolicy(images=ImageGCPolicy(minimum_age_s=0.0))
 SNAPSHOT = NodeSnapshot(
     NOW, RUNTIME, images=(image("old"), image("older")), image_usage={"old": used(9), "older": used(99)}
@@ -61,9 +64,11 @@ def step(action: ReclaimAction) -> ReclaimStep:
     return ReclaimStep(action, FilesystemRole.IMAGEFS)
 
 
-async def test_all_unused_images_are_removed_regardless_of_thresholds() -> None:
+async def test_unused_images_are_removed_regardless_of_the_usage_of_the_filesystem() -> None:
     node = Node()
-    done = await Reclaimer(node.observe, POLICY, node.run).run(step(ReclaimAction.UNUSED_IMAGES), asyncio.Event())
+    done = await Reclaimer(node.observe, POLICY, node.run).run(
+        step(ReclaimAction.UNUSED_IMAGES), EVERYTHING, asyncio.Event()
+    )
     assert done.report is not None
     (preview,) = node.previews
     assert node.observed == [Scope.IMAGES]
@@ -87,7 +92,7 @@ async def test_images_that_cannot_be_pulled_again_are_removed_in_the_last_step(
     policy = replace(POLICY, images=replace(POLICY.images, protection=ProtectionPolicy(irreplaceable=treatment)))
     reclaimer = Reclaimer(node.observe, policy, node.run)
     removed = [
-        [each.id for each in (await reclaimer.preview(step(action))).removals]
+        [each.id for each in (await reclaimer.preview(step(action), SpaceNeeded(200 * MIB))).removals]
         for action in (ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES)
     ]
     assert removed == [first, second]
@@ -113,7 +118,7 @@ async def test_image_step_reports_the_bytes_of_all_image_steps_before_its_first_
     reported: list[tuple[int | None, int]] = []
     reclaimer = Reclaimer(node.observe, POLICY, node.run)
     await reclaimer.run(
-        step(action), asyncio.Event(), lambda found: reported.append((found.size_bytes, len(node.previews)))
+        step(action), EVERYTHING, asyncio.Event(), lambda found: reported.append((found.size_bytes, len(node.previews)))
     )
     assert reported == [(expected, 0)]
 
@@ -122,7 +127,7 @@ async def test_step_without_removals_runs_no_pass() -> None:
     node = Node()
     reclaimer = Reclaimer(node.observe, POLICY, node.run)
     for action in (ReclaimAction.DEAD_CONTAINERS, ReclaimAction.LOGS):
-        done = await reclaimer.run(step(action), asyncio.Event())
+        done = await reclaimer.run(step(action), EVERYTHING, asyncio.Event())
         assert done.report is None
     assert node.observed == [Scope.CONTAINERS] * 2
     assert node.previews == []
@@ -130,10 +135,13 @@ async def test_step_without_removals_runs_no_pass() -> None:
 
 async def test_each_step_makes_only_the_plans_of_its_kinds() -> None:
     reclaimer = Reclaimer(Node().observe, POLICY, Node().run)
-    kinds = {action: [plan.kind for plan in (await reclaimer.preview(step(action))).plans] for action in ReclaimAction}
+    kinds = {
+        action: [plan.kind for plan in (await reclaimer.preview(step(action), EVERYTHING)).plans]
+        for action in ReclaimAction
+    }
     assert kinds == {
         ReclaimAction.DEAD_CONTAINERS: ["containers", "sandboxes"],
-        ReclaimAction.LOGS: ["logs"],
+        ReclaimAction.LOGS: ["containers", "sandboxes", "logs"],
         ReclaimAction.UNUSED_IMAGES: ["images"],
         ReclaimAction.IRREPLACEABLE_IMAGES: ["images"],
     }
@@ -165,7 +173,7 @@ async def test_removed_containers_are_confirmed_by_a_garbage_collection(
     node = Node(DEAD)
     node.collect_error = error
     reclaimer = Reclaimer(node.observe, POLICY, node.run, evicted=lambda: EVICTED, collect_garbage=node.collect_garbage)
-    done = await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), asyncio.Event())
+    done = await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), EVERYTHING, asyncio.Event())
     assert (done.confirmed, node.collections) == (confirmed, 1)
     assert done.freed() is None  # containerd reports no writable layer size for a dead container
 
@@ -173,38 +181,163 @@ async def test_removed_containers_are_confirmed_by_a_garbage_collection(
 async def test_step_that_removed_nothing_is_not_confirmed() -> None:
     node = Node(DEAD, Outcome.CHANGED)
     reclaimer = Reclaimer(node.observe, POLICY, node.run, evicted=lambda: EVICTED, collect_garbage=node.collect_garbage)
-    done = await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), asyncio.Event())
+    done = await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), EVERYTHING, asyncio.Event())
     assert (done.confirmed, node.collections, done.freed()) == (False, 0, 0)
 
 
 async def test_removal_is_unconfirmed_without_a_garbage_collection_call() -> None:
     node = Node(DEAD)
     reclaimer = Reclaimer(node.observe, POLICY, node.run, evicted=lambda: EVICTED)
-    assert not (await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), asyncio.Event())).confirmed
+    assert not (await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), EVERYTHING, asyncio.Event())).confirmed
 
 
 async def test_images_are_confirmed_by_their_removal() -> None:
     node = Node()
-    done = await Reclaimer(node.observe, POLICY, node.run).run(step(ReclaimAction.UNUSED_IMAGES), asyncio.Event())
+    done = await Reclaimer(node.observe, POLICY, node.run).run(
+        step(ReclaimAction.UNUSED_IMAGES), EVERYTHING, asyncio.Event()
+    )
     assert done.confirmed
 
 
+OF_A_POD = ["container", "sandbox", "pod-log-directory"]
+
+
 @pytest.mark.parametrize(
-    ("evicted", "sandboxes", "containers", "logs"),
+    ("evicted", "sandboxes", "is_removed"),
     [
-        pytest.param({}, (), [], [], id="no-eviction"),
-        pytest.param(EVICTED, (), ["container", "sandbox"], ["sandbox", "pod-log-directory"], id="this-pod"),
-        pytest.param({"another": ("sb-web",)}, (), [], [], id="another-pod"),
-        pytest.param(EVICTED, (sandbox(sandbox_id="sb-new", created_s=90),), [], [], id="pod-created-again"),
-        pytest.param(EVICTED, (sandbox(sandbox_id="sb-new", created_s=None),), [], [], id="order-of-sandboxes-unknown"),
+        pytest.param({}, (), False, id="no-eviction"),
+        pytest.param(EVICTED, (), True, id="this-pod"),
+        pytest.param({"another": ("sb-web",)}, (), False, id="another-pod"),
+        pytest.param(EVICTED, (sandbox(sandbox_id="sb-new", created_s=90),), False, id="pod-created-again"),
+        pytest.param(EVICTED, (sandbox(sandbox_id="sb-new", created_s=None),), False, id="order-of-sandboxes-unknown"),
     ],
 )
-async def test_containers_sandbox_and_logs_of_an_evicted_pod_are_removed_without_grace_period(
-    evicted: dict[str, tuple[str, ...]], sandboxes: tuple[Sandbox, ...], containers: list[str], logs: list[str]
+@pytest.mark.parametrize(
+    ("action", "filesystem", "kinds"),
+    [
+        (ReclaimAction.DEAD_CONTAINERS, FilesystemRole.NODEFS, OF_A_POD),
+        (ReclaimAction.LOGS, FilesystemRole.NODEFS, OF_A_POD),
+        pytest.param(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS, OF_A_POD[:1], id="logs-elsewhere"),
+    ],
+)
+@pytest.mark.parametrize("age_s", [1, 10, 75, 7200])
+async def test_containers_sandbox_and_logs_of_an_evicted_pod_are_one_step_at_any_age(  # noqa: PLR0917
+    evicted: dict[str, tuple[str, ...]],
+    sandboxes: tuple[Sandbox, ...],
+    is_removed: bool,
+    action: ReclaimAction,
+    filesystem: FilesystemRole,
+    kinds: list[str],
+    age_s: float,
 ) -> None:
+    policy = replace(POLICY, containers=ContainerGCPolicy(minimum_age_s=3600.0, deleted_pod_grace_s=10_000.0))
+    pod = replace(
+        DEAD,
+        containers=(container("c", created_s=age_s, finished_s=1),),
+        sandboxes=(sandbox(created_s=age_s),),
+        pod_log_directories=(log_directory("uid-web", modified_s=0),),
+    )
+    newer = age_s > 90 or not any(each.created_at for each in sandboxes)
     for order in (1, -1):
-        found = replace(DEAD, sandboxes=(*DEAD.sandboxes, *sandboxes)[::order])
-        reclaimer = Reclaimer(Node(found).observe, POLICY, Node().run, evicted=lambda: evicted)
-        for action, kinds in ((ReclaimAction.DEAD_CONTAINERS, containers), (ReclaimAction.LOGS, logs)):
-            preview = await reclaimer.preview(step(action))
-            assert [each.kind.value for each in preview.removals] == kinds, (order, action)
+        found = replace(pod, sandboxes=(*pod.sandboxes, *sandboxes)[::order])
+        reclaimer = Reclaimer(Node(found).observe, policy, Node().run, evicted=lambda: evicted)
+        preview = await reclaimer.preview(ReclaimStep(action, filesystem), EVERYTHING)
+        if newer:
+            assert [each.kind.value for each in preview.removals] == (kinds if is_removed else [])
+
+
+def with_logs(name: str, layer_mib: int, *logs_mib: int) -> dict[str, Any]:
+    """Return a deleted pod with one container for each log; its log directory also has 1 MiB of other files."""
+    sizes = {f"app/{number}.log": LogSpace(each * MIB, 2) for number, each in enumerate(logs_mib)}
+    tree: dict[str, Any] = {"size": LogSpace((sum(logs_mib) + 1) * MIB, 2 * len(logs_mib) + 3), "container_logs": sizes}
+    age_s = {"a": 9000, "b": 8000}[name]
+    containers = tuple(
+        container(f"{name}-{each}", pod=name, attempt=each, created_s=age_s - each) for each in range(len(logs_mib))
+    )
+    return {
+        "containers": containers,
+        "sandboxes": (sandbox(name, created_s=age_s),),
+        "pod_log_directories": (log_directory(f"uid-{name}", pod=name, **tree),),
+        "writable_bytes": {each.id: layer_mib * MIB for each in containers},
+        "writable_inodes": {each.id: 10 for each in containers},
+    }
+
+
+def joined(*pods: dict[str, Any]) -> NodeSnapshot:
+    """Return a snapshot with the items of all pods."""
+    fields: dict[str, Any] = {}
+    for pod in pods:
+        for key, value in pod.items():
+            fields[key] = (
+                value
+                if key not in fields
+                else {**fields[key], **value}
+                if isinstance(value, dict)
+                else (
+                    *fields[key],
+                    *value,
+                )
+            )
+    return replace(DEAD, **fields)
+
+
+TWO_PODS = joined(with_logs("a", 20, 30, 0), with_logs("b", 0, 50))
+SANDBOXES = ["sb-a", "sb-b"]
+
+
+@pytest.mark.parametrize(
+    ("action", "filesystem", "needed", "removed"),
+    [
+        (ReclaimAction.DEAD_CONTAINERS, FilesystemRole.NODEFS, SpaceNeeded(50 * MIB), ["a-0"]),
+        (ReclaimAction.DEAD_CONTAINERS, FilesystemRole.NODEFS, SpaceNeeded(50 * MIB + 1), ["a-0", "a-1"]),
+        (ReclaimAction.DEAD_CONTAINERS, FilesystemRole.NODEFS, SpaceNeeded(70 * MIB + 1), ["a-0", "a-1", "b-0"]),
+        (
+            ReclaimAction.DEAD_CONTAINERS,
+            FilesystemRole.NODEFS,
+            SpaceNeeded(121 * MIB),
+            ["a-0", "a-1", "b-0", *SANDBOXES, "shop_a_uid-a"],
+        ),
+        (ReclaimAction.DEAD_CONTAINERS, FilesystemRole.NODEFS, SpaceNeeded(inodes=12), ["a-0"]),
+        (ReclaimAction.DEAD_CONTAINERS, FilesystemRole.NODEFS, SpaceNeeded(inodes=13), ["a-0", "a-1"]),
+        (ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS, SpaceNeeded(20 * MIB), ["a-0"]),
+        (ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS, SpaceNeeded(40 * MIB), ["a-0", "a-1"]),
+        (ReclaimAction.LOGS, FilesystemRole.NODEFS, SpaceNeeded(30 * MIB), ["a-0"]),
+        (ReclaimAction.LOGS, FilesystemRole.NODEFS, SpaceNeeded(31 * MIB), ["a-0", "a-1", "b-0"]),
+    ],
+)
+async def test_step_ends_with_the_removal_that_frees_the_needed_space(
+    action: ReclaimAction, filesystem: FilesystemRole, needed: SpaceNeeded, removed: list[str]
+) -> None:
+    node = Node(TWO_PODS)
+    done = await Reclaimer(node.observe, POLICY, node.run).run(ReclaimStep(action, filesystem), needed, asyncio.Event())
+    (preview,) = node.previews
+    assert [each.id for each in preview.removals] == removed
+    assert not done.complete
+    size_bytes = sum(each.frees_bytes or 0 for each in preview.removals[:-1])
+    inodes = sum(each.frees_inodes or 0 for each in preview.removals[:-1])
+    assert not needed.met_by(size_bytes, inodes)
+    freed = done.freed(inodes=bool(needed.inodes))
+    assert freed is not None
+    assert freed >= max(needed.size_bytes, needed.inodes)
+
+
+async def test_step_is_complete_if_all_items_are_removed_or_no_removal_had_an_effect() -> None:
+    whole = ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.NODEFS)
+    for outcome, needed in (
+        (Outcome.DONE, EVERYTHING),
+        (Outcome.CHANGED, SpaceNeeded(1)),
+        (Outcome.FAILED, SpaceNeeded(1)),
+    ):
+        node = Node(TWO_PODS, outcome)
+        assert (await Reclaimer(node.observe, POLICY, node.run).run(whole, needed, asyncio.Event())).complete
+
+
+@pytest.mark.parametrize(("needed_mib", "removed"), [(1, ["older"]), (100, ["older"]), (101, ["older", "old"])])
+async def test_images_are_removed_in_removal_order_until_the_needed_space_is_freed(
+    needed_mib: int, removed: list[str]
+) -> None:
+    node = Node()
+    reclaimer = Reclaimer(node.observe, POLICY, node.run)
+    done = await reclaimer.run(step(ReclaimAction.UNUSED_IMAGES), SpaceNeeded(needed_mib * MIB), asyncio.Event())
+    (preview,) = node.previews
+    assert ([each.id for each in preview.removals], done.complete) == (removed, len(removed) == 2)

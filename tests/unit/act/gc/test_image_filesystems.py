@@ -17,6 +17,7 @@ from nodeagent.errors import ObservationError
 from nodeagent.model.pressure import FilesystemRole, OtherImageFilesystem
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.plan.gc.accounting import SpaceNeeded
 from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurement, "SETTLE_WITHIN_S", 0.0)
+
+
+EVERYTHING = SpaceNeeded(1000 * MIB)
 
 
 class Node:
@@ -128,7 +132,7 @@ async def test_reclaim_removes_images_of_the_watched_filesystem_only() -> None:
         raise AssertionError((preview, stop))
 
     reclaimer = Reclaimer(made.observe, GCPolicy(), run)
-    preview = await reclaimer.preview(ReclaimStep(ReclaimAction.UNUSED_IMAGES, FilesystemRole.IMAGEFS))
+    preview = await reclaimer.preview(ReclaimStep(ReclaimAction.UNUSED_IMAGES, FilesystemRole.IMAGEFS), EVERYTHING)
     assert removed(preview.plans[0]) == ["o1", "o2"]
 
 
@@ -151,7 +155,7 @@ def reclaimer_of(made: Node, policy: GCPolicy | None = None) -> Reclaimer:
 async def test_reclaim_for_another_filesystem_removes_its_images_only() -> None:
     made = Node(node(99, 50, content=False))
     step = ReclaimStep(ReclaimAction.UNUSED_IMAGES, FilesystemRole.IMAGEFS, kata(made.observed))
-    done = await reclaimer_of(made).run(step, asyncio.Event())
+    done = await reclaimer_of(made).run(step, EVERYTHING, asyncio.Event())
     assert set(made.gone) == {"k1", "k2"}
     assert (done.path, done.freed(), done.confirmed) == (KATA, 200 * MIB, True)
 
@@ -161,7 +165,7 @@ async def test_reclaim_for_a_filesystem_without_known_images_fails_and_removes_n
     made = Node(node(99, 99))
     step = ReclaimStep(action, FilesystemRole.IMAGEFS, kata(made.observed, device_id=1))
     with pytest.raises(ObservationError, match="no longer known as an image filesystem"):
-        await reclaimer_of(made).run(step, asyncio.Event())
+        await reclaimer_of(made).run(step, EVERYTHING, asyncio.Event())
     assert made.gone == []
 
 
@@ -173,7 +177,7 @@ async def test_reclaim_for_the_first_filesystem_by_its_path_among_the_others_fai
         ReclaimAction.UNUSED_IMAGES, FilesystemRole.IMAGEFS, kata(made.observed, device_id=first.device_id)
     )
     with pytest.raises(ObservationError):
-        await reclaimer_of(made).preview(step)
+        await reclaimer_of(made).preview(step, EVERYTHING)
 
 
 async def test_dead_containers_of_other_snapshotters_are_kept() -> None:
@@ -184,5 +188,7 @@ async def test_dead_containers_of_other_snapshotters_are_kept() -> None:
     policy = GCPolicy(containers=ContainerGCPolicy(max_per_pod_container=0))
     reclaimer = reclaimer_of(made, policy)
     for other, gone in ((kata(observed), {"native"}), (None, {"native", "overlay", "unrecorded"})):
-        preview = await reclaimer.preview(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS, other))
+        preview = await reclaimer.preview(
+            ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS, other), EVERYTHING
+        )
         assert {each.id for each in preview.removals} == gone

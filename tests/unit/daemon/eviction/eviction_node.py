@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import EvictionState
+    from nodeagent.plan.gc.accounting import SpaceNeeded
     from nodeagent.store.evictions import EvictionFile
 
 
@@ -78,6 +79,7 @@ class Node:
     eviction_s: float = 0.0
     reclaimed: list[str] = field(default_factory=list)
     reclaims: dict[str, Callable[[], Reclaimed]] = field(default_factory=dict)
+    needed: list[SpaceNeeded] = field(default_factory=list)
     reclaim_error: Exception | None = None
     reclaimable: Reclaimable = UNKNOWN_AMOUNTS
     reclaim_gate: asyncio.Event | None = None
@@ -172,8 +174,13 @@ class Node:
         return EvictionResult(outcome, "", 0.5, hurry.is_set())
 
     async def run(
-        self, step: ReclaimStep, stop: asyncio.Event, planned: Callable[[Reclaimable], None] = lambda _: None
+        self,
+        step: ReclaimStep,
+        needed: SpaceNeeded,
+        stop: asyncio.Event,
+        planned: Callable[[Reclaimable], None] = lambda _: None,
     ) -> Reclaimed:
+        self.needed.append(needed)
         planned(self.reclaimable)
         if self.reclaim_error is not None:
             raise self.reclaim_error

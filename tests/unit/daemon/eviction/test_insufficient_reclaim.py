@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import Observation
     from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.gc.accounting import SpaceNeeded
 
 IMAGES = ["unused-images on imagefs", "irreplaceable-images on imagefs"]
 STEPS = ["dead-containers on imagefs", *IMAGES]
@@ -70,7 +71,10 @@ async def test_pod_is_evicted_during_reclaim_that_frees_less_than_the_shortfall(
 async def test_eviction_does_not_wait_for_a_later_step_after_the_plan_of_an_earlier_one() -> None:
     node = blocked_node(Reclaimable(10 * MIB), watch_s=60.0)
 
-    async def run(step: ReclaimStep, stop: asyncio.Event, planned: Callable[[Reclaimable], None]) -> Reclaimed:
+    async def run(
+        step: ReclaimStep, needed: SpaceNeeded, stop: asyncio.Event, planned: Callable[[Reclaimable], None]
+    ) -> Reclaimed:
+        del needed
         del stop
         if step.text in IMAGES:
             planned(node.reclaimable)
@@ -145,7 +149,10 @@ async def test_running_step_ends_before_the_steps_of_another_filesystem() -> Non
     node = blocked_node(Reclaimable(10 * MIB), others=(KATA,), pods=(pod("static", static=known(value=True)),))
     node.readings = lambda: (read("imagefs.available", 50), on(KATA, 50))
 
-    async def run(step: ReclaimStep, stop: asyncio.Event, planned: Callable[[Reclaimable], None]) -> Reclaimed:
+    async def run(
+        step: ReclaimStep, needed: SpaceNeeded, stop: asyncio.Event, planned: Callable[[Reclaimable], None]
+    ) -> Reclaimed:
+        del needed
         del stop
         node.reclaimed.append(step.text)
         if step.text in IMAGES:

@@ -140,7 +140,6 @@ async def test_pod_is_evicted_only_after_insufficient_node_level_reclaim() -> No
     await run_pass(node)
     assert node.reclaimed == [
         "dead-containers on nodefs",
-        "logs on nodefs",
         "unused-images on nodefs",
         "irreplaceable-images on nodefs",
     ]
@@ -149,7 +148,7 @@ async def test_pod_is_evicted_only_after_insufficient_node_level_reclaim() -> No
     enough = Node(limits="nodefs.available<10%", pods=(pod("writer", writable=disk(300)),))
     enough.readings = lambda: (read("nodefs.available", 50 if len(enough.reclaimed) < 2 else 500),)
     await run_pass(enough)
-    assert enough.reclaimed == ["dead-containers on nodefs", "logs on nodefs"]
+    assert enough.reclaimed == ["dead-containers on nodefs", "unused-images on nodefs"]
     assert (enough.evicted, enough.result()) == ([], "reclaimed")
 
 
@@ -173,7 +172,7 @@ async def test_pod_is_evicted_after_failed_reclaim_steps() -> None:
     )
     await run_pass(node)
     assert node.evicted == ["writer"]
-    assert len(node.events("reclaim_failed")) == 4
+    assert len(node.events("reclaim_failed")) == 3
 
 
 async def test_dry_run_logs_the_eviction_once_and_evicts_nothing() -> None:

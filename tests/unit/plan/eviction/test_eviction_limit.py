@@ -83,7 +83,7 @@ def test_storage_limit_does_not_precede_a_hard_threshold_behind_one_without_a_vi
     writer = pod("writer", writable=disk(900), memory_request_bytes=known(None))
     pods = [replace(GREEDY, memory_request_bytes=known(None)), writer]
     first = planned(pods, read(), DISK_SHORT, limits=limits)
-    assert (first.victim, len(first.reclaim)) == (None, 4)
+    assert (first.victim, len(first.reclaim)) == (None, 3)
     then = planned(pods, read(), DISK_SHORT, limits=limits, reclaimed=EVERY_STEP)
     assert victim(then) == "writer"
     assert [each.text for each in then.without_victim] == ["memory.available<100Mi"]
@@ -113,7 +113,7 @@ def test_windows_of_storage_limits_and_pressure_are_separate() -> None:
 def test_eviction_limit_does_not_stop_reclaim() -> None:
     limits = thresholds("nodefs.available<10%")
     plan = planned([pod()], DISK_SHORT, limits=limits, policy=POLICY, state=evicted(-20, -10))
-    assert len(plan.reclaim) == 4
+    assert len(plan.reclaim) == 3
     plan = planned([pod()], DISK_SHORT, limits=limits, policy=POLICY, state=evicted(-20, -10), reclaimed=EVERY_STEP)
     assert reasons(plan) == {"web": "eviction-limit"}
     assert plan.limited is not None

@@ -42,14 +42,14 @@ def test_threshold_acted_on_before_is_cleared_by_its_minimum_reclaim() -> None:
 @pytest.mark.parametrize(
     ("layout", "signal", "expected"),
     [
-        (SINGLE, "nodefs.available", ["dead-containers on nodefs", "logs on nodefs", *both_images("nodefs")]),
-        (SINGLE, "imagefs.inodesFree", ["dead-containers on nodefs", "logs on nodefs", *both_images("nodefs")]),
+        (SINGLE, "nodefs.available", ["dead-containers on nodefs", *both_images("nodefs")]),
+        (SINGLE, "imagefs.inodesFree", ["dead-containers on nodefs", *both_images("nodefs")]),
         (DEDICATED, "nodefs.available", ["logs on nodefs"]),
         (DEDICATED, "imagefs.available", ["dead-containers on imagefs", *both_images("imagefs")]),
         (DEDICATED, "containerfs.inodesFree", ["dead-containers on imagefs", *both_images("imagefs")]),
-        (SPLIT, "nodefs.inodesFree", ["dead-containers on nodefs", "logs on nodefs"]),
+        (SPLIT, "nodefs.inodesFree", ["dead-containers on nodefs"]),
         (SPLIT, "imagefs.available", both_images("imagefs")),
-        (SPLIT, "containerfs.available", ["dead-containers on nodefs", "logs on nodefs"]),
+        (SPLIT, "containerfs.available", ["dead-containers on nodefs"]),
         (SINGLE, "memory.available", []),
         (SINGLE, "pid.available", []),
         (SINGLE, "swap.free", []),
@@ -67,7 +67,7 @@ def test_node_level_reclaim_precedes_eviction(layout: FilesystemLayout, signal: 
 @pytest.mark.parametrize(
     ("available_mib", "reclaimed", "code", "remaining"),
     [
-        pytest.param(90, steps("dead-containers"), "reclaim-first", 3, id="steps remain"),
+        pytest.param(90, steps("dead-containers"), "reclaim-first", 2, id="steps remain"),
         pytest.param(90, ALL_STEPS, "low-on-resource", 0, id="all steps without effect"),
         pytest.param(120, ALL_STEPS, "low-on-resource", 0, id="above the threshold, below the minimum reclaim"),
         pytest.param(149.9, ALL_STEPS, "low-on-resource", 0, id="just below the minimum reclaim"),
@@ -94,7 +94,7 @@ def test_pid_shortage_does_not_evict_a_pod_for_cleared_disk_pressure() -> None:
     readings = [read("nodefs.available", 90), read("pid.available", available=5, capacity=1000)]
     pods = [pod("disk", writable=disk(900), pids=1), pod("forks", pids=500)]
     first = planned(pods, *readings, limits=limits)
-    assert [step.filesystem for step in first.reclaim] == ["nodefs"] * 4
+    assert [step.filesystem for step in first.reclaim] == ["nodefs"] * 3
     after = [read("nodefs.available", 500), readings[1]]
     second = planned(pods, *readings, limits=limits, observations=after, reclaimed=ALL_STEPS)
     assert victim(second) == "forks"
