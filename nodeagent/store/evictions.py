@@ -30,7 +30,7 @@ FILE_NAME: Final = "evictions.json"
 _SCHEMA: Final = SchemaId.EVICTIONS_FILE.value
 _NUMBERS: Final = {"at_s", "since_s", "until_s"}
 _OPTIONAL: Final = {"before", "predicted", "confirmed_s", "confirmed_available"}
-_LATER: Final = {"confirmed_s", "confirmed_available", "path", "sandbox_files"}
+_LATER: Final = {"confirmed_s", "confirmed_available", "path", "sandbox_files", "log_directory"}
 """Attributes that are absent in files of earlier versions."""
 _SWITCHES: Final = {"confirmed", "ineffective", "verified", "cleared"}
 _LISTS: Final = {"sandbox_ids", "layers", "sandbox_files"}

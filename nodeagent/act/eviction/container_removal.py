@@ -1,7 +1,9 @@
 """Removal of an evicted pod's containers, verified by the directories of their writable layers.
 
-The pod's logs and sandbox show the cause of the usage, so they are kept until node-level reclaim or container garbage
-collection removes both. A sandbox is removed immediately if the pod filled one of the sandbox files that the runtime
+After an eviction for the filesystem with the logs, the pod's log directory is removed too, as the kubelet removes the
+logs with each container: another pod would be evicted for their space otherwise. After other evictions the logs and the
+sandbox show the cause of the usage, so they are kept until node-level reclaim or container garbage collection removes
+both. A sandbox is removed immediately if the pod filled one of the sandbox files that the runtime
 mounts into containers, such as ``/etc/hostname``: only the removal of the sandbox frees that space, and other pods
 would be evicted until then. Volumes are not managed by the agent.
 """
@@ -16,13 +18,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.act.freed_space import make_visible
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
 from nodeagent.host.pod_disk import large_file
-from nodeagent.model import ContainerState
+from nodeagent.model import ContainerState, LogOpeners
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable
+    from datetime import datetime
 
-    from nodeagent.model import Container, Sandbox
+    from nodeagent.model import Container, LogTree, Sandbox
     from nodeagent.plan.eviction.effects import Victim
 
 STOP_WAIT_S: Final = 2.0
@@ -80,6 +83,16 @@ class CleanupActions(Protocol):
         """Remove a sandbox; success if it is already removed."""
 
 
+class LogDirectories(Protocol):
+    """Log directories of pods; see :class:`HostLogs`. Its methods block."""
+
+    def read_pod_directory(self, name: str) -> LogTree | None:
+        """Return a reading of one pod log directory; ``None`` if it does not exist."""
+
+    def remove_pod_directory(self, name: str, uid: str, changed_at: datetime) -> int:
+        """Remove one pod log directory unless an entry changed after ``changed_at``; return the bytes freed."""
+
+
 class CriContainerCleaner:
     """Remover of the containers of evicted pods, through the container runtime.
 
@@ -91,6 +104,7 @@ class CriContainerCleaner:
         actions: CleanupActions,
         collect_garbage: Callable[[], Awaitable[None]] | None,
         remove_orphans: Callable[[Collection[str]], Awaitable[None]] | None = None,
+        logs: LogDirectories | None = None,
     ) -> None:
         """Compose a cleaner.
 
@@ -100,10 +114,12 @@ class CriContainerCleaner:
                 missing directory of a layer confirms the removal of the layer.
             remove_orphans: removes the directories of snapshots whose removal failed. containerd itself retries a
                 failed removal only when another snapshot is removed.
+            logs: removes the log directories of victims; with ``None`` logs are kept.
         """
         self._actions = actions
         self._collect_garbage = collect_garbage
         self._remove_orphans = remove_orphans
+        self._logs = logs
         self._stopping: dict[str, asyncio.Future[None]] = {}
 
     async def clean_up(self, victim: Victim) -> CleanupResult:
@@ -125,7 +141,7 @@ class CriContainerCleaner:
         remaining = await self._containers_of(victim) if listed else []
         if remaining:
             errors.append(f"not removed: {_names(remaining)}")
-        filled = await self._remove_filled_sandboxes(victim, errors) if not remaining else []
+        files_freed = not remaining and await self._remove_files(victim, errors)
         uncollected = await self._collect()
         present = await asyncio.to_thread(_present, victim.layers)
         if present and not remaining and self._remove_orphans is not None:
@@ -136,11 +152,7 @@ class CriContainerCleaner:
             present = await asyncio.to_thread(_present, present)
         if present:
             errors.append(f"{len(present)} writable layer(s) still on the disk: {', '.join(present[:_SHOWN])}")
-        if filled:
-            errors.append(
-                f"{len(filled)} large file(s) of its sandboxes still on the disk: {', '.join(filled[:_SHOWN])}"
-            )
-        confirmed = not remaining and not present and not filled and (not uncollected or bool(victim.layers))
+        confirmed = files_freed and not present and (not uncollected or bool(victim.layers))
         if confirmed:
             await make_visible(victim.layers)
         if uncollected and not confirmed:
@@ -200,6 +212,18 @@ class CriContainerCleaner:
                 errors.append(str(error))
         return removed
 
+    async def _remove_files(self, victim: Victim, errors: list[str]) -> bool:
+        """Remove the large files of the sandboxes and the logs of a victim; return whether their space is freed."""
+        filled = await self._remove_filled_sandboxes(victim, errors)
+        if filled:
+            errors.append(
+                f"{len(filled)} large file(s) of its sandboxes still on the disk: {', '.join(filled[:_SHOWN])}"
+            )
+        logs_kept = await self._remove_logs(victim)
+        if logs_kept:
+            errors.append(logs_kept)
+        return not filled and not logs_kept
+
     async def _remove_filled_sandboxes(self, victim: Victim, errors: list[str]) -> list[str]:
         """Remove the stopped sandboxes that have a large file; return the paths of the remaining large files."""
         large = await asyncio.to_thread(_large, victim.sandbox_files)
@@ -213,6 +237,33 @@ class CriContainerCleaner:
         except NodeAgentError as error:
             errors.append(str(error))
         return await asyncio.to_thread(_large, large)
+
+    async def _remove_logs(self, victim: Victim) -> str:
+        """Remove the log directory of a victim without containers; return why its space is not freed, else empty.
+
+        The minimum ages of logs and sandboxes do not apply.
+        """
+        if self._logs is None or not victim.log_directory:
+            return ""
+        try:
+            return await self._remove_directory(victim, self._logs)
+        except FileNotFoundError:
+            return ""
+        except NodeAgentError as error:
+            return f"logs kept: {error}"
+
+    async def _remove_directory(self, victim: Victim, logs: LogDirectories) -> str:
+        tree = await asyncio.to_thread(logs.read_pod_directory, victim.log_directory)
+        if tree is None:
+            return ""
+        sandboxes = await self._actions.list_sandboxes()
+        if any(each.uid == victim.uid and each.id not in victim.sandbox_ids for each in sandboxes):
+            return "logs kept: the pod has another sandbox"
+        if tree.problem or tree.openers is LogOpeners.WRITERS:
+            return f"logs kept: {tree.problem or f'open for writing: {tree.openers_detail}'}"
+        await asyncio.to_thread(logs.remove_pod_directory, victim.log_directory, victim.uid, tree.changed_at)
+        # the space is freed once the reader, such as a log shipper, closes the file; the next attempt confirms it
+        return f"logs removed, but open: {tree.openers_detail}" if tree.openers is LogOpeners.READERS else ""
 
     async def _collect(self) -> str:
         """Run the runtime's garbage collection; return the error text, empty on success."""

@@ -11,6 +11,7 @@ from nodeagent.act.eviction.container_removal import CriContainerCleaner
 from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult
 from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.freed_space import make_visible
+from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api import eviction as documents
 from nodeagent.api.codec import encode_line
@@ -261,8 +262,9 @@ class AgentEvictionHistory:
 
 
 def _make_cleaner(agent: Agent) -> CriContainerCleaner:
-    storage = agent.storage
-    return CriContainerCleaner(agent.cri, partial(_collect_garbage, storage), partial(_remove_orphans, storage))
+    storage, settings = agent.storage, agent.settings
+    logs = HostLogs(settings.pod_log_root, settings.container_log_root, agent.clock)
+    return CriContainerCleaner(agent.cri, partial(_collect_garbage, storage), partial(_remove_orphans, storage), logs)
 
 
 async def _collect_garbage(storage: StorageBackend) -> None:

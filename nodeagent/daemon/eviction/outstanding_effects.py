@@ -124,8 +124,10 @@ class OutstandingEffects:
                     "eviction_resumed", pod_uid=each.uid, pod_namespace=each.namespace, pod_name=each.name
                 )
 
-    async def begin(self, eviction: Eviction, handle: PodHandle, effects: Iterable[OutstandingEffect]) -> None:
-        """Record an eviction before it starts."""
+    async def begin(
+        self, eviction: Eviction, handle: PodHandle, effects: Iterable[OutstandingEffect], *, with_logs: bool = False
+    ) -> None:
+        """Record an eviction before it starts; with ``with_logs`` the pod's logs are removed with its containers."""
         pod = eviction.pod
         layers = await call_kernel(self._find_layers, handle.container_ids)
         victim = Victim(
@@ -136,6 +138,7 @@ class OutstandingEffects:
             tuple(sorted(layers.values())),
             self._context.clock.monotonic_s(),
             sandbox_files=handle.sandbox_files,
+            log_directory=f"{pod.namespace}_{pod.name}_{pod.uid}" if with_logs else "",
         )
         self._context.eviction = begin_eviction(self._context.eviction, victim, effects)
         self._restored -= {pod.uid}

@@ -14,6 +14,7 @@ from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.eviction.effects import effects_of_eviction, extended
 from nodeagent.plan.eviction.poll_interval import SOONEST_S
 from nodeagent.plan.eviction.ranking import Placement
+from nodeagent.plan.eviction.shortage import Shortage, shortage_of
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import record_eviction
 from nodeagent.record import replace
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     from nodeagent.daemon.eviction.effect_wait import EffectWait
     from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
     from nodeagent.model.pods import PodInventory
+    from nodeagent.model.pressure import FilesystemLayout
     from nodeagent.observe.eviction_signals import SignalReadings
     from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.planner import EvictionPlan
+    from nodeagent.plan.eviction.thresholds import Threshold
 
 SLACK_S: Final = 60.0
 """Time without progress after which the eviction loop counts as hung."""
@@ -141,7 +144,8 @@ class PodEviction:
         admission = self._actions.admission
         if admission is not None and (within_s := admission.freed_within_s) is not None:
             effects = extended(effects, within_s)
-        await outstanding.begin(eviction, pods.handles[uid], effects)
+        with_logs = eviction.status is not None and _is_for_logs(eviction.status.threshold, layout.layout)
+        await outstanding.begin(eviction, pods.handles[uid], effects, with_logs=with_logs)
         work = asyncio.ensure_future(self._actions.evictor.evict(eviction, pods.handles[uid], hurry))
         try:
             await self._watch_eviction(work, hurry, eviction)
@@ -185,6 +189,11 @@ class PodEviction:
 def relieves_disk(eviction: Eviction) -> bool:
     """Return whether an eviction is for a filesystem threshold, rather than for memory, PIDs or a storage limit."""
     return eviction.status is not None and MEANINGS[eviction.status.threshold.signal].filesystem is not None
+
+
+def _is_for_logs(threshold: Threshold, layout: FilesystemLayout) -> bool:
+    """Return whether a threshold is for nodefs, the filesystem of the logs."""
+    return shortage_of(threshold.signal, layout, threshold.filesystem) is Shortage.NODEFS
 
 
 def _available(plan: EvictionPlan) -> float | None:

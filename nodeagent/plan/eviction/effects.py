@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import FilesystemRole, Footprint, Measurand, Signal
-from nodeagent.plan.eviction.layers import on_filesystem, on_first, total_footprint
+from nodeagent.plan.eviction.layers import on_filesystem, on_first
 from nodeagent.plan.eviction.ranking import freed_by_eviction
 from nodeagent.plan.eviction.reclaim import device_role
 from nodeagent.plan.eviction.shortage import DEVICES, DISKS, Shortage, shortage_of
@@ -73,6 +73,7 @@ class Victim(Record):
         verified: whether the exit of the pod's processes was verified.
         cleared: whether the removal of the pod's containers and their writable layers was verified.
         sandbox_files: files of the pod's sandboxes that its containers could write to.
+        log_directory: name of the pod's log directory, removed with its containers; empty to keep the logs.
     """
 
     uid: str
@@ -84,6 +85,7 @@ class Victim(Record):
     verified: bool = False
     cleared: bool = False
     sandbox_files: tuple[str, ...] = ()
+    log_directory: str = ""
 
 
 class OutstandingEffect(Record):
@@ -178,8 +180,9 @@ def effects_of_eviction(
 ) -> tuple[OutstandingEffect, ...]:
     """Return the predicted effects of an eviction, at most one per shortage, to record before the eviction starts.
 
-    The prediction covers memory, PIDs, writable layers, and the volumes if the eviction removes them. Logs are not
-    included, since node-level reclaim removes them.
+    The prediction covers memory, PIDs and writable layers. For the threshold acted on, it is the amount that the
+    eviction frees: with the logs for nodefs, which are removed with the containers then, and with the volumes that a
+    kubelet removes.
     """
     layout, others = placement.layout, placement.others
     available = {each.measurand: each.available for each in observations}
@@ -190,9 +193,6 @@ def effects_of_eviction(
     layers = DEVICES[device_role(FilesystemRole.CONTAINERFS, layout)]
     written = {(layers, ""): Footprint() if usage is None else on_first(usage, others)}
     signals = {(layers, ""): DISKS[layers]}
-    if placement.removes_volumes and usage is not None:
-        written[Shortage.NODEFS, ""] = total_footprint((written.get((Shortage.NODEFS, ""), _NOTHING), usage.volumes))
-        signals[Shortage.NODEFS, ""] = DISKS[Shortage.NODEFS]
     for other in others:
         key = (Shortage.NODEFS if other.on_nodefs else Shortage.OTHER_IMAGEFS, other.path)
         written[key] = (None if usage is None else on_filesystem(usage, other)) or _NOTHING
@@ -203,17 +203,18 @@ def effects_of_eviction(
     if threshold is not None and short is not None:
         acted_on = (short, threshold.measurand.path)
         signals[acted_on] = threshold.signal
+        placement = placement._replace(ranked=threshold.filesystem)
     found = []
     for key, signal in signals.items():
         shortage, path = key
-        if shortage in DISKS:
-            predicted = _amount(written.get(key, _NOTHING), MEANINGS[signal].unit)
-            within_s = FREED_WITHIN_S
-        elif shortage is Shortage.MEMORY_STALL:
+        within_s = FREED_WITHIN_S if shortage in DISKS else VISIBLE_WITHIN_S
+        if shortage is Shortage.MEMORY_STALL:
             predicted, within_s = None, STALL_WINDOW_S
+        elif shortage in DISKS and key != acted_on:
+            predicted = _amount(written[key], MEANINGS[signal].unit)
         else:
             freed, _ = freed_by_eviction(usage, signal, placement)
-            predicted, within_s = None if freed is None else int(freed), VISIBLE_WITHIN_S
+            predicted = None if freed is None else int(freed)
         if predicted == 0 and key != acted_on:
             continue
         found.append(

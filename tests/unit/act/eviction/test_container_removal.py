@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nodeagent.act.eviction.container_removal import CriContainerCleaner
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError, RuntimeUnsupportedError
-from nodeagent.model import ContainerState
+from nodeagent.host.confinement import RemovalRefusedError
+from nodeagent.model import ContainerState, LogOpeners, LogTree
 from nodeagent.plan.eviction.effects import Victim
 from nodeagent.record import replace
-from tests.unit.builders import container, sandbox
+from tests.unit.builders import NOW, container, sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from datetime import datetime
     from pathlib import Path
 
+    from nodeagent.act.eviction.container_removal import CleanupResult
     from nodeagent.model import Container, Sandbox
 
 RUNNING, EXITED, CREATED, UNKNOWN = (
@@ -266,3 +269,89 @@ async def test_layer_is_reported_after_a_failed_removal_of_orphans(tmp_path: Pat
     done = await cleaner.clean_up(replace(VICTIM, layers=(str(tmp_path),)))
     assert not done.confirmed
     assert str(tmp_path) in done.detail
+
+
+# ---- logs
+
+
+@dataclass
+class Logs:
+    """A fake log directory of the victim, removed after its containers."""
+
+    runtime: Runtime
+    tree: LogTree | None = field(default_factory=lambda: LogTree(NOW, "digest"))
+    error: Exception | None = None
+
+    def read_pod_directory(self, name: str) -> LogTree | None:
+        assert name == WITH_LOGS.log_directory
+        assert "exited" not in {each.id for each in self.runtime.containers}
+        return self.tree
+
+    def remove_pod_directory(self, name: str, uid: str, changed_at: datetime) -> int:
+        assert (name, uid, changed_at) == (WITH_LOGS.log_directory, "uid-web", NOW)
+        if self.error is not None:
+            raise self.error
+        self.tree = None
+        return 4096
+
+
+WITH_LOGS = replace(VICTIM, log_directory="shop_web_uid-web")
+
+
+async def remove_with_logs(logs: Logs, victim: Victim = WITH_LOGS) -> CleanupResult:
+    return await CriContainerCleaner(logs.runtime, logs.runtime.collect_garbage, logs=logs).clean_up(victim)
+
+
+async def test_logs_are_removed_with_the_containers_before_the_removal_is_confirmed() -> None:
+    logs = Logs(Runtime(sandboxes=[sandbox(ready=True, created_s=1)]))
+    done = await remove_with_logs(logs)
+    assert (done.confirmed, done.detail, logs.tree) == (True, "", None)
+
+
+async def test_logs_are_kept_if_the_eviction_was_not_for_their_filesystem() -> None:
+    logs = Logs(Runtime())
+    assert (await remove_with_logs(logs, VICTIM)).confirmed
+    assert logs.tree is not None
+
+
+async def test_logs_without_a_directory_are_confirmed() -> None:
+    assert (await remove_with_logs(Logs(Runtime(), None))).confirmed
+    removed_meanwhile = Logs(Runtime(), error=FileNotFoundError())
+    assert (await remove_with_logs(removed_meanwhile)).confirmed
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sandboxes", "detail"),
+    [
+        ({"openers": LogOpeners.WRITERS, "openers_detail": "/x/0.log"}, None, (), "open for writing: /x/0.log"),
+        ({"problem": "more than 100000 entries"}, None, (), "more than 100000 entries"),
+        ({}, RemovalRefusedError("changed after it was read"), (), "changed after it was read"),
+        ({}, None, (sandbox(sandbox_id="sb-new", ready=True),), "the pod has another sandbox"),
+    ],
+    ids=["writer", "incomplete", "refused", "created again"],
+)
+async def test_logs_that_cannot_be_removed_are_not_confirmed_and_removed_later(
+    changes: dict[str, Any], error: Exception | None, sandboxes: tuple[Sandbox, ...], detail: str
+) -> None:
+    logs = Logs(Runtime(), LogTree(NOW, "digest", **changes), error)
+    logs.runtime.sandboxes += sandboxes
+    done = await remove_with_logs(logs)
+    assert (done.confirmed, done.detail) == (False, f"logs kept: {detail}")
+    assert logs.tree is not None
+    logs.tree, logs.error = LogTree(NOW, "digest"), None
+    logs.runtime.sandboxes = [each for each in logs.runtime.sandboxes if each.id != "sb-new"]
+    assert (await remove_with_logs(logs)).confirmed
+
+
+async def test_logs_with_a_reader_are_removed_and_confirmed_by_the_next_attempt() -> None:
+    logs = Logs(Runtime(), LogTree(NOW, "digest", openers=LogOpeners.READERS, openers_detail="/x/0.log"))
+    done = await remove_with_logs(logs)
+    assert (done.confirmed, done.detail, logs.tree) == (False, "logs removed, but open: /x/0.log", None)
+    assert (await remove_with_logs(logs)).confirmed
+
+
+async def test_logs_of_a_container_that_remains_are_kept() -> None:
+    logs = Logs(Runtime())
+    logs.runtime.errors["exited"] = request_error("RemoveContainer")
+    assert not (await remove_with_logs(logs)).confirmed
+    assert logs.tree is not None

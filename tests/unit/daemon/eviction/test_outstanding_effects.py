@@ -10,7 +10,7 @@ from nodeagent.act.eviction.container_removal import CleanupResult
 from nodeagent.act.eviction.evictor import EvictionOutcome
 from nodeagent.act.eviction.reclaimer import Reclaimed
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
-from nodeagent.model.pressure import FilesystemRole, Observation
+from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Observation
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from tests.unit.builders import MIB
@@ -106,19 +106,18 @@ async def test_pod_that_drives_the_shortage_is_evicted_after_an_eviction_without
     assert node.evicted[:2] == ["writer", "grows"]
 
 
-async def test_writer_with_logs_alone_is_evicted_and_its_logs_are_reclaimed_before_another_pod() -> None:
+async def test_logs_of_an_evicted_pod_are_part_of_the_effect_for_nodefs() -> None:
     node = disk_node(
         limits="nodefs.available<100Mi",
+        layout=FilesystemLayout.SINGLE,
         pods=(pod("chatty", logs=disk(300), writable=disk(2)), pod("quiet", logs=disk(90))),
     )
-    node.readings = lambda: (read("nodefs.available", 500 if "chatty" in node.evicted and removed() else 50),)
-
-    def removed() -> bool:
-        return node.reclaimed[-1:] == ["logs on nodefs"] and len(node.reclaimed) > 1
-
+    node.readings = lambda: (read("nodefs.available", 352 if "chatty" in node.evicted else 50),)
     loop = node.loop()
-    await run_passes(node, loop, 60)
+    await run_passes(node, loop, 30)
     assert node.evicted == ["chatty"]
+    (measured,) = node.events("effect_measured")
+    assert (measured["end"], measured["predicted_bytes"]) == ("measured", 302 * MIB)
 
 
 async def test_reclaim_is_measured_before_the_next_step() -> None:

@@ -95,14 +95,14 @@ def test_eviction_for_inodes_predicts_inodes() -> None:
     assert found.details["predicted_inodes"] == 5000
 
 
-@pytest.mark.parametrize("writable", [disk(300), disk(None)], ids=["elsewhere", "unknown"])
-def test_eviction_for_nodefs_predicts_nothing_of_the_logs_that_reclaim_removes(writable: Any) -> None:
+@pytest.mark.parametrize("writable", [disk(300), disk(None)], ids=["known", "unknown"])
+def test_eviction_for_nodefs_predicts_the_logs_and_no_layers_elsewhere(writable: Any) -> None:
     chatty = pod("chatty", writable=writable, logs=disk(400))
     short = read("nodefs.available", 50)
     limits = thresholds("nodefs.available<100Mi")
     plan = planned([chatty], short, limits=limits, layout=DEDICATED, reclaimed=EVERYTHING)
     found = eviction_effects(plan, DEDICATED, short)
-    assert found[Shortage.NODEFS].predicted == 0
+    assert found[Shortage.NODEFS].predicted == 400 * MIB
     assert found[Shortage.IMAGEFS].predicted == writable.used_bytes
 
 
@@ -115,6 +115,17 @@ def test_eviction_through_a_kubelet_predicts_the_volumes_that_the_kubelet_remove
     placement = Placement(SINGLE, removes_volumes=True)
     (found,) = effects_of_eviction(plan.victim, [short], placement, at(0))
     assert found.predicted == 307 * MIB
+
+
+def test_eviction_for_nodefs_on_a_single_filesystem_predicts_layers_and_logs() -> None:
+    short = read("nodefs.available", 50)
+    plan = planned(
+        [pod("chatty", writable=disk(30), logs=disk(400))],
+        short,
+        limits=thresholds("nodefs.available<100Mi"),
+        reclaimed=EVERYTHING,
+    )
+    assert eviction_effects(plan, SINGLE, short)[Shortage.NODEFS].predicted == 430 * MIB
 
 
 def test_eviction_for_memory_has_an_effect_on_disk_unless_the_layers_are_empty() -> None:
