@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.clock import SystemClock
 from nodeagent.host.probes import read_writable_cgroups
-from nodeagent.host.signals import SignalPaths, read_min_free_bytes, read_signals
+from nodeagent.host.signals import SignalPaths, read_signals
 from nodeagent.model import Role
 from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.plan.memory_checks import CHECK, check_cache_reclaim, check_memory_thresholds
@@ -21,22 +21,16 @@ UNIT: Final = "nodeagent.service"
 
 
 def memory_finding(settings: Settings, root: Path) -> Finding:
-    """Return the finding on whether memory thresholds are met before the kernel runs out of memory.
-
-    Raises:
-        ObservationError: ``vm.min_free_kbytes`` cannot be read.
-    """
-    observations, unread = read_signals(SignalPaths(None), SystemClock(), kernel_estimate=True, root=root)
+    """Return the finding on whether the memory thresholds match the memory of the node."""
+    eviction = settings.eviction
+    observations, unread = read_signals(
+        SignalPaths(None), SystemClock(), source=eviction.memory_source, kernel_estimate=True, root=root
+    )
     reading = next((each for each in observations if each.signal is Signal.MEMORY_AVAILABLE), None)
     if reading is None:
         return Finding(CHECK, Verdict.SKIPPED, "; ".join(unread))
-    eviction = settings.eviction
-    return check_memory_thresholds(
-        eviction.thresholds if eviction.memory_source is MemorySource.WORKING_SET else (),
-        reading,
-        kernel_estimate=eviction.kernel_estimate,
-        min_free_bytes=read_min_free_bytes(root),
-    )
+    estimate = eviction.kernel_estimate or eviction.memory_source is MemorySource.MEM_AVAILABLE
+    return check_memory_thresholds(eviction.thresholds, reading, kernel_estimate=estimate)
 
 
 def cache_finding(settings: Settings) -> Finding:

@@ -40,7 +40,7 @@ class EvictionSettings(Record):
         enabled: whether eviction is enabled; ``None`` to follow the role of the agent.
         interval_s: poll interval of the signals without pressure.
         memory_source: source of ``memory.available``.
-        kernel_estimate: whether hard thresholds on ``memory.available`` use ``MemAvailable`` if it is lower.
+        kernel_estimate: whether ``memory.available`` is decided from ``MemAvailable`` too, not by the formula alone.
         reclaim_cache: whether active page cache of pods is reclaimed before evictions for ``memory.available``.
         annotation_namespaces: namespaces whose pods may set priority, static and mirror marks by annotations.
         verify_s: timeout for the end of an evicted pod's processes after the runtime reports it as stopped.

@@ -107,12 +107,13 @@ class EvictionSection(Section):
     memory_signal_source: Literal["working-set", "mem-available"] = Field(
         "working-set",
         description="Source of memory.available. working-set: the kubelet's formula, which counts active page cache "
-        "as used; mem-available: the kernel's estimate (MemAvailable).",
+        "as used; mem-available: the kernel's estimate (MemAvailable), with the shrinkable ZFS cache.",
     )
     kernel_memory_estimate: Switch = Field(
         True,
-        description="Whether hard thresholds on memory.available use MemAvailable if it is lower than the result of "
-        "the kubelet's formula, which omits kernel memory and the watermarks at which the kernel kills processes.",
+        description="Whether memory.available is decided from the kubelet's formula, MemAvailable and the parts of the "
+        "memory that explain their difference. false: the formula alone, which counts kernel memory and huge pages as "
+        "available, and active page cache as used.",
     )
     reclaim: Switch = Field(
         True,

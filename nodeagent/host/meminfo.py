@@ -1,10 +1,175 @@
-"""Memory statistics of the kernel in ``/proc/meminfo``."""
+"""Memory of the node from kernel files: its parts, the two estimates of available memory, and reclaim activity.
+
+``/proc/meminfo`` and the root cgroup are read every time. ``/proc/vmstat``, the ZFS cache and the cgroup of all pods
+are read only while an estimate is near a threshold; the watermarks, which rarely change, once a minute.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import os
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.errors import ObservationError
+from nodeagent.model.memory import ArcSize, MemoryCounters, NodeMemory, PodsMemory, ReclaimActivity
+from nodeagent.model.pressure import MemorySource
+from nodeagent.record import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 _KIB: Final = 1024
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_PODS: Final = ("kubepods.slice", "kubepods")
+_WINDOW_S: Final = 11.0
+"""Age of the earlier reading with which reclaim activity is computed: the poll interval, with a margin."""
+_KEPT_S: Final = 60.0
+_ZONE_FIELD: Final = re.compile(r"^ +(min|high|managed|protection:) +(.+)$", re.MULTILINE)
+
+
+class Watermarks(NamedTuple):
+    """Free bytes below which allocations wait for reclaim, and below which the kernel reclaims in the background."""
+
+    minimum: int
+    reserve: int
+
+
+class _Sample(NamedTuple):
+    at_s: float
+    counts: tuple[int, int, int]
+    """Scanned pages, direct reclaims and refaulted pages since boot."""
+    available: int
+    unexplained: int
+
+
+class MemoryReader:
+    """Reader of the node's memory, with the earlier readings of the reclaim activity."""
+
+    def __init__(self, root: Path, is_near: Callable[[float, float], bool] | None = None) -> None:
+        """Create a reader without earlier readings.
+
+        Args:
+            root: parent of ``proc`` and ``sys``.
+            is_near: returns whether an estimate, in bytes of a capacity, is near a threshold; ``None`` to read all
+                parts every time.
+        """
+        self._root = root
+        self._is_near = is_near
+        self._samples: deque[_Sample] = deque()
+        self._watermarks: Watermarks | None = None
+        self._watermarks_until_s = 0.0
+        self._no_arc_until_s = 0.0
+
+    def read(
+        self, source: MemorySource, now_s: float, *, kernel_estimate: bool, stall_percent: float | None
+    ) -> tuple[NodeMemory, int]:
+        """Return the estimates with the parts of the memory, and the memory of the node in bytes.
+
+        Args:
+            source: formula of available memory.
+            now_s: monotonic time in seconds.
+            kernel_estimate: whether to read ``MemAvailable`` in addition to the kubelet's formula.
+            stall_percent: share of time in which tasks wait for memory; ``None`` without PSI.
+
+        Raises:
+            ObservationError: a required file or field cannot be read, or ``MemAvailable`` exceeds the memory.
+        """
+        path = self._root / "proc/meminfo"
+        info = parse_meminfo(read_text(path))
+        total = require(info, "MemTotal", path)
+        kernel, formula = None, None
+        if source is MemorySource.MEM_AVAILABLE:
+            kernel = require(info, "MemAvailable", path)
+        else:
+            formula = self._formula(total)
+            kernel = info.get("MemAvailable") if kernel_estimate else None
+        if kernel is not None and kernel > total:
+            raise ObservationError(f"{path}: MemAvailable {kernel} exceeds MemTotal {total}")
+        counters = counters_of(info)
+        lowest = min(each for each in (kernel, formula) if each is not None)
+        activity = None
+        if counters is not None and (self._is_near is None or self._is_near(lowest, total)):
+            counters, activity = self._details(counters, lowest, now_s)
+        return NodeMemory(formula, kernel, counters, activity, stall_percent), total
+
+    def _formula(self, total: int) -> int:
+        """Return the capacity minus the working set, which is usage without inactive page cache.
+
+        The root cgroup of cgroup v2 has no ``memory.current``: its usage is anonymous memory plus page cache.
+
+        Source: kubelet ``makeSignalObservations``; cAdvisor ``setMemoryStats``; kernel cgroup-v2.rst, ``memory.stat``.
+        """
+        unified = self._root / "sys/fs/cgroup/memory.stat"
+        if unified.exists():
+            stat = parse_pairs(read_text(unified))
+            used = require(stat, "anon", unified) + require(stat, "file", unified)
+            inactive = require(stat, "inactive_file", unified)
+        else:
+            group = self._root / "sys/fs/cgroup/memory"
+            used = read_number(group / "memory.usage_in_bytes")
+            path = group / "memory.stat"
+            inactive = require(parse_pairs(read_text(path)), "total_inactive_file", path)
+        return max(0, total - max(0, used - inactive))
+
+    def _details(
+        self, counters: MemoryCounters, available: float, now_s: float
+    ) -> tuple[MemoryCounters, ReclaimActivity | None]:
+        """Return the counters with the parts of further files, and the reclaim since an earlier reading."""
+        vmstat = parse_pairs(_text_or_empty(self._root / "proc/vmstat"))
+        watermarks = self._read_watermarks(now_s)
+        counters = replace(
+            counters,
+            compressed_swap=vmstat["nr_zspages"] * _PAGE if "nr_zspages" in vmstat else None,
+            pods=self._read_pods(),
+            arc=self._read_arc(now_s),
+            minimum_free=None if watermarks is None else watermarks.minimum,
+            reserve_free=None if watermarks is None else watermarks.reserve,
+        )
+        if not vmstat:
+            return counters, None
+        counts = (
+            _sum(vmstat, "pgscan_kswapd", "pgscan_direct") - vmstat.get("pgscan_direct_throttle", 0),
+            _sum(vmstat, "allocstall"),
+            _sum(vmstat, "workingset_refault"),
+        )
+        now = _Sample(now_s, counts, int(available), _without_reading(counters))
+        while self._samples and not 0 <= now_s - self._samples[0].at_s <= _WINDOW_S:
+            self._samples.popleft()
+        first = self._samples[0] if self._samples else None
+        self._samples.append(now)
+        if first is None:
+            return counters, None
+        scanned, direct, refaulted = (max(0, new - old) for new, old in zip(counts, first.counts, strict=True))
+        fell, grew = first.available - now.available, now.unexplained - first.unexplained
+        return counters, ReclaimActivity(scanned, direct, refaulted, fell, grew)
+
+    def _read_watermarks(self, now_s: float) -> Watermarks | None:
+        if now_s >= self._watermarks_until_s:
+            self._watermarks = parse_zoneinfo(_text_or_empty(self._root / "proc/zoneinfo"))
+            self._watermarks_until_s = now_s + _KEPT_S
+        return self._watermarks
+
+    def _read_arc(self, now_s: float) -> ArcSize | None:
+        """Return the size of the ZFS cache; after a missing file the next attempt is a minute later."""
+        if now_s < self._no_arc_until_s:
+            return None
+        found = parse_arcstats(_text_or_empty(self._root / "proc/spl/kstat/zfs/arcstats"))
+        if found is None:
+            self._no_arc_until_s = now_s + _KEPT_S
+        return found
+
+    def _read_pods(self) -> PodsMemory | None:
+        for parent in (self._root / "sys/fs/cgroup", self._root / "sys/fs/cgroup/memory"):
+            for name in _PODS:
+                stat = parse_pairs(_text_or_empty(parent / name / "memory.stat"))
+                if "anon" in stat:
+                    kernel = ("slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "vmalloc")
+                    return PodsMemory(stat["anon"], stat.get("shmem", 0), sum(stat.get(each, 0) for each in kernel))
+                if "total_rss" in stat:
+                    return PodsMemory(stat["total_rss"], stat.get("total_shmem", 0))
+        return None
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
@@ -16,3 +181,130 @@ def parse_meminfo(text: str) -> dict[str, int]:
         if words and words[0].isdecimal():
             found[name] = int(words[0]) * (_KIB if words[1:] == ["kB"] else 1)
     return found
+
+
+def counters_of(info: dict[str, int]) -> MemoryCounters | None:
+    """Return the memory counters of ``/proc/meminfo``; ``None`` if a counter of every kernel is missing."""
+    required = ("MemTotal", "MemFree", "AnonPages", "Cached", "Buffers", "Active(file)", "Inactive(file)", "SUnreclaim")
+    if any(each not in info for each in required):
+        return None
+    swap_cached = info.get("SwapCached", 0)
+    huge_pages = info.get("HugePages_Total", 0) * info.get("Hugepagesize", 0)
+    return MemoryCounters(
+        total=info["MemTotal"],
+        free=info["MemFree"],
+        anonymous=info["AnonPages"],
+        page_cache=info["Cached"] + info["Buffers"] + swap_cached,
+        active_file=info["Active(file)"],
+        inactive_file=info["Inactive(file)"],
+        shared=info.get("Shmem", 0),
+        slab_reclaimable=info.get("KReclaimable", info.get("SReclaimable", 0)),
+        slab_unreclaimable=info["SUnreclaim"],
+        kernel_stacks=info.get("KernelStack", 0),
+        page_tables=info.get("PageTables", 0) + info.get("SecPageTables", 0),
+        per_cpu=info.get("Percpu", 0),
+        vmalloc=info.get("VmallocUsed", 0),
+        huge_pages=info.get("Hugetlb", huge_pages),
+        balloon=info.get("Balloon", 0),
+        swap_cached=swap_cached,
+        unevictable=info.get("Unevictable", 0),
+        locked=info.get("Mlocked", 0),
+        zswapped=info.get("Zswapped", 0),
+    )
+
+
+def parse_zoneinfo(text: str) -> Watermarks | None:
+    """Return the watermarks of all zones; ``None`` without a zone.
+
+    The watermarks of a zone include the memory that the zone reserves for requests that no other zone can serve.
+
+    Source: proc(5), ``zoneinfo``; kernel ``calculate_totalreserve_pages``, ``__zone_watermark_ok``.
+    """
+    minimum, reserve = 0, 0
+    zones = text.split("\n  pages free")[1:]
+    for zone in zones:
+        found = dict(_ZONE_FIELD.findall(zone))
+        numbers = {name: int(value) for name, value in found.items() if value.isdecimal()}
+        protections = [int(each) for each in re.findall(r"\d+", found.get("protection:", ""))]
+        managed, protected = numbers.get("managed", 0), max(protections, default=0)
+        minimum += min(managed, protected + numbers.get("min", 0))
+        reserve += min(managed, protected + numbers.get("high", 0))
+    return Watermarks(minimum * _PAGE, reserve * _PAGE) if zones else None
+
+
+def parse_arcstats(text: str) -> ArcSize | None:
+    """Return the size of the ZFS cache; ``None`` without a size and a minimum. Source: OpenZFS ``arc_stats_t``."""
+    rows = (line.split() for line in text.splitlines())
+    found = {row[0]: int(row[2]) for row in rows if len(row) == 3 and row[2].isdecimal()}
+    if "size" not in found or "c_min" not in found:
+        return None
+    data = found["data_size"] + found.get("metadata_size", 0) if "data_size" in found else found["size"]
+    evictable = [value for name, value in found.items() if "_evictable_" in name and "_ghost_" not in name]
+    return ArcSize(found["size"], data, found["c_min"], sum(evictable) if evictable else None)
+
+
+def parse_pairs(text: str) -> dict[str, int]:
+    """Return the numbers by name of lines ``NAME NUMBER``."""
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.strip().isdecimal():
+            found[name] = int(value)
+    return found
+
+
+def require(values: dict[str, int], name: str, path: Path) -> int:
+    """Return a value.
+
+    Raises:
+        ObservationError: the value is missing.
+    """
+    if name not in values:
+        raise ObservationError(f"{path}: {name} missing")
+    return values[name]
+
+
+def read_number(path: Path) -> int:
+    """Return the number in a file.
+
+    Raises:
+        ObservationError: the file cannot be read or contains no number.
+    """
+    text = read_text(path).strip()
+    if not text.isdecimal():
+        raise ObservationError(f"{path}: {text[:40]!r} is not a number")
+    return int(text)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a kernel file.
+
+    Raises:
+        ObservationError: the file cannot be read.
+    """
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ObservationError(f"cannot read {path}: {error}") from error
+
+
+def _text_or_empty(path: Path) -> str:
+    """Return the text of an optional kernel file; empty if it cannot be read."""
+    try:
+        return read_text(path)
+    except ObservationError:
+        return ""
+
+
+def _sum(values: dict[str, int], *prefixes: str) -> int:
+    return sum(value for name, value in values.items() if name.startswith(prefixes))
+
+
+def _without_reading(counters: MemoryCounters) -> int:
+    """Return the bytes that no counter of the kernel explains, with the ZFS cache; negative if counters overlap."""
+    known = (
+        *(counters.free, counters.anonymous, counters.page_cache, counters.slab_reclaimable),
+        *(counters.slab_unreclaimable, counters.page_tables, counters.per_cpu, counters.huge_pages, counters.balloon),
+        *(max(counters.vmalloc, counters.kernel_stacks), counters.compressed_swap or 0),
+    )
+    return counters.total - sum(known)

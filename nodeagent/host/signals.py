@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.host.filesystems import is_read_only, read_filesystem
-from nodeagent.host.meminfo import parse_meminfo
+from nodeagent.host.meminfo import MemoryReader, parse_meminfo, parse_pairs, read_number, read_text, require
 from nodeagent.model.pressure import MemorySource, Moment, Observation, Signal
+from nodeagent.plan.eviction.memory_model import estimate_memory
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path("/")
 _NO_LIMIT: Final = 1 << 62  # Source: kubelet, a larger memory limit means unlimited
-_KIB: Final = 1024
 _PODS: Final = ("kubepods.slice", "kubepods")
 
 
@@ -52,12 +52,13 @@ def read_other_filesystem(other: OtherImageFilesystem, clock: Clock) -> tuple[Ob
     return tuple(replace(each, path=other.path) for each in _observations(usage, clock, *signals))
 
 
-def read_signals(
+def read_signals(  # noqa: PLR0913 - one argument for each source of the readings
     paths: SignalPaths,
     clock: Clock,
     *,
     source: MemorySource = MemorySource.WORKING_SET,
     kernel_estimate: bool = False,
+    memory: MemoryReader | None = None,
     root: Path = _ROOT,
 ) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
     """Return a reading of every signal of this node, and a warning for each unreadable signal.
@@ -67,16 +68,23 @@ def read_signals(
         clock: clock that supplies the time of each reading.
         source: formula of available memory.
         kernel_estimate: whether to read ``MemAvailable`` in addition to the kubelet's formula.
+        memory: reader of the node's memory with its earlier readings; ``None`` for a reader without earlier readings.
         root: parent of ``proc`` and ``sys``.
 
     Without paths, only kernel files are read: the kernel answers from memory, and no disk can delay the answer.
     """
+    memory, stalls = memory or MemoryReader(root), list[Observation]()
+
+    def read_stalls() -> list[Observation]:
+        stalls.extend(_stalls(root, _moment(clock), "memory", Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL))
+        return stalls
+
     found, warnings = _read_each(
-        lambda: [_memory(root, _moment(clock), source, kernel_estimate=kernel_estimate)],
+        read_stalls,
+        lambda: [_memory(memory, _moment(clock), source, _stall_percent(stalls), kernel_estimate=kernel_estimate)],
         lambda: _allocatable(root, _moment(clock)),
         lambda: [_pids(root, _moment(clock))],
         lambda: _swap(root, _moment(clock)),
-        lambda: _stalls(root, _moment(clock), "memory", Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL),
         lambda: _stalls(root, _moment(clock), "io", Signal.IO_PSI_SOME, Signal.IO_PSI_FULL),
     )
     of_filesystems, unread = read_filesystem_signals(paths, clock)
@@ -111,48 +119,22 @@ def read_memory_capacity(root: Path = _ROOT) -> int:
 
     Source: proc(5), ``MemTotal``, from which the kubelet derives OOM scores.
     """
-    return _field(_meminfo(root), "MemTotal", root / "proc/meminfo")
-
-
-def read_min_free_bytes(root: Path = _ROOT) -> int:
-    """Return ``vm.min_free_kbytes`` in bytes, from which the kernel derives its watermarks.
-
-    Raises:
-        ObservationError: the value cannot be read.
-    """
-    return _number(root / "proc/sys/vm/min_free_kbytes") * _KIB
+    return require(parse_meminfo(read_text(root / "proc/meminfo")), "MemTotal", root / "proc/meminfo")
 
 
 def _moment(clock: Clock) -> Moment:
     return Moment(clock.now(), clock.monotonic_s())
 
 
-def _memory(root: Path, now: Moment, source: MemorySource, *, kernel_estimate: bool) -> Observation:
-    """Return the node's available memory.
+def _memory(
+    memory: MemoryReader, now: Moment, source: MemorySource, stall_percent: float | None, *, kernel_estimate: bool
+) -> Observation:
+    read, capacity = memory.read(source, now.monotonic_s, kernel_estimate=kernel_estimate, stall_percent=stall_percent)
+    return Observation(Signal.MEMORY_AVAILABLE, estimate_memory(read).available, capacity, now, read)
 
-    Unless ``source`` selects ``MemAvailable``, the result is the capacity minus the working set, which is usage without
-    inactive page cache. The root cgroup of cgroup v2 has no ``memory.current``: its usage is anonymous memory plus page
-    cache.
 
-    Source: kubelet ``makeSignalObservations``; cAdvisor ``setMemoryStats``; kernel cgroup-v2.rst, ``memory.stat``.
-    """
-    info = _meminfo(root)
-    total = _field(info, "MemTotal", root / "proc/meminfo")
-    if source is MemorySource.MEM_AVAILABLE:
-        return Observation(Signal.MEMORY_AVAILABLE, _field(info, "MemAvailable", root / "proc/meminfo"), total, now)
-    unified = root / "sys/fs/cgroup/memory.stat"
-    if unified.exists():
-        stat = _pairs(unified)
-        used = _field(stat, "anon", unified) + _field(stat, "file", unified)
-        inactive = _field(stat, "inactive_file", unified)
-    else:
-        group = root / "sys/fs/cgroup/memory"
-        used = _number(group / "memory.usage_in_bytes")
-        inactive = _field(_pairs(group / "memory.stat"), "total_inactive_file", group / "memory.stat")
-    available = max(0, total - max(0, used - inactive))
-    return Observation(
-        Signal.MEMORY_AVAILABLE, available, total, now, info.get("MemAvailable") if kernel_estimate else None
-    )
+def _stall_percent(found: Iterable[Observation]) -> float | None:
+    return next((each.available for each in found if each.signal is Signal.MEMORY_PSI_SOME), None)
 
 
 def _allocatable(root: Path, now: Moment) -> list[Observation]:
@@ -161,12 +143,12 @@ def _allocatable(root: Path, now: Moment) -> list[Observation]:
         group = root / "sys/fs/cgroup" / name
         if not (group / "memory.max").exists():
             continue
-        text = _text(group / "memory.max").strip()
+        text = read_text(group / "memory.max").strip()
         if text == "max" or not text.isdecimal() or int(text) >= _NO_LIMIT:
             return []
         limit = int(text)
-        inactive = _field(_pairs(group / "memory.stat"), "inactive_file", group / "memory.stat")
-        working_set = max(0, _number(group / "memory.current") - inactive)
+        inactive = require(parse_pairs(read_text(group / "memory.stat")), "inactive_file", group / "memory.stat")
+        working_set = max(0, read_number(group / "memory.current") - inactive)
         return [Observation(Signal.ALLOCATABLE_MEMORY_AVAILABLE, max(0, limit - working_set), limit, now)]
     return []
 
@@ -180,11 +162,11 @@ def _pids(root: Path, now: Moment) -> Observation:
     for name in ("pid_max", "threads-max"):
         path = root / "proc/sys/kernel" / name
         if path.exists():
-            limits.append(_number(path))
+            limits.append(read_number(path))
     if not limits:
         raise ObservationError(f"{root / 'proc/sys/kernel'}: neither pid_max nor threads-max exists")
     path = root / "proc/loadavg"
-    words = _text(path).split()
+    words = read_text(path).split()
     tasks = words[3].partition("/")[2] if len(words) > 3 else ""
     if not tasks.isdecimal():
         raise ObservationError(f"{path}: {' '.join(words)!r} has no task count")
@@ -193,10 +175,10 @@ def _pids(root: Path, now: Moment) -> Observation:
 
 def _swap(root: Path, now: Moment) -> list[Observation]:
     """Return the free swap; empty on a node without swap. Source: proc(5), ``meminfo``."""
-    info = _meminfo(root)
     path = root / "proc/meminfo"
-    total = _field(info, "SwapTotal", path)
-    return [Observation(Signal.SWAP_FREE, _field(info, "SwapFree", path), total, now)] if total else []
+    info = parse_meminfo(read_text(path))
+    total = require(info, "SwapTotal", path)
+    return [Observation(Signal.SWAP_FREE, require(info, "SwapFree", path), total, now)] if total else []
 
 
 def _stalls(root: Path, now: Moment, resource: str, some: Signal, full: Signal) -> list[Observation]:
@@ -205,7 +187,7 @@ def _stalls(root: Path, now: Moment, resource: str, some: Signal, full: Signal) 
     if not path.exists():
         return []
     found = []
-    for line in _text(path).splitlines():
+    for line in read_text(path).splitlines():
         kind, *fields = line.split()
         signal = {"some": some, "full": full}.get(kind)
         values = dict(field.partition("=")[::2] for field in fields)
@@ -230,36 +212,3 @@ def _observations(usage: FsObservation, clock: Clock, available: Signal, inodes:
     if usage.inodes:  # Btrfs allocates inodes dynamically and reports 0
         found.append(Observation(inodes, usage.inodes_free, usage.inodes, now))
     return found
-
-
-def _meminfo(root: Path) -> dict[str, int]:
-    return parse_meminfo(_text(root / "proc/meminfo"))
-
-
-def _pairs(path: Path) -> dict[str, int]:
-    found = {}
-    for line in _text(path).splitlines():
-        name, _, value = line.partition(" ")
-        if value.strip().isdecimal():
-            found[name] = int(value)
-    return found
-
-
-def _field(values: dict[str, int], name: str, path: Path) -> int:
-    if name not in values:
-        raise ObservationError(f"{path}: {name} missing")
-    return values[name]
-
-
-def _number(path: Path) -> int:
-    text = _text(path).strip()
-    if not text.isdecimal():
-        raise ObservationError(f"{path}: {text[:40]!r} is not a number")
-    return int(text)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ObservationError(f"cannot read {path}: {error}") from error

@@ -10,6 +10,8 @@ from nodeagent.record import Record, field
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from nodeagent.model.memory import NodeMemory
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -127,7 +129,8 @@ class Observation(Record):
         available: available amount in bytes, inodes or PIDs; for PSI signals the percentage of time stalled.
         capacity: capacity in the unit of ``available``; 100 for PSI signals.
         observed_at: time of the reading.
-        kernel_available: the kernel's own estimate of the available amount; ``None`` without an estimate.
+        memory: the estimates and parts of the node's memory, from which ``available`` is decided; ``None`` for other
+            signals.
         path: path of an image filesystem other than the first; empty otherwise.
     """
 
@@ -135,8 +138,13 @@ class Observation(Record):
     available: float
     capacity: float
     observed_at: Moment
-    kernel_available: float | None = None
+    memory: NodeMemory | None = None
     path: str = ""
+
+    @property
+    def kernel_available(self) -> float | None:
+        """``MemAvailable``, the kernel's estimate of available memory; ``None`` without this estimate."""
+        return None if self.memory is None else self.memory.kernel_available
 
     @property
     def measurand(self) -> Measurand:

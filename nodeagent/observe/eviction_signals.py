@@ -15,8 +15,10 @@ from nodeagent.errors import NodeAgentError, ObservationError
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_files import KUBELET_ROOT
+from nodeagent.host.meminfo import MemoryReader
 from nodeagent.host.signals import SignalPaths, read_filesystem_signals, read_other_filesystem, read_signals
 from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem
+from nodeagent.plan.eviction.memory_model import is_near
 from nodeagent.plan.eviction.poll_interval import SOONEST_S
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import evaluate
@@ -99,7 +101,15 @@ class EvictionSignalReader:
     the kernel answers in less than a millisecond.
     """
 
-    def __init__(self, settings: EvictionSettings, clock: Clock, *, pod_log_root: Path, root: Path = Path("/")) -> None:
+    def __init__(
+        self,
+        settings: EvictionSettings,
+        clock: Clock,
+        *,
+        pod_log_root: Path,
+        root: Path = Path("/"),
+        all_memory_parts: bool = True,
+    ) -> None:
         """Create a reader without initial readings.
 
         Args:
@@ -107,7 +117,10 @@ class EvictionSignalReader:
             clock: dates the readings.
             pod_log_root: determines nodefs on a node without a kubelet root directory.
             root: parent of ``proc`` and ``sys``.
+            all_memory_parts: whether every reading has all parts of the memory, not only a reading near a threshold.
         """
+        near = None if all_memory_parts else partial(is_near, settings.thresholds)
+        self._memory = MemoryReader(root, near)
         self._pod_log_root = pod_log_root
         self._settings = settings
         self._clock = clock
@@ -229,6 +242,7 @@ class EvictionSignalReader:
             self._clock,
             source=self._settings.memory_source,
             kernel_estimate=self._settings.kernel_estimate,
+            memory=self._memory,
             root=self._root,
         )
 
@@ -286,7 +300,6 @@ def _is_short(thresholds: Iterable[Threshold], observations: Iterable[Observatio
         meaning, reading = MEANINGS[threshold.signal], readings.get(threshold.measurand)
         if meaning.filesystem is not None or meaning.resource is None or reading is None:
             continue
-        reading = threshold.view(reading)
         if threshold.met_by(reading.available, reading.capacity):
             return True
     return False

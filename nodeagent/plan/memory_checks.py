@@ -1,64 +1,86 @@
-"""Checks of ``nodeagent doctor`` on memory evictions: thresholds against ``MemAvailable``, and page cache reclaim."""
+"""Checks of ``nodeagent doctor`` on memory evictions: the estimates of available memory, and page cache reclaim."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import Signal
+from nodeagent.plan.eviction.memory_model import estimate_memory, explain_difference, lowest_estimate, memory_parts
 from nodeagent.plan.node_checks import Finding, Verdict
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from nodeagent.model.memory import MemoryCounters, NodeMemory
     from nodeagent.model.pressure import Observation
     from nodeagent.plan.eviction.thresholds import Threshold
 
 CHECK: Final = "memory-thresholds"
 CACHE_CHECK: Final = "cache-reclaim"
+_LISTED_SHARE: Final = 0.01
 
 
-def check_memory_thresholds(
-    thresholds: Iterable[Threshold], reading: Observation, *, kernel_estimate: bool, min_free_bytes: int
-) -> Finding:
-    """Return the finding on whether each ``memory.available`` threshold is met before the kernel is out of memory.
+def check_memory_thresholds(thresholds: Iterable[Threshold], reading: Observation, *, kernel_estimate: bool) -> Finding:
+    """Return the finding on whether the ``memory.available`` thresholds match the memory of the node.
 
-    The kubelet's formula for available memory ignores kernel memory and the kernel's watermarks. A threshold that uses
-    the formula must exceed the difference between the formula and ``MemAvailable``; otherwise it is met only after
+    With the kernel's estimate, a threshold is a warning if one of the two estimates meets it, but no evidence confirms
+    this estimate. Without it, the kubelet's formula decides alone, which ignores kernel memory and the watermarks: a
+    threshold must exceed the difference between the formula and ``MemAvailable``, otherwise it is met only after
     ``MemAvailable`` has reached 0.
 
     Args:
         thresholds: the configured eviction thresholds.
         reading: reading of ``memory.available``, with the kernel's estimate.
-        kernel_estimate: whether hard thresholds also use the kernel's estimate.
-        min_free_bytes: ``vm.min_free_kbytes`` in bytes, from which the kernel derives its watermarks.
+        kernel_estimate: whether thresholds also use the kernel's estimate.
 
-    Source: kernel ``si_mem_available``; sysctl vm.rst, ``min_free_kbytes``.
+    Source: kernel ``si_mem_available``.
     """
-    kernel = reading.kernel_available
-    if kernel is None:
+    memory = reading.memory
+    if memory is None or memory.kernel_available is None:
         return Finding(CHECK, Verdict.SKIPPED, "the kernel reports no MemAvailable")
-    evidence = (
-        f"memory.available {format_bytes(int(reading.available))}, MemAvailable {format_bytes(int(kernel))}, "
-        f"vm.min_free_kbytes {format_bytes(min_free_bytes)}"
-    )
-    distance = reading.available - kernel
-    late = [
-        each.text
-        for each in thresholds
-        if each.signal is Signal.MEMORY_AVAILABLE
-        and not (each.hard and kernel_estimate)
-        and each.limit(reading.capacity) <= distance
-    ]
-    if not late:
+    limits = {each.text: each.limit(reading.capacity) for each in thresholds if each.signal is Signal.MEMORY_AVAILABLE}
+    evidence = _evidence(memory)
+    if not kernel_estimate:
+        distance = (memory.formula or 0.0) - memory.kernel_available
+        late = [text for text, limit in limits.items() if limit <= distance]
+        if not late:
+            return Finding(CHECK, Verdict.OK, evidence)
+        return Finding(
+            CHECK,
+            Verdict.WARNING,
+            f"{evidence}: {', '.join(late)} is not met before MemAvailable is exhausted",
+            f"raise the threshold above {format_bytes(int(distance))}, or set eviction.kernel_memory_estimate = true",
+        )
+    disputed = [text for text, limit in limits.items() if lowest_estimate(reading) < limit <= reading.available]
+    if not disputed:
         return Finding(CHECK, Verdict.OK, evidence)
     return Finding(
         CHECK,
         Verdict.WARNING,
-        f"{evidence}: {', '.join(late)} is not met before MemAvailable is exhausted",
-        f"raise the threshold above {format_bytes(int(distance))}"
-        + ("" if kernel_estimate else ", or set eviction.kernel_memory_estimate = true"),
+        f"{evidence}: one estimate meets {', '.join(disputed)}, but no evidence confirms it "
+        f"({explain_difference(memory) or 'difference unknown'}); no pod is evicted",
+        "nodeagent pressure -o wide lists all parts of the memory",
     )
+
+
+def _evidence(memory: NodeMemory) -> str:
+    estimate = estimate_memory(memory)
+    found = [f"memory.available {format_bytes(int(estimate.available))}"]
+    found += [] if memory.formula is None else [f"kubelet's formula {format_bytes(int(memory.formula))}"]
+    found.append(f"MemAvailable {format_bytes(int(memory.kernel_available or 0))}")
+    return ", ".join(found) + ("" if memory.counters is None else f"; {_large_parts(memory.counters)}")
+
+
+def _large_parts(counters: MemoryCounters) -> str:
+    """Return the parts of at least 1% of the memory, and the free memory that the kernel reserves."""
+    shown = [
+        f"{name} {format_bytes(size)}"
+        for name, size in memory_parts(counters)
+        if size >= counters.total * _LISTED_SHARE
+    ]
+    reserve = counters.reserve_free
+    return ", ".join((*shown, *([] if reserve is None else [f"reserved by the kernel {format_bytes(reserve)}"])))
 
 
 def check_cache_reclaim(off: str, *, writable: bool | None) -> Finding:

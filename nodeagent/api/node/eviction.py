@@ -131,7 +131,9 @@ def _simulated(observations: tuple[Observation, ...], amounts: Mapping[Measurand
             on = f"@{measurand.path}" if measurand.path else ""
             raise UsageError(f"--simulate {measurand.signal}{on}: this node has no reading of the signal")
     return tuple(
-        replace(each, available=amounts[each.measurand].of(each.capacity)) if each.measurand in amounts else each
+        replace(each, available=amounts[each.measurand].of(each.capacity), memory=None)
+        if each.measurand in amounts
+        else each
         for each in observations
     )
 

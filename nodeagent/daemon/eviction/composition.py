@@ -139,7 +139,9 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
     logger = context.logger.bind(loop=LOOP_NAME)
     reporter = EvictionReporter(logger, context.clock)
     pod_reader = agent.make_pod_reader()
-    signal_reader = EvictionSignalReader(settings, agent.clock, pod_log_root=agent.settings.pod_log_root)
+    signal_reader = EvictionSignalReader(
+        settings, agent.clock, pod_log_root=agent.settings.pod_log_root, all_memory_parts=False
+    )
     read_layout = partial(
         signal_reader.read_layout,
         agent.cri,

@@ -53,7 +53,6 @@ class EffectWait:
             reading = next((each for each in readings.observations if each.measurand == threshold.measurand), None)
             if reading is None:
                 return Visible(readings, None)
-            reading = threshold.view(reading)
             cleared = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
             if cleared:
                 effects.end_cleared(shortage)

@@ -138,8 +138,7 @@ class PageCache:
 
 
 def _is_cleared(threshold: Threshold, reading: Observation) -> bool:
-    viewed = threshold.view(reading)
-    return not threshold.met_by(viewed.available, viewed.capacity, with_reclaim=True)
+    return not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
 
 
 def _is_short(threshold: Threshold, reading: Observation) -> bool:

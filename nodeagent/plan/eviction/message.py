@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.model.pressure import Resource
 from nodeagent.plan.eviction.local_storage import StorageLimit
+from nodeagent.plan.eviction.memory_model import estimate_memory
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.units import format_quantity
 
@@ -101,5 +102,6 @@ def format_reading(status: ThresholdStatus, number: float) -> str:
 
 
 def estimate_note(reading: Observation) -> str:
-    """Return `` (MemAvailable)`` for a reading that uses the kernel's estimate of available memory; empty otherwise."""
-    return " (MemAvailable)" if reading.kernel_available == reading.available else ""
+    """Return the estimate that a reading of memory uses, such as `` (MemAvailable)``; empty for the formula."""
+    basis = "" if reading.memory is None else estimate_memory(reading.memory).basis
+    return f" ({basis})" if basis else ""

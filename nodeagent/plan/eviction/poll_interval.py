@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.plan.eviction.memory_model import is_disputed, lowest_estimate
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 
 if TYPE_CHECKING:
@@ -32,10 +33,11 @@ def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval
     """Return the seconds until the next reading of the signals, at most ``interval_s``.
 
     The distance to a threshold is assumed to be consumed at the higher of two rates: the rate of one busy process, and
-    twice the rate measured since the previous evaluation. A met threshold is evaluated every second and at the end of
-    its grace period. A rejected reading is repeated after one second, since readings on a stalling node are rejected as
-    too old. The result is at least ``SOONEST_S``, or ``FALLING_S`` if the measured rate alone consumes the distance
-    within ``SOONEST_S``.
+    twice the rate measured since the previous evaluation. The distance of a memory threshold is that of the lowest
+    estimate. A met threshold is evaluated every second and at the end of its grace period; a threshold that only an
+    unconfirmed estimate of memory meets, every second. A rejected reading is repeated after one second, since readings
+    on a stalling node are rejected as too old. The result is at least ``SOONEST_S``, or ``FALLING_S`` if the measured
+    rate alone consumes the distance within ``SOONEST_S``.
     """
     waits = [interval_s]
     shortest_s = SOONEST_S
@@ -46,6 +48,8 @@ def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval
             continue
         if status.met:
             waits.append(min(WHILE_MET_S, status.grace_left_s) if not status.due else WHILE_MET_S)
+        elif is_disputed(status):
+            waits.append(WHILE_MET_S)
         else:
             measured = measured_rate(status, previous)
             waits.append(_until_met_s(status, measured, interval_s))
@@ -69,7 +73,7 @@ def _is_met_soon(status: ThresholdStatus, measured: float) -> bool:
     observation, limit = status.observation, status.limit
     if observation is None or limit is None or status.threshold.operator is not Operator.LESS_THAN:
         return False
-    return 0 < observation.available - limit < measured * SOONEST_S
+    return 0 < lowest_estimate(observation) - limit < measured * SOONEST_S
 
 
 def _until_met_s(status: ThresholdStatus, measured: float, interval_s: float) -> float:
@@ -82,7 +86,7 @@ def _until_met_s(status: ThresholdStatus, measured: float, interval_s: float) ->
     assumed = _RATES.get(MEANINGS[status.threshold.signal].unit)
     if assumed is None:
         return interval_s
-    return max(0.0, observation.available - limit) / max(assumed, 2 * measured)
+    return max(0.0, lowest_estimate(observation) - limit) / max(assumed, 2 * measured)
 
 
 def measured_rate(status: ThresholdStatus, previous: Evaluation | None) -> float:
@@ -90,9 +94,10 @@ def measured_rate(status: ThresholdStatus, previous: Evaluation | None) -> float
     now = status.observation
     if previous is None or now is None:
         return 0.0
-    # Matched by threshold, not by signal: hard and soft thresholds on memory use different estimates.
-    before = next((each.observation for each in previous.statuses if each.threshold == status.threshold), None)
+    measurand = now.measurand
+    found = (each.observation for each in previous.statuses if each.threshold.measurand == measurand)
+    before = next(found, None)
     if before is None:
         return 0.0
     elapsed_s = now.observed_at.monotonic_s - before.observed_at.monotonic_s
-    return max(0.0, (before.available - now.available) / elapsed_s) if elapsed_s > 0 else 0.0
+    return max(0.0, (lowest_estimate(before) - lowest_estimate(now)) / elapsed_s) if elapsed_s > 0 else 0.0

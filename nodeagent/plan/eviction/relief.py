@@ -149,7 +149,7 @@ def measure_growth(
             used = 0 if earlier is None else usage_of(earlier, threshold.signal, placement)[0]
             if used is not None and each.usage is not None:
                 pods[uid] = max(0.0, float(each.usage - used))
-        lost = threshold.view(before).available - status.observation.available
+        lost = before.available - status.observation.available
         return Growth(over_s, max(0.0, lost), pods)
     return None
 

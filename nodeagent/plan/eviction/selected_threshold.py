@@ -85,7 +85,7 @@ def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
         if effect is not None and not effect.ineffective:
             withheld = withheld or _withheld(status, effect, now)
             continue
-        current = _with_reading(status, threshold.view(readings.accepted[threshold.measurand]))
+        current = _with_reading(status, readings.accepted[threshold.measurand])
         details = {**_details(current), "resource": resource.value}
         ineffective = None if effect is None or policy.always_evict else _withheld(status, effect, now)
         return SelectedThreshold(
@@ -114,7 +114,6 @@ def _skip_reason(status: ThresholdStatus, readings: ValidatedReadings, *, reclai
         rejection = readings.rejected.get(threshold.measurand)
         detail = rejection.cause if rejection else f"{threshold.signal} not read again"
         return Reason(ReasonCode.READING_REJECTED, {"threshold": threshold.text, "detail": detail})
-    reading = threshold.view(reading)
     with_reclaim = reclaimed or status.latched
     if threshold.met_by(reading.available, reading.capacity, with_reclaim=with_reclaim):
         return None

@@ -211,7 +211,6 @@ def _threshold_status(
     latched = threshold in previous.acted_on
     if reading is None:
         return ThresholdStatus(threshold, latched=latched)
-    reading = threshold.view(reading)
     limit = threshold.limit(reading.capacity)
     if not threshold.met_by(reading.available, reading.capacity, with_reclaim=latched):
         return ThresholdStatus(threshold, reading, limit=limit, latched=latched)

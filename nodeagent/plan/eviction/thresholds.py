@@ -12,7 +12,7 @@ from nodeagent.record import KeyedRecord, replace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from nodeagent.model.pressure import Observation, OtherImageFilesystem
+    from nodeagent.model.pressure import OtherImageFilesystem
 
 
 class Amount(KeyedRecord):
@@ -97,18 +97,6 @@ class Threshold(KeyedRecord):
             return limit
         reclaim = self.minimum_reclaim.of(capacity)
         return limit + reclaim if self.operator is Operator.LESS_THAN else limit - reclaim
-
-    def view(self, reading: Observation) -> Observation:
-        """Return the reading to compare with this threshold; for a hard threshold the lower of two memory estimates.
-
-        The kubelet's formula of available memory ignores kernel memory and the kernel's watermarks, so that the OOM
-        killer may run while the formula shows hundreds of MiB available. Soft thresholds use only the kubelet's
-        formula.
-        """
-        kernel = reading.kernel_available
-        if not self.hard or kernel is None or not 0 <= kernel < reading.available:
-            return reading
-        return replace(reading, available=kernel)
 
     def met_by(self, available: float, capacity: float, *, with_reclaim: bool = False) -> bool:
         """Return whether a reading is below the threshold quantity, or above the quantity for stall signals.

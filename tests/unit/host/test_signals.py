@@ -77,7 +77,15 @@ def test_kernel_estimate_of_available_memory_is_read_on_request(
     read(tmp_path, {**FILES, **V2})
     signals, _ = read_signals(SignalPaths(None), StoppedClock(), kernel_estimate=kernel_estimate, root=tmp_path)
     (memory,) = (each for each in signals if each.signal is Signal.MEMORY_AVAILABLE)
-    assert (memory.available, memory.kernel_available) == ((4096 - 1400) * MIB, expected)
+    assert memory.memory is not None
+    assert (memory.memory.formula, memory.kernel_available) == ((4096 - 1400) * MIB, expected)
+
+
+def test_mem_available_above_the_memory_is_rejected(tmp_path: Path) -> None:
+    impossible = MEMINFO.format(swap=1024).replace("2097152", "9999999999")
+    signals, warnings = read(tmp_path, {**FILES, **V2, "proc/meminfo": impossible}, MemorySource.MEM_AVAILABLE)
+    assert Signal.MEMORY_AVAILABLE not in signals
+    assert "exceeds MemTotal" in warnings[0]
 
 
 def test_all_signals_of_a_cgroup_v2_node_are_read(tmp_path: Path) -> None:

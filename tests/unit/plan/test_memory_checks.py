@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from nodeagent.model.memory import ArcSize, MemoryCounters, NodeMemory
+from nodeagent.plan.eviction.memory_model import estimate_memory
 from nodeagent.plan.memory_checks import check_cache_reclaim, check_memory_thresholds
 from nodeagent.plan.node_checks import Verdict
+from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import read, thresholds
 
-SOFT = {"soft": "memory.available<105Mi", "soft_grace_period": "memory.available=1m"}
+if TYPE_CHECKING:
+    from nodeagent.model.pressure import Observation
+
+
+def reading(formula_mib: float, kernel_mib: float | None, arc_mib: int = 0) -> Observation:
+    """Return a reading of a node of 1000 MiB without evidence of a shortage."""
+    arc = ArcSize(arc_mib * MIB, arc_mib * MIB, 0) if arc_mib else None
+    counters = MemoryCounters(1000 * MIB, 50 * MIB, 0, 0, 0, 0, 0, 0, 0, arc=arc, reserve_free=10 * MIB)
+    kernel = None if kernel_mib is None else kernel_mib * MIB
+    memory = NodeMemory(formula_mib * MIB, kernel, counters)
+    return replace(read(available=estimate_memory(memory).available), memory=memory)
 
 
 @pytest.mark.parametrize(
-    ("soft", "kernel_estimate", "kernel_mib", "verdict", "evidence"),
+    ("found", "kernel_estimate", "verdict", "evidence"),
     [
-        pytest.param({}, False, 8, Verdict.WARNING, "memory.available<100Mi is not met", id="formula too late"),
-        pytest.param({}, True, 8, Verdict.OK, "MemAvailable 8.00 MiB", id="kernel's estimate counts"),
-        pytest.param(SOFT, True, 8, Verdict.WARNING, "memory.available<105Mi is not met", id="soft counts the formula"),
-        pytest.param({}, False, 100, Verdict.OK, "vm.min_free_kbytes 44.0 MiB", id="distance below the threshold"),
-        pytest.param({}, False, 400, Verdict.OK, "MemAvailable 400 MiB", id="kernel above the formula"),
-        pytest.param({}, False, None, Verdict.SKIPPED, "no MemAvailable", id="no estimate"),
+        pytest.param(reading(117, 8), False, Verdict.WARNING, "memory.available<100Mi is not met", id="formula late"),
+        pytest.param(reading(300, 150), True, Verdict.OK, "MemAvailable 150 MiB", id="both above"),
+        pytest.param(reading(900, 8, 500), True, Verdict.WARNING, "zfs-arc-shrinkable 500 MiB", id="disputed"),
+        pytest.param(reading(40, 400), True, Verdict.WARNING, "one estimate meets", id="formula lower"),
+        pytest.param(reading(117, 100), False, Verdict.OK, "free 50.0 MiB", id="distance below the threshold"),
+        pytest.param(reading(117, 400), False, Verdict.OK, "reserved by the kernel 10.0 MiB", id="kernel above"),
+        pytest.param(reading(117, None), False, Verdict.SKIPPED, "no MemAvailable", id="no estimate"),
     ],
 )
-def test_threshold_below_the_distance_from_the_kernels_estimate_is_reported(
-    soft: dict[str, str], kernel_mib: float | None, verdict: Verdict, evidence: str, *, kernel_estimate: bool
+def test_thresholds_are_checked_against_the_estimates(
+    found: Observation, verdict: Verdict, evidence: str, *, kernel_estimate: bool
 ) -> None:
-    found = check_memory_thresholds(
-        thresholds("memory.available<100Mi", **soft),
-        read(available_mib=117, kernel_mib=kernel_mib),
-        kernel_estimate=kernel_estimate,
-        min_free_bytes=44 * MIB,
-    )
-    assert found.verdict is verdict
-    assert evidence in found.evidence
-    assert bool(found.fix) is (verdict is Verdict.WARNING)
+    finding = check_memory_thresholds(thresholds("memory.available<100Mi"), found, kernel_estimate=kernel_estimate)
+    assert finding.verdict is verdict
+    assert evidence in finding.evidence
+    assert bool(finding.fix) is (verdict is Verdict.WARNING)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent.model.memory import MemoryCounters, NodeMemory, ReclaimActivity
 from nodeagent.model.pressure import (
     ContainerFacts,
     Fact,
@@ -19,6 +20,7 @@ from nodeagent.model.pressure import (
     Signal,
 )
 from nodeagent.plan.eviction.grammar import parse_thresholds
+from nodeagent.plan.eviction.memory_model import estimate_memory
 from nodeagent.plan.eviction.planner import EvictionPlan, plan_eviction
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.state import EvictionState, evaluate
@@ -52,14 +54,21 @@ def read(
     kernel_mib: float | None = None,
     **exact: float,
 ) -> Observation:
-    """Return a signal reading; ``available`` and ``capacity`` override the MiB with exact amounts."""
-    return Observation(
-        Signal(signal),
-        exact.get("available", available_mib * MIB),
-        exact.get("capacity", capacity_mib * MIB),
-        at(seconds),
-        None if kernel_mib is None else kernel_mib * MIB,
+    """Return a signal reading; ``available`` and ``capacity`` override the MiB with exact amounts.
+
+    ``kernel_mib`` is ``MemAvailable`` beside the formula; evidence of a shortage confirms the lower of both.
+    """
+    available, capacity = exact.get("available", available_mib * MIB), exact.get("capacity", capacity_mib * MIB)
+    if kernel_mib is None:
+        return Observation(Signal(signal), available, capacity, at(seconds))
+    memory = NodeMemory(
+        formula=available,
+        kernel_available=kernel_mib * MIB,
+        counters=MemoryCounters(int(capacity), 0, 0, 0, 0, 0, 0, 0, 0),
+        activity=ReclaimActivity(scanned=9, direct=1, refaulted=9, available_fell=0, unexplained_grew=0),
+        stall_percent=50.0,
     )
+    return Observation(Signal(signal), estimate_memory(memory).available, capacity, at(seconds), memory)
 
 
 def thresholds(hard: str = "memory.available<100Mi", **settings: Any) -> tuple[Threshold, ...]:

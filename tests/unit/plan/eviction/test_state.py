@@ -261,29 +261,6 @@ def test_reading_is_not_acted_on_again_after_a_pass_without_one() -> None:
     assert not evaluated(read(), state=between.state, seconds=0.5).acting
 
 
-@pytest.mark.parametrize(
-    ("available_mib", "kernel_mib", "met"),
-    [
-        pytest.param(117, 8, True, id="kernel nearer to OOM than the formula"),
-        pytest.param(117, 100, False, id="kernel exactly at the threshold"),
-        pytest.param(117, None, False, id="no estimate"),
-        pytest.param(50, 468, True, id="formula below the kernel"),
-        pytest.param(117, -1, False, id="impossible estimate"),
-    ],
-)
-def test_hard_memory_threshold_is_met_by_the_lower_estimate(
-    available_mib: float, kernel_mib: float | None, *, met: bool
-) -> None:
-    (status,) = evaluated(read(available_mib=available_mib, kernel_mib=kernel_mib)).statuses
-    assert status.met is met
-
-
-def test_soft_memory_threshold_counts_the_formula_alone() -> None:
-    soft = thresholds("", soft="memory.available<100Mi", soft_grace_period="memory.available=1m")
-    (status,) = evaluated(read(available_mib=117, kernel_mib=8), limits=soft).statuses
-    assert not status.met
-
-
 def test_decline_of_the_lower_estimate_is_the_measured_rate() -> None:
     first = evaluated(read(available_mib=900, kernel_mib=500, seconds=0))
     falling = evaluated(read(available_mib=900, kernel_mib=300, seconds=0.5), seconds=0.5)
