@@ -113,6 +113,13 @@ EVENTS: Final[Mapping[str, Event]] = {
         "2aa3e893a2e545d39923e6fdef457999", "threshold {threshold} met: {available} of {capacity} available"
     ),
     "threshold_cleared": Event("d225afb623774c31ba43811c9a3abce2", "threshold {threshold} cleared"),
+    "memory_estimates_differ": Event(
+        "0f6a3f0c2d8b4f6f9a0f0f4b7c55d1e2",
+        "one estimate of memory meets {threshold}, without evidence of a shortage: {why}",
+    ),
+    "memory_estimates_agree": Event(
+        "5be1c8d49f4e4d0f8b7f0a6f2e93c7a4", "the estimates of memory agree about {threshold}"
+    ),
     "condition_changed": Event("19f725b0219246179cfd69d8f8bff126", "node condition {condition} is {holds}"),
     "reclaimed": Event("c1dd1d1edd4940baa76e828559865171", "{step} for {threshold}: {removed} removed"),
     "would_reclaim": Event("2e1e312529d3475ebacbb2dc2a16c4f4", "{step} for {threshold}: {removed} would be removed"),

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import ReasonCode
+from nodeagent.plan.eviction.memory_model import explain_difference, find_evidence, is_disputed, lowest_estimate
 from nodeagent.plan.eviction.message import estimate_note
 from nodeagent.telemetry.logging import StateLog, stable
 
@@ -43,9 +44,10 @@ class EvictionReporter(StateLog):
     def __init__(self, logger: FilteringBoundLogger, clock: Clock) -> None:
         super().__init__(logger, clock)
         self._met: frozenset[str] = frozenset()
+        self._disputed: frozenset[str] = frozenset()
 
     def log_changes(self, evaluation: Evaluation) -> None:
-        """Log the node conditions and thresholds that changed since the last call."""
+        """Log the changed node conditions, thresholds and contradictions of memory estimates since the last call."""
         for condition in evaluation.conditions:
             if condition.changed:
                 level = self.logger.warning if condition.active else self.logger.info
@@ -59,6 +61,26 @@ class EvictionReporter(StateLog):
             for event in _OF_A_PRESSURE:
                 self.end(event)
         self._met = frozenset(met)
+        self._log_disputed(evaluation)
+
+    def _log_disputed(self, evaluation: Evaluation) -> None:
+        disputed = {each.threshold.text: each for each in evaluation.statuses if is_disputed(each)}
+        for text in sorted(disputed.keys() - self._disputed):
+            reading = disputed[text].observation
+            if reading is None or reading.memory is None:
+                continue
+            self.logger.warning(
+                "memory_estimates_differ",
+                threshold=text,
+                available=reading.available,
+                lowest=lowest_estimate(reading),
+                limit=disputed[text].limit,
+                why=explain_difference(reading.memory),
+                evidence=sorted(find_evidence(reading.memory)),
+            )
+        for text in sorted(self._disputed - disputed.keys()):
+            self.logger.info("memory_estimates_agree", threshold=text)
+        self._disputed = frozenset(disputed)
 
     def log_warnings(self, warnings: Iterable[str]) -> None:
         """Log each warning as a state; warnings that differ only in numbers count as one."""
@@ -125,6 +147,6 @@ def _threshold_fields(status: ThresholdStatus) -> dict[str, object]:
         "capacity": None if reading is None else reading.capacity,
         "limit": status.limit,
         "hard": threshold.hard,
-        "estimate": "MemAvailable" if reading is not None and estimate_note(reading) else "",
+        "estimate": "" if reading is None else estimate_note(reading).strip(" ()"),
         "grace_period_s": threshold.grace_s,
     }

@@ -15,7 +15,9 @@ from nodeagent.daemon.eviction.composition import past_eviction
 from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
+from nodeagent.model.memory import MemoryCounters, NodeMemory
 from nodeagent.plan.eviction.poll_interval import FALLING_S
+from nodeagent.record import replace
 from tests.unit.daemon.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass
 from tests.unit.plan.eviction.cases import disk, known, pod, read
 
@@ -312,3 +314,22 @@ async def test_memory_events_are_watched_from_the_first_pod_on(tmp_path: Path) -
     loop = Node(readings=readings).loop(triggers=triggers)
     await loop.run(stop)
     assert (watched[0], watched[-1]) == ((), (MEMORY_EVENTS,))
+
+
+async def test_contradicting_estimates_evict_only_with_evidence_and_are_logged_at_the_change() -> None:
+    quiet = read(available=40 << 30, capacity=64 << 30)
+    counters = MemoryCounters(64 << 30, 0, 0, 0, 0, 0, 0, 0, 0)
+    memory = NodeMemory(57 << 30, 70 << 20, counters)
+    node = Node(pods=(pod("web"),), readings=lambda: (replace(quiet, memory=memory),))
+    loop = node.loop()
+    for _ in range(5):
+        await run_pass(node, loop)
+        node.clock.seconds += 10
+    assert node.evicted == []
+    (event,) = node.events("memory_estimates_differ")
+    assert (event["threshold"], event["lowest"]) == ("memory.available<100Mi", 70 << 20)
+    assert "unexplained 64.0 GiB" in event["why"]
+    node.readings = lambda: (replace(quiet, available=70 << 20, memory=memory),)
+    await run_pass(node, loop)
+    assert node.evicted == ["web"]
+    assert len(node.events("memory_estimates_agree")) == 1
