@@ -46,6 +46,7 @@ OPTIONAL: Final = frozenset(
             "high_percent",
             "imagefs_problem",
             "low_percent",
+            "memory",
             "mountpoint",
             "config_problem",
             "drift",

@@ -12,15 +12,19 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import answer_of
 from nodeagent.cli.signal_values import is_stall, short_amount, signal_name, used_share
 from nodeagent.cli.table import Heading, Table
+from nodeagent.cli.values import size_cell
 from nodeagent.cli.watch import print_document, watching
 from nodeagent.text import Cut
+from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from nodeagent.api.pressure import Pressure, Signal
     from nodeagent.cli.control_client import ControlConnection
+
+    View = Callable[[Pressure, int | None], Iterator[Line]]
 
 _BAR: Final = 20
 _SHORT_BAR: Final = 6
@@ -42,7 +46,7 @@ def show(
     Args:
         config: configuration file.
         overrides: settings changed by options of the command.
-        form: ``table``, ``json`` or ``yaml``.
+        form: ``table``, ``wide``, ``json`` or ``yaml``.
         hard: hard thresholds that replace the configured ones; empty for the configured thresholds.
         memory_source: formula of ``memory.available``; empty for the configured formula.
         watch_s: refresh interval in seconds; ``None`` prints once.
@@ -51,24 +55,27 @@ def show(
     Raises:
         UsageError: the hard thresholds cannot be parsed.
     """
+    view = pressure_view
+    if form == "wide":
+        form, view = "table", wide_view
     own = (*overrides, *([hard] if hard else ()), *([memory_source] if memory_source else ()))
     fields = dict.fromkeys(map(str, own))
     with daemon_for_user(config, fields, root_too=True, direct=direct, refusal_matters=False) as agent:
         if agent is not None:
-            sys.exit(ExitCode.FAILED if _follow(agent, form, watch_s) else ExitCode.DONE)
+            sys.exit(ExitCode.FAILED if _follow(agent, form, watch_s, view) else ExitCode.DONE)
     from nodeagent.cli.local_pressure import Request, show_readings  # noqa: PLC0415 - not needed if the daemon responds
 
-    met = show_readings(Request(config, overrides, hard, memory_source), form, watch_s, pressure_view)
+    met = show_readings(Request(config, overrides, hard, memory_source), form, watch_s, view)
     sys.exit(ExitCode.FAILED if met else ExitCode.DONE)
 
 
-def _follow(agent: ControlConnection, form: str, watch_s: float | None) -> bool:
+def _follow(agent: ControlConnection, form: str, watch_s: float | None, view: View) -> bool:
     """Print the daemon's readings; return whether the last reading met a threshold."""
     again = watch_s is not None
     with watching(form, again=again):
         while True:
             pressure = answer_of(agent, "Pressure")
-            print_document(pressure, form, pressure_view, again=again)
+            print_document(pressure, form, view, again=again)
             if watch_s is None:
                 return any(each["met"] for signal in pressure["signals"] for each in signal["thresholds"])
             time.sleep(watch_s)
@@ -101,8 +108,36 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
     yield Line(conditions or "no pressure", "bold red" if conditions else "green")
     for statement in pressure.unrelieved or ():
         yield Line(statement, "bold red")
+    memory = pressure.memory
+    if memory is not None and memory.disputed:
+        met = ", ".join(memory.disputed)
+        yield Line(f"warning: one estimate of memory meets {met}, without evidence: {memory.difference}", "yellow")
     for warning in pressure.warnings:
         yield Line(f"warning: {warning}", "yellow")
+
+
+def wide_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
+    """Yield the lines of :func:`pressure_view`, and the parts of the memory with the estimates of available memory."""
+    yield from pressure_view(pressure, columns)
+    memory = pressure.memory
+    if memory is None:
+        return
+    yield Line("")
+    table = Table(Heading("MEMORY", name=True), Heading("SIZE", right=True))
+    for part in memory.parts:
+        if part.size_bytes:
+            table.add(str(part.name), size_cell(part.size_bytes))
+    yield from table.lines(columns)
+    yield Line(f"estimate: {memory.estimate or 'formula of the kubelet'}")
+    if memory.difference:
+        yield Line(memory.difference)
+    yield Line(f"evidence of a shortage: {', '.join(map(str, memory.evidence)) or 'none'}")
+    if memory.reserve_bytes is not None:
+        yield Line(f"reserved by the kernel: {format_bytes(memory.reserve_bytes)} of the free memory")
+    if memory.locked_bytes:
+        yield Line(f"locked: {format_bytes(memory.locked_bytes)}, contained in the parts")
+    kept = memory.kept_by_evictions_bytes
+    yield Line(f"used, and not freed by any eviction: {'unknown' if kept is None else format_bytes(kept)}")
 
 
 def _numbers(signal: Signal) -> dict[str, str]:

@@ -16,6 +16,8 @@ from nodeagent.cli.options import (
     EveryOption,
     Output,
     OutputOption,
+    PlanOutput,
+    PlanOutputOption,
     at_endpoint,
     with_list_options,
 )
@@ -118,7 +120,7 @@ def pressure(
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Refresh interval of --watch")
     ] = 2.0,
-    output: OutputOption = Output.TABLE,
+    output: PlanOutputOption = PlanOutput.TABLE,
     direct: DirectOption = False,
 ) -> None:
     """Show available resources against eviction thresholds.

@@ -33,7 +33,7 @@ from nodeagent.api.light import view
 from nodeagent.cli import control_client
 from nodeagent.cli.du import breakdown_lines
 from nodeagent.cli.evict import eviction_lines
-from nodeagent.cli.pressure import pressure_view
+from nodeagent.cli.pressure import pressure_view, wide_view
 from nodeagent.cli.reading import typed
 from nodeagent.cli.shutdown import shutdown_lines
 from nodeagent.cli.status_view import status_view, top_view
@@ -282,6 +282,7 @@ SCREENS: Final = {
     "status": viewed(status_view),
     "top": viewed(top_view),
     "pressure": viewed(pressure_view),
+    "pressure-wide": viewed(wide_view),
     "du": usage_lines,
     "evict": viewed(eviction_lines),
     "shutdown": viewed(shutdown_lines),
@@ -291,7 +292,7 @@ SCREENS: Final = {
 @pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen_of_a_document_is_the_stored_one(name: str, columns: int | None) -> None:
-    document = json.loads((DOCUMENTS / f"{name}.json").read_text())
+    document = json.loads((DOCUMENTS / f"{name.removesuffix('-wide')}.json").read_text())
     lines = SCREENS[name](document, columns)
     parts = [part.text for line in lines for part in (line.wrapped(columns) if columns else [line])]
     assert columns is None or max(map(display_width, parts)) <= columns
