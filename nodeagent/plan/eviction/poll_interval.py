@@ -11,6 +11,7 @@ from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nodeagent.model.pressure import Observation
     from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
@@ -35,9 +36,9 @@ def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval
     The distance to a threshold is assumed to be consumed at the higher of two rates: the rate of one busy process, and
     twice the rate measured since the previous evaluation. The distance of a memory threshold is that of the lowest
     estimate. A met threshold is evaluated every second and at the end of its grace period; a threshold that only an
-    unconfirmed estimate of memory meets, every second. A rejected reading is repeated after one second, since readings
-    on a stalling node are rejected as too old. The result is at least ``SOONEST_S``, or ``FALLING_S`` if the measured
-    rate alone consumes the distance within ``SOONEST_S``.
+    unconfirmed estimate of memory meets, every second, or earlier if this estimate falls or is 0. A rejected reading is
+    repeated after one second, since readings on a stalling node are rejected as too old. The result is at least
+    ``SOONEST_S``, or ``FALLING_S`` if the measured rate alone consumes the distance within ``SOONEST_S``.
     """
     waits = [interval_s]
     shortest_s = SOONEST_S
@@ -48,12 +49,15 @@ def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval
             continue
         if status.met:
             waits.append(min(WHILE_MET_S, status.grace_left_s) if not status.due else WHILE_MET_S)
-        elif is_disputed(status):
-            waits.append(WHILE_MET_S)
         else:
             measured = measured_rate(status, previous)
-            waits.append(_until_met_s(status, measured, interval_s))
-            if _is_met_soon(status, measured):
+            disputed = is_disputed(status)
+            waits.append(
+                _until_exhausted_s(status.observation, measured)
+                if disputed
+                else _until_met_s(status, measured, interval_s)
+            )
+            if not disputed and _is_met_soon(status, measured):
                 shortest_s = FALLING_S
     return min(interval_s, max(shortest_s, min(waits)))
 
@@ -74,6 +78,12 @@ def _is_met_soon(status: ThresholdStatus, measured: float) -> bool:
     if observation is None or limit is None or status.threshold.operator is not Operator.LESS_THAN:
         return False
     return 0 < lowest_estimate(observation) - limit < measured * SOONEST_S
+
+
+def _until_exhausted_s(observation: Observation, measured: float) -> float:
+    """Return the seconds until the lowest estimate of memory is 0 at twice the measured rate, at most a second."""
+    lowest = lowest_estimate(observation)
+    return min(WHILE_MET_S, lowest / (2 * measured)) if measured else WHILE_MET_S if lowest else 0.0
 
 
 def _until_met_s(status: ThresholdStatus, measured: float, interval_s: float) -> float:

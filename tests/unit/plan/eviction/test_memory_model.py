@@ -18,7 +18,7 @@ from nodeagent.plan.eviction.memory_model import (
     lowest_estimate,
     memory_parts,
 )
-from nodeagent.plan.eviction.poll_interval import WHILE_MET_S, next_poll_s
+from nodeagent.plan.eviction.poll_interval import SOONEST_S, WHILE_MET_S, next_poll_s
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import at, evaluated, thresholds
@@ -173,6 +173,23 @@ def test_threshold_met_by_an_unconfirmed_estimate_is_disputed_and_read_every_sec
     busy = evaluated(observed(memory(57, 0.05, zfs(), activity=BUSY)))
     assert busy.met
     assert not is_disputed(busy.statuses[0])
+
+
+@pytest.mark.parametrize(
+    ("before_mib", "now_mib", "expected_s"),
+    [
+        pytest.param(50, 50, WHILE_MET_S, id="steady"),
+        pytest.param(90, 60, 60 / 60, id="falls by 30 MiB/s"),
+        pytest.param(95, 40, 40 / 110, id="falls by 55 MiB/s"),
+        pytest.param(99, 9, SOONEST_S, id="falls by 90 MiB/s"),
+        pytest.param(0, 0, SOONEST_S, id="exhausted"),
+    ],
+)
+def test_falling_disputed_estimate_is_read_earlier(before_mib: float, now_mib: float, expected_s: float) -> None:
+    before = evaluated(observed(memory(57, before_mib / 1024, zfs())))
+    now = evaluated(observed(memory(57, now_mib / 1024, zfs()), 1.0), seconds=1.0)
+    assert is_disputed(now.statuses[0])
+    assert next_poll_s(now, before, interval_s=10) == pytest.approx(expected_s)
 
 
 def test_fall_of_the_lower_estimate_shortens_the_interval() -> None:
