@@ -37,6 +37,8 @@ _USUAL_UNEXPLAINED_BYTES: Final = 128 * _MIB
 _USUAL_UNEXPLAINED_SHARE: Final = 1 / 64
 _DEMAND_BYTES: Final = 16 * _MIB
 _NEAR_BYTES: Final = 512 * _MIB
+_NEAR_RESERVE: Final = 1.5
+"""Free memory at the watermarks, in multiples of the reserve: reclaim in the background keeps it slightly above."""
 _LISTED_PARTS: Final = 3
 
 _COUNTED_BY_FORMULA: Final = (
@@ -111,7 +113,7 @@ def find_evidence(memory: NodeMemory) -> frozenset[MemoryEvidence]:
     if counters is None:
         return frozenset()
     found = set()
-    if counters.reserve_free is None or counters.free <= counters.reserve_free:
+    if counters.reserve_free is None or counters.free <= counters.reserve_free * _NEAR_RESERVE:
         found.add(MemoryEvidence.WATERMARKS)
     if activity is None:
         direct = counters.minimum_free is not None and counters.free <= counters.minimum_free

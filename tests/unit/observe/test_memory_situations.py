@@ -77,7 +77,7 @@ SITUATIONS: Final = (
     ),
     Situation("huge-pages", "memory.available<500Mi", MET, "Reserved huge pages are used, even without a user."),
     Situation("tmpfs", "memory.available<500Mi", MET, "Both estimates count tmpfs as used."),
-    Situation("swap", DEFAULT, MET, "Neither estimate counts free swap."),
+    Situation("swap", "memory.available<50Mi", MET, "Neither estimate counts free swap."),
     Situation("zram-full", DEFAULT, MET, "Compressed swap is used, although the formula counts it as available."),
     Situation(
         "unexplained",
@@ -91,7 +91,9 @@ SITUATIONS: Final = (
         MET,
         "The same memory while a pod grows by 180 MiB in 5 s: memory without a reading does not count.",
     ),
-    Situation("near-oom", DEFAULT, MET, "The kernel is at its watermarks; the formula omits kernel memory."),
+    Situation(
+        "near-oom", "memory.available<50Mi", MET, "The kernel is at its watermarks; the formula omits kernel memory."
+    ),
 )
 BY_NAME: Final = pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.name)
 
