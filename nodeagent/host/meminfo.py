@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _KIB: Final = 1024
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PODS: Final = ("kubepods.slice", "kubepods")
+_COUNTED_OF_PODS: Final = ("anon", "file", "slab_reclaimable", "sec_pagetables", "zswap", "hugetlb")
+_KERNEL_OF_PODS: Final = ("slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "vmalloc")
 _WINDOW_S: Final = 11.0
 """Age of the earlier reading with which reclaim activity is computed: the poll interval, with a margin."""
 _KEPT_S: Final = 60.0
@@ -165,8 +167,11 @@ class MemoryReader:
             for name in _PODS:
                 stat = parse_pairs(_text_or_empty(parent / name / "memory.stat"))
                 if "anon" in stat:
-                    kernel = ("slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "vmalloc")
-                    return PodsMemory(stat["anon"], stat.get("shmem", 0), sum(stat.get(each, 0) for each in kernel))
+                    kernel = sum(stat.get(each, 0) for each in _KERNEL_OF_PODS)
+                    counted = kernel + sum(stat.get(each, 0) for each in _COUNTED_OF_PODS)
+                    current = _text_or_empty(parent / name / "memory.current").strip()
+                    other = max(0, int(current) - counted) if current.isdecimal() else 0
+                    return PodsMemory(stat["anon"], stat.get("shmem", 0), kernel, other)
                 if "total_rss" in stat:
                     return PodsMemory(stat["total_rss"], stat.get("total_shmem", 0))
         return None
@@ -306,5 +311,6 @@ def _without_reading(counters: MemoryCounters) -> int:
         *(counters.free, counters.anonymous, counters.page_cache, counters.slab_reclaimable),
         *(counters.slab_unreclaimable, counters.page_tables, counters.per_cpu, counters.huge_pages, counters.balloon),
         *(max(counters.vmalloc, counters.kernel_stacks), counters.compressed_swap or 0),
+        0 if counters.pods is None else counters.pods.other,
     )
     return counters.total - sum(known)

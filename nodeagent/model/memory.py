@@ -18,6 +18,7 @@ class MemoryPart(StrEnum):
         RECLAIMABLE_SLAB: slab and other kernel memory with a shrinker, such as dentries and inodes.
         VMALLOC: vmalloc areas without kernel stacks.
         COMPRESSED_SWAP: pages of zram and zswap.
+        OTHER_OF_PODS: memory charged to pods that no counter of the node contains, such as pipe and socket buffers.
         UNEXPLAINED: the remainder without a reading, such as pages of drivers and network buffers.
     """
 
@@ -39,6 +40,7 @@ class MemoryPart(StrEnum):
     COMPRESSED_SWAP = "compressed-swap"
     ARC_SHRINKABLE = "zfs-arc-shrinkable"
     ARC_KEPT = "zfs-arc-kept"
+    OTHER_OF_PODS = "other-of-pods"
     UNEXPLAINED = "unexplained"
 
 
@@ -48,13 +50,15 @@ class PodsMemory(Record):
     Attributes:
         shared: tmpfs files and shared memory; includes files of pods that have ended, until their volumes are removed.
         kernel: slab that is not reclaimable, kernel stacks, page tables, per-CPU and vmalloc memory.
+        other: the charged memory without a counter of its own, such as pipe and socket buffers.
 
-    Source: kernel cgroup-v2.rst, ``memory.stat``.
+    Source: kernel cgroup-v2.rst, ``memory.current`` and ``memory.stat``.
     """
 
     anonymous: int
     shared: int
     kernel: int = 0
+    other: int = 0
 
 
 class ArcSize(Record):

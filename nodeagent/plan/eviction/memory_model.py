@@ -52,6 +52,7 @@ _COUNTED_BY_FORMULA: Final = (
     MemoryPart.COMPRESSED_SWAP,
     MemoryPart.ARC_SHRINKABLE,
     MemoryPart.ARC_KEPT,
+    MemoryPart.OTHER_OF_PODS,
     MemoryPart.UNEXPLAINED,
 )
 """Parts that the kubelet's formula counts as available, and ``MemAvailable`` as used."""
@@ -159,6 +160,8 @@ def memory_parts(counters: MemoryCounters) -> tuple[tuple[MemoryPart, int], ...]
         MemoryPart.COMPRESSED_SWAP: counters.compressed_swap or 0,
     }
     rest = max(0, counters.total - sum(found.values()))
+    other = min(counters.pods.other, rest) if counters.pods else 0
+    rest -= other
     shrinkable, kept = 0, 0
     if counters.arc is not None:
         shrinkable = min(counters.arc.shrinkable, rest)
@@ -166,6 +169,7 @@ def memory_parts(counters: MemoryCounters) -> tuple[tuple[MemoryPart, int], ...]
     found |= {
         MemoryPart.ARC_SHRINKABLE: shrinkable,
         MemoryPart.ARC_KEPT: kept,
+        MemoryPart.OTHER_OF_PODS: other,
         MemoryPart.UNEXPLAINED: rest - shrinkable - kept,
     }
     return tuple(found.items())
