@@ -98,6 +98,8 @@ def estimate_memory(memory: NodeMemory) -> MemoryEstimate:
     parts = dict(memory_parts(memory.counters))
     shrinkable = parts[MemoryPart.ARC_SHRINKABLE]
     unexplained = 0 if MemoryEvidence.DEMAND in evidence else _unusual(memory.counters, parts[MemoryPart.UNEXPLAINED])
+    if formula is not None:  # both estimates may be low, each for another reason
+        unexplained = min(unexplained, max(0, int(formula - kernel - shrinkable)))
     basis = "MemAvailable"
     basis += " + shrinkable ZFS ARC" if shrinkable else ""
     basis += " + unexplained memory" if unexplained else ""

@@ -83,6 +83,11 @@ KERNEL_LOWER = {
     "no parts": (NodeMemory(57 * GIB, 0.05 * GIB), 0.05, USED),
     "unexplained": (memory(57, 0.05, unexplained()), 49.02, "MemAvailable + unexplained memory"),
     "unexplained as on every node": (memory(57, 0.05, node(slab_unreclaimable=56 * GIB)), 0.05, USED),
+    "unexplained, and a formula that is as low": (
+        memory(0.06, 0.05, unexplained()),
+        0.06,
+        "MemAvailable + unexplained memory",
+    ),
     "pipe buffers of pods": (
         memory(57, 0.05, unexplained(pods=PodsMemory(anonymous=GIB, shared=0, other=50 * GIB))),
         0.05,
