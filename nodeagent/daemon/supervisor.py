@@ -41,6 +41,7 @@ from nodeagent.daemon.unix_signals import handled
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
 from nodeagent.host.lock import daemon_lock
 from nodeagent.host.notify import Notifier
+from nodeagent.host.systemd import is_node_stopping
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.storage_breakdown import describe
 from nodeagent.record import replace
@@ -247,6 +248,8 @@ async def _serve_one_agent(context: DaemonContext) -> None:
                         context.agent = None
         finally:
             context.agent = None
+        if context.stop.is_set() and await asyncio.to_thread(is_node_stopping):
+            await asyncio.to_thread(agent.store.stop, agent.read_clocks())
 
 
 async def _wait_for_effect(context: DaemonContext, agent: Agent) -> None:

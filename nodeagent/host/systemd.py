@@ -55,6 +55,11 @@ class UnitStop(Record):
         return self.system_state == STOPPING
 
 
+def is_node_stopping() -> bool:
+    """Return whether systemd is stopping the node; false if unknown, as without systemd. Blocks."""
+    return _systemctl_output("is-system-running") == STOPPING
+
+
 def read_unit_stop(unit: str) -> UnitStop:
     """Return the system state and the time limit of a unit's stop; values that systemd does not report are omitted.
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from nodeagent.model import ObservationGap
 
 _MUCH_SKEW_S: Final = 5.0
+_MANY_GAPS: Final = 3
+_DAY_S: Final = 86_400.0
 
 _REMEDY: Final = "check the time service; nothing is removed too early, since ages count from the first observation"
 
@@ -83,4 +85,22 @@ def check_image_use(
         observed += f"; {describe_gap(last.started_at, last.ended_at, last.cause.value)}"
     if not maximum_s:
         observed = f"image_gc.maximum_unused_age = 0: no image is removed by age; {observed}"
+    elif observed_s <= maximum_s and (longest_s := _longest_of_many(gaps, now)) is not None and longest_s < maximum_s:
+        causes = ", ".join(sorted({each.cause.value for each in gaps}))
+        longest = format_duration(longest_s)
+        lasted = f"the last {len(gaps) - 1} observations lasted {longest} at most ({causes})"
+        return Finding(
+            "image-use",
+            Verdict.WARNING,
+            f"{lasted}: no image is removed by age; {observed}",
+            f"set image_gc.maximum_unused_age below {longest}; for reboots see image-gc.md, section Reboots",
+        )
     return Finding("image-use", Verdict.OK if maximum_s else Verdict.SKIPPED, observed)
+
+
+def _longest_of_many(gaps: Sequence[ObservationGap], now: datetime) -> float | None:
+    """Return the seconds of the longest observation between recorded gaps; ``None`` if these are few or of one day."""
+    if len(gaps) < _MANY_GAPS or (now - gaps[0].ended_at).total_seconds() < _DAY_S:
+        return None
+    starts = [each.started_at or each.ended_at for each in gaps[1:]]
+    return max((end - gap.ended_at).total_seconds() for gap, end in zip(gaps, starts, strict=False))

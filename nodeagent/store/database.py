@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from contextlib import closing, suppress
+from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -24,7 +25,7 @@ from nodeagent.store.usage_file import StoredUsage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from datetime import datetime, timedelta
+    from datetime import datetime
     from pathlib import Path
 
 FILE_NAME: Final = "nodeagent.db"
@@ -166,14 +167,17 @@ class Store:
                 usage = merge_usage(self._usage, listed, in_use, last.last_at, previous_at=last.last_at)
                 self._usage.update({key: usage[key] for key in self._usage.keys() & usage.keys() if key in in_use})
                 return self._use_record(usage, record, at)
-            previous_at = self._tracker.extend(at, node_time)
+            extension = self._tracker.extend(at, node_time)
+            known = self._usage
+            if extension.uncounted_s:
+                known = _moved(known, timedelta(seconds=extension.uncounted_s))
             jumped_at = trust(record, at).jumped_at
             self._usage = merge_usage(
-                self._usage,
+                known,
                 listed,
                 in_use,
                 node_time,
-                previous_at=previous_at,
+                previous_at=extension.previous_at,
                 ahead=at.wall - node_time,
                 **({} if jumped_at is None else {"pulls_valid_since": jumped_at}),
             )
@@ -184,6 +188,13 @@ class Store:
         """Record the cause of a gap in the observation that begins now; a detection in time discards the cause."""
         with self._lock:
             self._tracker.interrupt(cause)
+
+    def stop(self, at: ClockReading) -> None:
+        """Record that the agent stops during a shutdown of the node, if the wall clock is trusted; see ``observe``."""
+        with self._lock:
+            if self._file.loaded and trust(self._advance(at), at).expiry_now is not None:
+                self._tracker.stop(at)
+                self._write()
 
     def observed_since(self, at: ClockReading) -> datetime | None:
         """Return the start of the gapless observation of image use, by the wall clock of ``at``.
@@ -260,10 +271,11 @@ class Store:
         )
 
     def _observed_since(self, at: ClockReading) -> datetime | None:
-        observation = self._tracker.current
-        if observation is None or not self._file.loaded or not self.health.persistent:
+        settled = self.clock(at).expiry_now is not None
+        observed_s = self._tracker.observed_s(at, is_wall_settled=settled)
+        if observed_s is None or not self._file.loaded or not self.health.persistent:
             return None
-        return later(at.wall, observation.since_s - at.boottime_s)
+        return later(at.wall, observed_s - at.boottime_s)
 
     def _merge(self, stored: StoredUsage) -> None:
         """Merge the content of the file with the state in memory, which starts with this process."""

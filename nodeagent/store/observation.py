@@ -2,16 +2,21 @@
 
 Between two detections a container may have used an image without being detected. A long gap therefore restarts the
 observation; the latest gaps are recorded with their cause. Time is measured on the boot clock: a jump of the wall clock
-cannot extend an observation. A reboot restarts the observation, since containers may have run before the agent, and the
-length of the gap could be measured only by the wall clock.
+cannot extend an observation.
+
+A reboot is a gap of unknown length: the boot clock restarts, and the node may have run without the agent. The
+observation continues only if the agent has recorded its stop during the shutdown of the node, and the boot clocks show
+that the node ran for a short time without a detection before and after the reboot. The wall clock can only refuse the
+continuation, if it shows a longer gap, such as a boot without the agent.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.model import GapCause, ObservationGap
 from nodeagent.record import Record, replace
+from nodeagent.store.clock_record import TOLERANCE_S, later
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -25,6 +30,12 @@ longer gap.
 
 KEPT_GAPS: Final = 10
 """Maximum number of recorded gaps; older gaps are dropped."""
+
+SHUTDOWN_S: Final = 90.0
+"""Assumed seconds from the stop of the agent until the runtime, which systemd stops next, creates no more containers.
+
+Source: systemd-system.conf(5), ``DefaultTimeoutStopSec=``.
+"""
 
 _MISSED_PASSES: Final = 3
 
@@ -55,23 +66,73 @@ def gap_limits(interval_s: float | None, maximum_unused_age_s: float) -> GapLimi
 
 
 class Observation(Record):
-    """Sequence of detections without a gap above the limit, within one boot.
+    """Sequence of detections without a gap above the limit, since its first detection in one boot.
 
     Attributes:
-        since_s: boot time of the first detection.
+        since_s: boot time of the first detection in this boot.
         last_s: boot time of the last detection.
         last_at: time of the last detection, in node time.
+        stopped_s: boot time at which the agent stopped during a shutdown of the node; ``None`` otherwise.
+        stopped_at: wall time of that stop.
+        before_s: seconds of observation before ``since_s``, of earlier boots; the time in which the node was off does
+            not count.
+        rebooted_at: wall time at which the agent stopped before this boot; ``None`` if ``before_s`` is 0.
     """
 
     boot_id: str
     since_s: float
     last_s: float
     last_at: datetime
+    stopped_s: float | None = None
+    stopped_at: datetime | None = None
+    before_s: float = 0.0
+    rebooted_at: datetime | None = None
 
     def continues(self, now: ClockReading, longest_gap_s: float) -> bool:
-        """Return whether a detection at ``now`` continues this observation."""
+        """Return whether a detection at ``now`` continues this observation in its boot."""
         same_boot = bool(now.boot_id) and now.boot_id == self.boot_id
         return same_boot and 0 <= now.boottime_s - self.last_s <= longest_gap_s
+
+    def after_reboot(self, now: ClockReading, node_time: datetime, longest_gap_s: float) -> Observation | None:
+        """Return the observation continued by the first detection in another boot; ``None`` after a long gap."""
+        if self.stopped_s is None or self.stopped_at is None or not (self.boot_id and now.boot_id):
+            return None
+        running_s = self.stopped_s - self.last_s + now.boottime_s
+        if self.stopped_s < self.last_s or running_s + SHUTDOWN_S > longest_gap_s:
+            return None
+        before_s = self.before_s + self.last_s - self.since_s + running_s
+        made = Observation(
+            now.boot_id, now.boottime_s, now.boottime_s, node_time, before_s=before_s, rebooted_at=self.stopped_at
+        )
+        return made if made.was_short_reboot(now, longest_gap_s) else None
+
+    def was_short_reboot(self, now: ClockReading, longest_gap_s: float) -> bool:
+        """Return whether the wall clock, by its setting at ``now``, shows no long gap before this boot."""
+        if self.rebooted_at is None:
+            return False
+        gap_s = (now.wall - self.rebooted_at).total_seconds() - (now.boottime_s - self.since_s)
+        return self.since_s - TOLERANCE_S <= gap_s <= longest_gap_s
+
+    def observed_s(self, now: ClockReading, longest_gap_s: float, *, is_wall_settled: bool) -> float:
+        """Return the boot time since which use is observed, negative if since an earlier boot.
+
+        Earlier boots count only while the wall clock is settled and shows no long gap before this boot.
+        """
+        counted = is_wall_settled and self.was_short_reboot(now, longest_gap_s)
+        return self.since_s - (self.before_s if counted else 0.0)
+
+
+class Extension(NamedTuple):
+    """Effect of a detection on the times of use.
+
+    Attributes:
+        previous_at: node time of the previous detection; ``None`` if the observation restarts.
+        uncounted_s: seconds of a reboot that do not count as time of observation. All times of use are moved by it, so
+            that no image has an age by the wall clock across a reboot.
+    """
+
+    previous_at: datetime | None
+    uncounted_s: float = 0.0
 
 
 class ObservationTracker:
@@ -112,19 +173,38 @@ class ObservationTracker:
         last = self.current
         return self._detected and last is not None and last.boot_id == at.boot_id and at.boottime_s < last.last_s
 
-    def extend(self, at: ClockReading, node_time: datetime) -> datetime | None:
-        """Add a detection; return the node time of the previous detection, ``None`` if the observation restarts."""
-        before = self.current
-        continued = before is not None and before.continues(at, self._longest_gap_s)
-        if not continued:
+    def stop(self, at: ClockReading) -> None:
+        """Record that the agent stops during a shutdown of the node."""
+        if self.current is not None and self.current.boot_id == at.boot_id:
+            self.current = replace(self.current, stopped_s=at.boottime_s, stopped_at=at.wall)
+
+    def extend(self, at: ClockReading, node_time: datetime) -> Extension:
+        """Add a detection."""
+        before, longest_gap_s = self.current, self._longest_gap_s
+        continued = None
+        if before is not None and before.boot_id == at.boot_id:
+            if before.continues(at, longest_gap_s):
+                continued = replace(before, last_s=at.boottime_s, last_at=node_time, stopped_s=None, stopped_at=None)
+        elif before is not None:
+            continued = before.after_reboot(at, node_time, longest_gap_s)
+        if continued is None:
             self._add_gap(at, node_time)
         self._detected = True
         self._interruption = None
-        if before is None or not continued:
-            self.current = Observation(at.boot_id, at.boottime_s, at.boottime_s, node_time)
+        self.current = continued or Observation(at.boot_id, at.boottime_s, at.boottime_s, node_time)
+        if before is None or continued is None:
+            return Extension(None)
+        if before.boot_id == at.boot_id:
+            return Extension(before.last_at)
+        counted_s = continued.before_s - (before.before_s + before.last_s - before.since_s)
+        uncounted_s = (node_time - before.last_at).total_seconds() - counted_s
+        return Extension(later(node_time, -counted_s), max(0.0, uncounted_s))
+
+    def observed_s(self, at: ClockReading, *, is_wall_settled: bool) -> float | None:
+        """Return the boot time since which use is observed; ``None`` before the first detection."""
+        if self.current is None:
             return None
-        self.current = replace(before, last_s=at.boottime_s, last_at=node_time)
-        return before.last_at
+        return self.current.observed_s(at, self._limits.restart_s, is_wall_settled=is_wall_settled)
 
     def would_continue(self, at: ClockReading) -> bool:
         """Return whether a detection at ``at`` would continue the current observation."""

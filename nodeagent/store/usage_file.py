@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.model import GapCause, ImageUsage, ObservationGap
 from nodeagent.parsing import parse_json
-from nodeagent.record import Record, field
+from nodeagent.record import Record, field, replace
 from nodeagent.store.clock_record import ClockReading, ClockRecord, later
 from nodeagent.store.observation import Observation
 from nodeagent.store.sqlite import check_version, micros, moment
@@ -57,6 +57,9 @@ _ADDED_TABLES: Final = frozenset({"image_times", "observation_gaps", "item_times
 _CLOCK: Final = "clock"
 _LAST_WRITE: Final = "last_write"
 _FORMER_CLOCK_KEYS: Final = ("boot_id", "boottime_s", "wall_us")
+_REBOOTS: Final = "observed_reboots"
+"""Row of table ``meta`` that version 0.2 ignores: the stop of the agent and the observation of earlier boots. It is
+valid only for the observation of the other rows, which 0.2 can have written since."""
 _OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_last_s", "observed_last_us")
 
 
@@ -122,7 +125,7 @@ def write_usage(
                 "INSERT INTO observation_gaps VALUES (?, ?, ?)",
                 [(micros(each.ended_at), _micros(each.started_at), each.cause.value) for each in now.gaps],
             )
-        outdated = (*_FORMER_CLOCK_KEYS, *(_OBSERVATION_KEYS if now.observation is None else ()))
+        outdated = (*_FORMER_CLOCK_KEYS, *((*_OBSERVATION_KEYS, _REBOOTS) if now.observation is None else ()))
         connection.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in outdated])
         connection.executemany(
             "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
@@ -186,7 +189,20 @@ def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
     since_s, last_s = float(since), float(last)
     if not (math.isfinite(last_s) and 0 <= since_s <= last_s):
         raise ValueError(f"impossible observation from {since} s to {last} s")
-    return Observation(boot_id, since_s, last_s, moment(int(last_us)))
+    found = Observation(boot_id, since_s, last_s, moment(int(last_us)))
+    if _REBOOTS not in meta:
+        return found
+    more: dict[str, Any] = parse_json(meta[_REBOOTS])
+    if (more["boot_id"], more["since_s"], more["last_s"]) != (boot_id, since_s, last_s):
+        return found
+    stopped_s, before_s = more["stopped_s"], _finite(more["before_s"])
+    return replace(
+        found,
+        stopped_s=None if stopped_s is None else _finite(stopped_s),
+        stopped_at=_moment(more["stopped_us"]),
+        before_s=max(0.0, before_s),
+        rebooted_at=_moment(more["rebooted_us"]),
+    )
 
 
 def _encoded(clock: ClockRecord | None, observation: Observation | None) -> dict[str, str]:
@@ -197,6 +213,16 @@ def _encoded(clock: ClockRecord | None, observation: Observation | None) -> dict
     if observation is not None:
         columns = (observation.boot_id, observation.since_s, observation.last_s, micros(observation.last_at))
         values |= dict(zip(_OBSERVATION_KEYS, map(str, columns), strict=True))
+        more = {
+            "boot_id": observation.boot_id,
+            "since_s": observation.since_s,
+            "last_s": observation.last_s,
+            "stopped_s": observation.stopped_s,
+            "stopped_us": _micros(observation.stopped_at),
+            "before_s": observation.before_s,
+            "rebooted_us": _micros(observation.rebooted_at),
+        }
+        values[_REBOOTS] = json.dumps(more)
     return values
 
 

@@ -25,7 +25,7 @@ def is_due(now: StoredUsage, written: StoredUsage | None) -> bool:
         return True
     before, after = written.observation, now.observation
     return not (
-        (after.boot_id, after.since_s) == (before.boot_id, before.since_s)
+        (after.boot_id, after.since_s, after.stopped_s) == (before.boot_id, before.since_s, before.stopped_s)
         and 0 <= after.last_s - before.last_s < UNWRITTEN_S
         and now.gaps == written.gaps
         and now.first_seen == written.first_seen

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+import sqlite3
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
 from nodeagent.act.agent import open_agent
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
+from nodeagent.daemon import supervisor
+from nodeagent.observe.clock_reading import with_valid_times
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.record import replace
 from nodeagent.sim.clock import SimClock
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
+from nodeagent.store import Store
+from tests.unit import daemon_node
+from tests.unit.store.clock_node import Node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -309,3 +317,33 @@ async def test_dead_container_is_removed_after_a_reboot_with_a_correct_clock(pla
     async with place.agent() as agent:
         assert await place.run(agent, 290) == []
         assert await place.run(agent, 60) == DEAD_POD
+
+
+def test_incomplete_reading_of_an_unchanged_log_does_not_restart_its_age(tmp_path: Path) -> None:
+    node, store = Node(), Store(tmp_path)
+    name = "0" * 31 + "1"
+    node.logs[name] = node.write()
+    for problem in ("", "not read in time", ""):
+        node.true_s += 100
+        snapshot = node.snapshot()
+        (directory,) = snapshot.pod_log_directories
+        assert directory.tree is not None
+        tree = replace(directory.tree, problem=problem, digest="ff" if problem else directory.tree.digest)
+        snapshot = replace(snapshot, pod_log_directories=(replace(directory, tree=tree),))
+        snapshot = with_valid_times(snapshot, node.reading, store.first_seen, logs=True)
+    (directory,) = snapshot.pod_log_directories
+    assert directory.tree is not None
+    assert directory.tree.changed_at == node.logs[name].stamp
+
+
+@pytest.mark.parametrize("is_node_stopping", [True, False], ids=["shutdown", "restart"])
+async def test_stop_of_the_daemon_is_recorded_only_in_a_shutdown_of_the_node(*, is_node_stopping: bool) -> None:
+    with mock.patch.object(supervisor, "is_node_stopping", return_value=is_node_stopping):
+        async with daemon_node.place(image_gc__interval="60s") as here:
+            async with here.daemon() as made:
+                await made.advance(GRACE_S)
+                await made.trigger("images")
+            database = here.directory / "state/nodeagent.db"
+            with closing(sqlite3.connect(database)) as connection:
+                ((row,),) = connection.execute("SELECT value FROM meta WHERE key = 'observed_reboots'")
+    assert (json.loads(row)["stopped_s"] is not None) is is_node_stopping

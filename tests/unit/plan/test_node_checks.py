@@ -37,6 +37,11 @@ GAP = ObservationGap(ago(3660), ago(60), GapCause.AGENT_DOWN)
 JUMPED = ClockTrust(jump_s=86_400.0, jumped_at=ago(60), untrusted_until=ago(-60))
 
 
+def reboots(*ended_d: float) -> tuple[ObservationGap, ...]:
+    """Return gaps of one hour that ended before the given numbers of days."""
+    return tuple(ObservationGap(ago(each * 86_400 + 3600), ago(each * 86_400), GapCause.REBOOT) for each in ended_d)
+
+
 def delay(limit_s: float | None, off: str = "") -> Finding:
     limit_us = None if limit_s is None else round(limit_s * 1e6)
     return check_delay(shutdown_budget(PHASES, DelayLimit(limit_us, "/etc/x.conf"), reserve_ms=0), off=off)
@@ -137,6 +142,15 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
         (check_image_use(ago(60), NOW, 60, (GAP,)), OK, "last gap of 1h until 2026-03-01T11:59:00.000Z (agent-down)"),
         (check_image_use(ago(60), NOW, 60), OK, "(1m): no image is removed by age until use is observed for 1m"),
         (check_image_use(ago(61), NOW, 60), OK, "observed since 2026-03-01T11:58:59.000Z (1m1s)"),
+        (
+            check_image_use(ago(86_400), NOW, 7 * 86_400, reboots(11, 6, 1)),
+            WARNING,
+            "the last 2 observations lasted 4d23h at most (reboot): no image is removed by age",
+        ),
+        (check_image_use(ago(86_400), NOW, 7 * 86_400, reboots(9, 1)), OK, "last gap of 1h"),
+        (check_image_use(ago(86_400), NOW, 7 * 86_400, reboots(20, 6, 1)), OK, "last gap of 1h"),
+        (check_image_use(ago(3600), NOW, 7 * 86_400, reboots(0.3, 0.2, 0.1)), OK, "last gap of 1h"),
+        (check_image_use(ago(8 * 86_400), NOW, 7 * 86_400, reboots(18, 13, 8)), OK, "last gap of 1h"),
         (check_clock(None, True), OK, "synchronised"),
         (check_clock(-10, None), OK, "future"),
         (

@@ -41,7 +41,12 @@ class Pod:
 
 @dataclass
 class Node:
-    """True state of a node: clocks, pods, images, logs, image use."""
+    """True state of a node: clocks, pods, images, logs, image use.
+
+    Attributes:
+        boots: start and end of each former boot, the stop of the agent in its shutdown, ``None`` without one, and the
+            error of the wall clock at its end.
+    """
 
     true_s: float = 0.0
     wall_off_s: float = 0.0
@@ -53,6 +58,7 @@ class Node:
     uses: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     names: int = 0
     lowest_off_s: float = 0.0
+    boots: dict[int, tuple[float, float, float | None, float]] = field(default_factory=dict)
 
     @property
     def wall(self) -> datetime:

@@ -6,7 +6,8 @@ other programs.
 Excluded are clock jumps without any evidence in the readings of the agent:
 
 - a jump before the first recorded reading of a boot, shorter than the uptime;
-- a jump back that is corrected between the last reading of one agent process and the first reading of the next process.
+- a jump back that is corrected between the last reading of one agent process and the first reading of the next process;
+- a boot without the agent after an observed shutdown, if the clock was set back by its length and is not corrected.
 
 Permitted are the following errors of an age:
 
@@ -54,6 +55,10 @@ SECONDS = st.sampled_from([0.5, 5.0, 59.0, 61.0, 299.0, 301.0, 601.0, 701.0, 180
 JUMPS = st.sampled_from([0.9, -0.9, 1.5, 30.0, -30.0, 600.0, -600.0, 7200.0, -7200.0, YEARS_S, -YEARS_S])
 
 
+CLOCKS = st.sampled_from(["right", "right", "1970", "stopped", "+5h", "-5h"])
+SHUTDOWNS = st.sampled_from([0.0, 5.0, 59.0])
+
+
 class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, changed by rules and compared by invariants
     """State machine of a node with an agent: rules change the clocks and items, and run passes."""
 
@@ -81,7 +86,7 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, chang
 
     @rule(seconds=SECONDS)
     def time_passes(self, seconds: float) -> None:
-        self.node.true_s += seconds if self.read_in_boot else min(seconds, 5.0)
+        self.node.true_s += seconds if self.read_in_boot or not self.jumped_in_boot else min(seconds, 5.0)
 
     @precondition(lambda self: self.read_in_boot)
     @rule(jump_s=JUMPS)
@@ -105,9 +110,48 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, chang
         self.node.true_s += 1
         self.node.set_clock(self.node.wall_off_s - jump_s)
 
-    @rule(off_s=st.sampled_from([60.0, 20 * 3600.0]), clock=st.sampled_from(["right", "1970", "stopped", "+5h", "-5h"]))
+    @rule(off_s=st.sampled_from([60.0, 20 * 3600.0]), clock=CLOCKS)
     def node_boots(self, off_s: float, clock: str) -> None:
+        self.boot(off_s, clock, stopped_s=None)
+
+    @rule(off_s=st.sampled_from([0.0, 60.0, 20 * 3600.0]), clock=CLOCKS, name=st.sampled_from(IMAGES), use_s=SHUTDOWNS)
+    def node_is_rebooted(self, off_s: float, clock: str, name: str, use_s: float) -> None:
+        """Stop the agent in a shutdown, in which a pod with an image still runs for a short time."""
+        stopped_s = None
+        if self.store is not None:
+            self.store.stop(self.node.reading)
+            stopped_s = self.node.true_s
+        self.node.true_s += 0.001
+        if use_s:
+            self.image_is_used(name, use_s)
+        self.boot(off_s, clock, stopped_s)
+
+    @rule(
+        is_orderly=st.booleans(),
+        name=st.sampled_from(IMAGES),
+        use_s=st.sampled_from([0.0, 59.0, 4000.0, 20 * 3600.0]),
+        without_agent=st.integers(0, 2),
+        clock=CLOCKS,
+    )
+    def node_is_rebooted_before_the_maximum_age(
+        self, *, is_orderly: bool, name: str, use_s: float, without_agent: int, clock: str
+    ) -> None:
+        """Reboot after 1500 s of observation, possibly by boots without the agent, with use that no pass observes."""
+        self.passes_run(5, 300.0)
+        if is_orderly:
+            self.node_is_rebooted(60.0, clock if not without_agent else "right", name, min(use_s, 59.0))
+        else:
+            self.agent_restarts()
+            self.image_is_used(name, use_s)
+            self.node_boots(60.0, clock if not without_agent else "right")
+        for left in reversed(range(without_agent)):
+            self.image_is_used(name, use_s)
+            self.node_boots(60.0, clock if not left else "right")
+        self.passes_run(4, 300.0)
+
+    def boot(self, off_s: float, clock: str, stopped_s: float | None) -> None:
         node = self.node
+        node.boots[node.boot] = (node.booted_s, node.true_s, stopped_s, node.wall_off_s)
         for pod in node.pods.values():
             node.end(pod)
         if not self.read_in_boot and self.jumped_in_boot:
@@ -269,8 +313,21 @@ class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, chang
         ):
             limit_s = GAPS.running_s if process == next_process else GAPS.restart_s
             if before_s < start_s and end_s < after_s:
-                return boot == next_boot and after_s - before_s <= limit_s
+                if boot == next_boot:
+                    return after_s - before_s <= limit_s
+                return self.unobserved_s(before_s, after_s, boot, next_boot) <= limit_s
         return False
+
+    def unobserved_s(self, before_s: float, after_s: float, boot: int, next_boot: int) -> float:
+        """Return the seconds in which the node ran between two boots' detections; infinite without a recorded stop."""
+        _, ended_s, stopped_s, off_s = self.node.boots[boot]
+        if stopped_s is None or stopped_s < before_s:
+            return math.inf
+        if next_boot > boot + 1 and self.node.wall_off_s < off_s - TOLERANCE_S:
+            return 0.0  # the clock hides the length of a boot without the agent
+        booted_s = self.node.boots[next_boot][0] if next_boot in self.node.boots else self.node.booted_s
+        between = [self.node.boots[number] for number in range(boot + 1, next_boot)]
+        return ended_s - before_s + sum(each[1] - each[0] for each in between) + after_s - booted_s
 
     @invariant()
     def removed_images_are_listed_no_more(self) -> None:
@@ -313,20 +370,3 @@ def test_items_of_a_clock_set_back_between_two_passes_count_from_their_observati
     machine.teardown()
     assert early == []
     assert {kind for kind, _ in machine.removed} == {"container", "sandbox", "pod-log-directory"}
-
-
-def test_incomplete_reading_of_an_unchanged_log_does_not_restart_its_age(tmp_path: Path) -> None:
-    node, store = Node(), Store(tmp_path)
-    name = "0" * 31 + "1"
-    node.logs[name] = node.write()
-    for problem in ("", "not read in time", ""):
-        node.true_s += 100
-        snapshot = node.snapshot()
-        (directory,) = snapshot.pod_log_directories
-        assert directory.tree is not None
-        tree = replace(directory.tree, problem=problem, digest="ff" if problem else directory.tree.digest)
-        snapshot = replace(snapshot, pod_log_directories=(replace(directory, tree=tree),))
-        snapshot = with_valid_times(snapshot, node.reading, store.first_seen, logs=True)
-    (directory,) = snapshot.pod_log_directories
-    assert directory.tree is not None
-    assert directory.tree.changed_at == node.logs[name].stamp
