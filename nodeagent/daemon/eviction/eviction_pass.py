@@ -369,8 +369,7 @@ class EvictionPass:  # 13 attributes: the six arguments, the parts of a pass, an
             return ()
         work = asyncio.ensure_future(self._actions.find_consumers(threshold.signal, pods))
         try:
-            shortage = await self._monitors.signals.shortage_before(work, {threshold})
-            return await work if shortage is None else ()
+            return () if await self._monitors.signals.shortage_before(work, {threshold}) else await work
         finally:
             work.cancel()
 

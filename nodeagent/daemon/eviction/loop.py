@@ -157,7 +157,7 @@ class EvictionLoop:
             a_pass.run(evaluation, readings, lambda: policy.local_storage_isolation and pods.is_limit_check_due())
         )
         try:
-            while (shortage := await signals.shortage_before(work, a_pass.covered)) is not None:
+            while (shortage := await signals.urgent_shortage(work, a_pass.covered)) is not None:
                 await self._relieve_urgently(shortage, stop)
             return await work
         finally:
@@ -189,7 +189,7 @@ class EvictionLoop:
 
         work = asyncio.ensure_future(refresh())
         try:
-            if await signals.shortage_before(work) is not None:
+            if await signals.shortage_before(work):
                 return True
             await work
         finally:

@@ -224,7 +224,7 @@ class NodeReclaim:
                 self._actions.reclaimer.run(step, needed, end, lambda found: self._set_planned(step, found))
             )
             try:
-                if await self._signals.shortage_before(work, without_victim, check) is None:
+                if not await self._signals.shortage_before(work, without_victim, check):
                     return await work
                 end.set()
                 await asyncio.wait({work}, timeout=_CANCEL_WITHIN_S)

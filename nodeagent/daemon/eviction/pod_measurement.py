@@ -40,7 +40,7 @@ class PodMeasurement:
         begun, self._begun = self._begun, None
         work = begun if begun is not None and self._is_usable(begun) else self._start()
         try:
-            return None if await self._signals.shortage_before(work, ignored) is not None else await work
+            return None if await self._signals.shortage_before(work, ignored) else await work
         finally:
             work.cancel()
 

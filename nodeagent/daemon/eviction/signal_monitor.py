@@ -148,33 +148,45 @@ class SignalMonitor:
         work: asyncio.Future[Any],
         ignored: AbstractSet[Threshold] = frozenset(),
         on_evaluation: Callable[[Evaluation], object] | None = None,
-    ) -> Evaluation | None:
-        """Evaluate signals while ``work`` runs, until a hard memory or PID threshold is met.
+    ) -> bool:
+        """Evaluate signals while ``work`` runs; return whether a hard memory or PID threshold was met before its end.
 
-        Thresholds in ``ignored``, which may change meanwhile, do not count: no pod can be evicted for them, or ``work``
-        acts on them. ``on_evaluation`` is called with each evaluation, at least every ``SOONEST_S``.
-
-        Returns:
-            The evaluation with only the met thresholds; ``None`` if ``work`` ended first.
+        Thresholds in ``ignored`` do not count: no pod can be evicted for them. ``on_evaluation`` is called with each
+        evaluation, at least every ``SOONEST_S``.
         """
         watch_s = self._watch_s if on_evaluation is None else min(self._watch_s, SOONEST_S)
         while True:
             done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(watch_s))
             if done:
-                return None
+                return False
             evaluation = await self.evaluate()
             if on_evaluation is not None:
                 on_evaluation(evaluation)
-            met = [
-                each
-                for each in evaluation.acting
-                if each.threshold.hard
-                and MEANINGS[each.threshold.signal].filesystem is None
-                and MEANINGS[each.threshold.signal].resource is not None
-                and each.threshold not in ignored
-            ]
-            if met:
-                return replace(evaluation, statuses=tuple(met))
+            if any(_is_urgent(each.threshold) and each.threshold not in ignored for each in evaluation.acting):
+                return True
+
+    async def urgent_shortage(self, work: asyncio.Future[Any], covered: AbstractSet[Threshold]) -> Evaluation | None:
+        """Read memory and PIDs while a pass runs, until a hard threshold is met that is not in ``covered``.
+
+        The set may change meanwhile. The readings change neither the state nor the measured rates before a threshold is
+        met: the pass evaluates the signals too, and acts on new readings only.
+
+        Returns:
+            The evaluation with only the met thresholds; ``None`` if ``work`` ended first.
+        """
+        while True:
+            done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(min(self._watch_s, SOONEST_S)))
+            if done:
+                return None
+            layout = await self._signal_layout()
+            watched = tuple(each for each in layout.thresholds if _is_urgent(each) and each not in covered)
+            readings = await self.read(filesystems=False)
+            state = self._context.eviction
+            if self._reader.evaluate_readings(replace(layout, thresholds=watched), readings, state).evaluation.acting:
+                evaluation = await self.evaluate()
+                met = tuple(each for each in evaluation.acting if each.threshold in watched)
+                if met:
+                    return replace(evaluation, statuses=met)
 
     def next_poll_s(self, interval_s: float) -> float:
         """Return the seconds until the next reading, at most ``interval_s``."""
@@ -216,3 +228,9 @@ class SignalMonitor:
             self._layout = found
             self._layout_read_s = self.now().monotonic_s
         return found
+
+
+def _is_urgent(threshold: Threshold) -> bool:
+    """Return whether a threshold is hard and on memory or PIDs, which an eviction frees at once."""
+    meaning = MEANINGS[threshold.signal]
+    return threshold.hard and meaning.filesystem is None and meaning.resource is not None

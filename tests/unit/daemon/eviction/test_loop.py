@@ -256,29 +256,6 @@ async def test_pass_after_a_failed_one_evicts(error: Exception, result: str) -> 
     assert node.evicted == ["web"]
 
 
-async def test_memory_pressure_interrupts_the_measurement_of_disk_usage_and_evicts_at_once() -> None:
-    node = Node(
-        limits="memory.available<100Mi,nodefs.available<10%",
-        pods=(pod("writer", writable=disk(300), memory=1), pod("eater", memory=500)),
-    )
-    measuring = asyncio.Event()
-
-    async def read_pods(with_disk: bool) -> PodInventory:
-        if with_disk:
-            measuring.set()
-            await asyncio.Event().wait()
-        return await Node.read_pods(node, with_disk)
-
-    node.read_pods = read_pods  # type: ignore[method-assign]
-    node.readings = lambda: (
-        read("nodefs.available", 50),
-        read(available_mib=50 if measuring.is_set() and not node.evicted else 900),
-    )
-    loop = node.loop()
-    await run_pass(node, loop)
-    assert (node.evicted, node.result()) == (["eater"], "urgent")
-
-
 async def test_eviction_is_cancelled_when_a_kubelet_starts_during_the_pass() -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
 
