@@ -60,6 +60,6 @@ def test_imported_images_are_removed_last_and_only_if_the_low_threshold_is_reach
         if not last:
             assert set(collect(containerd, ("never", "last")[number])) == pulled
             continue
-        removed = collect(containerd, "last", low=30, code=0)
+        removed = collect(containerd, "last", low=40, code=0)
         assert set(removed[:2]) == pulled
         assert set(removed[2:]) == IMPORTED

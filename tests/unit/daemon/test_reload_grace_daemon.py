@@ -199,6 +199,7 @@ async def test_eviction_waits_at_a_hard_threshold_too(monkeypatch: pytest.Monkey
         eviction__enabled="on",
         eviction__hard="nodefs.available<99.9999%",
         eviction__evict_unmeasured=True,
+        eviction__always_evict=True,
         eviction__verify_timeout="1s",
     ) as here:
         here.sim.add_container(here.sandbox, "main", IMAGE)
