@@ -373,8 +373,10 @@ def statement(node: Node) -> str:
 
 def passes(node: Node) -> int:
     """Return the number of finished eviction passes."""
-    loops = json.loads(node.run("nodeagent status -o json", check=False).stdout)["loops"]
-    return next(int(each["runs"]) for each in loops if each["name"] == "eviction")
+    status = node.run("nodeagent status -o json", check=False)
+    runs = {each["name"]: int(each["runs"]) for each in json.loads(status.stdout)["loops"]}
+    assert "eviction" in runs, status
+    return runs["eviction"]
 
 
 @pytest.mark.usefixtures("_unmount")

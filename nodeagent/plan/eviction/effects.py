@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import FilesystemRole, Footprint, Measurand, Signal
 from nodeagent.plan.eviction.layers import on_filesystem, on_first
+from nodeagent.plan.eviction.memory_model import is_cache_in_use
 from nodeagent.plan.eviction.ranking import freed_by_eviction
 from nodeagent.plan.eviction.reclaim import device_role
 from nodeagent.plan.eviction.shortage import DEVICES, DISKS, Shortage, shortage_of
@@ -203,7 +204,8 @@ def effects_of_eviction(
     if threshold is not None and short is not None:
         acted_on = (short, threshold.measurand.path)
         signals[acted_on] = threshold.signal
-        placement = placement._replace(ranked=threshold.filesystem)
+        cache_in_use = status is not None and is_cache_in_use(status.observation)
+        placement = placement._replace(ranked=threshold.filesystem, cache_in_use=cache_in_use)
     found = []
     for key, signal in signals.items():
         shortage, path = key

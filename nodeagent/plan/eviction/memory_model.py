@@ -216,6 +216,17 @@ def lowest_estimate(reading: Observation) -> float:
     return min((reading.available, *(each for each in estimates if each is not None)))
 
 
+def is_cache_in_use(reading: Observation | None) -> bool:
+    """Return whether a reading counts active page cache as used, since it is read again at once.
+
+    The cache is available when the pods that read it end.
+    """
+    memory = None if reading is None else reading.memory
+    if memory is None or memory.formula is None or memory.kernel_available is None:
+        return False
+    return memory.formula < memory.kernel_available and _confirms_formula(find_evidence(memory))
+
+
 def is_disputed(status: ThresholdStatus) -> bool:
     """Return whether one of two estimates meets a threshold that is not met, because no evidence confirms it."""
     reading, limit = status.observation, status.limit

@@ -10,6 +10,7 @@ from nodeagent.plan.eviction.eviction import Eviction
 from nodeagent.plan.eviction.eviction_limit import limit_reached
 from nodeagent.plan.eviction.layers import not_there_reason
 from nodeagent.plan.eviction.local_storage import find_violation
+from nodeagent.plan.eviction.memory_model import is_cache_in_use
 from nodeagent.plan.eviction.message import limit_message, offenders, pressure_message
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import Placement, rank_pods
@@ -239,7 +240,7 @@ class _Planner:
         signal, other = status.threshold.signal, status.threshold.filesystem
         steps = tuple(step for step in reclaim_steps(signal, self._layout, other) if step not in reclaimed)
         candidates = [pod for pod in self._pods if self._not_there_reason(pod, status) is None]
-        ranking = rank_pods(candidates, signal, self._placement._replace(ranked=other))
+        ranking = rank_pods(candidates, signal, self._placement_for(status))
         limited = None if steps else self._limited(status.threshold)
         common_reason = limited
         if steps:
@@ -299,7 +300,7 @@ class _Planner:
         """Return the reason to keep each ranked pod whose eviction does not help, by the ``id`` of its facts."""
         if self._policy.always_evict:
             return {}
-        placement = self._placement._replace(ranked=status.threshold.filesystem)
+        placement = self._placement_for(status)
         growth = measure_growth(self._evaluation.state.samples, ranking, status, placement, self._now)
         if selected.ineffective is not None:
             return {
@@ -308,6 +309,10 @@ class _Planner:
                 if not drives_shortage(each, status, growth, self._policy)
             }
         return no_relief_reasons(ranking, status, growth, self._policy)
+
+    def _placement_for(self, status: ThresholdStatus) -> Placement:
+        cache_in_use = is_cache_in_use(status.observation)
+        return self._placement._replace(ranked=status.threshold.filesystem, cache_in_use=cache_in_use)
 
     def _victim(self, status: ThresholdStatus, reason: Reason, ranked: RankedPod) -> Eviction:
         over_request = offenders(ranked.pod, ranked.resource)

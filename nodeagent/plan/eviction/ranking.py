@@ -113,12 +113,15 @@ class Placement(NamedTuple):
         ranked: the filesystem in ``others`` for which pods are ranked; ``None`` for the filesystem of the signal.
         removes_volumes: whether an eviction also removes the volumes of the pod, as a kubelet does; the agent itself
             manages no volumes.
+        cache_in_use: whether page cache counts as used because the pods read it again at once; it is available when
+            these pods end.
     """
 
     layout: FilesystemLayout
     others: Collection[OtherImageFilesystem] = ()
     ranked: OtherImageFilesystem | None = None
     removes_volumes: bool = False
+    cache_in_use: bool = False
 
 
 def rank_pods(
@@ -219,9 +222,9 @@ def freed_by_eviction(
     """Return the amount that an eviction returns to a signal, and whether its measurement is incomplete.
 
     The amount is in the unit of the signal; ``None`` if unknown. Writable layers and logs are removed with the pod. Its
-    volumes are removed by a kubelet only, and the pages of memory volumes remain in memory with them. Active page cache
-    and reclaimable slab remain in memory too, and the formula of ``memory.available`` counts them as used. A part that
-    was not read counts as 0. For a stall signal the amount is the stall of the pod itself.
+    volumes are removed by a kubelet only, and the pages of memory volumes remain in memory with them. Page cache counts
+    only if it is in use, since other page cache is available in any case. A part that was not read counts as 0. For a
+    stall signal the amount is the stall of the pod itself.
     """
     meaning, placement = MEANINGS[signal], _placement(placement)
     if usage is None:
@@ -240,7 +243,8 @@ def freed_by_eviction(
         return usage.swap_bytes, False
     if meaning.unit is Unit.STALL_PERCENT:
         return usage.stalled_full_percent if signal is Signal.MEMORY_PSI_FULL else usage.stalled_some_percent, False
-    remains = usage.memory_cache_bytes + (0 if placement.removes_volumes else usage.memory_volumes_bytes)
+    remains = 0 if placement.removes_volumes else usage.memory_volumes_bytes
+    remains += 0 if placement.cache_in_use else usage.memory_cache_bytes
     return None if usage.memory_bytes is None else max(0, usage.memory_bytes - remains), False
 
 

@@ -123,6 +123,14 @@ def test_pod_that_drives_the_shortage_is_evicted_although_its_volume_outlives_it
     assert victim(plan) == ("writer" if evicted else None)
 
 
+@pytest.mark.parametrize(("kernel_mib", "evicted"), [(400, True), (20, False)], ids=["in use", "not in use"])
+def test_page_cache_of_a_pod_is_freed_only_if_it_is_in_use(kernel_mib: float, evicted: bool) -> None:
+    pods = [pod("reader", memory=800, memory_cache=799)]
+    state = replace(EMPTY_STATE, samples=(sample(pods, read(), -1.0),))
+    reading = read(available_mib=50, kernel_mib=kernel_mib)  # the lower estimate decides
+    assert victim(planned(pods, reading, state=state)) == ("reader" if evicted else None)
+
+
 def test_new_pod_counts_as_grown() -> None:
     plan = plan_after([pod("new", volumes=disk(300))], before=[], before_mib=350)
     assert victim(plan) == "new"
