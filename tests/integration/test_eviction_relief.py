@@ -112,7 +112,7 @@ def test_pod_whose_volume_outlives_it_is_not_evicted_after_its_growth(node: Pres
 
 
 def test_only_the_pod_that_fills_its_volume_is_evicted(node: PressedNode) -> None:
-    append = "dd if=/dev/zero of=data bs=64k count=100 oflag=append conv=notrunc,fsync"
+    append = "dd if=/dev/zero of=data bs=64k count=800 oflag=append conv=notrunc,fsync"
     grow = f"touch /done; while :; do {append}; sleep 0.5; done"
     run_with_volume(node, "writer", grow)
     with node.daemon(f'hard = "nodefs.available<{node.available_bytes // MIB - 20}Mi"'):

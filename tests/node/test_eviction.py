@@ -55,7 +55,7 @@ def node(disk: Disk) -> Iterator[Node]:
         )
         booted.import_images(vm.pause_image(), hogs.image(), images.image(APP))
         booted.put("/etc/systemd/system/nodeagent.service", vm.CHECKOUT / "systemd" / "nodeagent.service")
-        booted.run("mkdir -p /etc/nodeagent; systemctl daemon-reload")
+        booted.run("mkdir -p /etc/nodeagent /run/nodeagent; systemctl daemon-reload")
         yield booted
 
 
