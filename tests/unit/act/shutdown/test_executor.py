@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodeagent.act.shutdown.executor import ShutdownRun
@@ -225,6 +225,16 @@ INTERVALS = st.lists(
     busy=INTERVALS,
     unavailable=INTERVALS,
     located=st.booleans(),
+)
+@example(  # KILL without an earlier TERM while the runtime was busy
+    pods=[(-5, None, None, False)],
+    seconds=[0, 0, 0],
+    limit_s=None,
+    elapsed_ms=1500,
+    cached_count=0,
+    busy=((1, 201), (0, 200)),
+    unavailable=(),
+    located=True,
 )
 def test_order_signals_outcomes_and_time_limits_hold_for_all_pods(  # noqa: PLR0917 - values drawn by Hypothesis
     pods: list[tuple[int, float | None, int | None, bool]],
