@@ -78,6 +78,7 @@ class Node:
             f'role = "standalone"\n[runtime]\nendpoint = "unix://{self.containerd.socket}"\n'
             f'[state]\ndirectory = "{self.state}"\n[control]\nsocket = ""\n'
             '[image_gc]\nhigh_threshold_percent = 1\nlow_threshold_percent = 0\nminimum_age = "0s"\n'
+            'irreplaceable = "ignore"\n'
             f'removal = "{removal}"\n[container_gc]\ndeleted_pod_grace = "0s"\nsandbox_minimum_age = "0s"\n'
             f'log_minimum_age = "0s"\npod_log_root = "{self.containerd.log_root}"\n'
             f'container_log_root = "{self.directory}/links"\n[protect]\nimages = ["*/tools/*"]\n'

@@ -42,6 +42,7 @@ def configure(containerd: Containerd, window: str) -> Path:
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{containerd.socket}"\n'
         f'[state]\ndirectory = "{containerd.base}/agent-state"\n[image_gc]\nhigh_threshold_percent = 1\n'
         f'low_threshold_percent = 0\nminimum_age = "0s"\nundo_window = "{window}"\n'
+        'irreplaceable = "ignore"\n'
     )
     return path
 

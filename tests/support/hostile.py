@@ -101,6 +101,7 @@ def write_config(directory: Path) -> Path:
         f'[container_gc]\npod_log_root = "{directory}/pods"\ncontainer_log_root = "{directory}/containers"\n'
         'minimum_age = "0s"\nmax_per_pod_container = 0\nlog_minimum_age = "0s"\n'  # ctime cannot be set
         '[image_gc]\nhigh_threshold_percent = 1\nlow_threshold_percent = 0\nminimum_age = "0s"\n'
+        'irreplaceable = "ignore"\n'
         f'[control]\nsocket = "{directory}/control.sock"\ngroup = "{group}"\ngroup_may_act = true\n'
         '[metrics]\nlisten = "off"\n[shutdown]\nenabled = "off"\n'
     )

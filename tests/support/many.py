@@ -46,6 +46,7 @@ def configure(containerd: Containerd) -> Path:
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{containerd.socket}"\n'
         f'[state]\ndirectory = "{containerd.base}/agent-state"\n'
         '[image_gc]\nhigh_threshold_percent = 1\nlow_threshold_percent = 0\nminimum_age = "0s"\n'
+        'irreplaceable = "ignore"\n'
         f'[protect]\nimages = ["{KEPT}", "{REGISTRY}/staying/*"]\n'
     )
     return path

@@ -116,7 +116,8 @@ class RaceField:
         path.write_text(
             f'role = "standalone"\n[runtime]\nendpoint = "unix://{self._containerd.socket}"\n'
             f'[state]\ndirectory = "{self._containerd.base}/agent-state"\n'
-            f'[image_gc]\nhigh_threshold_percent = 1\nlow_threshold_percent = 0\nminimum_age = "0s"\n{extra}'
+            '[image_gc]\nhigh_threshold_percent = 1\nlow_threshold_percent = 0\nminimum_age = "0s"\n'
+            f'irreplaceable = "ignore"\n{extra}'
         )
         return path
 
