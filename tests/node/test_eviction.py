@@ -27,6 +27,7 @@ format = "json"
 [image_gc]
 enabled = false
 minimum_age = "0s"
+irreplaceable = "ignore"
 [container_gc]
 enabled = false
 [kubelet]
@@ -224,6 +225,7 @@ def test_critical_and_static_pods_are_not_evicted(node: Node) -> None:
     }, no_pod
 
 
+@pytest.mark.long
 def test_images_are_removed_first_and_a_pod_is_evicted_after_insufficient_reclaim(node: Node) -> None:
     node.import_images(
         *(images.image(f"node.test/unused:{n}", layers=[images.blob(f"u{n}", 40 * MIB)]) for n in range(2))
@@ -343,6 +345,7 @@ INNOCENT = 6
 
 def run_innocent_pods(node: Node) -> list[RunningPod]:
     """Run pods that use less than a MiB each, far below their requests."""
+    node.import_images(images.image(APP))  # reclaim of an earlier test may have removed it
     pods = [vm.Pod(f"innocent-{number}", APP, ("sh", "-c", "sleep 100000")) for number in range(INNOCENT)]
     return list(node.run_pods(*pods))
 
@@ -379,6 +382,7 @@ def passes(node: Node) -> int:
     return runs["eviction"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_unmount")
 def test_no_pod_is_evicted_for_memory_in_a_volume_that_outlives_its_pod(node: Node) -> None:
     innocent = run_innocent_pods(node)
@@ -395,6 +399,7 @@ def test_no_pod_is_evicted_for_memory_in_a_volume_that_outlives_its_pod(node: No
     assert all(alive(node, each) for each in (writer, *innocent))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_unmount")
 def test_only_the_pod_that_fills_its_memory_volume_is_evicted(node: Node) -> None:
     innocent = run_innocent_pods(node)
@@ -408,6 +413,7 @@ def test_only_the_pod_that_fills_its_memory_volume_is_evicted(node: Node) -> Non
     assert all(alive(node, each) for each in innocent)
 
 
+@pytest.mark.long
 def test_no_pod_is_evicted_for_the_memory_of_a_host_process(node: Node) -> None:
     innocent = run_innocent_pods(node)
     limit_mib = available_mib(node) - 60
