@@ -301,7 +301,8 @@ class _Planner:
         if self._policy.always_evict:
             return {}
         placement = self._placement_for(status)
-        growth = measure_growth(self._evaluation.state.samples, ranking, status, placement, self._now)
+        state = self._evaluation.state
+        growth = measure_growth(state.samples, state.recent, ranking, status, placement, self._now)
         if selected.ineffective is not None:
             return {
                 id(each.pod): selected.ineffective

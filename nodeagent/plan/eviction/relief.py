@@ -121,8 +121,9 @@ def add_sample(samples: Sequence[UsageSample], new: UsageSample) -> tuple[UsageS
     return (new, *same[: _SAMPLES - 1], *others)
 
 
-def measure_growth(
+def measure_growth(  # noqa: PLR0913, PLR0917 - two kinds of earlier readings, and what they are compared with
     samples: Iterable[UsageSample],
+    recent: Iterable[Observation],
     ranking: Iterable[RankedPod],
     status: ThresholdStatus,
     placement: Placement,
@@ -130,7 +131,9 @@ def measure_growth(
 ) -> Growth | None:
     """Return the growth since the newest sample that is at least ``SAMPLE_EVERY_S`` and at most a minute old.
 
-    The result is ``None`` without such a sample, and for stall signals, which are averages.
+    Without such a sample, the result for a filesystem is its loss since the oldest reading in ``recent``, without
+    pods. For memory and PIDs, which are exhausted within less than the interval of two samples, and without a reading
+    the result is ``None``; for stall signals too, which are averages.
     """
     threshold = status.threshold
     meaning = MEANINGS[threshold.signal]
@@ -149,9 +152,15 @@ def measure_growth(
             used = 0 if earlier is None else usage_of(earlier, threshold.signal, placement)[0]
             if used is not None and each.usage is not None:
                 pods[uid] = max(0.0, float(each.usage - used))
-        lost = before.available - status.observation.available
-        return Growth(over_s, max(0.0, lost), pods)
-    return None
+        return Growth(over_s, _lost(before, status.observation), pods)
+    before = next((each for each in recent if each.measurand == threshold.measurand), None)
+    if meaning.filesystem is None or before is None or before.observed_at.monotonic_s >= now.monotonic_s:
+        return None
+    return Growth(now.monotonic_s - before.observed_at.monotonic_s, _lost(before, status.observation), {})
+
+
+def _lost(before: Observation, after: Observation) -> float:
+    return max(0.0, before.available - after.available)
 
 
 def no_relief_reasons(
@@ -160,19 +169,20 @@ def no_relief_reasons(
     """Return the reason to keep each ranked pod whose eviction does not help, by the ``id`` of its facts.
 
     An eviction helps if it frees at least ``minimum_effect`` of the shortage, and either all of the shortage or more
-    than the accuracy of a measurement. The loss within ``RESPITE_S`` that no pod explains is part of the shortage. An
+    than the accuracy of a measurement. The loss within ``RESPITE_S`` that no pod explains is part of the shortage, but
+    not for a pod without a measured growth that uses at least half of the loss, and may have caused it. An
     eviction also helps if the usage of the pod grew by at least ``minimum_effect`` of the loss, and at this rate grows
     by a material amount within a minute. A pod with an incompletely measured amount is not kept: a tenant could
     otherwise hide usage by slowing down the measurement.
     """
     unit = MEANINGS[status.threshold.signal].unit
-    lasting = _lasting(growth)
-    wanted = _shortfall(status) + lasting
-    minimum = max(policy.minimum_effect * wanted, min(_SLACK.get(unit, 0), wanted))
     found = {}
     for each in ranking:
         if each.frees is None and each.usage is None and unit is not Unit.STALL_PERCENT:
             continue  # not kept by ``evict_unmeasured``
+        lasting = 0.0 if _may_have_caused(each, growth) else _lasting(growth)
+        wanted = _shortfall(status) + lasting
+        minimum = max(policy.minimum_effect * wanted, min(_SLACK.get(unit, 0), wanted))
         if each.frees_at_least or (each.frees is not None and each.frees >= minimum):
             continue
         drives = drives_shortage(each, status, growth, policy)
@@ -194,6 +204,11 @@ def drives_shortage(
     ahead = grew / growth.over_s * _GROWTH_AHEAD_S
     wanted = _shortfall(status) + _lasting(growth)
     return grew >= policy.minimum_effect * growth.lost and ahead >= policy.minimum_effect * wanted
+
+
+def _may_have_caused(ranked: RankedPod, growth: Growth | None) -> bool:
+    """Return whether the growth of a pod is unknown, and its usage is at least half of the loss."""
+    return growth is not None and ranked.pod.uid not in growth.pods and (ranked.usage or 0) >= growth.lost / 2
 
 
 def _shortfall(status: ThresholdStatus) -> float:

@@ -7,7 +7,7 @@ only after a new reading.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.plan.eviction.observations import validate
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.relief import Unrelieved, UsageSample
     from nodeagent.plan.eviction.thresholds import Threshold
 
+RECENT_S: Final = 2.0
+
 
 class EvictionState(Record):
     """Eviction state kept between passes. All times are monotonic seconds of one boot.
@@ -41,6 +43,7 @@ class EvictionState(Record):
         outstanding: effects of evictions and reclaim that are not measured yet.
         victims: recently evicted pods.
         samples: earlier readings of the usage of the pods, newest first.
+        recent: accepted readings of the last ``RECENT_S`` seconds, oldest first.
         unrelieved: the met thresholds whose shortage no eviction ends, each with its statement.
 
     Source: the kubelet eviction manager's fields.
@@ -56,6 +59,7 @@ class EvictionState(Record):
     outstanding: tuple[OutstandingEffect, ...] = ()
     victims: tuple[Victim, ...] = ()
     samples: tuple[UsageSample, ...] = ()
+    recent: tuple[Observation, ...] = ()
     unrelieved: Mapping[Threshold, Unrelieved] = field(default_factory=dict)
 
 
@@ -152,6 +156,10 @@ def evaluate(
         outstanding=_not_cleared(previous.outstanding, statuses),
         victims=previous.victims,
         samples=previous.samples,
+        recent=(
+            *(each for each in previous.recent if now_s - each.observed_at.monotonic_s <= RECENT_S),
+            *readings.accepted.values(),
+        ),
         unrelieved={each: text for each, text in previous.unrelieved.items() if each in first_met_s},
     )
     return Evaluation(now, state, tuple(statuses), conditions, tuple(readings.rejected.values()))

@@ -153,6 +153,26 @@ def test_loss_that_no_pod_explains_makes_a_pod_immaterial() -> None:
     assert victim(large) == "large"
 
 
+@pytest.mark.parametrize(
+    ("signal", "used_mib", "lost_mib", "code"),
+    [
+        pytest.param(DISK, 4, 30, "growth-unknown", id="a tenth of the shortage, not the cause of the loss"),
+        pytest.param(DISK, 60, 130, "growth-unknown", id="less than half of the loss"),
+        pytest.param(DISK, 65, 130, "low-on-resource", id="half of the loss"),
+        pytest.param(DISK, 4, 0, "low-on-resource", id="nothing lost"),
+        pytest.param(MEMORY, 4, 30, "low-on-resource", id="memory"),
+    ],
+)
+def test_pod_that_did_not_cause_the_loss_is_kept_until_its_growth_is_measured(
+    signal: str, used_mib: float, lost_mib: float, code: str
+) -> None:
+    before = read(signal, 90 + lost_mib, seconds=-1.0)
+    state = replace(EMPTY_STATE, recent=(before,))
+    pods = [pod("modest", memory=used_mib, writable=disk(used_mib))]
+    plan = planned(pods, read(signal, 90), limits=thresholds(f"{signal}<100Mi"), state=state, reclaimed=EVERYTHING)
+    assert reasons(plan) == {"modest": code}
+
+
 def test_loss_that_a_pod_explains_does_not_make_others_immaterial() -> None:
     before = [pod("starts", memory=10, request=600, priority=9), pod("cheap", memory=40)]
     now = [pod("starts", memory=500, request=600, priority=9), pod("cheap", memory=40)]
