@@ -28,7 +28,7 @@ demo: ## tour of preview, run, explain, undo and rehearsals: on a temporary real
 	@if [ "$(DEMO)" != simulated ] && [ "$$(id -u)" = 0 ]; then \
 		$(BIN)/python -m tests.support.demo; \
 	else \
-		$(BIN)/nodeagent demo; \
+		$(BIN)/python -m tests.support.simulated_demo; \
 	fi
 
 test: ## set up and run all checks and tests of this machine; skipped tests are listed with the reason

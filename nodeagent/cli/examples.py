@@ -198,10 +198,6 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Read about eviction", "nodeagent help eviction | less"),
         ("Show the help of a command", "nodeagent help gc images"),
     ),
-    "demo": (
-        ("Run a collection on a simulated node", "nodeagent demo"),
-        ("List the kept items too", "nodeagent demo --kept"),
-    ),
     "completion": (
         ("Enable completion in this bash", "source <(nodeagent completion bash)"),
         ("Install the completion of fish", "nodeagent completion fish > ~/.config/fish/completions/nodeagent.fish"),

@@ -85,7 +85,6 @@ app.command(epilog=inspection.DOCTOR_EPILOG, rich_help_panel="Operate")(inspecti
 for _command in _OPERATE:
     app.command(epilog=EPILOG, rich_help_panel="Operate")(_command)
 app.command("help", epilog=EPILOG, rich_help_panel="Operate")(operations.help_)
-app.command(rich_help_panel="Operate")(operations.demo)
 for _name, _group, _panel in (
     ("node", cluster.node_app, "Inspect"),
     ("gc", collection.gc_app, "Collect"),

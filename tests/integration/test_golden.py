@@ -114,7 +114,6 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "config default": ("--dry-run",),
     "help": ("gc",),
     "run": ("--once",),
-    "demo": (),
     "install": ("--root", "{directory}/root"),
     "uninstall": ("--root", "{directory}/root"),
     "completion": ("bash",),
@@ -132,12 +131,12 @@ DOCUMENTS: Final = (
 )
 """Commands that are run by root and checked against the schema of their JSON output."""
 ONCE: Final = {
-    *("events", "node describe", "reload", "run", "demo", "install", "uninstall", "completion", "manifest rbac", "api"),
+    *("events", "node describe", "reload", "run", "install", "uninstall", "completion", "manifest rbac", "api"),
     *("manifest daemonset", "manifest static-pod"),
     *("config reference", "config default", "config import", "help", "hold add", "hold remove"),
 }
 """Commands run only on 80 columns and in a pipe: their output does not depend on the width, or they are slow."""
-LAST: Final = ("demo", "run")
+LAST: Final = ("run",)
 """Commands that change their process, and are therefore run last, each in a separate process."""
 ABRIDGED: Final = {
     "completion": 8,
@@ -146,7 +145,6 @@ ABRIDGED: Final = {
     "manifest rbac": 12,
     "manifest daemonset": 12,
     "manifest static-pod": 20,
-    "demo": 12,
     "evict simulated": 2,
 }
 """Number of stored lines of long generated outputs."""

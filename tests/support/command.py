@@ -14,8 +14,8 @@ from unittest import mock
 from nodeagent.cli.start import main
 
 ROOT: Final = Path(__file__).parents[2]
-_OWN_PROCESS: Final = frozenset({"run", "demo"})
-"""Commands that are run in a separate process: they install signal handlers, lock memory or configure logging."""
+_OWN_PROCESS: Final = ("run",)
+"""Command that is run in a separate process: it installs signal handlers, locks memory and configures logging."""
 
 
 def nodeagent(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,7 +23,7 @@ def nodeagent(*arguments: str) -> subprocess.CompletedProcess[str]:
 
     An unexpected exception of a command in this process is raised, not printed.
     """
-    return _child(*arguments) if arguments[:1] and arguments[0] in _OWN_PROCESS else _in_process(*arguments)
+    return _child(*arguments) if arguments[:1] == _OWN_PROCESS else _in_process(*arguments)
 
 
 def _child(*arguments: str) -> subprocess.CompletedProcess[str]:

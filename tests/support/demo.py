@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tests.support import reclaim
 from tests.support.containerd import Containerd, LoopFs, unavailable
+from tests.support.simulated_demo import run_demo
 from tests.support.worn_node import WornNode, wear
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def main() -> int:
     reason = unavailable()
     if reason is not None:
         print(f"no real containerd here ({reason}); showing the simulated node instead")
-        return subprocess.run([sys.executable, "-m", "nodeagent", "demo"], check=False).returncode
+        return run_demo()
     print("nodeagent demo: a REAL containerd of its own on a small loop-mounted image filesystem, removed afterwards")
     reclaim.sweep()
     print("making images that share layers, a running pod, a crash loop, a deleted pod ...", flush=True)

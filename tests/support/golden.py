@@ -61,7 +61,6 @@ _MACHINE_CHECKS: Final = (
 _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern, re.MULTILINE), constant)
     for pattern, constant in (
-        (r"/tmp/nodeagent-demo-\w{8}", "/run/nodeagent-demo"),
         (r"\b(memory\.available|MemAvailable|vm\.min_free_kbytes) [\d.]+ [GM]iB", r"\1 #.# GiB"),
         (rf"^( *(?:{'|'.join(_MACHINE)}): +).*$", r"\1..."),
         (r"/tmp/golden-\w{8}", "/var/lib/agent"),

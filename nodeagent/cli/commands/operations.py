@@ -139,18 +139,6 @@ def run(
     run_daemon(config, at_endpoint(endpoint), dry_run=dry_run, once=once)
 
 
-def demo(
-    kept: Annotated[bool, typer.Option("--kept", "-k", help="List kept items too, each with its reason")] = False,
-) -> None:
-    """Run a collection on a simulated node.
-
-    Requires neither root nor containerd, and changes nothing on this machine.
-    """
-    from nodeagent.cli.demo import run_demo  # noqa: PLC0415
-
-    raise typer.Exit(run_demo(show_kept=kept))
-
-
 def install(
     context: typer.Context,
     prefix: PrefixOption = Path("/opt/nodeagent"),

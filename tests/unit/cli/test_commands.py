@@ -59,13 +59,6 @@ def test_lists_and_previews_are_printed_in_every_format(config: Path, tmp_path: 
         assert "pass_finished" in events
 
 
-def test_demo_removes_exactly_the_previewed_items() -> None:
-    ended = nodeagent("demo")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("nodeagent demo: a SIMULATED node")
-    assert "Removed exactly the previewed items: yes" in ended.stdout
-
-
 def test_help_and_configuration_reference_are_printed() -> None:
     assert "Exit codes" in nodeagent("gc", "all", "--help").stdout
     assert "high_threshold_percent" in nodeagent("config", "reference").stdout

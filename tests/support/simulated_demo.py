@@ -1,8 +1,12 @@
-"""``nodeagent demo``: preview, run and result on a simulated node, through the real client, planner and executor."""
+"""Preview, run and result on a simulated node, through the real client, planner and executor.
+
+``make demo DEMO=simulated`` runs ``python -m tests.support.simulated_demo``.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -37,23 +41,23 @@ if TYPE_CHECKING:
 _POLICY = GCPolicy(containers=ContainerGCPolicy(deleted_pod_grace_s=60.0))
 
 
-def run_demo(*, show_kept: bool) -> ExitCode:
+def run_demo() -> ExitCode:
     """Print a preview on a simulated node, run the removals and print their result; return the exit code.
 
     Only files in a temporary directory are changed.
     """
-    return run_async(_demo(show_kept=show_kept))
+    return run_async(_demo())
 
 
-async def _demo(*, show_kept: bool) -> ExitCode:
+async def _demo() -> ExitCode:
     display = standard_output()
     columns, policy = display.columns, _POLICY.images
-    title = "nodeagent demo: a SIMULATED node (in-process CRI server); nothing on this machine is changed"
+    title = "demo: a SIMULATED node (in-process CRI server); nothing on this machine is changed"
     display.write([Line(title), Line()])
     async with _simulated() as collector:
         display.write([_rule("1. preview: nodeagent gc all --dry-run")])
         preview = await collector.preview(Scope.ALL)
-        display.write(preview_lines(preview.snapshot, preview.plans, policy, columns, show_kept=show_kept))
+        display.write(preview_lines(preview.snapshot, preview.plans, policy, columns, show_kept=False))
         display.write([_rule("2. run: nodeagent gc all --yes")])
         report = await collector.run(preview, trigger="demo", stop=asyncio.Event())
         display.write(report_lines(report, policy, columns))
@@ -62,7 +66,7 @@ async def _demo(*, show_kept: bool) -> ExitCode:
         verdict = Line(f"Removed exactly the previewed items: {'yes' if same else 'NO'}")
         display.write([verdict, Line(), _rule("3. result: a second run removes nothing")])
         second = await collector.preview(Scope.ALL)
-        display.write(preview_lines(second.snapshot, second.plans, policy, columns, show_kept=show_kept))
+        display.write(preview_lines(second.snapshot, second.plans, policy, columns, show_kept=False))
     succeeded = same and report.end is PassEnd.COMPLETE and not second.removals
     return ExitCode.DONE if succeeded else ExitCode.FAILED
 
@@ -113,3 +117,7 @@ async def _simulated() -> AsyncIterator[Collector]:
                 read_filesystem=read,
                 completion=RemovalCompletion(storage.collect_garbage),
             )
+
+
+if __name__ == "__main__":
+    sys.exit(run_demo())
