@@ -8,7 +8,6 @@ Each package imports only packages below it (import contracts in ``pyproject.tom
 
     cli         commands: render documents, make no decisions
     daemon      loops, control API, metrics and health, reload, shutdown
-    sim         a simulated runtime for tests and the demo
     api         documents: the published JSON
     act         executors, and the composition of an agent
     observe     one reader for each observation

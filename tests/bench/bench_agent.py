@@ -32,7 +32,7 @@ CONTROL = "control.sock"
 def runtime(directory: Path, images: int = IMAGES) -> Iterator[Path]:
     """Serve the simulated node; yield the path of a configuration file for it."""
     socket = directory / "runtime.sock"
-    command = [sys.executable, "-m", "nodeagent.sim", "--socket", str(socket), "--root", str(directory)]
+    command = [sys.executable, "-m", "tests.sim", "--socket", str(socket), "--root", str(directory)]
     sizes = ["--images", str(images), "--layers", str(LAYERS), "--containers", str(CONTAINERS)]
     with subprocess.Popen([*command, *sizes], stdout=subprocess.DEVNULL) as process:
         try:

@@ -36,8 +36,8 @@ from nodeagent.cli.session import load_settings
 from nodeagent.daemon.memory import configure_malloc, release_memory
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.connection import Method, RuntimeConnection
-from nodeagent.sim.scenario import scale_node
-from nodeagent.sim.server import SimServer
+from tests.sim.scenario import scale_node
+from tests.sim.server import SimServer
 from tests.support.reclaim import poll
 
 if TYPE_CHECKING:

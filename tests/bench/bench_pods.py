@@ -34,10 +34,10 @@ from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.state import EvictionState, evaluate
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
-from nodeagent.sim.workload import QosClass
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
+from tests.sim.workload import QosClass
 from tests.support.kernel_tree import add_cgroup, make_tree
 from tests.support.reclaim import poll
 

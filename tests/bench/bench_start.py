@@ -94,7 +94,7 @@ def simulated_node(directory: Path) -> Iterator[str]:
     """Serve a simulated runtime with the images and containers; yield its CRI endpoint."""
     socket = directory / "runtime.sock"
     sizes = ["--images", str(IMAGES), "--layers", str(LAYERS), "--containers", str(CONTAINERS)]
-    command = [sys.executable, "-m", "nodeagent.sim", "--socket", str(socket), "--root", str(directory), *sizes]
+    command = [sys.executable, "-m", "tests.sim", "--socket", str(socket), "--root", str(directory), *sizes]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT) as process:
         try:
             poll("the simulated runtime serves", socket.exists, timeout_s=30)

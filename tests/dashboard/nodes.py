@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from nodeagent.sim.scenario import example_node
-from nodeagent.sim.server import SimServer
 from tests.dashboard.prometheus import is_answered
+from tests.sim.scenario import example_node
+from tests.sim.server import SimServer
 from tests.support import images
 from tests.support.containerd import Containerd, LoopFs
 from tests.support.kernel_tree import add_cgroup, make_tree

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.model import ContainerState
-from nodeagent.sim.clock import SimClock
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import PAUSE, SimNode
+from tests.sim.clock import SimClock
+from tests.sim.content import Layer
+from tests.sim.node import PAUSE, SimNode
 from tests.support.serving import serve
 
 NAMES: Final = (

@@ -6,12 +6,12 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
-from nodeagent.sim.server import SimServer
+from tests.sim.server import SimServer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.sim.node import SimNode
+    from tests.sim.node import SimNode
 
 
 async def serve(node: SimNode, socket: Path) -> None:

@@ -43,7 +43,7 @@ def simulated_daemon(directory: Path, configuration: str = "", role: str = "stan
     for each in ("logs", "links", "run"):
         (directory / each).mkdir(exist_ok=True)
     python = (sys.executable, "-m")
-    node = (*python, "nodeagent.sim", "--socket", str(directory / "sim.sock"), "--root", str(directory / "root"))
+    node = (*python, "tests.sim", "--socket", str(directory / "sim.sock"), "--root", str(directory / "root"))
     log = directory / "log"
     with log.open("w") as out, subprocess.Popen(node, stdout=out, cwd=_ROOT) as simulated:
         try:

@@ -29,10 +29,10 @@ from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
-from nodeagent.sim.filesystem import SimFilesystem
-from nodeagent.sim.memory import SimMemory
-from nodeagent.sim.scenario import example_node
-from nodeagent.sim.server import SimServer
+from tests.sim.filesystem import SimFilesystem
+from tests.sim.memory import SimMemory
+from tests.sim.scenario import example_node
+from tests.sim.server import SimServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -39,10 +39,10 @@ from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.host.peer import Peer
 from nodeagent.model import ContainerState
 from nodeagent.record import replace
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
 from nodeagent.telemetry import logging as log
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 from tests.support.other_user import UNPRIVILEGED_UID, as_other_user
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from nodeagent.act.agent import Agent
-    from nodeagent.sim.faults import Faults
+    from tests.sim.faults import Faults
 
 ROOT = Peer(1, 0, frozenset({0}))
 GROUP = os.getgid()

@@ -30,10 +30,10 @@ from nodeagent.daemon.supervisor import serve_agents
 from nodeagent.errors import UsageError
 from nodeagent.host.notify import Notifier
 from nodeagent.model import ContainerState
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
 from nodeagent.telemetry import logging as log
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -23,8 +23,8 @@ from nodeagent.config.loading import load
 from nodeagent.host.installation import BY_HAND, UNIT
 from nodeagent.plan.kubelet_checks import check_kubelet
 from nodeagent.plan.kubernetes.workloads import Workload
-from nodeagent.sim.scenario import example_node
 from nodeagent.telemetry.event_catalogue import EVENTS
+from tests.sim.scenario import example_node
 from tests.support.command import nodeagent
 from tests.support.node_reports import fleet
 from tests.unit.cli.served import served_in_thread

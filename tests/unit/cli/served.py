@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from nodeagent.sim.filesystem import SimFilesystem
+from tests.sim.filesystem import SimFilesystem
 from tests.unit.control_node import Node, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nodeagent.sim.node import SimNode
+    from tests.sim.node import SimNode
 
 
 @contextmanager

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 @contextmanager
 def served(directory: Path) -> Iterator[None]:
-    command = [sys.executable, "-m", "nodeagent.sim", "--socket", str(directory / "s"), "--root", str(directory)]
+    command = [sys.executable, "-m", "tests.sim", "--socket", str(directory / "s"), "--root", str(directory)]
     sizes = ["--images", "20", "--layers", "3", "--containers", "12"]
     with subprocess.Popen([*command, *sizes], stdout=subprocess.DEVNULL, cwd=ROOT) as process:
         try:

@@ -20,9 +20,9 @@ from nodeagent.daemon.supervisor import supervise
 from nodeagent.errors import PassBusyError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
 from nodeagent.model import ContainerState
 from nodeagent.record import replace
-from nodeagent.sim.content import Layer
-from nodeagent.sim.disk import GIB
-from nodeagent.sim.filesystem import SimFilesystem
+from tests.sim.content import Layer
+from tests.sim.disk import GIB
+from tests.sim.filesystem import SimFilesystem
 from tests.unit.control_node import IMAGE, MEMBER, Node, say, serving
 
 if TYPE_CHECKING:

@@ -105,8 +105,10 @@ def hostile(tmp_path: Path, request: pytest.FixtureRequest) -> Hostile:
 @contextmanager
 def served(hostile: Hostile) -> Iterator[None]:
     base = hostile.directory.parent
-    command = [sys.executable, "-I", "-m", "nodeagent.sim", "--socket", str(base / "s"), "--root", str(base)]
-    with subprocess.Popen([*command, "--images", "3", "--containers", "2"], stdout=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-m", "tests.sim", "--socket", str(base / "s"), "--root", str(base)]
+    with subprocess.Popen(
+        [*command, "--images", "3", "--containers", "2"], stdout=subprocess.DEVNULL, cwd=ROOT
+    ) as process:
         try:
             poll("the simulated runtime is listening", (base / "s").exists, timeout_s=60)
             yield

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from nodeagent.cli import control_client
 from nodeagent.model import ALL_IMAGES, TRUSTED, ContainerState, Hold
-from nodeagent.sim.clock import SimClock
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import PAUSE, SimNode
 from nodeagent.store import HoldFile
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from nodeagent.text import display_width, escape
+from tests.sim.clock import SimClock
+from tests.sim.content import Layer
+from tests.sim.node import PAUSE, SimNode
 from tests.support.terminal import in_pipe, on_terminal
 from tests.unit.cli.served import served_in_thread
 

@@ -76,9 +76,7 @@ def test_metrics_follow_runtime_and_reloads(tmp_path: Path) -> None:
     log = tmp_path / "log"
     daemon = running("nodeagent", "run", "--config", str(config), errors=log)
     sizes = ("--images", "10", "--layers", "2", "--containers", "6")
-    sim = running(
-        "nodeagent.sim", "--socket", str(tmp_path / "s"), "--root", str(tmp_path), *sizes, errors=tmp_path / "e"
-    )
+    sim = running("tests.sim", "--socket", str(tmp_path / "s"), "--root", str(tmp_path), *sizes, errors=tmp_path / "e")
     with daemon as process:
         poll("the daemon is live", lambda: get(first, "/healthz")[0] == 200, timeout_s=30)
         poll("the missing runtime is reported", lambda: samples(first)["nodeagent_runtime_up"] == 0, timeout_s=30)

@@ -16,10 +16,10 @@ from nodeagent.config.policies import settings as settings_of
 from nodeagent.errors import NodeAgentError
 from nodeagent.plan.node_checks import Verdict
 from nodeagent.record import replace
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.profiles import PROFILES
-from nodeagent.sim.server import SimServer
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.profiles import PROFILES
+from tests.sim.server import SimServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

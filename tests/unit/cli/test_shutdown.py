@@ -17,11 +17,11 @@ from nodeagent.host.dbus import Bus
 from nodeagent.host.login1 import acquire_lock
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
 from nodeagent.store.history import History, Retention
 from nodeagent.store.shutdown import ShutdownFiles
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 from tests.support.login1 import Login1
 
 if TYPE_CHECKING:

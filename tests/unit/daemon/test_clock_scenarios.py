@@ -20,11 +20,11 @@ from nodeagent.observe.clock_reading import with_valid_times
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
-from nodeagent.sim.clock import SimClock
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
 from nodeagent.store import Store
+from tests.sim.clock import SimClock
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 from tests.unit import daemon_node
 from tests.unit.store.clock_node import Node
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.act.agent import Agent
-    from nodeagent.sim.workload import SimSandbox
+    from tests.sim.workload import SimSandbox
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 TEN_YEARS_S = 3650 * DAY_S

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 from nodeagent.host.process_identity import is_running
 from nodeagent.model import TRUSTED, Hold
-from nodeagent.sim.content import Layer
 from nodeagent.store import HoldFile
 from nodeagent.store.history import History
+from tests.sim.content import Layer
 from tests.unit.daemon_node import IMAGE, daemon
 
 

@@ -17,10 +17,10 @@ from nodeagent.config.policies import settings
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
 from nodeagent.store.clock_record import GRACE_S
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -15,10 +15,10 @@ from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.daemon.pause import PauseTask, pause, restore_pause
 from nodeagent.observe import clock_reading
-from nodeagent.sim.clock import SimClock
 from nodeagent.store.clock_record import GRACE_S
 from nodeagent.store.pause import FILE_NAME, PauseFile
 from nodeagent.telemetry import logging as log
+from tests.sim.clock import SimClock
 
 if TYPE_CHECKING:
     from pathlib import Path

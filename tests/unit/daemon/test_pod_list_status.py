@@ -11,8 +11,8 @@ from nodeagent.api import requests as api
 from nodeagent.cli.doctor_checks import runtime_findings
 from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.node_checks import Verdict
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
 from tests.support.kubelet_api import FORBIDDEN, Answer, kubelet, pod_list
 from tests.unit.control_node import say, serving
 

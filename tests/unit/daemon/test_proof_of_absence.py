@@ -15,8 +15,8 @@ from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.kubernetes.pod_watch import SYNC_GRACE_S, WatchState, after_interruption, after_list
 from nodeagent.record import replace
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
 from tests.support.kubelet_api import Answer, kubelet, pod_list
 from tests.unit.control_node import Node, serving
 

@@ -9,7 +9,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.daemon.reload_grace import ReloadGrace, grace_needed_s
 from nodeagent.record import replace
-from nodeagent.sim.clock import SimClock
+from tests.sim.clock import SimClock
 
 PAUSED = Pause(PausedBy.OPERATOR, "maintenance")
 

@@ -34,9 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         '[control]\nsocket = ""\n[metrics]\nlisten = "off"\n[shutdown]\nenabled = "off"\n[eviction]\nenabled = "off"\n'
     )
     arguments = ["--socket", str(directory / "s"), "--root", str(directory), "--images", "3", "--containers", "3"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "nodeagent.sim", *arguments], stdout=subprocess.DEVNULL, cwd=ROOT
-    ) as sim:
+    with subprocess.Popen([sys.executable, "-m", "tests.sim", *arguments], stdout=subprocess.DEVNULL, cwd=ROOT) as sim:
         try:
             poll("the simulated runtime is listening", (directory / "s").exists, timeout_s=30)
             yield path

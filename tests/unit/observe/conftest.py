@@ -9,9 +9,9 @@ import pytest
 
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 from tests.support.kernel_tree import GIB, make_tree
 from tests.unit.observe.pod_node import IMAGE, MIB, Clock, Node
 

@@ -11,7 +11,7 @@ from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.observe.pods import PodReader, PodSettings
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.protection import Protection
-from nodeagent.sim import workload
+from tests.sim import workload
 from tests.support.kernel_tree import add_cgroup
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import PodFacts
     from nodeagent.observe.watched_pods import WatchedPods
     from nodeagent.runtime.cri import CriClient
-    from nodeagent.sim.node import SimNode
-    from nodeagent.sim.server import SimServer
-    from nodeagent.sim.workload import SimSandbox
+    from tests.sim.node import SimNode
+    from tests.sim.server import SimServer
+    from tests.sim.workload import SimSandbox
 
 
 @dataclass

@@ -15,7 +15,7 @@ from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.observe.bound_pods import VANISHED_S, BoundPods
 from nodeagent.observe.pod_images import PodImageReader
 from nodeagent.record import replace
-from nodeagent.sim.clock import SimClock
+from tests.sim.clock import SimClock
 from tests.unit.builders import sandbox
 
 if TYPE_CHECKING:

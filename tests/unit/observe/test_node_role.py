@@ -29,10 +29,10 @@ from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.node_role import ABSENT_S
 from nodeagent.record import replace
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
 from nodeagent.telemetry import logging as log
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 from tests.unit.kubelet_double import KUBELET, NO_KUBELET, KubeletDouble
 
 if TYPE_CHECKING:

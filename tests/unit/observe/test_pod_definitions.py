@@ -16,7 +16,7 @@ from nodeagent.record import replace
 from tests.unit.observe.pod_node import Lister, Node, facts_of, kept
 
 if TYPE_CHECKING:
-    from nodeagent.sim.workload import SimSandbox
+    from tests.sim.workload import SimSandbox
 
 
 # ---- the kubelet ----

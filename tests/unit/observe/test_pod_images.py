@@ -10,7 +10,7 @@ from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model.pods import PodSpec
 from nodeagent.observe.bound_pods import BoundPods
 from nodeagent.observe.pod_images import PodImageReader
-from nodeagent.sim.clock import SimClock
+from tests.sim.clock import SimClock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ from nodeagent._proto.containerd.services.introspection.v1 import introspection_
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
-from nodeagent.sim.clock import SimClock
-from nodeagent.sim.serving import service_handler
+from tests.sim.clock import SimClock
+from tests.sim.serving import service_handler
 from tests.unit.runtime.conftest import FakeContainerd, serving
 from tests.unit.runtime.graph_cases import A, B
 

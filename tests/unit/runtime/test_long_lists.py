@@ -14,10 +14,10 @@ from nodeagent.runtime import decode_cache, long_lists
 from nodeagent.runtime.connection import MAX_ANSWER_BYTES, RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
-from nodeagent.sim import cri as simulated
-from nodeagent.sim.profiles import PROFILES
-from nodeagent.sim.scenario import scale_node
-from nodeagent.sim.server import SimServer
+from tests.sim import cri as simulated
+from tests.sim.profiles import PROFILES
+from tests.sim.scenario import scale_node
+from tests.sim.server import SimServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from nodeagent.sim.node import SimNode
+    from tests.sim.node import SimNode
 
 CONTAINERS = 60
 TOO_LARGE = "trying to send message larger than max"

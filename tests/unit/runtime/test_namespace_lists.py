@@ -13,7 +13,7 @@ from nodeagent.runtime.containerd_facts import PINNED_LABEL
 from nodeagent.runtime.containerd_records import StoredContainer
 from nodeagent.runtime.namespace_lists import StorageLists
 from nodeagent.runtime.storage_graph import LayerCache
-from nodeagent.sim.clock import SimClock
+from tests.sim.clock import SimClock
 from tests.unit.runtime.graph_cases import A, B, keys, records_with_references
 
 if TYPE_CHECKING:

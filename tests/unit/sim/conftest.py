@@ -12,9 +12,9 @@ from google.protobuf.message import Message
 from nodeagent.model import ContainerState
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import PAUSE, SimNode
-from nodeagent.sim.server import SimServer
+from tests.sim.content import Layer
+from tests.sim.node import PAUSE, SimNode
+from tests.sim.server import SimServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,11 +12,11 @@ from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
-from nodeagent.sim.content import Layer
-from nodeagent.sim.filters import parse_filters
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
-from nodeagent.sim.store import GC_ROOT_LABEL, Blob, Ingest, RefusedError
+from tests.sim.content import Layer
+from tests.sim.filters import parse_filters
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
+from tests.sim.store import GC_ROOT_LABEL, Blob, Ingest, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

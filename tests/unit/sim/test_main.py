@@ -17,7 +17,7 @@ async def test_simulation_serves_until_sigterm(tmp_path: Path) -> None:
     socket, root, logs = tmp_path / "s", tmp_path / "root", tmp_path / "logs"
     options = ["--socket", socket, "--images", "12", "--containers", "8", "--root", root, "--logs", logs]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "nodeagent.sim", *map(str, options), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.sim", *map(str, options), stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None

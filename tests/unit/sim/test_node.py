@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.model import ContainerState
-from nodeagent.sim.content import Layer, chain_ids
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.scenario import scale_node
-from nodeagent.sim.store import BLOCK_BYTES, UNCOUNTED_DIRECTORIES, Lease, RefusedError, on_disk
+from tests.sim.content import Layer, chain_ids
+from tests.sim.node import SimNode
+from tests.sim.scenario import scale_node
+from tests.sim.store import BLOCK_BYTES, UNCOUNTED_DIRECTORIES, Lease, RefusedError, on_disk
 
 if TYPE_CHECKING:
-    from nodeagent.sim.workload import SimImage
+    from tests.sim.workload import SimImage
 
 MIB = 1024 * 1024
 BASE = Layer("base", 50 * MIB)

@@ -9,14 +9,14 @@ import pytest
 
 from nodeagent.errors import ObservationError
 from nodeagent.model import ContainerState
-from nodeagent.sim.disk import GIB
-from nodeagent.sim.filesystem import SimClock, SimFilesystem
-from nodeagent.sim.scenario import example_node, scale_node
+from tests.sim.disk import GIB
+from tests.sim.filesystem import SimClock, SimFilesystem
+from tests.sim.scenario import example_node, scale_node
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.sim.node import SimNode
+    from tests.sim.node import SimNode
 
 
 def summary(node: SimNode) -> tuple[object, ...]:

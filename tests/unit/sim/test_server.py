@@ -25,11 +25,11 @@ from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.storage_graph import LayerCache
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import PAUSE, SimNode
-from nodeagent.sim.profiles import PROFILES
-from nodeagent.sim.scenario import example_node
-from nodeagent.sim.server import SimServer
+from tests.sim.content import Layer
+from tests.sim.node import PAUSE, SimNode
+from tests.sim.profiles import PROFILES
+from tests.sim.scenario import example_node
+from tests.sim.server import SimServer
 
 if TYPE_CHECKING:
     from pathlib import Path

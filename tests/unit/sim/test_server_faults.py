@@ -12,8 +12,8 @@ from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 
 if TYPE_CHECKING:
-    from nodeagent.sim.node import SimNode
-    from nodeagent.sim.server import SimServer
+    from tests.sim.node import SimNode
+    from tests.sim.server import SimServer
 
 
 async def test_injected_failure_applies_to_its_target_and_count(cri: CriClient, server: SimServer) -> None:

@@ -15,7 +15,7 @@ from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
-from nodeagent.sim.store import Lease
+from tests.sim.store import Lease
 from tests.unit.act.gc.transactions import RECENT, begin_creation, outcomes, remove_all
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from nodeagent.runtime.cri_storage import CriOnlyStorage
-from nodeagent.sim.store import BLOCK_BYTES
+from tests.sim.store import BLOCK_BYTES
 from tests.unit.act.gc.transactions import CHANGES, LEASE_CHANGES, crash
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
-from nodeagent.sim.store import Snapshot, SnapshotKind
+from tests.sim.store import Snapshot, SnapshotKind
 from tests.unit.act.gc.transactions import begin_creation, outcomes
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.plan.gc.accounting import SpaceNeeded
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
-from nodeagent.sim.scenario import example_node
+from tests.sim.scenario import example_node
 from tests.unit.act.conftest import POLICY
 from tests.unit.builders import MIB
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.act.gc import measurement, transactional_remover
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.sim.store import RefusedError
+from tests.sim.store import RefusedError
 from tests.unit.act.gc.transactions import CHANGES, use_during_removal, whole
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.sim.store import Lease, RefusedError, Snapshot, SnapshotKind
+from tests.sim.store import Lease, RefusedError, Snapshot, SnapshotKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

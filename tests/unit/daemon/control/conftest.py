@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.record import replace
-from nodeagent.sim.content import Layer
+from tests.sim.content import Layer
 from tests.unit.control_node import MEMBER, Node, served_to_member, serving
 
 if TYPE_CHECKING:

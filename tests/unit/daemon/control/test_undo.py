@@ -14,7 +14,7 @@ from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.policy import ImageGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
-from nodeagent.sim.content import Layer
+from tests.sim.content import Layer
 from tests.unit.control_node import MEMBER, Node, say, serving
 
 if TYPE_CHECKING:

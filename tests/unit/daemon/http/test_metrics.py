@@ -31,10 +31,10 @@ from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.relief import Unrelieved
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.record import replace
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import METRICS, Kind
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 from tests.support.manual_clock import ManualClock
 from tests.unit.builders import MIB, image_filesystem
 from tests.unit.telemetry.test_counters import CALLS, CASES

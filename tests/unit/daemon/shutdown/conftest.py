@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest_asyncio
 
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 from tests.support.login1 import Login1
 from tests.unit.daemon.shutdown.inhibitor_node import (
     IMAGE,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.model.node_stop import NodeStop, StopEnd
-    from nodeagent.sim.server import SimServer
+    from tests.sim.server import SimServer
     from tests.support.login1 import Login1, PrivateBus
     from tests.unit.kubelet_double import KubeletDouble
 

@@ -12,9 +12,9 @@ from nodeagent.config.policies import settings as settings_of
 from nodeagent.daemon.shutdown import pod_cache
 from nodeagent.daemon.shutdown.pod_cache import PodRuntime
 from nodeagent.model import Role
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -27,12 +27,12 @@ from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.record import replace
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
 from nodeagent.store.pause import PauseFile, StoredPause
 from nodeagent.store.shutdown import LOCK_FILE, ShutdownFiles
 from nodeagent.telemetry import logging as log
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
 from tests.support.kubelet_tree import add_process, make_node
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from nodeagent.model import ContainerState
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from nodeagent.sim.node import SimNode
-    from nodeagent.sim.profiles import Profile
-    from nodeagent.sim.workload import SimContainer, SimImage, SimSandbox
+    from tests.sim.node import SimNode
+    from tests.sim.profiles import Profile
+    from tests.sim.workload import SimContainer, SimImage, SimSandbox
 
 Record = TypeVar("Record")
 Built = TypeVar("Built")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypedDict
 
-from nodeagent.sim.clock import SimClock
-from nodeagent.sim.store import SNAPSHOTTER, MetadataStore
+from tests.sim.clock import SimClock
+from tests.sim.store import SNAPSHOTTER, MetadataStore
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -38,7 +38,7 @@ class SimDisk:
         revision: number of changes of the node since its creation; caches compare it.
     """
 
-    def __init__(  # noqa: PLR0913 - the properties of a filesystem
+    def __init__(
         self,
         *,
         clock: SimClock | None = None,

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.model import FsObservation
-from nodeagent.sim.clock import SimClock
+from tests.sim.clock import SimClock
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
-    from nodeagent.sim.node import SimNode
+    from tests.sim.node import SimNode
 
 DEVICE_ID: Final = 0x51
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.sim.node import SimNode
-    from nodeagent.sim.workload import SimContainer, SimSandbox
+    from tests.sim.node import SimNode
+    from tests.sim.workload import SimContainer, SimSandbox
 
 _LINES: Final = 20
 _LINK_NAME_BYTES: Final = 255

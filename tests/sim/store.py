@@ -20,7 +20,7 @@ from nodeagent.record import Record, field
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from nodeagent.sim.content import Descriptor
+    from tests.sim.content import Descriptor
 
 BLOCK_BYTES: Final = 4096
 UNCOUNTED_DIRECTORIES: Final = 2  # directories of a snapshot and its overlayfs work, absent from usage

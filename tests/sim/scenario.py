@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState
 from nodeagent.record import Record
-from nodeagent.sim.clock import START, SimClock
-from nodeagent.sim.content import Layer
-from nodeagent.sim.disk import GIB
-from nodeagent.sim.logs import write_logs
-from nodeagent.sim.node import PAUSE, SimNode
-from nodeagent.sim.workload import QosClass
+from tests.sim.clock import START, SimClock
+from tests.sim.content import Layer
+from tests.sim.disk import GIB
+from tests.sim.logs import write_logs
+from tests.sim.node import PAUSE, SimNode
+from tests.sim.workload import QosClass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.sim.workload import SimContainer, SimSandbox
+    from tests.sim.workload import SimContainer, SimSandbox
 
 MIB: Final = 1024 * 1024
 HOUR_S: Final = 3600.0
@@ -79,7 +79,7 @@ def example_node(seed: int = 1, *, now: datetime = START, root_path: str = "/var
     some deleted pods still have sandboxes and logs. About forty images share layers; older versions are unused, one
     image was pulled a moment ago, and the pause image is pinned.
     """
-    dice = random.Random(seed)  # noqa: S311 - not for cryptography
+    dice = random.Random(seed)
     node = SimNode(clock=SimClock(now), capacity_bytes=40 * GIB, other_inodes=21_000, root_path=root_path, seed=seed)
     _add_system_images(node)
     for family in _FAMILIES:
@@ -94,7 +94,7 @@ def example_node(seed: int = 1, *, now: datetime = START, root_path: str = "/var
     return Scenario(node, former)
 
 
-def scale_node(  # noqa: PLR0913 - the sizes to vary
+def scale_node(
     images: int,
     layers_per_image: int = 10,
     containers: int = 0,
@@ -111,7 +111,7 @@ def scale_node(  # noqa: PLR0913 - the sizes to vary
     container is dead, pods have up to four containers, and a tenth of the images is in use. The size of the filesystem
     is chosen so that ``used_percent`` of it is used.
     """
-    dice = random.Random(seed)  # noqa: S311 - not for cryptography
+    dice = random.Random(seed)
     node = SimNode(clock=SimClock(now), root_path=root_path, seed=seed)
     node.add_image(PAUSE, layers=[Layer("pause", 728 * 1024, inodes=3)], pinned=True, age_s=90 * DAY_S)
     shared_count = layers_per_image // 2
@@ -302,9 +302,7 @@ def _add_former_pods(node: SimNode, dice: random.Random) -> tuple[tuple[SimSandb
     return tuple(former)
 
 
-def _run(  # noqa: PLR0913 - the properties that differ between containers
-    node: SimNode, pod: SimSandbox, name: str, image: str, *, age_s: float, memory_mib: int
-) -> SimContainer:
+def _run(node: SimNode, pod: SimSandbox, name: str, image: str, *, age_s: float, memory_mib: int) -> SimContainer:
     return node.add_container(
         pod,
         name,
@@ -317,7 +315,7 @@ def _run(  # noqa: PLR0913 - the properties that differ between containers
     )
 
 
-def _crash_loop(  # noqa: PLR0913 - the properties of a crash loop
+def _crash_loop(
     node: SimNode,
     pod: SimSandbox,
     name: str,

@@ -19,13 +19,13 @@ from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.runtime.v1 import api_pb2
-from nodeagent.sim.containerd import ContainerdServices
-from nodeagent.sim.cri import ImageService, RuntimeService, image_methods, runtime_methods
-from nodeagent.sim.faults import Call, Faults
-from nodeagent.sim.messages import Messages
-from nodeagent.sim.profiles import PROFILES, Profile
-from nodeagent.sim.serving import service_handler
-from nodeagent.sim.store import RefusedError
+from tests.sim.containerd import ContainerdServices
+from tests.sim.cri import ImageService, RuntimeService, image_methods, runtime_methods
+from tests.sim.faults import Call, Faults
+from tests.sim.messages import Messages
+from tests.sim.profiles import PROFILES, Profile
+from tests.sim.serving import service_handler
+from tests.sim.store import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
     from google.protobuf.message import Message
 
-    from nodeagent.sim.node import SimNode
+    from tests.sim.node import SimNode
 
     Context = grpc.aio.ServicerContext[Message, Message]
 

@@ -1,4 +1,4 @@
-"""Serve a simulated node from a separate process: ``python -m nodeagent.sim --socket /tmp/sim.sock``.
+"""Serve a simulated node from a separate process: ``python -m tests.sim --socket /tmp/sim.sock``.
 
 Benchmarks use this program, since client and server must not share an interpreter there. It runs until SIGTERM or
 SIGINT.
@@ -13,14 +13,14 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nodeagent.sim.profiles import PROFILES
-from nodeagent.sim.scenario import Scenario, example_node, scale_node
-from nodeagent.sim.server import SimServer
+from tests.sim.profiles import PROFILES
+from tests.sim.scenario import Scenario, example_node, scale_node
+from tests.sim.server import SimServer
 
 
 def main() -> None:
     """Parse the arguments, create the simulated node and serve it until SIGTERM or SIGINT."""
-    parser = argparse.ArgumentParser(prog="python -m nodeagent.sim", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the socket")
     parser.add_argument("--images", type=int, default=0, help="number of images; 0 for the default node")
     parser.add_argument("--layers", type=int, default=10, help="layers per image")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 from nodeagent.model import ContainerState, PieceKind
 from nodeagent.model.workload import LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID
 from nodeagent.record import replace
-from nodeagent.sim.disk import GIB, DiskProperties
-from nodeagent.sim.images import SimImages
-from nodeagent.sim.store import Snapshot, SnapshotKind
-from nodeagent.sim.workload import ContainerResources, QosClass, SimContainer, SimImage, SimSandbox
+from tests.sim.disk import GIB, DiskProperties
+from tests.sim.images import SimImages
+from tests.sim.store import Snapshot, SnapshotKind
+from tests.sim.workload import ContainerResources, QosClass, SimContainer, SimImage, SimSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ class SimNode(SimImages):
         self._id_count = 0
         self._containers_of: dict[str, dict[str, None]] = {}
 
-    def add_pod(  # noqa: PLR0913 - the properties of a pod
+    def add_pod(
         self,
         name: str,
         *,
@@ -119,7 +119,7 @@ class SimNode(SimImages):
         self._changed()
         return sandbox
 
-    def add_container(  # noqa: PLR0913 - the properties of a container
+    def add_container(
         self,
         sandbox: SimSandbox | str,
         name: str,

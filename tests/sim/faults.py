@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import Message
 
-from nodeagent.sim.store import RefusedError
+from tests.sim.store import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable

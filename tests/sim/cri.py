@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.sim.messages import Memo, Messages, nanoseconds
-from nodeagent.sim.store import SNAPSHOTTER, RefusedError
+from tests.sim.messages import Memo, Messages, nanoseconds
+from tests.sim.store import SNAPSHOTTER, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from nodeagent.sim.node import SimNode
-    from nodeagent.sim.profiles import Profile
-    from nodeagent.sim.workload import SimContainer, SimImage, SimSandbox
+    from tests.sim.node import SimNode
+    from tests.sim.profiles import Profile
+    from tests.sim.workload import SimContainer, SimImage, SimSandbox
 
 PART_ITEMS: Final = 5000
 """Number of items in one response message of a streamed list. Source: containerd ``defaultStreamBatchSize``."""

@@ -16,11 +16,11 @@ from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types import descriptor_pb2
 from nodeagent.model import PieceKind
-from nodeagent.sim.content import Descriptor, digest
-from nodeagent.sim.cri import in_parts
-from nodeagent.sim.filters import parse_filters
-from nodeagent.sim.messages import nanoseconds
-from nodeagent.sim.store import (
+from tests.sim.content import Descriptor, digest
+from tests.sim.cri import in_parts
+from tests.sim.filters import parse_filters
+from tests.sim.messages import nanoseconds
+from tests.sim.store import (
     NAMESPACE,
     SNAPSHOTTER,
     Blob,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
-    from nodeagent.sim.node import SimNode
-    from nodeagent.sim.profiles import Profile
+    from tests.sim.node import SimNode
+    from tests.sim.profiles import Profile
 
 _T = TypeVar("_T")
 

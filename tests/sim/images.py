@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Final, Unpack
 from nodeagent.model import PieceKind
 from nodeagent.plan.gc.image_references import normalise, repository_of
 from nodeagent.record import replace
-from nodeagent.sim.content import build_artifact, build_image
-from nodeagent.sim.disk import DiskProperties, SimDisk
-from nodeagent.sim.store import SNAPSHOTTER, Blob, ImageName, RefusedError, Snapshot, SnapshotKind, on_disk
-from nodeagent.sim.workload import SimImage
+from tests.sim.content import build_artifact, build_image
+from tests.sim.disk import DiskProperties, SimDisk
+from tests.sim.store import SNAPSHOTTER, Blob, ImageName, RefusedError, Snapshot, SnapshotKind, on_disk
+from tests.sim.workload import SimImage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from nodeagent.sim.content import BuiltImage, Layer
+    from tests.sim.content import BuiltImage, Layer
 
 _PINNED: Final = "io.cri-containerd.pinned"
 _SOURCE_LABEL: Final = "containerd.io/distribution.source."
@@ -38,7 +38,7 @@ class SimImages(SimDisk):
         self._nameless: dict[str, SimImage] = {}
         self._names_of: dict[str, dict[str, None]] = {}
 
-    def add_image(  # noqa: PLR0913 - the properties of an image
+    def add_image(
         self,
         *tags: str,
         layers: Sequence[Layer],
