@@ -258,7 +258,7 @@ def test_logs_of_the_victim_are_reclaimed_for_nodefs_before_another_pod(
 
 @pytest.mark.campaign
 @pytest.mark.usefixtures("_own_mounts")
-@pytest.mark.parametrize("age_s", [10, pytest.param(75, marks=pytest.mark.long)])
+@pytest.mark.parametrize("age_s", [10, *(pytest.param(age_s, marks=pytest.mark.long) for age_s in (75, 600))])
 @pytest.mark.parametrize("run", range(RUNS))
 def test_log_writer_is_the_only_victim_on_a_node_with_a_single_filesystem(
     node: PressedNode, age_s: int, run: int
