@@ -40,7 +40,8 @@ def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run
         ConfigError: the configuration is invalid, and no stored settings enable graceful shutdown. An inhibitor lock in
             systemd's file descriptor store is released, so that the lock delays no shutdown.
     """
-    from nodeagent.config.handoff import checked  # noqa: PLC0415 - not needed by the bare daemon
+    from nodeagent.config.file_trust import absolute_path  # noqa: PLC0415 - not needed by the bare daemon
+    from nodeagent.config.handoff import checked  # noqa: PLC0415
     from nodeagent.config.settings import Origin  # noqa: PLC0415
     from nodeagent.errors import ConfigError  # noqa: PLC0415
     from nodeagent.host.processes import become_python  # noqa: PLC0415
@@ -85,20 +86,6 @@ def _standby(origin: Origin, error: ConfigError) -> Settings | None:
         os.close(lock)
         DescriptorStore().forget()
     return None
-
-
-def absolute_path(path: Path) -> Path:
-    """Return a path that is valid in every working directory; symbolic links and ``..`` are not resolved.
-
-    Raises:
-        ConfigError: the path is relative and the current directory was deleted.
-    """
-    from nodeagent.errors import ConfigError  # noqa: PLC0415 - not needed by the bare daemon
-
-    try:
-        return path.absolute()
-    except OSError as error:
-        raise ConfigError(f"cannot resolve {path}: current directory unavailable: {error}") from error
 
 
 def _serve(settings: Settings, *, once: bool) -> ExitCode:

@@ -45,7 +45,7 @@ def open_trusted(path: Path, *, directory: bool = False, own_uid: int | None = N
         OSError: the path does not exist, is not the expected directory, or cannot be read.
     """
     own_uid = os.geteuid() if own_uid is None else own_uid
-    pending = _reversed_parts(str(Path.cwd() / path))
+    pending = _reversed_parts(str(absolute_path(path)))
     shown, current, links = Path("/"), os.open("/", _STEP), 0
     try:
         while pending:
@@ -70,6 +70,18 @@ def open_trusted(path: Path, *, directory: bool = False, own_uid: int | None = N
         return _reopened(path, current, directory=directory)
     finally:
         os.close(current)
+
+
+def absolute_path(path: Path) -> Path:
+    """Return a path that is valid in every working directory; symbolic links and ``..`` are not resolved.
+
+    Raises:
+        ConfigError: the path is relative and the current directory was deleted or is unreachable.
+    """
+    try:
+        return path.absolute()
+    except OSError as error:
+        raise ConfigError(f"cannot resolve {path}: current directory unavailable: {error}") from error
 
 
 def _reversed_parts(path: str) -> list[str]:

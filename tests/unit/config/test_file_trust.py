@@ -247,6 +247,36 @@ def test_every_refused_file_is_reported_at_once(config: Path) -> None:
     assert len(refusal(config).splitlines()) == 2
 
 
+@pytest.fixture
+def in_deleted_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+
+@pytest.mark.usefixtures("in_deleted_directory")
+@pytest.mark.parametrize(
+    "command", [("doctor",), ("config", "check"), ("config", "show", "role"), ("history", "--all"), ("report",)]
+)
+def test_absolute_path_is_read_in_a_deleted_working_directory(config: Path, command: tuple[str, ...]) -> None:
+    config.write_text('role = "neither"\n')
+    checked = nodeagent(*command, "--config", str(config))
+    assert 'role = "neither": must be ' in checked.stdout + checked.stderr
+
+
+@pytest.mark.usefixtures("in_deleted_directory")
+def test_default_file_is_read_in_a_deleted_working_directory(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text('role = "standalone"\n')
+    monkeypatch.setattr("nodeagent.config.files.DEFAULT_PATH", config)
+    assert load(None, environment={}).config.role == "standalone"
+
+
+@pytest.mark.usefixtures("in_deleted_directory")
+def test_relative_path_in_a_deleted_working_directory_is_an_error_and_not_an_absent_file() -> None:
+    assert "cannot resolve config.toml: current directory unavailable" in refusal(Path("config.toml"))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="requires a mount namespace")
 def test_file_that_cannot_be_read_without_proc_is_an_error_and_not_an_absent_one(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
