@@ -87,19 +87,21 @@ def show_history(config: Path | None, request: HistoryRequest, listing: ListOpti
         selected = listed.selected(view(document).passes)
         stops = [] if listing.filters else document["node_stops"]
         document = {**document, "passes": [raw(each) for each in selected], "node_stops": stops}
-        _print_details(view(document), _empty(request, source), listing)
+        _print_details(view(document), _empty(request, listing, source), listing)
         return
-    listed.print(document, empty=_empty(request, source), now=now)
+    listed.print(document, empty=_empty(request, listing, source), now=now)
     if listing.is_table and document["node_stops"] and not listing.filters:
         if document["passes"]:
             standard_output().write([Line()])
         ListRequest.of(NODE_STOPS, listing._replace(sort_by="")).print(document, empty="", now=now)
 
 
-def _empty(request: HistoryRequest, source: str) -> str:
+def _empty(request: HistoryRequest, listing: ListOptions, source: str) -> str:
     """Return the message for an empty list of passes."""
-    limited = request.since or request.image or request.pass_id
-    return f"no passes in {source}" if limited else f"no passes yet in {source}"
+    matching = "matching " if request.since or request.image or listing.filters else ""
+    if request.idle:
+        return f"no {matching}passes in {source}"
+    return f"no {matching}passes with removals in {source}; 'nodeagent history --all' lists the other passes"
 
 
 def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime | None) -> tuple[dict[str, Any], str]:

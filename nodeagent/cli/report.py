@@ -15,12 +15,13 @@ from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.fleet_view import fleet_lines
 from nodeagent.cli.output import warn
-from nodeagent.cli.reading import print_document, read, typed
+from nodeagent.cli.reading import answer_of, ask, print_document, read_node, typed
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.text import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from os import PathLike
     from typing import BinaryIO
 
     from nodeagent.act.agent import Agent
@@ -55,7 +56,9 @@ def show_report(source: Source, form: str, *, doctor: bool) -> None:
     Raises:
         NodeAgentError: the daemon refuses the request or returns an error, or no runtime is found without a daemon.
     """
-    document = read("NodeReport", {}, source, _read_report)
+    document = ask("NodeReport", {}, source)
+    if document is None:
+        document = _with_daemon(read_node(source, _read_report), source.config)
     if doctor:
         document = {**document, "checks": _checks(source)}
     if form == "table":
@@ -100,6 +103,21 @@ async def _read_report(agent: Agent) -> NodeReport:
     from nodeagent.cli.local_status import read_report  # noqa: PLC0415 - not needed if the daemon responds
 
     return await read_report(agent)
+
+
+def _with_daemon(document: dict[str, Any], config: str | PathLike[str] | None) -> dict[str, Any]:
+    """Return the report of a node that this process read, with the state of the daemon that runs meanwhile."""
+    from nodeagent.api.client import DaemonAbsentError, DaemonRefusedError, DaemonUnavailableError  # noqa: PLC0415
+    from nodeagent.cli.control_client import connected  # noqa: PLC0415 - not needed if the daemon responds
+
+    try:
+        with connected(config) as daemon:
+            status = answer_of(daemon, "Status")
+    except DaemonAbsentError:
+        return document
+    except (DaemonUnavailableError, DaemonRefusedError) as error:
+        return {**document, "warnings": [str(error), *document["warnings"]]}
+    return {**document, "agent": status["agent"], "paused": status["paused"]}
 
 
 def _checks(source: Source) -> list[dict[str, Any]]:

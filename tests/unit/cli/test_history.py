@@ -84,17 +84,39 @@ def test_headline_has_the_wait_for_creations_and_the_images_restored_by_an_undo(
 
 
 @pytest.mark.parametrize("content", ["none", "empty", "no tables"])
-def test_history_after_an_early_kill_has_no_passes_yet(tmp_path: Path, config: str, content: str) -> None:
+def test_history_after_an_early_kill_has_no_passes(tmp_path: Path, config: str, content: str) -> None:
     path = tmp_path / "state" / FILE_NAME
     if content == "empty":
         path.touch()
     elif content == "no tables":
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
-    ended = nodeagent("history", "--config", config)
-    assert (ended.returncode, ended.stdout + ended.stderr) == (0, f"no passes yet in {tmp_path}/state\n")
-    ended = nodeagent("history", "--since", "1h", "--config", config)
+    ended = nodeagent("history", "--all", "--config", config)
     assert (ended.returncode, ended.stdout + ended.stderr) == (0, f"no passes in {tmp_path}/state\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ((), "no passes with removals in "),
+        (("--details",), "no passes with removals in "),
+        (("--since", "1h"), "no matching passes with removals in "),
+        (("--image", "app"), "no matching passes with removals in "),
+        (("--filter", "scope=images"), "no matching passes with removals in "),
+        (("--all", "--since", "1h"), "no matching passes in "),
+        (("--all", "--filter", "scope=containers"), "no matching passes in "),
+    ],
+)
+def test_empty_list_states_the_selection_and_not_an_empty_history(
+    tmp_path: Path, config: str, options: tuple[str, ...], shown: str
+) -> None:
+    started_at = datetime.now(UTC) - timedelta(hours=2)
+    past = PastPass("idle", started_at, 1.0, "interval", "images", "", False, "nothing-to-do", "", 0, None, 41, 41, ())
+    History(tmp_path / "state").add(past, Retention(timedelta(days=30), 16 << 20))
+    ended = nodeagent("history", *options, "--config", config)
+    hint = "" if "--all" in options else "; 'nodeagent history --all' lists the other passes"
+    assert ended.stdout + ended.stderr == f"{shown}{tmp_path}/state{hint}\n"
+    assert "idle" in nodeagent("history", "--all", "--config", config).stdout
 
 
 def test_number_of_queries_does_not_depend_on_the_number_of_passes(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.api import requests
 from nodeagent.api.codec import decode, encode_line
 from nodeagent.api.fleet import Fleet
 from nodeagent.api.node_report import NodeReport
@@ -17,7 +18,7 @@ from nodeagent.host.node import node_name
 from nodeagent.text import display_width, escape
 from tests.support.node_reports import fleet, planned, report
 from tests.support.terminal import Shown, in_pipe, on_terminal
-from tests.unit.control_node import Node, say, serving
+from tests.unit.control_node import STRANGER, Node, say, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,6 +64,29 @@ async def test_line_of_a_node_has_the_removals_of_the_preview(node: Node, capsys
     assert found.planned.count == len(removed) == 2
     assert found.planned.bytes == sum(each["frees_bytes"] or 0 for each in removed)
     assert {each.kind for each in found.planned.removals} == {each["kind"] for each in removed}
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["config", "direct"])
+async def test_report_and_status_agree_about_the_running_daemon(
+    node: Node, capsys: pytest.CaptureFixture[str], direct: bool
+) -> None:
+    await node.ask("Pause", requests.PauseRequest(seconds=600, why="maintenance"))
+    config = ("--config", str(node.config))
+    status = json.loads((await say(capsys, "status", "-o", "json", *config))[1])
+    _, out, _ = await say(capsys, "report", *config, *(["--direct"] if direct else []))
+    found = json.loads(out)
+    found["paused"] |= {"seconds_left": status["paused"]["seconds_left"]}
+    assert (found["agent"], found["paused"]) == (status["agent"], status["paused"])
+    assert found["agent"]["running"] is True
+
+
+async def test_report_beside_a_daemon_that_refuses_the_user_has_the_refusal_as_a_warning(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.peer[0] = STRANGER
+    _, out, _ = await say(capsys, "report", "--config", str(node.config))
+    found = decode(out, NodeReport)
+    assert (found.agent.running, "denied" in found.warnings[0]) == (False, True), found.warnings
 
 
 async def test_node_that_cannot_be_listed_has_a_line_without_plan_and_exit_code_1(
