@@ -164,7 +164,7 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
         if not self.runtime.up:
             yield f"runtime unavailable: {self.runtime.problem}"
         if self.paused is not None:
-            yield f"paused by {self.paused.who}: {self.paused.why}"
+            yield f"paused: {self.paused.why}"
         if self.planned is not None:
             yield from (f"nothing planned: {each}" for each in self.planned.blocked)
         yield from self.conditions

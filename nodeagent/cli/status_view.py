@@ -133,7 +133,7 @@ def _state(status: Status) -> Line:
         first.append(f"not ready: {'; '.join(given(agent.not_ready_because) or ())}", "bold red")
     elif paused is not None:
         left = "" if paused.seconds_left is None else f" ({format_duration(paused.seconds_left)} left)"
-        first.append(f"paused{left} by {paused.who}: {paused.why}", "bold yellow")
+        first.append(f"paused{left}: {paused.why}", "bold yellow")
     elif waiting is not None:
         left = format_duration(waiting.seconds_left)
         first.append(f"waiting ({left} left): dry run during reload_grace", "bold yellow")

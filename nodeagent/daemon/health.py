@@ -30,7 +30,7 @@ def not_ready(context: DaemonContext) -> tuple[str, ...]:
         reasons.append(f"removals are not recorded: {context.agent.history_writer.problem}")
     shutdown = context.pass_lock.pause_of(PausedBy.SHUTDOWN)
     if shutdown is not None:
-        reasons.append(shutdown.text)
+        reasons.append(shutdown.reason)
     return tuple(reasons)
 
 

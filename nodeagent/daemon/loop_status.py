@@ -27,6 +27,7 @@ class LoopStatus:  # one row of the status document: its attributes are the colu
 
     Attributes:
         reason: cause of ``DISABLED`` or ``PAUSED``; empty otherwise.
+        removes: whether its runs remove or evict, so that a pause of all passes also pauses it.
         started_at: start of the last run; ``ended_at`` its end.
         result: result code of the last run; empty before the first.
         detail: error or shortfall of the last run.
@@ -39,6 +40,7 @@ class LoopStatus:  # one row of the status document: its attributes are the colu
     name: str
     activity: Activity = Activity.WAITING
     reason: str = ""
+    removes: bool = False
     started_at: datetime | None = None
     ended_at: datetime | None = None
     result: str = ""
@@ -92,10 +94,10 @@ class LoopStatuses:
         status.runs += 1
         status.failures += failed
 
-    def waiting(self, name: str, wait_s: float, slack_s: float) -> None:
+    def waiting(self, name: str, wait_s: float, slack_s: float, *, removes: bool = False) -> None:
         """Record that a task is waiting: the next run starts in ``wait_s`` seconds, at most ``slack_s`` later."""
         status = self._status(name)
-        status.activity, status.reason = Activity.WAITING, ""
+        status.activity, status.reason, status.removes = Activity.WAITING, "", removes
         status.next_run_s = self._clock.monotonic_s() + wait_s
         self.beat(name, wait_s + slack_s)
 

@@ -136,18 +136,15 @@ class Loop:
         while not stop.is_set():
             self._wake.clear()
             wait_s = await self.run_once()
-            self._loop_statuses.waiting(name, wait_s, SILENCE_S)
-            if (pause := self._pass_lock.pause()) is not None:
-                self._loop_statuses.paused(name, pause.text, wait_s + SILENCE_S)
+            self._loop_statuses.waiting(name, wait_s, SILENCE_S, removes=True)
             await wait_for_any(wait_s, stop, self._wake)
 
     async def run_once(self) -> float:
         """Run one pass, or no pass during a pause; return the seconds until the next pass."""
         name = self._scope.value
-        if (pause := self._pass_lock.pause()) is not None:
-            self._loop_statuses.paused(name, pause.text, PAUSE_POLL_S + SILENCE_S)
+        if self._pass_lock.pause() is not None:
             return PAUSE_POLL_S
-        self._loop_statuses.waiting(name, 0.0, SILENCE_S)
+        self._loop_statuses.waiting(name, 0.0, SILENCE_S, removes=True)
         wait_s = await self._attempt(name)
         release_memory()  # after a failure too: tracebacks keep call frames in reference cycles
         return wait_s

@@ -28,18 +28,13 @@ class Pause(Record):
 
     Attributes:
         by: origin; each origin has at most one pause.
-        reason: cause, for display.
+        reason: cause for display, with the user of the operator's pause.
         until_s: monotonic time of the expiry in seconds; ``None`` if the pause does not expire.
     """
 
     by: PausedBy
     reason: str
     until_s: float | None = None
-
-    @property
-    def text(self) -> str:
-        """Origin and reason in one line."""
-        return f"{self.by}: {self.reason}"
 
 
 class PassLock:

@@ -28,6 +28,7 @@ from nodeagent.api.status import (
     Status,
     WaitStatus,
 )
+from nodeagent.daemon import loop_status
 from nodeagent.daemon.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon import loop_status
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.model import ImageFilesystem, RoleDecision
     from nodeagent.model.pods import PodInventory
@@ -351,25 +351,30 @@ def _loops(context: DaemonContext | None) -> tuple[LoopStatus, ...]:
 
 
 def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> LoopStatus:
-    now_s = context.clock.monotonic_s()
+    now_s, pause = context.clock.monotonic_s(), context.pass_lock.pause()
+    activity, why, next_s = line.activity, line.reason or _dry_run_reason(line, context), line.next_run_s
+    if (
+        pause is not None and line.removes and activity is loop_status.Activity.WAITING
+    ):  # as its run at next_run_s would find
+        activity, why, next_s = loop_status.Activity.PAUSED, pause.reason, None
     return LoopStatus(
         name=line.name,
-        activity=line.activity.value,
-        why=line.reason or _dry_run_reason(line, context),
+        activity=activity.value,
+        why=why,
         started_at=line.started_at,
         ended_at=line.ended_at,
         result=line.result,
         detail=line.detail,
         runs=line.runs,
         failures=line.failures,
-        due_in_s=None if line.next_run_s is None else max(0, round(line.next_run_s - now_s)),
+        due_in_s=None if next_s is None else max(0, round(next_s - now_s)),
         stuck=line.report_until_s is not None and line.report_until_s < now_s,
     )
 
 
 def _dry_run_reason(line: loop_status.LoopStatus, context: DaemonContext) -> str:
-    """Return the reason for the temporary dry run of a periodic loop; empty outside of a reload grace period."""
-    if not context.grace.pending or line.next_run_s is None:
+    """Return the reason for the temporary dry run of a loop that removes; empty outside of a reload grace period."""
+    if not context.grace.pending or line.next_run_s is None or not line.removes:
         return ""
     return f"dry run: reload grace period, {math.ceil(context.grace.left_s())}s left"
 

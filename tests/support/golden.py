@@ -84,8 +84,8 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\bin \d+ms\b", "in 9ms"),
         (r"^(?:memory|io|cpu)\.psi\.\w+ .*\n", ""),
         (r"^(nodefs|memory\.available|pid\.available)( +)[█░].*$", r"\1\2..."),
-        (r"^(eviction +)(?:waiting|running|paused) .*$", r"\1..."),  # the loop is paused only at its next poll
-        (r"^eviction: operator: .*\n(?:  .*\n)*", ""),
+        (r"^(eviction +)(?:waiting|running|paused) .*$", r"\1..."),
+        (r"^eviction: maintenance of .*\n(?:  .*\n)*", ""),
         (r"\bhold \d\b", "hold 9"),
         (r"^(imagefs +[█░]+ +\d+%) \S+ MiB of", r"\1 ### MiB of"),
         (r"(?<=target )\S+ MiB", "##.# MiB"),

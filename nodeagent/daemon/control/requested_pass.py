@@ -164,7 +164,7 @@ class RequestedPass:
             if self._cancelled:
                 raise NodeAgentError("nothing was removed: the client disconnected")
             if pause_in_force is not None:
-                raise UsageError(f"nothing was removed: the agent is paused: {pause_in_force.text}")
+                raise UsageError(f"nothing was removed: the agent is paused: {pause_in_force.reason}")
             if self._context.grace.pending:
                 left_s = math.ceil(self._context.grace.left_s())
                 raise UsageError(f"nothing was removed: reload grace period after a dry run, {left_s} s left")

@@ -132,7 +132,7 @@ class ControlService(Readings):
     def _refuse_while_paused(self) -> None:
         pause_in_force = self._context.pass_lock.pause()
         if pause_in_force is not None:
-            raise UsageError(f"cannot trigger a loop: the agent is paused: {pause_in_force.text}")
+            raise UsageError(f"cannot trigger a loop: the agent is paused: {pause_in_force.reason}")
 
     async def _until(self, done: Callable[[], bool], late: str) -> None:
         ends_s = self._context.clock.monotonic_s() + _TRIGGER_WITHIN_S

@@ -80,9 +80,7 @@ class EvictionLoop:
                 wake.clear()
                 self._triggers.add_memory_events()
                 wait_s = await self.run_pass(stop)
-                self._context.loop_statuses.waiting(LOOP_NAME, wait_s, SLACK_S)
-                if (pause := self._context.pass_lock.pause()) is not None:
-                    self._context.loop_statuses.paused(LOOP_NAME, pause.text, wait_s + SLACK_S)
+                self._context.loop_statuses.waiting(LOOP_NAME, wait_s, SLACK_S, removes=True)
                 # Limits the rate of passes: a trigger can fire continuously.
                 if await wait_for_any(min(wait_s, SOONEST_S), stop):
                     return

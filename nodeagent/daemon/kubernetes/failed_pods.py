@@ -100,10 +100,7 @@ class FailedPodsTask(SessionTask):
         known = _Known()
         wait_s = self.poll_s  # the runtime and the role are known by then
         while True:
-            if pause := self._context.pass_lock.pause():
-                statuses.paused(FAILED_PODS, pause.reason, wait_s + _SLACK_S)
-            else:
-                statuses.waiting(FAILED_PODS, wait_s, _SLACK_S)
+            statuses.waiting(FAILED_PODS, wait_s, _SLACK_S, removes=True)
             await self._wait(wait_s, settings, stop)
             if not self._continues(settings, stop):
                 return

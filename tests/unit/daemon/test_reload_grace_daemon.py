@@ -58,6 +58,23 @@ async def test_status_is_waiting_with_the_seconds_left() -> None:
         assert (shown["waiting"], shown["agent"]["dry_run"]) == (None, False)
 
 
+async def test_loops_that_remove_are_paused_with_the_pause_and_other_tasks_are_not() -> None:
+    async with daemon() as made:
+        made.context.loop_statuses.waiting("node-lease", 10.0, 60.0)
+        await made.pause()
+        shown = await made.status()
+        why = shown["paused"]["why"]
+        assert why.startswith("test (by root, until ")
+        assert {each["name"]: (each["activity"], each["why"], each["due_in_s"]) for each in shown["loops"]} == {
+            "containers": ("paused", why, None),
+            "eviction": ("disabled", 'eviction.enabled = "off"', None),
+            "images": ("paused", why, None),
+            "node-lease": ("waiting", "", 10),
+        }
+        await made.resume()
+        assert {each["activity"] for each in (await made.status())["loops"]} == {"waiting", "disabled"}
+
+
 async def test_pause_stops_the_period_and_resume_restarts_it() -> None:
     async with daemon() as made:
         await made.set(dry_run=False)

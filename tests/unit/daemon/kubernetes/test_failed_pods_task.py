@@ -99,6 +99,16 @@ class Run:
     def logged(self, event: str) -> list[dict[str, Any]]:
         return [each for each in map(json.loads, self.stream.getvalue().splitlines()) if each["event"] == event]
 
+    async def polled(self, times: int) -> None:
+        """Wait until the task has started to wait ``times`` times."""
+        deadlines: set[float | None] = set()
+
+        def count() -> int:
+            deadlines.update(each.next_run_s for each in self.context.loop_statuses.all)
+            return len(deadlines - {None})
+
+        await until(lambda: count() >= times)
+
     @property
     def outcomes(self) -> dict[str, str]:
         return {each.name: each.outcome for past in self.writer.finished for each in past.actions}
@@ -214,7 +224,7 @@ async def test_nothing_is_deleted_by_the_name_of_another_machine(authority: Auth
 async def test_nothing_is_listed_or_deleted_with_an_invalid_configuration(authority: Authority, tmp_path: Path) -> None:
     api = server(failed("web"))
     async with deleting(api, authority, tmp_path, pause=Pause(PausedBy.SHUTDOWN, "the node is shutting down")) as run:
-        await until(lambda: "paused" in str([each.activity for each in run.context.loop_statuses.all]))
+        await run.polled(3)
         run.context.settings = replace(run.context.settings, invalid_because="unknown key")
         run.context.pass_lock.end_pause(PausedBy.SHUTDOWN)
         await until(lambda: "disabled" in str([each.activity for each in run.context.loop_statuses.all]))
@@ -224,7 +234,7 @@ async def test_nothing_is_listed_or_deleted_with_an_invalid_configuration(author
 async def test_nothing_is_listed_or_deleted_during_a_pause(authority: Authority, tmp_path: Path) -> None:
     api = server(failed("web"))
     async with deleting(api, authority, tmp_path, pause=Pause(PausedBy.SHUTDOWN, "the node is shutting down")) as run:
-        await until(lambda: "paused" in str([each.activity for each in run.context.loop_statuses.all]))
+        await run.polled(3)
         assert api.requests == []
         run.context.pass_lock.end_pause(PausedBy.SHUTDOWN)
         await until(lambda: "uid-web" not in api.pods.pods)
