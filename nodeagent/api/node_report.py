@@ -161,7 +161,7 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
         yield from (f"not ready: {each}" for each in agent.problems)
         if isinstance(agent.config_problem, str) and agent.config_problem:
             yield f"configuration file not in force: {agent.config_problem}"
-        if not self.runtime.up:
+        if self.runtime.up is False:
             yield f"runtime unavailable: {self.runtime.problem}"
         if self.paused is not None:
             yield f"paused: {self.paused.why}"

@@ -75,9 +75,14 @@ class WaitStatus(Part, frozen=True, kw_only=True, rename={"for_": "for"}):
 
 
 class RuntimeStatus(Part, frozen=True, kw_only=True):
-    """The container runtime; ``problem`` is the cause if it is unavailable."""
+    """The container runtime.
 
-    up: bool
+    Attributes:
+        up: whether it answers; ``None`` if it is not queried, as while the daemon starts.
+        problem: cause if it is unavailable; empty otherwise.
+    """
+
+    up: bool | None
     name: str | None
     version: str | None
     endpoint: str | None

@@ -156,6 +156,8 @@ def _head(status: Status) -> list[Line]:
     if runtime.up:
         role = f"{agent.role} ({agent.role_because})"
         lines.append(Line(f"{runtime.name} {runtime.version} at {runtime.endpoint}, {role}", "dim"))
+    elif runtime.up is None:
+        lines.append(Line("runtime not queried", "dim"))
     else:
         lines.append(Line(f"runtime unavailable: {runtime.problem}", "bold red"))
     if agent.config_problem:

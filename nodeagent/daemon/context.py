@@ -56,6 +56,7 @@ class DaemonContext:
         evictions_restored: whether the outstanding effects of an earlier process were restored.
         reload: set to request a reload of the configuration.
         config_problem: reason for not using the configuration on disk; empty if it is in force.
+        runtime_problem: reason for not composing an agent: no runtime; empty once an agent is composed.
         lock_held: whether logind has granted the delay lock; ``None`` if the shutdown task does not request it.
         runtime_answered: whether the runtime answered a call of the agent in force.
         renew: set while newer settings wait for the running pass to end.
@@ -83,6 +84,7 @@ class DaemonContext:
     evictions_restored: bool = False
     reload: asyncio.Event = field(default_factory=asyncio.Event)
     config_problem: str = ""
+    runtime_problem: str = ""
     lock_held: bool | None = None
     runtime_answered: bool = False
 

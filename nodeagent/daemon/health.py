@@ -21,7 +21,7 @@ def not_ready(context: DaemonContext) -> tuple[str, ...]:
     if context.stop.is_set():
         reasons.append("agent is stopping")
     if context.agent is None:
-        reasons.append("agent not composed: it is starting or reloading, or no container runtime was found")
+        reasons.append(not_composed(context))
     elif context.counters.runtime_down:
         reasons.append("container runtime unavailable")
     elif not context.runtime_answered and _calls_runtime(context):
@@ -32,6 +32,27 @@ def not_ready(context: DaemonContext) -> tuple[str, ...]:
     if shutdown is not None:
         reasons.append(shutdown.reason)
     return tuple(reasons)
+
+
+def not_composed(context: DaemonContext) -> str:
+    """Return the reason why no agent is composed."""
+    if context.settings.invalid_because:
+        return "configuration invalid: only graceful shutdown runs"
+    if context.runtime_problem:
+        return f"waiting for a container runtime: {context.runtime_problem}"
+    return "starting or reloading"
+
+
+def status_line(context: DaemonContext) -> str:
+    """Return the state of the daemon, for the status line of the service manager."""
+    if context.agent is None:
+        state = not_composed(context)
+    elif context.grace.pending:
+        state = f"dry run during the reload grace period of {context.grace.period_s:g} s"
+    else:
+        state = "dry run: removals are logged, not executed" if context.dry_run else "running"
+    problem = context.config_problem
+    return f"{state}; configuration file not in force: {problem}" if problem else state
 
 
 def _calls_runtime(context: DaemonContext) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import pickle  # pickles are exchanged only with the child process of read_again
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.daemon.health import status_line
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.reload_effect import Effect, Reloaded
 from nodeagent.daemon.reload_grace import grace_needed_s
@@ -78,7 +79,7 @@ class ReloadTask:
                 reloaded = await self._reload(stop)
             except ConfigError as error:
                 _answer(callers, error)
-                self._notifier.ready()
+                self._notifier.ready(status_line(self._context))
             else:
                 _answer(callers, reloaded)
 
@@ -95,13 +96,13 @@ class ReloadTask:
         changes = differences(dict(before.values), dict(after.values))
         context.logger.info("config_reloaded", changes=changes)
         if not changes and not before.invalid_because:
-            self._notifier.ready()
+            self._notifier.ready(status_line(context))
             return Reloaded((), before.dry_run, None, context.grace.left_s(), context.grace.until())
         waited, earlier = context.grace.pending, _effective(context)
         context.announced.clear()  # no loop starts under the new settings before the effect is logged
         try:
             context.swap(after)
-            self._notifier.ready()  # reported first, so that the service manager does not wait for the runtime
+            self._notifier.ready(status_line(context))  # first: the service manager does not wait for the runtime
             effect = await until_stopped(self._preview(after, earlier, context), stop)
             effect = effect or Effect(after.dry_run, problem="agent is stopping")
             self._announce(effect, waited=waited)

@@ -208,7 +208,11 @@ def without_agent(context: DaemonContext) -> Status:
         paused=_pause(context),
         waiting=_grace(context),
         runtime=RuntimeStatus(
-            up=False, name=None, version=None, endpoint=context.settings.endpoint or None, problem=""
+            up=False if context.runtime_problem else None,
+            name=None,
+            version=None,
+            endpoint=context.settings.endpoint or None,
+            problem=context.runtime_problem,
         ),
         filesystems=(),
         conditions=tuple(each.value for each in sorted(context.eviction.reported)),
@@ -217,7 +221,7 @@ def without_agent(context: DaemonContext) -> Status:
         last_passes=(),
         shutdown=ShutdownStatus(off_because="", lock_held=context.lock_held),
         holds=(),
-        warnings=("no agent is composed: the daemon starts, reloads, or waits for a container runtime",),
+        warnings=(),
     )
 
 

@@ -16,6 +16,7 @@ from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control.server import ControlServer
 from nodeagent.daemon.control.socket import refuse_second_agent
 from nodeagent.daemon.eviction.composition import eviction_tasks
+from nodeagent.daemon.health import status_line
 from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.http.textfile_task import TextfileTask
 from nodeagent.daemon.kubernetes.all_tasks import kubernetes_tasks
@@ -173,8 +174,9 @@ async def serve_agents(context: DaemonContext) -> None:
             await _serve_one_agent(context)
             runtime.answered()
         except RuntimeUnavailableError as error:
+            context.runtime_problem = str(error)
             # READY without a runtime: a unit that is ordered after nodeagent must not wait for a runtime.
-            Notifier().ready(f"waiting for a container runtime: {error}")
+            Notifier().ready(status_line(context))
             await wait_for_any(runtime.lost(error), context.stop, context.renew)
 
 
@@ -188,7 +190,7 @@ async def _stand_by(context: DaemonContext) -> None:
         hint="correct it, then systemctl reload nodeagent; until then only graceful shutdown runs",
         settings=settings.standby_source,
     )
-    Notifier().ready("configuration invalid: graceful shutdown only")
+    Notifier().ready(status_line(context))
     while not context.stop.is_set() and not context.renew.is_set():
         await wait_for_any(_LONG_S, context.stop, context.renew)
 
@@ -230,8 +232,8 @@ async def _serve_one_agent(context: DaemonContext) -> None:
         await _wait_for_effect(context, agent)
         if context.stop.is_set() or context.renew.is_set():
             return
-        context.agent = agent
-        Notifier().ready(_mode(context, agent))
+        context.agent, context.runtime_problem = agent, ""
+        Notifier().ready(status_line(context))
         done = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -281,13 +283,6 @@ async def _wait_for_replacement(context: DaemonContext) -> None:
             )
             deadline_s = now_s
         await wait_for_any(GRACE_POLL_S if waits else _LONG_S, context.stop, context.renew)
-
-
-def _mode(context: DaemonContext, agent: Agent) -> str:
-    """Return the mode of an agent, for the status line of the service manager."""
-    if context.grace.pending:
-        return f"dry run during the reload grace period of {context.grace.period_s:g} s"
-    return "dry run: removals are logged, not executed" if agent.dry_run else "running"
 
 
 def _log_start(agent: Agent, logger: FilteringBoundLogger) -> None:

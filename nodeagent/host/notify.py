@@ -8,12 +8,19 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_MAX_STATUS: Final = 800
+"""Maximum length of a status line in characters, of at most 4 bytes each.
+
+The service manager ignores a message of more than 4096 bytes, and with it READY=1. Source: systemd,
+``NOTIFY_BUFFER_MAX``.
+"""
 
 
 class Notifier:
@@ -55,7 +62,8 @@ class Notifier:
         self._send("WATCHDOG=1")
 
     def _send(self, state: str, status: str = "") -> None:
-        lines = [line for line in (state, f"STATUS={escape(' '.join(status.split()))}" if status else "") if line]
+        shown = escape(" ".join(status.split()))
+        lines = [line for line in (state, f"STATUS={shown[:_MAX_STATUS]}" if shown else "") if line]
         send("\n".join(lines), self._address)
 
 

@@ -66,7 +66,8 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"/tmp/golden-\w{8}", "/var/lib/agent"),
         (rf"\bnodeagent {re.escape(__version__)}\b", "nodeagent 9.9.9"),
         (r"\bcontainerd \d[\w.~+-]*", "containerd 9.9.9"),
-        (r"\(pid \d+, up \S+?\)", "(pid 99, up 9s)"),
+        (r"\s+\(pid\s+\d+,\s+up\s+\S+?\)", " (pid 99, up 9s)"),  # line breaks depend on the length of both values
+        (r"(?<=up 9s\))\s+dry\s+run:\s+nothing\s+is\s+removed", "  dry run: nothing is removed"),
         (r"\bpid \d+", "pid 99"),
         (r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b", "20260304T120000Z-0a1b2c"),
         (r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", "2026-03-04T12:00:00.000000Z"),

@@ -12,6 +12,7 @@ from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api.gc import Report
 from nodeagent.daemon.control.caller import CALLER
+from nodeagent.daemon.health import not_composed
 from nodeagent.daemon.loops import log_report, log_result, log_start
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError, UsageError
 from nodeagent.host.node import node_identity
@@ -40,7 +41,7 @@ def require_agent(context: DaemonContext) -> Agent:
         RuntimeUnavailableError: the daemon is not ready.
     """
     if context.agent is None:
-        raise RuntimeUnavailableError("not ready: the daemon starts, reloads, or waits for a container runtime")
+        raise RuntimeUnavailableError(f"not ready: {not_composed(context)}")
     return context.agent
 
 

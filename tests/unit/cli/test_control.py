@@ -73,7 +73,7 @@ async def test_status_shows_the_length_of_image_use_observation(node: Node, caps
 async def test_status_exits_with_1_while_the_agent_is_not_ready(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.context.agent = None
     code, out, _ = await say(capsys, "status")
-    assert (code, "not ready: agent not composed" in out) == (1, True)
+    assert (code, "not ready: starting or reloading" in out) == (1, True)
 
 
 async def test_status_as_json_is_the_document_of_the_control_api(

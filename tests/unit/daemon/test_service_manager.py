@@ -106,6 +106,16 @@ def test_notifications_follow_the_sd_notify_protocol(tmp_path: Path, manager: so
     assert (alive, stopping) == ("WATCHDOG=1", "STOPPING=1")
 
 
+def test_message_with_a_long_status_is_not_ignored_by_the_service_manager(
+    tmp_path: Path, manager: socket.socket
+) -> None:
+    for status in ("\U0001f389" * 5000, "\x1b" * 5000):
+        Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")}).ready(status)
+        (message,) = received(manager)
+        assert message.startswith("READY=1\nSTATUS=")
+        assert len(message.encode()) < 4096
+
+
 def test_watchdog_of_another_process_is_ignored() -> None:
     assert Notifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}).watchdog_s is None
 
@@ -141,7 +151,9 @@ async def test_valid_configuration_is_put_in_force_and_an_invalid_one_is_not(
     loop = asyncio.get_running_loop()
     manager.setblocking(False)
     assert (await loop.sock_recv(manager, 100)).startswith(b"RELOADING=1")
-    assert await loop.sock_recv(manager, 100) == b"READY=1"
+    rejected = await loop.sock_recv(manager, 1000)
+    assert rejected.startswith(b"READY=1\nSTATUS=starting or reloading; configuration file not in force: ")
+    assert b"high_threshold_percent = 850" in rejected
     assert not made.renew.is_set()
     assert "high_threshold_percent = 850" in made.config_problem
     write(config, 95)

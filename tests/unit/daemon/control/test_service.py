@@ -27,6 +27,7 @@ from nodeagent.api.pressure import Pressure
 from nodeagent.api.shutdown import ShutdownPlan, ShutdownStatus
 from nodeagent.api.status import Status
 from nodeagent.api.undo import UndoList
+from nodeagent.cli.status_view import status_view
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.record import replace
 from tests.unit.control_node import IMAGE, MEMBER, Node, serving
@@ -112,17 +113,27 @@ async def test_configuration_has_the_values_in_force_with_their_sources(node: No
     assert settings["role"] == {"value": '"standalone"', "source": str(node.config)}
 
 
-async def test_status_is_returned_without_a_runtime(node: Node) -> None:
-    node.context.agent = None
+@pytest.mark.parametrize(
+    ("invalid", "no_runtime", "cause", "shown"),
+    [
+        ("", "", "starting or reloading", "runtime not queried"),
+        ("", "no socket", "waiting for a container runtime: no socket", "runtime unavailable: no socket"),
+        ("role", "", "configuration invalid: only graceful shutdown runs", "runtime not queried"),
+    ],
+    ids=["start", "no-runtime", "invalid-configuration"],
+)
+async def test_status_without_an_agent_has_its_cause_and_no_unread_state_of_the_runtime(
+    node: Node, invalid: str, no_runtime: str, cause: str, shown: str
+) -> None:
+    node.context.agent, node.context.runtime_problem = None, no_runtime
+    node.context.settings = replace(node.context.settings, invalid_because=invalid)
     answer = await node.ask("Status")
-    assert answer["agent"]["ready"] is False
-    assert answer["runtime"]["up"] is False
+    assert (answer["agent"]["ready"], answer["agent"]["not_ready_because"]) == (False, [cause])
+    assert (answer["runtime"]["up"], answer["runtime"]["problem"]) == (False if no_runtime else None, no_runtime)
+    assert shown in [each.text for each in status_view(decode(json.dumps(answer), Status), None)]
+    assert await node.refused("Plan", api.PlanRequest(scope="all")) == (503, f"not ready: {cause}")
     node.context.settings = replace(node.context.settings, endpoint="")
     assert (await node.ask("Status"))["runtime"]["endpoint"] is None
-    assert await node.refused("Plan", api.PlanRequest(scope="all")) == (
-        503,
-        "not ready: the daemon starts, reloads, or waits for a container runtime",
-    )
 
 
 async def test_plan_has_the_removals_of_the_collector(node: Node) -> None:
