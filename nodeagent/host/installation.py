@@ -93,7 +93,7 @@ def parts(
     """
     unit = _source("nodeagent.service").replace(f"{DEFAULT_PREFIX}/", f"{prefix}/")
     if systemd >= _RELOADABLE:
-        unit = re.sub(r"^ExecReload=.*\n", "", unit, flags=re.MULTILINE)
+        unit = re.sub(r"^ExecReload=/bin/kill .*\n", "", unit, flags=re.MULTILINE)
         unit = re.sub(r"^# Made notify-reload .*\n", "", unit, flags=re.MULTILINE)
         unit = unit.replace("\nType=notify\n", "\nType=notify-reload\n")
     yield Part(layout.units / UNIT, unit)

@@ -163,7 +163,7 @@ def make_portable(root: Path, prefix: str) -> None:
     unit = re.sub(r"^(ExecStartPre|ReadWritePaths)=.*/run/systemd/system/.*\n", "", unit, flags=re.MULTILINE)
     here = Path(__file__).parent
     added = (here / "portable.conf").read_text()
-    write(root / UNIT, re.sub(r"^ExecReload=.*$", lambda _: RELOAD, unit, flags=re.MULTILINE) + added)
+    write(root / UNIT, re.sub(r"^ExecReload=/bin/kill .*$", lambda _: RELOAD, unit, flags=re.MULTILINE) + added)
     write(root / HOST / "etc/systemd/portable/profile/nodeagent/service.conf", (here / "profile.conf").read_text())
     command = root / HOST / "usr/local/bin/nodeagent"
     write(command, (here / "host-command").read_text())

@@ -40,7 +40,7 @@ def served(node: Node) -> Iterator[Node]:
     """Return the node with the unit running and the journal catalog installed."""
     unit = (ROOT / "systemd/nodeagent.service").read_text()
     unit = unit.replace("Type=notify\n", "Type=notify-reload\n").replace("WatchdogSec=60s", "WatchdogSec=6s")
-    unit = re.sub(r"^ExecReload=.*\n", "", unit, flags=re.MULTILINE)
+    unit = re.sub(r"^ExecReload=/bin/kill .*\n", "", unit, flags=re.MULTILINE)
     node.put("/etc/systemd/system/nodeagent.service", unit)
     node.put("/usr/lib/systemd/catalog/nodeagent.catalog", ROOT / "systemd/nodeagent.catalog")
     node.run("mkdir -p /etc/nodeagent && systemctl daemon-reload && journalctl --update-catalog", timeout_s=120)
@@ -83,7 +83,10 @@ def test_dry_run_is_logged_with_journal_fields(served: Node) -> None:
 def test_invalid_configuration_is_rejected_and_a_valid_one_applied(served: Node) -> None:
     pid = served.run("systemctl show nodeagent -p MainPID --value").stdout
     served.put("/etc/nodeagent/config.toml", f"dry_run = 1\n{CONFIG}")
-    served.run("systemctl reload nodeagent", timeout_s=60)
+    assert served.run("systemctl reload nodeagent", check=False, timeout_s=60).code != 0
+    status = served.run("systemctl show nodeagent -p ActiveState,StatusText --value").stdout
+    assert "active\n" in status
+    assert "configuration file not in force: /etc/nodeagent/config.toml: dry_run = 1: must be true or false" in status
     (refused,) = wait_for(served, "NODEAGENT_EVENT=config_rejected")
     assert "config.toml: dry_run = 1: must be true or false" in refused["MESSAGE"]
     assert "node.test/unused:v1" in served.run("ctr -n k8s.io images ls -q").stdout

@@ -65,7 +65,8 @@ def test_unit_matches_the_version_of_systemd(tmp_path: Path, installed: Path) ->
     nodeagent("install", "--root", str(tmp_path), "--systemd", "253", "--prefix", "/srv/agent", "--packaged")
     new = (tmp_path / "usr/lib/systemd/system/nodeagent.service").read_text()
     assert "Type=notify-reload\n" in new
-    assert "ExecReload" not in new
+    assert "/bin/kill" not in new
+    assert "ExecReload=/srv/agent/bin/nodeagent config check --config /etc/nodeagent/config.toml\n" in new
     assert "ExecStart=/srv/agent/bin/nodeagent run" in new
     assert "/opt/nodeagent" not in new
     assert not (tmp_path / "etc").exists()

@@ -121,7 +121,7 @@ def test_unit_of_the_image_uses_only_programs_of_the_image_and_no_installation_o
     root_module().make_portable(root, prefix)
     lines = (root / units / "nodeagent.service").read_text().splitlines()
     programs = [line.partition("=")[2].split()[0] for line in lines if line.startswith("Exec")]
-    assert sorted(programs) == ["/usr/bin/python3"] + [f"/{prefix}/bin/nodeagent"] * 2
+    assert sorted(programs) == ["/usr/bin/python3"] + [f"/{prefix}/bin/nodeagent"] * 3
     bound = [path for line in lines if line.startswith("BindReadOnlyPaths=") for path in line.partition("=")[2].split()]
     assert {"/var/lib", "/var/log", "/etc/passwd", "/etc/group", "-/etc/nodeagent", "-/home/kubernetes"} <= set(bound)
     assert [path for path in bound if prefix in path] == []
