@@ -43,8 +43,8 @@ check: ## format, lint, types, import directions, generated files, vocabulary, s
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -I protos/generate.py --check
-	$(BIN)/python -I -m nodeagent.config.embed --check nodeagent/docs/configuration.md
-	$(BIN)/python -I -m nodeagent.cli.help --check
+	$(BIN)/python -m nodeagent.config.embed --check nodeagent/docs/configuration.md
+	$(BIN)/python -m nodeagent.cli.help --check
 	$(BIN)/python -m tests.language
 	$(BIN)/python -m tests.sizes
 
@@ -145,8 +145,8 @@ protos: ## generate nodeagent/_proto from protos/
 
 docs: ## write the configuration reference into its document, the top-level help and the completion
 	@.ci/setup run
-	$(BIN)/python -I -m nodeagent.config.embed nodeagent/docs/configuration.md
-	$(BIN)/python -I -m nodeagent.cli.help
+	$(BIN)/python -m nodeagent.config.embed nodeagent/docs/configuration.md
+	$(BIN)/python -m nodeagent.cli.help
 
 install uninstall: export PREFIX := $(PREFIX)
 

@@ -1,9 +1,12 @@
-"""Links, commands and file names in README, documents and the package description."""
+"""Links, commands and file names in README, documents and the package description; checks of generated files."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -109,3 +112,23 @@ def test_settings_and_metrics_in_documents_exist(document: Path) -> None:
     named = {each for each in re.findall(r"`([a-z]+\.[a-z_]+)(?: = [^`]*)?`", text) if each.split(".")[0] in sections}
     assert named <= keys
     assert set(re.findall(r"`(nodeagent_[a-z0-9_]+)[`{]", text)) <= {*METRICS, TEXTFILE_TIME}
+
+
+def test_generated_files_are_checked_with_the_checkout_of_the_makefile_and_not_the_installed_package(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(ROOT / "nodeagent", tmp_path / "nodeagent", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    make = ["make", "--dry-run", "check", f"BIN={Path(sys.executable).parent}"]
+    shown = subprocess.run(make, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    checks = [line.split() for line in shown.splitlines() if "-m nodeagent." in line]
+
+    def codes() -> list[int]:
+        return [subprocess.run(each, cwd=tmp_path, capture_output=True, check=False).returncode for each in checks]
+
+    assert codes() == [0, 0]
+    for name, old in (("config/models.py", "File of all metrics"), ("cli/help.txt", "Usage")):
+        path = tmp_path / "nodeagent" / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, "Other text"))
+    assert codes() == [1, 1]
