@@ -32,9 +32,9 @@ _HALF_S: Final = 1800.0
 """Seconds added to every age, so that the displayed age does not change for half an hour."""
 
 
-def crowded_node(root: Path) -> SimNode:
-    """Return the simulated node."""
-    node = SimNode(clock=SimClock(datetime.now(UTC)), root_path=str(root))
+def crowded_node(root: Path, now: datetime) -> SimNode:
+    """Return the simulated node at the time ``now``."""
+    node = SimNode(clock=SimClock(now), root_path=str(root))
     old_s = 40 * _DAY_S + _HALF_S
     node.add_image(PAUSE, layers=[Layer("pause", 4096)], pinned=True, age_s=old_s)
     tags = [f"{TAGGED}:2026.02.{day:02}-1200-{day:02}ab34cd" for day in range(1, 21)]
@@ -88,7 +88,7 @@ def write_config(directory: Path) -> Path:
 
 
 def main(directory: Path) -> None:
-    node = crowded_node(directory)
+    node = crowded_node(directory, datetime.now(UTC))
     for name in ("pods", "containers"):
         (directory / name).mkdir(exist_ok=True)
     Path(node.imagefs_path).mkdir(parents=True, exist_ok=True)
