@@ -40,14 +40,25 @@ def parse_json(text: str | bytes, *, parse_constant: Callable[[str], Any] | None
 
 
 def parse_yaml(text: str | bytes) -> Iterator[Any]:
-    """Yield the documents of a YAML text; each document is parsed on demand.
+    """Yield the documents of a YAML or JSON text; each document of a YAML text is parsed on demand.
 
-    Dates are returned as text, as in the kubelet.
+    Dates are returned as text, as in the kubelet. An object in JSON is parsed as JSON, since YAML permits no tab as
+    indentation.
 
     Raises:
         ValueError: the text is not YAML, has more than 10,000 values with aliases and merges counted as copies, is
-            nested more than 64 levels deep, contains itself, or has a value that contradicts its tag.
+            nested more than 64 levels deep, contains itself, or has a value that contradicts its tag. The number of
+            values in JSON is not limited.
     """
+    if text.lstrip()[:1] in ("{", b"{"):
+        try:
+            document = parse_json(text)
+        except ValueError:
+            pass  # a YAML flow mapping also starts with a brace
+        else:
+            _check_depth(document, 1)
+            yield document
+            return
     import yaml  # noqa: PLC0415 - slow import, used on some nodes only
 
     try:
@@ -121,6 +132,13 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
     if not isinstance(node.value, list):
         return []
     return [part for each in node.value for part in (each if isinstance(each, tuple) else (each,))]
+
+
+def _check_depth(value: object, depth: int) -> None:
+    """Reject a value that is nested too deeply."""
+    _check_bounds(0, depth)
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(each, depth + 1)
 
 
 def _check_bounds(nodes: int, depth: int) -> None:

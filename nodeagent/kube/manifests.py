@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
-from nodeagent.parsing import parse_json, parse_yaml
+from nodeagent.parsing import parse_yaml
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -139,11 +139,6 @@ def _document(text: bytes) -> object:
     Raises:
         ValueError: the text is neither JSON nor YAML.
     """
-    try:
-        if text.lstrip().startswith(b"{"):
-            return parse_json(text)
-    except ValueError:
-        pass  # a YAML flow mapping also starts with a brace
     try:
         return next(parse_yaml(text), None)
     except ValueError as error:

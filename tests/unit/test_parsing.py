@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,6 +30,7 @@ def levels(form: str) -> str:
         pytest.param("[" + "1," * 10_001 + "]", "more than 10000 values", id="long list"),
         pytest.param("[" * 100_000, "nested more than 64 levels", id="deep lists"),
         pytest.param("- " * 100_000, "nested more than 64 levels", id="deep blocks"),
+        pytest.param('{"a": ' * 65 + "1" + "}" * 65, "nested more than 64 levels", id="deep JSON"),
         pytest.param("a: &a [*a]", "contains itself", id="cycle"),
         pytest.param("a: &a\n  <<: *a\n", "contains itself", id="merged cycle"),
         pytest.param("a: 1" + ":1" * 100_000, "more than 64 characters", id="colons"),
@@ -56,6 +59,19 @@ def test_yaml_with_aliases_and_merges_has_its_values() -> None:
         "2001-01-01",
         None,
     ]
+
+
+@pytest.mark.parametrize("value", [{"a": [1, {"b": None}]}, {}, {"key" * 400: "\u00e9 /"}, {"many": [0] * 20_000}])
+@pytest.mark.parametrize("indent", [None, 2, "\t"], ids=["one line", "spaces", "tabs"])
+@pytest.mark.parametrize("encode", [str, str.encode], ids=["text", "bytes"])
+def test_object_in_json_has_its_value_whatever_its_indentation(
+    value: object, indent: str | int | None, encode: Any
+) -> None:
+    assert list(parse_yaml(encode(f"\n{json.dumps(value, indent=indent)}\n"))) == [value]
+
+
+def test_yaml_mapping_in_braces_is_no_json() -> None:
+    assert list(parse_yaml("{a: 1}\n---\n{b: 2}")) == [{"a": 1}, {"b": 2}]
 
 
 def test_documents_before_a_malformed_one_are_read() -> None:

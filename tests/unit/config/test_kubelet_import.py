@@ -117,14 +117,15 @@ def test_written_file_loads_to_the_same_settings(tmp_path: Path) -> None:
     assert [phase.seconds for phase in loaded.shutdown.phases] == [45.0, 0.0]
 
 
-def test_json_is_accepted() -> None:
+@pytest.mark.parametrize("indent", [None, 4, "\t"], ids=["one line", "spaces", "tabs"])
+def test_json_is_accepted_whatever_its_indentation(indent: str | int | None) -> None:
     document = {
         "kind": "KubeletConfiguration",
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "evictionHard": {"memory.available": "5%"},
         "mergeDefaultEvictionSettings": True,
     }
-    imported = import_kubelet(read_kubelet(json.dumps(document)))
+    imported = import_kubelet(read_kubelet(json.dumps(document, indent=indent)))
     assert values(imported)["eviction.hard"] == (
         "memory.available<5%,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
     )
