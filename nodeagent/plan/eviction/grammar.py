@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _HARD, _SOFT, _GRACE, _RECLAIM = "hard threshold", "soft threshold", "soft grace period", "minimum reclaim"
 _OPERATOR = re.compile(r"[<>=]+")
-_PERCENT = re.compile(r"(?P<number>[+-]?\d+(?:\.\d+)?)(?P<sign>%?)", re.ASCII)
+_PERCENT = re.compile(r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+))%?", re.ASCII)
 _PERCENT_FORM: Final = "write a percentage from 0% to 100%, such as 10%; 0% or 100% disables the threshold"
 
 

@@ -82,8 +82,9 @@ def infer_request(
 ) -> Fact[int | None]:
     """Return the memory request of a container, inferred from its OOM score and its memory limit.
 
-    A Burstable score corresponds to a range of requests, one thousandth of the node memory wide. The upper end of the
-    range is returned, in favour of the pod, or the limit if it is lower. If a kubelet did not set the score, the limit
+    A Burstable score corresponds to a range of requests, one thousandth of the node memory wide; the lowest score to a
+    request of up to the whole memory. The upper end of the range is returned, in favour of the pod, or the limit if it
+    is lower. If a kubelet did not set the score, the limit
     is returned, since a request defaults to the limit. Without a limit, the request is 0 if ``assume``, otherwise
     unknown.
     """
@@ -105,7 +106,7 @@ def infer_request(
 def _burstable_request(score: int, capacity_bytes: int | None, limit_bytes: int | None) -> Fact[int | None]:
     if capacity_bytes is None:
         return UNKNOWN
-    upper_bytes = capacity_bytes * (1001 - score) // 1000
+    upper_bytes = capacity_bytes if score == _LOWEST_BURSTABLE else capacity_bytes * (1001 - score) // 1000
     return Fact(min(upper_bytes, limit_bytes) if limit_bytes else upper_bytes, FactSource.INFERRED)
 
 

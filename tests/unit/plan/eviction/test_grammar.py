@@ -77,6 +77,22 @@ def test_threshold_of_0_or_100_percent_is_disabled(value: str) -> None:
     assert not parsed(hard={"nodefs.available": value, "memory.psi.some": value}, soft={"memory.available": value})
 
 
+@pytest.mark.parametrize(("value", "same"), [(".5%", "0.5%"), ("5.%", "5%"), ("+5.0%", "5%"), ("05%", "5%")])
+def test_percentage_is_digits_with_an_optional_decimal_point(value: str, same: str) -> None:
+    settings, expected = (
+        parsed(hard={"nodefs.available": each, "memory.psi.some": each}, minimum_reclaim={"nodefs.available": each})
+        for each in (value, same)
+    )
+    assert list(settings.values()) == list(expected.values())
+    assert [each.minimum_reclaim for each in settings.values()] == [each.minimum_reclaim for each in expected.values()]
+
+
+@pytest.mark.parametrize("value", [".%", "%", "1e1%", "0x5%", "5 %", "1_0%", "inf%", "nan%", "1.2.3%", "\u0665%"])
+def test_percentage_in_another_form_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="is not a percentage"):
+        parsed(hard=f"nodefs.available<{value}")
+
+
 def test_grace_period_of_a_disabled_soft_threshold_is_accepted() -> None:
     assert not parsed(soft="memory.available<0%", soft_grace_period="memory.available=1m")
 

@@ -99,6 +99,8 @@ def test_critical_is_unknown_with_an_unread_container_unless_another_is_critical
         pytest.param(0, 0, B, 0, FactSource.ASSUMED, id="score not set by the kubelet"),
         pytest.param(None, None, None, 0, FactSource.ASSUMED, id="no source"),
         pytest.param(900, 100, B, 100, FactSource.INFERRED, id="burstable up to its limit"),
+        pytest.param(3, 0, B, CAPACITY_BYTES / MIB, FactSource.INFERRED, id="lowest burstable score"),
+        pytest.param(3, 100, B, 100, FactSource.INFERRED, id="lowest burstable score up to its limit"),
     ],
 )
 def test_request_is_inferred_from_score_and_limit(
@@ -116,8 +118,8 @@ def test_burstable_request_is_inferred_within_a_thousandth_and_never_too_low(req
     score = min(999, max(3, 1000 - 1000 * request // capacity))
     found = infer_request(traits(score), B, capacity, assume=False).value
     assert found is not None
-    if score > 3:
-        assert request <= found + 1
+    assert request <= found + 1
+    assert found <= capacity
     assert abs(found - request) <= 2 * capacity // 1000 + 1
 
 
