@@ -18,9 +18,10 @@ from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.config.loading import effective, load
-from nodeagent.config.policies import metrics_settings
+from nodeagent.config.policies import eviction, metrics_settings
 from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.errors import ConfigError, UsageError
+from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.metrics_checks import OPEN_FIX, OPEN_LISTENER
 from nodeagent.text import Cut
 
@@ -46,6 +47,9 @@ def check(path: Path | None) -> None:
     sys.stdout.flush()
     if metrics_settings(loaded.config.metrics).is_open:
         warn(f'nodeagent: warning: metrics.listen = "{loaded.config.metrics.listen}" {OPEN_LISTENER}: {OPEN_FIX}')
+    for each in eviction(loaded.config).thresholds:
+        if MEANINGS[each.signal].resource is None:
+            warn(f"nodeagent: warning: no pod is evicted for {each.text}: the stalled pods need not cause the stall")
     if loaded.config.role == "beside-kubelet":
         for name, section in (("eviction", loaded.config.eviction), ("shutdown", loaded.config.shutdown)):
             if section.enabled == "on":

@@ -15,7 +15,10 @@ from nodeagent.plan.eviction.thresholds import DEFAULT_HARD
 from nodeagent.units import parse_duration_s
 
 _DEFAULT_HARD: Final = ",".join(f"{signal}<{amount}" for signal, amount in DEFAULT_HARD.items())
-THRESHOLDS_FORM: Final = 'list of SIGNAL<AMOUNT, such as "memory.available<100Mi,nodefs.available<10%"'
+THRESHOLDS_FORM: Final = (
+    'list of SIGNAL<AMOUNT, such as "memory.available<100Mi,nodefs.available<10%"; for a stall SIGNAL>PERCENT, such as '
+    '"memory.psi.some>40%"'
+)
 
 
 class EvictionSection(Section):
@@ -31,7 +34,8 @@ class EvictionSection(Section):
         _DEFAULT_HARD,
         json_schema_extra={"form": THRESHOLDS_FORM},
         description="Hard eviction thresholds (no grace period). Signals: those of the kubelet, memory.psi.some, "
-        "memory.psi.full, io.psi.some, io.psi.full (percent of time stalled) and swap.free.",
+        "memory.psi.full, io.psi.some, io.psi.full (percent of time stalled over ten seconds) and swap.free. io.psi.* "
+        "are displayed and evict no pod.",
     )
     soft: str = Field(
         "",

@@ -84,6 +84,19 @@ def test_configured_threshold_is_shown_and_invalid_one_exits_with_2(config: Path
     assert "'1Mo' is not a size" in ended.stderr
 
 
+def test_config_check_warns_of_thresholds_that_evict_no_pod(config: Path) -> None:
+    config.write_text(
+        '[eviction]\nhard = "memory.psi.some>40%,io.psi.full>20"\nsoft = "io.psi.some>30.5%"\n'
+        'soft_grace_period = "io.psi.some=1m"\n'
+    )
+    ended = nodeagent("config", "check", "--config", str(config))
+    assert ended.returncode == 0
+    assert [each.split(": ")[2] for each in ended.stderr.splitlines()] == [
+        "no pod is evicted for io.psi.full>20%",
+        "no pod is evicted for io.psi.some>30.5%",
+    ]
+
+
 def test_config_check_warns_of_eviction_enabled_beside_a_kubelet(config: Path) -> None:
     config.write_text('role = "beside-kubelet"\n[eviction]\nenabled = "on"\n[shutdown]\nenabled = "auto"\n')
     ended = nodeagent("config", "check", "--config", str(config))
