@@ -18,12 +18,13 @@ USEC_INFINITY: Final = 2**64 - 1
 _QUANTITY: Final = re.compile(
     r"\+?(?P<number>\d+(?:\.\d*)?|\.\d+)(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<power>[+-]?\d{1,9}))?", re.ASCII
 )
+_DECIMAL_SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 _BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _SUFFIXES: Final = {
     "n": Decimal("1e-9"),
     "u": Decimal("1e-6"),
     "m": Decimal("1e-3"),
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("", "k", "M", "G", "T", "P", "E"))},
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(_DECIMAL_SUFFIXES)},
     **{suffix: Decimal(1024) ** power for power, suffix in enumerate(_BINARY_SUFFIXES)},
 }
 _NANO: Final = Decimal("1e-9")
@@ -112,16 +113,24 @@ def parse_duration_s(text: str) -> float:
     return float(total)
 
 
-def format_quantity(size_bytes: int) -> str:
-    """Return exact bytes as a quantity in its canonical binary form, such as ``24684084Ki`` or ``100Mi``.
+def format_quantity(number: int, like: str = "") -> str:
+    """Return an exact number as a quantity with the largest suffix without a fraction, such as ``24684084Ki``.
 
-    Source: Kubernetes ``resource.Quantity``, format ``BinarySI``: the largest suffix without a fraction.
+    Args:
+        number: bytes or a count.
+        like: quantity in the form of the result: decimal (``1G``, ``5000``), with an exponent (``1e9``) or binary; also
+            binary for any other text.
+
+    Source: Kubernetes ``resource.Quantity``, ``CanonicalizeBytes``.
     """
+    match = _QUANTITY.fullmatch(like)
+    binary = match is None or (match["suffix"] or "").endswith("i")
+    base, suffixes = (1024, _BINARY_SUFFIXES) if binary else (1000, _DECIMAL_SUFFIXES)
     power = 0
-    while size_bytes and size_bytes % 1024 == 0 and power < len(_BINARY_SUFFIXES) - 1:
-        size_bytes //= 1024
+    while number and number % base == 0 and power < len(suffixes) - 1:
+        number //= base
         power += 1
-    return f"{size_bytes}{_BINARY_SUFFIXES[power]}"
+    return f"{number}e{3 * power}" if power and match and match["power"] else f"{number}{suffixes[power]}"
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -55,6 +55,7 @@ def parse_pod(document: object, where: str) -> PodSpec:
     spec = _mapping(pod.get("spec"), f"{where}: spec")
     status = _optional(pod, "status", where)
     containers = _containers(spec, where)
+    main = [each for each in containers if not each.init]
     pod_level = _resources(_optional(spec, "resources", where), f"{where}: spec.resources")
     overhead = _quantities(_optional(spec, "overhead", where), f"{where}: spec.overhead")
     priority_class = _text(spec, "priorityClassName", where)
@@ -77,6 +78,9 @@ def parse_pod(document: object, where: str) -> PodSpec:
             overhead.get(_EPHEMERAL),
         ),
         ephemeral_limit_bytes=_pod_ephemeral_limit(containers, overhead.get(_EPHEMERAL)),
+        ephemeral_limit_text=next(
+            (each.ephemeral_limit_text for each in (*main, *containers) if each.ephemeral_limit_text), ""
+        ),
         qos=_qos(spec, status, where),
         termination_grace_s=_grace_s(spec, metadata, where),
         deleting=metadata.get("deletionTimestamp") is not None,
@@ -118,7 +122,8 @@ def _containers(spec: _Object, where: str) -> tuple[ContainerSpec, ...]:
         for number, container in enumerate(_list(spec, key, where)):
             place = f"{where}: spec.{key}[{number}]"
             fields = _mapping(container, place)
-            requests, limits = _resources(_optional(fields, "resources", place), f"{place}.resources")
+            resources = _optional(fields, "resources", place)
+            requests, limits = _resources(resources, f"{place}.resources")
             found.append(
                 ContainerSpec(
                     name=_text(fields, "name", place),
@@ -126,6 +131,9 @@ def _containers(spec: _Object, where: str) -> tuple[ContainerSpec, ...]:
                     memory_limit_bytes=_rounded_up(limits.get(_MEMORY)),
                     ephemeral_request_bytes=_rounded_up(requests.get(_EPHEMERAL)),
                     ephemeral_limit_bytes=_rounded_up(limits.get(_EPHEMERAL)),
+                    memory_request_text=_as_written(resources, _MEMORY, "requests", "limits"),
+                    ephemeral_request_text=_as_written(resources, _EPHEMERAL, "requests", "limits"),
+                    ephemeral_limit_text=_as_written(resources, _EPHEMERAL, "limits"),
                     init=init,
                     sidecar=init and _text(fields, "restartPolicy", place) == "Always",
                 )
@@ -152,6 +160,11 @@ def _resources(resources: _Object, where: str) -> tuple[dict[str, Decimal], dict
     limits = _quantities(_optional(resources, "limits", where), f"{where}.limits")
     requests = _quantities(_optional(resources, "requests", where), f"{where}.requests")
     return limits | requests, limits
+
+
+def _as_written(resources: _Object, name: str, *keys: str) -> str:
+    """Return a quantity as written, from the first of the keys that has the resource; empty without a quantity."""
+    return next((str(found[name]) for key in keys if name in (found := _readable(resources.get(key)))), "")
 
 
 def _quantities(values: _Object, where: str) -> dict[str, Decimal]:
@@ -227,7 +240,8 @@ def _empty_dirs(spec: _Object, where: str) -> tuple[EmptyDirSpec, ...]:
         limit_bytes = (
             None if limit is None else _rounded_up(parse_resource_quantity(limit, f"{place}.emptyDir.sizeLimit"))
         )
-        found.append(EmptyDirSpec(_text(fields, "name", place), limit_bytes))
+        limit_text = "" if limit is None else str(limit)
+        found.append(EmptyDirSpec(_text(fields, "name", place), limit_bytes, limit_text))
     return tuple(found)
 
 

@@ -22,6 +22,7 @@ class ContainerSpec(Record):
     """One container in a pod's definition; 0 means no request or no limit.
 
     Attributes:
+        memory_request_text: memory request as written, for display; empty without a request; likewise the other texts.
         init: whether the container is an init container.
         sidecar: whether the container is a restartable init container, which runs beside the main containers.
     """
@@ -31,6 +32,9 @@ class ContainerSpec(Record):
     memory_limit_bytes: int = 0
     ephemeral_request_bytes: int = 0
     ephemeral_limit_bytes: int = 0
+    memory_request_text: str = ""
+    ephemeral_request_text: str = ""
+    ephemeral_limit_text: str = ""
     init: bool = False
     sidecar: bool = False
 
@@ -40,6 +44,7 @@ class EmptyDirSpec(Record):
 
     name: str
     limit_bytes: int | None = None
+    limit_text: str = ""
 
 
 class PodSpec(Record):
@@ -52,6 +57,7 @@ class PodSpec(Record):
         ephemeral_request_bytes: ephemeral storage request of the whole pod, as counted by the scheduler.
         ephemeral_limit_bytes: ephemeral storage limit of the whole pod, counted like a request; ``None`` if no
             container has a limit.
+        ephemeral_limit_text: a limit as written that is part of the limit of the pod; its form is that of the sum.
         qos: ``None`` if unknown.
         termination_grace_s: ``None`` if not set.
         deleting: whether the pod has a deletion timestamp.
@@ -78,6 +84,7 @@ class PodSpec(Record):
     memory_request_bytes: int = 0
     ephemeral_request_bytes: int = 0
     ephemeral_limit_bytes: int | None = None
+    ephemeral_limit_text: str = ""
     qos: QosClass | None = None
     termination_grace_s: float | None = None
     deleting: bool = False

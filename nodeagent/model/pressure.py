@@ -261,6 +261,7 @@ class ContainerFacts(Record):
         memory_request_bytes: memory request; 0 for no request, ``None`` if unknown.
         ephemeral_request_bytes: ephemeral storage request; 0 for no request, ``None`` if unknown.
         ephemeral_limit_bytes: ephemeral storage limit; ``None`` or 0 for no limit or an unknown limit.
+        memory_request_text: memory request as written in the definition, for display; likewise the other texts.
         memory_request_inferred: whether the memory request is not from a definition of the pod.
     """
 
@@ -271,6 +272,9 @@ class ContainerFacts(Record):
     logs_bytes: int | None = None
     ephemeral_request_bytes: int | None = None
     ephemeral_limit_bytes: int | None = None
+    memory_request_text: str = ""
+    ephemeral_request_text: str = ""
+    ephemeral_limit_text: str = ""
     memory_request_inferred: bool = False
 
 
@@ -280,6 +284,7 @@ class EmptyDirFacts(Record):
     name: str
     used_bytes: int | None = None
     limit_bytes: int | None = None
+    limit_text: str = ""
 
 
 class PodFacts(Record):  # one attribute per fact
@@ -296,6 +301,7 @@ class PodFacts(Record):  # one attribute per fact
         memory_request_bytes: memory request of the whole pod; 0 for no request.
         ephemeral_request_bytes: ephemeral storage request of the whole pod; 0 for no request.
         ephemeral_limit_bytes: storage limit of the whole pod; ``None`` for no limit or an unknown limit.
+        ephemeral_limit_text: a limit as written that is part of it, for display.
         termination_grace_s: configured termination grace period in seconds.
         usage: current usage of the pod; ``None`` if unknown.
         contradictions: contradictions between the sources, as sentences.
@@ -314,6 +320,7 @@ class PodFacts(Record):  # one attribute per fact
     memory_request_bytes: Fact[int | None] = UNKNOWN
     ephemeral_request_bytes: Fact[int | None] = UNKNOWN
     ephemeral_limit_bytes: int | None = None
+    ephemeral_limit_text: str = ""
     termination_grace_s: Fact[float | None] = UNKNOWN
     usage: PodUsage | None = None
     containers: tuple[ContainerFacts, ...] = ()

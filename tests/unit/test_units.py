@@ -199,6 +199,41 @@ def test_quantity_is_formatted_without_rounding(size_bytes: int, shown: str) -> 
     assert format_quantity(size_bytes) == shown
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("1G", "1G"),
+        ("1000M", "1G"),
+        ("1500M", "1500M"),
+        ("1.5G", "1500M"),
+        ("1000", "1k"),
+        ("1024", "1024"),
+        ("1e9", "1e9"),
+        ("1E12", "1e12"),
+        ("1e10", "10e9"),
+        ("15e-1", "2"),
+        ("1Gi", "1Gi"),
+        ("0.5Gi", "512Mi"),
+        ("1024Mi", "1Gi"),
+        ("0", "0"),
+        ("0Gi", "0"),
+        ("0e5", "0"),
+    ],
+)
+def test_quantity_keeps_the_form_in_which_it_is_written(written: str, shown: str) -> None:
+    assert format_quantity(parse_bytes(written), like=written) == shown
+
+
+@pytest.mark.parametrize("like", ["", "10%", "unknown"])
+def test_quantity_like_another_text_is_binary(like: str) -> None:
+    assert format_quantity(2000 * 1024, like) == "2000Ki"
+
+
+@given(st.integers(0, 2**63 - 1), st.sampled_from(["1", "1k", "1e3", "1Ki", ""]))
+def test_quantity_in_any_form_is_the_same_number(number: int, like: str) -> None:
+    assert parse_bytes(format_quantity(number, like)) == number
+
+
 @given(st.integers(0, 2**63))
 def test_formatted_quantity_is_the_same_number_and_canonical(size_bytes: int) -> None:
     text = format_quantity(size_bytes)

@@ -27,12 +27,14 @@ class Violation(NamedTuple):
 
     Attributes:
         name: name of the emptyDir volume or container; empty for the limit of the pod.
+        limit_text: the limit as written in the definition of the pod, for display.
     """
 
     limit: StorageLimit
     name: str
     usage_bytes: int
     limit_bytes: int
+    limit_text: str = ""
 
     @property
     def excess_bytes(self) -> int:
@@ -74,12 +76,15 @@ def has_limit(pod: PodFacts) -> bool:
 def _candidates(pod: PodFacts, layout: FilesystemLayout) -> Iterator[Violation]:
     for volume in pod.empty_dirs:
         if volume.used_bytes is not None and volume.limit_bytes:
-            yield Violation(StorageLimit.EMPTY_DIR, volume.name, volume.used_bytes, volume.limit_bytes)
+            limit_bytes, limit_text = volume.limit_bytes, volume.limit_text
+            yield Violation(StorageLimit.EMPTY_DIR, volume.name, volume.used_bytes, limit_bytes, limit_text)
     if pod.usage is not None and pod.usage.ephemeral_bytes is not None and pod.ephemeral_limit_bytes:
-        yield Violation(StorageLimit.POD, "", pod.usage.ephemeral_bytes, pod.ephemeral_limit_bytes)
+        limit_bytes, limit_text = pod.ephemeral_limit_bytes, pod.ephemeral_limit_text
+        yield Violation(StorageLimit.POD, "", pod.usage.ephemeral_bytes, limit_bytes, limit_text)
     for container in pod.containers:
         if container.ephemeral_limit_bytes:
             usage_bytes = container.logs_bytes or 0
             if layout is FilesystemLayout.SINGLE:
                 usage_bytes += container.writable_bytes or 0
-            yield Violation(StorageLimit.CONTAINER, container.name, usage_bytes, container.ephemeral_limit_bytes)
+            limit_bytes, limit_text = container.ephemeral_limit_bytes, container.ephemeral_limit_text
+            yield Violation(StorageLimit.CONTAINER, container.name, usage_bytes, limit_bytes, limit_text)

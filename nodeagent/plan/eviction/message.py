@@ -22,12 +22,14 @@ class Offender(NamedTuple):
     Attributes:
         request_bytes: request of the container; ``None`` if unknown.
         inferred: whether the request was inferred, not read from a definition of the pod.
+        request_text: the request as written in the definition.
     """
 
     name: str
     usage_bytes: int
     request_bytes: int | None
     inferred: bool = False
+    request_text: str = ""
 
 
 def offenders(pod: PodFacts, resource: Resource) -> tuple[Offender, ...]:
@@ -44,33 +46,35 @@ def offenders(pod: PodFacts, resource: Resource) -> tuple[Offender, ...]:
 def _share(container: ContainerFacts, resource: Resource) -> Offender | None:
     if resource is Resource.MEMORY and container.memory_bytes is not None:
         request_bytes, inferred = container.memory_request_bytes, container.memory_request_inferred
-        return Offender(container.name, container.memory_bytes, request_bytes, inferred)
+        return Offender(container.name, container.memory_bytes, request_bytes, inferred, container.memory_request_text)
     if resource is Resource.EPHEMERAL_STORAGE:
         parts = [each for each in (container.writable_bytes, container.logs_bytes) if each is not None]
-        return Offender(container.name, sum(parts), container.ephemeral_request_bytes) if parts else None
+        request_bytes, text = container.ephemeral_request_bytes, container.ephemeral_request_text
+        return Offender(container.name, sum(parts), request_bytes, request_text=text) if parts else None
     return None
 
 
 def pressure_message(status: ThresholdStatus, resource: Resource, over: tuple[Offender, ...]) -> str:
     """Return the status message of a pod evicted for a threshold, with the kubelet's trailing space.
 
-    Unlike in the kubelet, a request can be inferred; it is then marked ``(inferred)``.
+    Unlike in the kubelet, a request can be inferred; it is then marked ``(inferred)``. Configured quantities keep their
+    form; readings and percentages of a capacity are binary, counts of inodes and PIDs decimal.
 
-    Source: kubelet ``evictionMessage``.
+    Source: kubelet ``evictionMessage``, ``GetThresholdQuantity``, ``makeSignalObservations``.
     """
     parts = [f"The node was low on resource: {resource}. "]
     reading, limit = status.observation, status.limit
     if reading is not None and limit is not None:
-        signal = reading.signal
-        quantity, available = format_reading(status, limit), format_reading(status, reading.available)
-        stalled = MEANINGS[signal].unit is Unit.STALL_PERCENT
-        parts.append(
-            f"Threshold: {signal} above {quantity}, observed: {available}. "
-            if stalled
-            else f"Threshold quantity: {quantity}, available: {available}. "
-        )
-    for name, usage_bytes, request_bytes, inferred in over:
-        request = "unknown" if request_bytes is None else format_quantity(request_bytes)
+        unit = MEANINGS[reading.signal].unit
+        if unit is Unit.STALL_PERCENT:
+            quantity, available = format_reading(status, limit), format_reading(status, reading.available)
+            parts.append(f"Threshold: {reading.signal} above {quantity}, observed: {available}. ")
+        else:
+            quantity = format_quantity(int(limit), like=status.threshold.amount.text)
+            available = format_quantity(int(reading.available), like="" if unit is Unit.BYTES else "1")
+            parts.append(f"Threshold quantity: {quantity}, available: {available}. ")
+    for name, usage_bytes, request_bytes, inferred, text in over:
+        request = "unknown" if request_bytes is None else format_quantity(request_bytes, like=text)
         if inferred and request_bytes is not None:
             request += " (inferred)"
         parts.append(
@@ -85,7 +89,7 @@ def limit_message(violation: Violation) -> str:
 
     Source: kubelet ``localStorageEviction``.
     """
-    limit = format_quantity(violation.limit_bytes)
+    limit = format_quantity(violation.limit_bytes, like=violation.limit_text)
     if violation.limit is StorageLimit.EMPTY_DIR:
         return f'Usage of EmptyDir volume "{violation.name}" exceeds the limit "{limit}". '
     if violation.limit is StorageLimit.POD:

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.model.pod_list import PodListSource
-from nodeagent.model.pods import PodReading, PodSpec, RuntimePod
+from nodeagent.model.pods import EmptyDirSpec, PodReading, PodSpec, RuntimePod
 from nodeagent.model.pressure import (
     UNKNOWN,
     ContainerFacts,
@@ -146,6 +146,7 @@ class _Merger:
             memory_request_bytes=self._memory_request(),
             ephemeral_request_bytes=ephemeral,
             ephemeral_limit_bytes=next((each.ephemeral_limit_bytes for each in self._defined), None),
+            ephemeral_limit_text=next((each.ephemeral_limit_text for each in self._defined), ""),
             termination_grace_s=self._grace(),
             usage=_usage(reading),
             containers=tuple(self._containers(reading or _NO_READING)),
@@ -300,13 +301,19 @@ class _Merger:
                 logs_bytes=reading.container_logs_bytes.get(container.name),
                 ephemeral_request_bytes=None if spec is None else spec.ephemeral_request_bytes,
                 ephemeral_limit_bytes=None if spec is None or spec.init else spec.ephemeral_limit_bytes,
+                memory_request_text="" if spec is None else spec.memory_request_text,
+                ephemeral_request_text="" if spec is None else spec.ephemeral_request_text,
+                ephemeral_limit_text="" if spec is None else spec.ephemeral_limit_text,
                 memory_request_inferred=spec is None and request is not None,
             )
 
     def _empty_dirs(self, reading: PodReading) -> tuple[EmptyDirFacts, ...]:
-        limits: dict[str, int | None] = dict.fromkeys(sorted(reading.empty_dir_bytes))
-        limits |= {each.name: each.limit_bytes for spec in self._defined for each in spec.empty_dirs}
-        return tuple(EmptyDirFacts(name, reading.empty_dir_bytes.get(name), limit) for name, limit in limits.items())
+        volumes = {name: EmptyDirSpec(name) for name in sorted(reading.empty_dir_bytes)}
+        volumes |= {each.name: each for spec in self._defined for each in spec.empty_dirs}
+        return tuple(
+            EmptyDirFacts(each.name, reading.empty_dir_bytes.get(each.name), each.limit_bytes, each.limit_text)
+            for each in volumes.values()
+        )
 
 
 def _list_of(spec: PodSpec | None) -> str:

@@ -71,7 +71,7 @@ def test_fields_relevant_for_eviction_are_parsed() -> None:
     assert parsed.ephemeral_limit_bytes == 2048 * MIB
     assert parsed.containers[0].memory_limit_bytes == 1024 * MIB
     assert parsed.empty_dirs == (
-        EmptyDirSpec("cache", 64 * MIB),
+        EmptyDirSpec("cache", 64 * MIB, "64Mi"),
         EmptyDirSpec("scratch"),
         EmptyDirSpec("plain"),
     )
