@@ -145,6 +145,24 @@ def test_phases_by_priority_are_sorted() -> None:
 
 
 @pytest.mark.parametrize(
+    "periods",
+    [
+        "shutdownGracePeriod: 30s",
+        "shutdownGracePeriodCriticalPods: 10s",
+        "shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s",
+        "shutdownGracePeriod: 0.5s\nshutdownGracePeriodCriticalPods: 0s",
+    ],
+)
+def test_phases_by_priority_beside_the_plain_periods_are_invalid(periods: str) -> None:
+    bands = "shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 60}]"
+    imported = of(f"podLogsDir: /srv/pods\n{periods}\n{bands}\n")
+    assert values(imported) == {"container_gc.pod_log_root": "/srv/pods"}
+    given = {each.partition(":")[0] for each in f"{periods}\n{bands}".splitlines()}
+    assert {each.field for each in imported.left if each.faulty} == given
+    assert all("cannot be combined with shutdownGracePeriod" in reasons(imported)[name] for name in given)
+
+
+@pytest.mark.parametrize(
     ("text", "field", "words"),
     [
         (

@@ -127,6 +127,21 @@ def test_deleted_pod_has_the_grace_period_of_its_deletion() -> None:
         pytest.param(
             {"containers": [container(memory="2Mi")], "resources": {"requests": {"memory": "20Mi"}}}, 20, id="pod level"
         ),
+        pytest.param(
+            {
+                "containers": [container(memory="2Mi")],
+                "resources": {"requests": {"memory": "20Mi"}},
+                "overhead": {"memory": "6Mi"},
+            },
+            26,
+            id="overhead beside the pod level",
+        ),
+        pytest.param(
+            {"containers": [container(memory="2Mi")], "resources": {"requests": {"cpu": "1"}}},
+            2,
+            id="cpu alone at the pod level",
+        ),
+        pytest.param({"overhead": {"memory": "6Mi"}}, 6, id="overhead alone"),
     ],
 )
 def test_request_is_computed_as_by_the_scheduler(spec: dict[str, Any], request_mib: int) -> None:
@@ -147,6 +162,18 @@ def test_request_is_computed_as_by_the_scheduler(spec: dict[str, Any], request_m
 )
 def test_qos_class_is_computed_from_the_resources(containers: list[Any], qos: QosClass) -> None:
     assert parse_pod(pod({"containers": containers}), "here").qos is qos
+
+
+def test_qos_class_is_computed_with_init_containers() -> None:
+    guaranteed = container(memory="1Mi", cpu="1", limits={"memory": "1Mi", "cpu": "1"})
+
+    def qos(init: dict[str, Any], main: dict[str, Any]) -> QosClass | None:
+        return parse_pod(pod({"initContainers": [init], "containers": [main]}), "here").qos
+
+    assert qos(container("init"), container()) is QosClass.BEST_EFFORT
+    assert qos(container("init", cpu="1m"), container()) is QosClass.BURSTABLE
+    assert qos(container("init"), guaranteed) is QosClass.BURSTABLE
+    assert qos(guaranteed | {"name": "init"}, guaranteed) is QosClass.GUARANTEED
 
 
 @pytest.mark.parametrize(

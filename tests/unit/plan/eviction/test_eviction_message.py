@@ -28,6 +28,8 @@ if TYPE_CHECKING:
                 containers=(
                     container("app", memory=300, memory_request=100),
                     container("small", memory=50, memory_request=100),
+                    container("exact", memory=100, memory_request=100),
+                    container("zero", memory=0, memory_request=0),
                     container("free", memory=1.5, memory_request=0),
                     container("odd", memory=1),
                     container("unread", memory_request=1),
@@ -41,7 +43,14 @@ if TYPE_CHECKING:
             id="memory",
         ),
         pytest.param(
-            pod(writable=disk(50), containers=(container("app", writable=3, logs=2, ephemeral_request=4),)),
+            pod(
+                writable=disk(50),
+                containers=(
+                    container("app", writable=3, logs=2, ephemeral_request=4),
+                    container("exact", writable=3, logs=2, ephemeral_request=5),
+                    container("none", writable=0, logs=0, ephemeral_request=0),
+                ),
+            ),
             "nodefs.available",
             "The node was low on resource: ephemeral-storage. Threshold quantity: 100Mi, available: 50Mi. "
             "Container app was using 5Mi, request is 4Mi, has larger consumption of ephemeral-storage. ",

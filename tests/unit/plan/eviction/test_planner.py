@@ -100,6 +100,10 @@ def test_protected_pod_is_never_evicted(fields: Mapping[str, Any], code: str, te
     assert warning.startswith(f"{statement}: {cause}; ")
 
 
+def test_pod_with_the_priority_below_critical_is_evicted() -> None:
+    assert victim(planned([pod("below", memory=900, priority=1_999_999_999)])) == "below"
+
+
 def test_terminating_pod_is_evicted_with_a_shorter_grace_period() -> None:
     ending = pod("ending", memory=900, lifecycle=PodLifecycle.ENDING, termination_grace_s=known(3600.0))
     plan = planned([ending, pod("innocent", memory=100)])

@@ -241,6 +241,29 @@ def test_freed_bytes_are_the_known_size_of_the_writable_layer() -> None:
     assert decided(plan, "app2").frees_bytes == 5
 
 
+def test_containers_are_ordered_by_creation_whatever_their_attempt() -> None:
+    containers = (
+        container("old", attempt=9, created_s=900),
+        container("middle", attempt=0, created_s=500),
+        container("new", attempt=3, created_s=100),
+    )
+    node = snapshot(containers=containers, sandboxes=LIVE)
+    assert removed(plan_container_gc(node, ContainerGCPolicy())) == ["old", "middle"]
+    by_total = ContainerGCPolicy(max_per_pod_container=-1, max_containers=1)
+    assert removed(plan_container_gc(node, by_total)) == ["old", "middle"]
+    deleted = snapshot(containers=tuple(replace(each, finished_at=each.created_at) for each in containers))
+    no_grace = ContainerGCPolicy(deleted_pod_grace_s=0)
+    assert removed(plan_container_gc(deleted, no_grace)) == ["old", "middle", "new"]
+
+
+@pytest.mark.parametrize("minimum_age_s", [0, 30, 90])
+def test_created_container_is_kept_for_a_minute_at_least(minimum_age_s: float) -> None:
+    policy, minimum_s = ContainerGCPolicy(minimum_age_s, max_per_pod_container=0), max(60, minimum_age_s)
+    for age_s, code in ((minimum_s - 0.001, "created-recently"), (minimum_s, "over-per-container-limit")):
+        created = container("c", state=ContainerState.CREATED, created_s=age_s)
+        assert codes(plan_container_gc(snapshot(containers=(created,), sandboxes=LIVE), policy)) == {"c": code}
+
+
 def test_ties_are_ordered_by_attempt_then_id() -> None:
     containers = (
         container("b", attempt=1, created_s=500),

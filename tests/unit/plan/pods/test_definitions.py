@@ -37,6 +37,21 @@ def test_unverified_list_changes_neither_priority_nor_protection(forged: dict[st
     assert merged(pod, kubelet=[spec(**forged)]) != facts
 
 
+@pytest.mark.parametrize(
+    ("priority", "critical"), [(1_999_999_999, False), (2_000_000_000, True), (2_000_000_001, True), (None, False)]
+)
+def test_pod_is_critical_from_priority_two_billion_in_every_definition(priority: int | None, critical: bool) -> None:
+    pod = runtime_pod(traits(999))
+    listed = merged(pod, kubelet=[spec(priority=priority)])
+    annotated = merged(
+        runtime_pod(traits(999), annotations={} if priority is None else {"nodeagent.dev/priority": str(priority)}),
+        trusted=frozenset({"shop"}),
+    )
+    static = merged(runtime_pod(traits(999), annotations={}), manifests=[spec(priority=priority, annotations={})])
+    assert (listed.critical.value, static.critical.value) == (critical, critical)
+    assert (kept(listed), kept(annotated)) == ("critical-pod", "critical-pod") if critical else (None, None)
+
+
 # ---- with the kubelet ----
 
 
