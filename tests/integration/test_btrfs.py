@@ -65,6 +65,7 @@ def btrfs(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--recursive", str(root)], check=True)
 
 
+@pytest.mark.difference("btrfs-subvolumes")
 def test_images_are_removed_before_pods_on_subvolumes_of_one_filesystem(btrfs: Path) -> None:
     kubelet, containerd, bound = btrfs / "kubelet", btrfs / "containerd", btrfs / "bound"
     bound.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -18,6 +19,9 @@ from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import settings_of
 from nodeagent.daemon.http.metrics import TEXTFILE_TIME
 from nodeagent.telemetry.counters import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENTS: Final = (ROOT / "README.md", *sorted((ROOT / "nodeagent/docs").glob("*.md")))
@@ -60,6 +64,27 @@ def test_links_lead_to_existing_files_and_headings(document: Path) -> None:
         target = (document.parent / name).resolve() if name else document
         assert target.is_file(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def marked_differences() -> Iterator[str]:
+    """Yield the ids of the differences from the kubelet that tests show."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "mark.difference(" not in text:
+            continue
+        for each in ast.walk(ast.parse(text)):
+            if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.difference":
+                yield from map(ast.literal_eval, each.args)
+
+
+def test_document_lists_exactly_the_differences_from_the_kubelet_that_tests_show() -> None:
+    text = (ROOT / "nodeagent/docs/differences-from-the-kubelet.md").read_text(encoding="utf-8")
+    rows = [re.split(r" \| ", each.strip("| ")) for each in text.splitlines() if each.startswith("| ")]
+    differences = [cells for cells in rows if cells[0] not in {"Id", "---"}]
+    assert all(len(cells) == 4 and all(cells) for cells in differences)
+    ids = [cells[0].strip("`") for cells in differences]
+    assert len(ids) == len(set(ids))
+    assert set(ids) == set(marked_differences())
 
 
 def test_readme_links_every_document() -> None:

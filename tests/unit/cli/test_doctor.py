@@ -189,6 +189,7 @@ def test_stopped_agent_is_a_warning(node_settings: Settings, tmp_path: Path) -> 
     assert disabled.verdict is Verdict.SKIPPED
 
 
+@pytest.mark.difference("logind-limit")
 def test_logind_drop_in_is_written_only_for_a_too_short_limit(
     node_settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

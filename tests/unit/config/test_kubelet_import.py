@@ -118,7 +118,7 @@ def test_written_file_loads_to_the_same_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 4, "\t"], ids=["one line", "spaces", "tabs"])
-def test_json_is_accepted_whatever_its_indentation(indent: str | int | None) -> None:
+def test_json_is_accepted_with_any_indentation(indent: str | int | None) -> None:
     document = {
         "kind": "KubeletConfiguration",
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -131,6 +131,7 @@ def test_json_is_accepted_whatever_its_indentation(indent: str | int | None) -> 
     )
 
 
+@pytest.mark.difference("shutdown-priority-order")
 def test_phases_by_priority_are_sorted() -> None:
     imported = of(
         "shutdownGracePeriod: 0s\nshutdownGracePeriodByPodPriority:\n"

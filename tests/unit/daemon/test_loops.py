@@ -188,6 +188,7 @@ async def test_paused_loop_runs_no_pass(logger: FilteringBoundLogger, stream: io
     assert events(stream) == ["pass_finished"]
 
 
+@pytest.mark.difference("interval-jitter")
 @pytest.mark.parametrize(("drawn", "expected_s"), [(0.0, 270.0), (0.5, 300.0), (1.0, 330.0)])
 def test_interval_with_jitter_is_within_a_tenth(drawn: float, expected_s: float) -> None:
     assert Interval(300.0, lambda: drawn).next_s() == pytest.approx(expected_s)

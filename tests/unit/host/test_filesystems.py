@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.filesystems import filesystem_id, filesystem_type, mount_id
+from nodeagent.clock import SystemClock
+from nodeagent.errors import ObservationError
+from nodeagent.host.filesystems import filesystem_id, filesystem_type, mount_id, read_filesystem
 from nodeagent.observe.eviction_signals import nodefs_path
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ def own_mount(path: Path) -> str:
         os.close(descriptor)
 
 
+@pytest.mark.difference("btrfs-subvolumes")
 def test_filesystem_is_identified_by_the_superblock_of_its_mount(tmp_path: Path) -> None:
     mount = own_mount(tmp_path)
     listed = mountinfo(
@@ -52,6 +56,21 @@ def test_missing_path_has_no_filesystem(tmp_path: Path) -> None:
     assert filesystem_id("\0") is None
 
 
+@pytest.mark.difference("impossible-filesystem-reading")
+@pytest.mark.parametrize(("blocks", "available"), [(0, 0), (0, 5), (10, 11), (10, -1)])
+def test_impossible_reading_of_a_filesystem_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, available: int
+) -> None:
+    found = os.statvfs(tmp_path)
+    numbers = SimpleNamespace(
+        f_blocks=blocks, f_bavail=available, f_frsize=4096, f_files=found.f_files, f_ffree=found.f_ffree
+    )
+    monkeypatch.setattr(os, "statvfs", lambda _: numbers)
+    with pytest.raises(ObservationError, match=f"impossible reading of {tmp_path}"):
+        read_filesystem(str(tmp_path), SystemClock())
+
+
+@pytest.mark.difference("nodefs")
 def test_nodefs_without_a_kubelet_is_the_filesystem_of_the_pod_logs(tmp_path: Path) -> None:
     logs, kubelet = tmp_path / "log" / "pods", tmp_path / "kubelet"
     assert nodefs_path(logs, kubelet) == str(tmp_path)

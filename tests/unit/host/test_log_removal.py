@@ -39,6 +39,7 @@ def victim(tmp_path: Path) -> Path:
     return target
 
 
+@pytest.mark.difference("log-directory-name")
 @pytest.mark.parametrize(
     ("name", "uid"),
     [
@@ -116,6 +117,17 @@ def test_only_links_without_a_target_are_removed(root: Path, tmp_path: Path) -> 
     assert len(list(links.iterdir())) == 2
 
 
+@pytest.mark.difference("log-links")
+def test_link_to_a_removed_log_directory_is_first_listed_by_the_next_reading(root: Path, tmp_path: Path) -> None:
+    links = tmp_path / "containers"
+    links.mkdir()
+    (links / "web_shop_web-0123abcdef.log").symlink_to(root / NAME / "web" / "1.log")
+    assert not podlogs.list_dead_log_links(links)
+    log_removal.remove_pod_log_directory(root, NAME, UID, podlogs.FAR_FUTURE)
+    assert len(list(links.iterdir())) == 1
+    assert [each.container_id for each in podlogs.list_dead_log_links(links)] == ["0123abcdef"]
+
+
 def test_concurrent_replacement_by_a_symlink_never_redirects_the_removal(
     root: Path, victim: Path, tmp_path: Path
 ) -> None:
@@ -176,6 +188,7 @@ def test_directory_replaced_by_a_symlink_before_its_opening_is_refused(
     assert (victim / "precious").read_text() == "kept"
 
 
+@pytest.mark.difference("log-mounts")
 @pytest.mark.real
 @pytest.mark.skipif(os.geteuid() != 0, reason="bind mounts require root")
 def test_tree_with_a_mount_is_refused_before_any_removal(root: Path, victim: Path) -> None:

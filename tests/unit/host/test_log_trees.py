@@ -148,6 +148,7 @@ def test_writer_is_detected_with_the_capabilities_of_the_unit_in_own_files_only(
     assert owner == 0 or "no file lease: Permission denied" in done.stdout
 
 
+@pytest.mark.difference("unread-log-directory")
 def test_reading_is_incomplete_without_permission_or_time_or_with_too_many_entries(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +159,7 @@ def test_reading_is_incomplete_without_permission_or_time_or_with_too_many_entri
     assert read(root).problem == "more than 3 entries"
 
 
+@pytest.mark.difference("unread-log-directory")
 def test_reading_is_incomplete_below_the_deepest_level(root: Path) -> None:
     deep = root / NAME
     descriptor = os.open(deep, os.O_RDONLY)

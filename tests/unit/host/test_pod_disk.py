@@ -84,6 +84,7 @@ def test_volume_usage_excludes_network_volumes(tmp_path: Path, volumes: Path) ->
     assert found.volumes.used_bytes == cache + directory + extra + settings + inner
 
 
+@pytest.mark.difference("mounted-files")
 def test_files_that_the_kubelet_mounts_into_containers_count_as_volumes(tmp_path: Path, volumes: Path) -> None:
     hosts = write(volumes.parent / "etc-hosts", 512)
     message = write(volumes.parent / "containers/app/0a1b2c3d", 256)
@@ -110,6 +111,7 @@ def test_etc_hosts_that_is_no_regular_file_does_not_count(
     assert read(tmp_path).volumes == Footprint(0, 0)
 
 
+@pytest.mark.difference("mounted-files")
 def test_only_large_regular_files_of_a_sandbox_count(tmp_path: Path) -> None:
     sandbox = tmp_path / "s-1"
     used = write(sandbox / "hostname", 2048) + write(sandbox / "resolv.conf", 1024)
@@ -121,6 +123,7 @@ def test_only_large_regular_files_of_a_sandbox_count(tmp_path: Path) -> None:
     assert read(tmp_path, sandbox_files=[str(sandbox / "hosts")]).sandbox_files is None
 
 
+@pytest.mark.difference("image-volumes")
 def test_volumes_declared_by_images_count_without_links(tmp_path: Path) -> None:
     first, second = tmp_path / "containers/a/volumes/1", tmp_path / "containers/b/volumes/2"
     used = write(first / "data", 512) + write(second / "data", 256)
@@ -167,6 +170,7 @@ def test_file_with_links_in_volumes_of_two_pods_counts_for_both(tmp_path: Path) 
     assert [read(tmp_path, uid=uid).empty_dir_bytes for uid in ("u-1", "u-2")] == [{"v": used}, {"v": used}]
 
 
+@pytest.mark.difference("project-quotas")
 def test_volume_with_odd_files_times_and_names_is_measured_completely(tmp_path: Path, volumes: Path) -> None:
     volume = volumes / EMPTY_DIRS / "v"
     used = write(volume / "data", 512)

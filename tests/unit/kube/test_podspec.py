@@ -97,6 +97,7 @@ def test_deleted_pod_has_the_grace_period_of_its_deletion() -> None:
     assert (parsed.deleting, parsed.termination_grace_s) == (True, 5)
 
 
+@pytest.mark.difference("overhead-alone", "pod-level-resources")
 @pytest.mark.parametrize(
     ("spec", "request_mib"),
     [
@@ -176,6 +177,7 @@ def test_qos_class_is_computed_with_init_containers() -> None:
     assert qos(guaranteed | {"name": "init"}, guaranteed) is QosClass.GUARANTEED
 
 
+@pytest.mark.difference("critical-class")
 @pytest.mark.parametrize(
     ("name", "priority"),
     [("system-node-critical", 2_000_001_000), ("system-cluster-critical", 2_000_000_000), ("other", None)],
@@ -234,6 +236,7 @@ def test_quantity_above_64_bits_saturates(value: object) -> None:
     assert parse_resource_quantity(value, "x") == 2**63 - 1
 
 
+@pytest.mark.difference("quantity-below-byte")
 @pytest.mark.parametrize(
     ("value", "size_bytes"),
     [

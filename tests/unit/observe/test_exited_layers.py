@@ -101,6 +101,7 @@ async def test_slow_layers_of_one_pod_make_no_layer_of_another_pod_a_lower_bound
     assert not any(each.is_lower_bound for reading in seen for each in reading)
 
 
+@pytest.mark.difference("exited-layers")
 @pytest.mark.parametrize("is_lower_bound", [False, True])
 def test_exited_layers_count_for_the_ranking_and_not_for_the_storage_limit(is_lower_bound: bool) -> None:
     layer = LayerUsage(Footprint(9, 3, is_lower_bound=is_lower_bound))

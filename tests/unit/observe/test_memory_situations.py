@@ -142,6 +142,7 @@ def memory_of(evaluation: Evaluation) -> tuple[NodeMemory, MemoryCounters]:
     return reading.memory, reading.memory.counters
 
 
+@pytest.mark.difference("kernel-memory", "active-page-cache", "zfs-cache")
 @BY_NAME
 @pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
 async def test_threshold_is_met_by_memory_that_is_used(tmp_path: Path, situation: Situation, *, soft: bool) -> None:
@@ -149,6 +150,7 @@ async def test_threshold_is_met_by_memory_that_is_used(tmp_path: Path, situation
     assert answer(found) == situation.answer
 
 
+@pytest.mark.difference("zfs-cache")
 async def test_no_pod_is_evicted_for_a_shrinkable_zfs_cache(tmp_path: Path) -> None:
     (situation,) = (each for each in SITUATIONS if each.name == "zfs-arc")
     found = await evaluated(tmp_path, situation)

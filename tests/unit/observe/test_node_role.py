@@ -326,6 +326,7 @@ async def test_preview_made_before_the_start_of_a_kubelet_is_not_executed(
     assert len(job.containers) == 1
 
 
+@pytest.mark.difference("pod-deletion-beside-kubelet")
 async def test_pod_from_an_api_server_is_kept_although_no_kubelet_is_found(watched: Watched, tmp_path: Path) -> None:
     node = SimNode()
     node.root_path = str(tmp_path)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+
+import pytest
 
 from nodeagent.host.pod_disk import PodDiskWalk
 from nodeagent.model import ContainerState
 from nodeagent.model.pressure import Footprint
 from tests.unit.observe.pod_node import IMAGE, MIB, Node, facts_of
 
-if TYPE_CHECKING:
-    import pytest
 
-
+@pytest.mark.difference("disk-usage-measured")
 async def test_disk_usage_is_measured_on_request(node: Node) -> None:
     sandbox = node.sim.add_pod("web")
     node.sim.add_container(sandbox, "app", IMAGE, writable_bytes=3 * MIB)

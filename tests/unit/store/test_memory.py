@@ -93,6 +93,7 @@ def test_usage_at_a_second_detection_follows_from_the_first_one(
     assert found == {"a": expected}
 
 
+@pytest.mark.difference("image-use-recorded")
 def test_usage_survives_a_restart(tmp_path: Path) -> None:
     remember(Store(tmp_path), {"a": None, "b": None}, {"b"}, T0)
     later = remember(Store(tmp_path), {"a": None, "b": None}, (), T0 + HOUR)

@@ -65,6 +65,7 @@ def test_observation_continues_over_a_gap_within_the_running_limit(
     assert [observe_s(store, at(0)), observe_s(store, at(gap_s))] == [0, observed_s]
 
 
+@pytest.mark.difference("image-use-recorded")
 @pytest.mark.parametrize(("gap_s", "observed_s"), [(60, 60), (61, 0)])
 @pytest.mark.parametrize("read_only", [False, True], ids=["run", "preview"])
 def test_observation_continues_over_a_restart_within_the_restart_limit(

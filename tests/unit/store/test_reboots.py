@@ -92,6 +92,7 @@ def test_image_used_until_the_reboot_counts_as_used_until_the_first_detection_af
     assert usage["b"].first_detected == first.wall - timedelta(seconds=1250)
 
 
+@pytest.mark.difference("image-use-recorded")
 @pytest.mark.parametrize("every_d", [0.5, 5.0, 6.9])
 @pytest.mark.parametrize("clock_s", [0.0, 600.0, -600.0], ids=["right", "set forward", "set back"])
 def test_image_is_removed_in_time_on_a_node_that_reboots_more_often_than_the_maximum_age(

@@ -91,6 +91,7 @@ def make_cleaner(runtime: Runtime) -> CriContainerCleaner:
     return CriContainerCleaner(runtime, runtime.collect_garbage)
 
 
+@pytest.mark.difference("pod-status")
 async def test_only_containers_of_the_victims_sandboxes_are_removed() -> None:
     runtime = Runtime()
     done = await make_cleaner(runtime).clean_up(VICTIM)
@@ -302,12 +303,14 @@ async def remove_with_logs(logs: Logs, victim: Victim = WITH_LOGS) -> CleanupRes
     return await CriContainerCleaner(logs.runtime, logs.runtime.collect_garbage, logs=logs).clean_up(victim)
 
 
+@pytest.mark.difference("evicted-logs")
 async def test_logs_are_removed_with_the_containers_before_the_removal_is_confirmed() -> None:
     logs = Logs(Runtime(sandboxes=[sandbox(ready=True, created_s=1)]))
     done = await remove_with_logs(logs)
     assert (done.confirmed, done.detail, logs.tree) == (True, "", None)
 
 
+@pytest.mark.difference("evicted-logs")
 async def test_logs_are_kept_if_the_eviction_was_not_for_their_filesystem() -> None:
     logs = Logs(Runtime())
     assert (await remove_with_logs(logs, VICTIM)).confirmed

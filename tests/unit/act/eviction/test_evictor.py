@@ -121,11 +121,19 @@ def evictor(
     )
 
 
+@pytest.mark.difference("stop-without-hooks")
 async def test_containers_are_stopped_concurrently_before_the_sandbox() -> None:
     runtime, web = Runtime(), pod()
     result = await evictor(runtime, web).evict(chosen(web, 2.5), HANDLE, asyncio.Event())
     assert result.outcome is EvictionOutcome.EVICTED
     assert runtime.stops == [("c1", 3), ("c2", 3), ("s1", -1)]
+
+
+@pytest.mark.difference("stop-without-hooks")
+async def test_soft_eviction_has_its_own_grace_period_below_two_seconds() -> None:
+    runtime, web = Runtime(), pod()
+    await evictor(runtime, web).evict(chosen(web, 0.5), HANDLE, asyncio.Event())
+    assert runtime.stops[:2] == [("c1", 1), ("c2", 1)]
 
 
 @pytest.mark.parametrize(
@@ -236,6 +244,7 @@ async def hang(identity: str, timeout_s: int = -1) -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.difference("direct-kill")
 async def test_processes_are_killed_directly_under_memory_pressure_while_the_runtime_hangs() -> None:
     runtime, web = Runtime(dying=4), pod()
     runtime.stop_container = runtime.stop_sandbox = hang  # type: ignore[method-assign,assignment]

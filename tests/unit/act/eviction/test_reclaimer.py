@@ -75,6 +75,7 @@ async def test_unused_images_are_removed_regardless_of_the_usage_of_the_filesyst
     assert [each.id for each in preview.removals] == ["older", "old"]
 
 
+@pytest.mark.difference("reclaim-steps")
 @pytest.mark.parametrize(
     ("treatment", "first", "second"),
     [
@@ -285,6 +286,7 @@ TWO_PODS = joined(with_logs("a", 20, 30, 0), with_logs("b", 0, 50))
 SANDBOXES = ["sb-a", "sb-b"]
 
 
+@pytest.mark.difference("reclaim-goal")
 @pytest.mark.parametrize(
     ("action", "filesystem", "needed", "removed"),
     [

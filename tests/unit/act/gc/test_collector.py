@@ -150,6 +150,7 @@ async def test_limits_per_pass_apply_to_all_rounds(rig: Opener) -> None:
         assert "limit-images-per-pass" in report.end_detail
 
 
+@pytest.mark.difference("freed-bytes")
 async def test_measurement_ends_the_pass_without_layer_accounting(rig: Opener) -> None:
     async with rig(profile="cri-o") as made:
         first = await made.collector.preview(Scope.IMAGES)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.unit.act.conftest import Opener
 
 
+@pytest.mark.difference("image-transaction")
 async def test_image_of_a_container_being_created_gets_all_names_back(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)

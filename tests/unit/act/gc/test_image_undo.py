@@ -46,6 +46,7 @@ def records(made: Rig, names: set[str]) -> dict[str, tuple[object, object]]:
     return {name: (made.node.store.names[name].target, made.node.store.names[name].labels) for name in names}
 
 
+@pytest.mark.difference("image-transaction")
 async def test_images_removed_by_a_command_are_restored_with_all_names(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         before = records(made, set(made.node.store.names))

@@ -87,6 +87,7 @@ async def test_directory_whose_log_is_appended_after_the_plan_is_kept(rig: Opene
         assert log.exists()
 
 
+@pytest.mark.difference("open-log")
 @pytest.mark.parametrize(("mode", "use"), [("a", "writing"), ("r", "reading")])
 async def test_directory_with_an_open_file_is_kept_in_plan_and_removal(rig: Opener, mode: str, use: str) -> None:
     async with rig(policy=NO_AGE) as made:

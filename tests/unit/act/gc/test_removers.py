@@ -24,6 +24,11 @@ def result_of(report: PassReport, item_id: str) -> Result:
     return next(each for each in report.results if each.decision.id == item_id)
 
 
+def created(log: Path) -> Path:
+    log.touch()
+    return log
+
+
 def linked_elsewhere(log: Path, directory: Path) -> Path:
     """Replace the directory of a log by a symlink to ``directory``; return the new path of the log."""
     log.touch()
@@ -73,6 +78,18 @@ async def test_snapshot_that_cannot_be_read_after_a_container_removal_is_reporte
         result = result_of(report, victim.id)
         assert result.outcome is Outcome.DONE
         assert result.detail == f"cannot read whether snapshot {victim.id[:12]} remains; see nodeagent gc leaks"
+
+
+@pytest.mark.difference("log-removal-order")
+async def test_container_whose_removal_fails_keeps_its_log(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.CONTAINERS)
+        victim = next(each for each in preview.removals if each.kind is ItemKind.CONTAINER)
+        log = created(Path(made.node.log_path(made.node.containers[victim.id])))
+        made.server.faults.fail("RemoveContainer", status="INTERNAL", target=victim.id)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert result_of(report, victim.id).outcome is Outcome.FAILED
+        assert log.exists()
 
 
 async def test_log_that_cannot_be_removed_with_its_container_is_reported(rig: Opener) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BOTH_SOURCES = pytest.mark.parametrize("located", [(), None], ids=["runtime-only", "cgroups"])
 
 
+@pytest.mark.difference("shutdown-unused-time")
 @BOTH_SOURCES
 def test_unused_time_of_lower_priorities_extends_the_next_phase(located: Collection[str] | None) -> None:
     node = Node([pod("web"), pod("dns", CRITICAL)], takes_s={"web-c": 2.0, "dns-c": None}, located=located)
@@ -54,6 +55,7 @@ def test_phase_ends_with_its_processes_although_the_runtime_answers_later() -> N
     }
 
 
+@pytest.mark.difference("shutdown-kill")
 @BOTH_SOURCES
 def test_pod_that_ignores_the_signal_is_killed_at_no_cost_to_the_next_phase(located: Collection[str] | None) -> None:
     node = Node([pod("stubborn"), pod("dns", CRITICAL)], takes_s={"stubborn-c": None, "dns-c": 4.0}, located=located)
@@ -112,6 +114,7 @@ def test_kill_of_a_process_without_cpu_time_never_exceeds_the_time_of_the_shutdo
     assert result.ended_ms <= 3900
 
 
+@pytest.mark.difference("stop-without-hooks")
 def test_containers_of_a_pod_are_stopped_in_parallel() -> None:
     node = Node([pod("web", 0, "a", "b", "c")], takes_s={"a": 1.0, "b": 2.0, "c": 3.0}, located=None)
     result = run_down(node)
@@ -170,6 +173,7 @@ def test_sandbox_of_a_pod_without_containers_is_stopped() -> None:
     assert (result.pods["bare"].outcome, node.sandboxes, node.calls) == (PodOutcome.STOPPED, ["bare-s"], [])
 
 
+@pytest.mark.difference("shutdown-records")
 @pytest.mark.parametrize(
     ("code", "outcome", "detail"),
     [
@@ -186,6 +190,7 @@ def test_outcome_follows_from_the_exit_code(code: int, outcome: PodOutcome, deta
     assert result.reported == [result.pods["web"]]
 
 
+@pytest.mark.difference("shutdown-cancelled")
 def test_cancelled_run_does_not_stop_pods_of_later_phases() -> None:
     async def work() -> tuple[Node, dict[str, StoppedPod]]:
         node = Node([pod("web"), pod("dns", CRITICAL)], takes_s={"web-c": 5.0})

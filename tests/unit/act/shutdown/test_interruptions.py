@@ -57,6 +57,7 @@ def test_hanging_call_does_not_delay_the_next_phase() -> None:
     assert result.pods["hung"].outcome is PodOutcome.FAILED
 
 
+@pytest.mark.difference("shutdown-direct-signals")
 def test_pod_with_a_stopped_shim_is_signalled_directly_and_delays_nothing() -> None:
     node = Node([pod("frozen"), pod("web")], takes_s={"frozen-c": 2.0}, stopped_shims={"frozen-c"}, located=None)
     result = run_down(node)
@@ -107,6 +108,7 @@ def test_stop_that_is_refused_after_a_later_call_was_answered_is_retried(located
     assert node.received("stubborn-c", "KILL")[0] in range(10_000, 10_300), "KILL is sent 10 s after the start"
 
 
+@pytest.mark.difference("shutdown-new-pods")
 def test_pod_created_during_a_phase_is_stopped_in_it() -> None:
     node = Node([pod("slow")], {"slow-c": 9.0}, located=None)
 
@@ -193,6 +195,7 @@ def test_unavailable_runtime_without_cached_pods_is_abandoned_soon() -> None:
 # ---- shutdowns continued after an interruption
 
 
+@pytest.mark.difference("shutdown-resumed")
 def test_resumed_run_uses_the_rest_of_the_time_without_a_second_term() -> None:
     before = [
         StoppedPod("done", "shop", "done", "ordinary", outcome=PodOutcome.STOPPED, took_ms=900),

@@ -47,6 +47,7 @@ def blocked_node(reclaimable: Reclaimable, **fields: Any) -> BlockedNode:
     return BlockedNode(**(values | {"reclaimable": reclaimable, "reclaim_gate": gate, "watch_s": 0.001} | fields))
 
 
+@pytest.mark.difference("eviction-during-reclaim")
 @pytest.mark.parametrize(
     ("limits", "reading", "reclaimable"),
     [

@@ -90,6 +90,7 @@ async def test_eviction_that_raises_is_logged_and_recorded_with_its_cause(
     assert node.abandoned == [(node.begun[0].id, each) for each in abandoned]
 
 
+@pytest.mark.difference("failed-eviction")
 @pytest.mark.parametrize("outcome", [EvictionOutcome.FAILED, EvictionOutcome.CHANGED])
 async def test_next_pod_is_evicted_after_a_failed_eviction(outcome: EvictionOutcome) -> None:
     node = Node(pods=(pod("stuck", memory=500), pod("next", memory=400)), readings=lambda: (LOW,))
@@ -213,6 +214,7 @@ async def test_chosen_pod_is_not_evicted_after_a_pause_or_stop(end: str) -> None
     assert node.context.loop_statuses.all[0].failures == 0
 
 
+@pytest.mark.difference("shortened-grace-period")
 async def test_hard_threshold_shortens_the_grace_period_of_a_soft_eviction() -> None:
     node = Node(
         pods=(pod("slow", memory=500),),
@@ -293,6 +295,7 @@ async def test_memory_events_are_watched_from_the_first_pod_on(tmp_path: Path) -
     assert (watched[0], watched[-1]) == ((), (MEMORY_EVENTS,))
 
 
+@pytest.mark.difference("disputed-memory")
 async def test_contradicting_estimates_evict_only_with_evidence_and_are_logged_at_the_change() -> None:
     quiet = read(available=40 << 30, capacity=64 << 30)
     counters = MemoryCounters(64 << 30, 0, 0, 0, 0, 0, 0, 0, 0)

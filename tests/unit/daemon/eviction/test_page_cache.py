@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pytest
+
 from nodeagent.daemon.eviction.page_cache import PageCache
 from nodeagent.host.cache_reclaim import CgroupCache
 from nodeagent.plan.eviction.cache_reclaim import PodCache
@@ -65,6 +67,7 @@ def loop_of(node: Node, cache: Cache) -> EvictionLoop:
     return node.loop(page_cache=lambda monitors: PageCache(cache, monitors, node.clock, watch_s=0.001))
 
 
+@pytest.mark.difference("page-cache-reclaim")
 async def test_no_pod_is_evicted_if_page_cache_suffices() -> None:
     node, cache = Node(), Cache()
     loop = loop_of(node, cache)

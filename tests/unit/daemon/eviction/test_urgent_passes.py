@@ -94,6 +94,7 @@ class Hanging:
             self.node.hangs = False
 
 
+@pytest.mark.difference("independent-resources")
 @pytest.mark.parametrize("part", [*sorted(UNDER_PRESSURE), "other filesystems", "pod list"])
 async def test_shortage_of_memory_does_not_wait_for_a_part_that_never_answers(
     part: str, monkeypatch: pytest.MonkeyPatch

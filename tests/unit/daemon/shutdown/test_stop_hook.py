@@ -112,6 +112,7 @@ async def hook(tmp_path: Path) -> AsyncIterator[StopHookNode]:
         yield StopHookNode(tmp_path, server)
 
 
+@pytest.mark.difference("shutdown-stop-hook")
 async def test_pods_are_stopped_in_order_without_a_shutdown_of_the_daemon(hook: StopHookNode) -> None:
     assert await hook.stop() is StopEnd.COMPLETE
     assert hook.stopped() == ["web", "dns"]

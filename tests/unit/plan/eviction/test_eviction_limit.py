@@ -74,6 +74,7 @@ def test_storage_limit_does_not_starve_behind_a_threshold_without_a_victim(
     assert plan.victim.signal == "emptydirfs.limit"
 
 
+@pytest.mark.difference("storage-limit-evictions")
 def test_storage_limit_does_not_precede_a_hard_threshold_with_a_victim() -> None:
     assert victim(planned([GREEDY, pod("hog", memory=900)], policy=POLICY)) == "hog"
 
@@ -120,6 +121,7 @@ def test_eviction_limit_does_not_stop_reclaim() -> None:
     assert plan.limited.code is ReasonCode.EVICTION_LIMIT
 
 
+@pytest.mark.difference("eviction-limit")
 @pytest.mark.parametrize(
     ("limits", "reading", "last_s", "code"),
     [
@@ -149,6 +151,7 @@ def test_hard_memory_threshold_is_slowed_and_never_suspended(
     assert plan.slowed is (code == "eviction-slowed")
 
 
+@pytest.mark.difference("eviction-limit")
 def test_soft_memory_threshold_is_suspended_by_the_limit() -> None:
     soft = thresholds("", soft="memory.available<100Mi", soft_grace_period="memory.available=1ms")
     state = replace(evicted(-30, -20), first_met_s={soft[0]: START_S - 1})

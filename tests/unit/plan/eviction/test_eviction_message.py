@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import PodFacts
 
 
+@pytest.mark.difference("message-pod-level")
 @pytest.mark.parametrize(
     ("facts", "signal", "message"),
     [
@@ -176,6 +177,24 @@ def test_limit_of_a_pod_has_the_form_of_its_first_container(init: list[str], mai
     assert parse_pod(document, "document").ephemeral_limit_text == form
 
 
+@pytest.mark.difference("message-containers")
+def test_message_lists_containers_that_the_spec_lacks_such_as_ephemeral_ones() -> None:
+    pod = runtime_pod(traits(999), traits(999))
+    reading = PodReading(memory_bytes=900 * MIB, container_memory_bytes={f"c{n}-{UID}": 450 * MIB for n in (0, 1)})
+    document = {
+        "metadata": {"name": "web", "namespace": "shop", "uid": UID},
+        "spec": {
+            "containers": [{"name": "c0", "resources": {"requests": {"cpu": "1m"}}}],
+            "ephemeralContainers": [{"name": "c1", "image": "debug"}],
+        },
+    }
+    plan = planned([merged(pod, kubelet=[parse_pod(document, "document")], reading=reading)])
+    assert plan.victim is not None
+    assert "Container c0 was using 450Mi, request is 0, has larger" in plan.victim.message
+    assert "Container c1 was using 450Mi, request is 34359738 (inferred), has" in plan.victim.message
+
+
+@pytest.mark.difference("message-containers")
 def test_message_marks_an_inferred_request() -> None:
     inferred = replace(container("app", memory=300, memory_request=100), memory_request_inferred=True)
     plan = planned([pod(containers=(inferred,))])

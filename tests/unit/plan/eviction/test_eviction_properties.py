@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -265,6 +266,7 @@ def test_usage_above_the_request_ranks_before_usage_within(
     assert groups == sorted(groups, key=lambda group: (group != 2, -group))
 
 
+@pytest.mark.difference("pod-order")
 @EXAMPLES
 @given(evaluations(), pods(), policies, layouts, reclaims, st.randoms(use_true_random=False))
 def test_plan_does_not_depend_on_the_order_of_pods(  # noqa: PLR0917 - values drawn by Hypothesis

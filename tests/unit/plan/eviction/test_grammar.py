@@ -77,6 +77,7 @@ def test_threshold_of_0_or_100_percent_is_disabled(value: str) -> None:
     assert not parsed(hard={"nodefs.available": value, "memory.psi.some": value}, soft={"memory.available": value})
 
 
+@pytest.mark.difference("percent-form")
 @pytest.mark.parametrize(("value", "same"), [(".5%", "0.5%"), ("5.%", "5%"), ("+5.0%", "5%"), ("05%", "5%")])
 def test_percentage_is_digits_with_an_optional_decimal_point(value: str, same: str) -> None:
     settings, expected = (
@@ -87,6 +88,7 @@ def test_percentage_is_digits_with_an_optional_decimal_point(value: str, same: s
     assert [each.minimum_reclaim for each in settings.values()] == [each.minimum_reclaim for each in expected.values()]
 
 
+@pytest.mark.difference("percent-form")
 @pytest.mark.parametrize("value", [".%", "%", "1e1%", "0x5%", "5 %", "1_0%", "inf%", "nan%", "1.2.3%", "\u0665%"])
 def test_percentage_in_another_form_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="is not a percentage"):
@@ -143,6 +145,7 @@ def test_default_hard_thresholds_apply_unless_replaced_or_disabled(
     assert list(parsed(**settings)) == texts
 
 
+@pytest.mark.difference("allocatable-threshold")
 def test_allocatable_memory_has_the_hard_memory_threshold_unless_configured() -> None:
     settings = {"minimum_reclaim": "memory.available=10Mi", "allocatable": True}
     copied = parsed(hard="memory.available<100Mi", **settings)["allocatableMemory.available<100Mi"]
@@ -172,6 +175,7 @@ def test_minimum_reclaim_is_added_to_the_limit(hard: str, reclaim: str, limit: f
 SOFT = {"soft": "memory.available<1Gi"}
 
 
+@pytest.mark.difference("grace-without-threshold", "soft-below-hard")
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -297,6 +301,7 @@ def test_configured_containerfs_thresholds_are_replaced_with_a_warning() -> None
     )
 
 
+@pytest.mark.difference("threshold-order")
 def test_order_is_memory_then_hard_then_signal_and_no_resource_last() -> None:
     thresholds = parse_thresholds(
         hard="io.psi.full>90,pid.available<10,memory.psi.full>20,nodefs.available<5%,memory.available<1Gi",

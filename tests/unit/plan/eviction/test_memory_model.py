@@ -119,6 +119,7 @@ SINGLE = {
 }
 
 
+@pytest.mark.difference("kernel-memory")
 @pytest.mark.parametrize(
     ("found", "expected_gib", "basis"),
     [
@@ -176,6 +177,7 @@ def observed(found: NodeMemory, seconds: float = 0.0) -> Observation:
     return Observation(Signal.MEMORY_AVAILABLE, available, 64 * GIB, at(seconds), found)
 
 
+@pytest.mark.difference("active-page-cache")
 def test_threshold_met_by_an_unconfirmed_estimate_is_disputed_and_read_every_second() -> None:
     quiet = evaluated(observed(memory(57, 0.05, zfs())))
     assert not quiet.met

@@ -72,6 +72,7 @@ def after_reclaim(*observations: Observation, pods: tuple[PodFacts, ...] = PODS,
     return planned(pods, *observations, reclaimed=steps, **values)
 
 
+@pytest.mark.difference("image-filesystems")
 def test_each_other_image_filesystem_has_the_thresholds_of_imagefs() -> None:
     found = limits("imagefs.available<15%,imagefs.inodesFree<5%,nodefs.available<10%,memory.available<1Mi")
     assert [each.text for each in found if each.filesystem] == [
@@ -96,6 +97,7 @@ def test_reclaim_is_for_the_filesystem_under_pressure_only() -> None:
     assert set(reasons(plan).values()) == {"reclaim-first"}
 
 
+@pytest.mark.difference("layer-filesystem")
 def test_only_pods_known_to_write_there_are_candidates() -> None:
     plan = after_reclaim(on(KATA))
     assert victim(plan) == "kata-big"
@@ -112,6 +114,7 @@ def test_only_pods_known_to_write_there_are_candidates() -> None:
     assert "uses 300 MiB of ephemeral-storage" in evicted.reason.sentence
 
 
+@pytest.mark.difference("layer-filesystem")
 def test_pod_is_ranked_by_its_usage_there() -> None:
     mixed = writer("mixed", ON_KATA, mib=5)
     assert mixed.usage is not None

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.planner import EvictionPlan
 
 
+@pytest.mark.difference("unmeasured-pod", "protected-pods")
 @pytest.mark.parametrize(
     ("fields", "code", "text"),
     [
@@ -145,6 +146,7 @@ def test_pods_with_the_same_uid_are_contradictory_and_duplicates_are_merged() ->
     assert len(plan.plan.decisions) == 3
 
 
+@pytest.mark.difference("unmeasured-pod")
 def test_pod_with_unknown_usage_is_evicted_first_if_the_policy_allows_it() -> None:
     pods = [pod("hog", memory=900), pod("unread", memory=None)]
     assert victim(planned(pods)) == "hog"
@@ -226,6 +228,7 @@ def test_pod_is_kept_with_the_reason_that_no_threshold_is_acted_on(plan: Evictio
     assert text in decision.reason.sentence
 
 
+@pytest.mark.difference("reading-age")
 def test_late_decision_needs_new_readings() -> None:
     found = evaluated(read())
     late = plan_eviction(found, [pod()], POLICY, layout=SINGLE, now=at(1.5))
@@ -259,6 +262,7 @@ def test_io_stall_is_a_warning_and_memory_is_still_acted_on() -> None:
 HARD_THRESHOLD, SOFT_THRESHOLD = thresholds()[0], SOFT[0]
 
 
+@pytest.mark.difference("hard-grace-period")
 @pytest.mark.parametrize(
     ("threshold", "own_s", "policy", "grace_s"),
     [

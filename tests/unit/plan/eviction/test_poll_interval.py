@@ -12,6 +12,7 @@ from tests.unit.plan.eviction.cases import evaluated, read, thresholds
 GIB_MIB = 1024.0
 
 
+@pytest.mark.difference("poll-interval")
 @pytest.mark.parametrize(
     ("available_mib", "expected_s"),
     [

@@ -81,6 +81,7 @@ def test_pods_are_ranked_for_memory_by_excess_priority_and_usage(pods: list[PodF
     assert order(pods, "allocatableMemory.available") == expected
 
 
+@pytest.mark.difference("stall-ranking")
 @pytest.mark.parametrize("signal", ["memory.psi.some", "memory.psi.full"])
 def test_stall_ranks_by_priority_and_the_stall_of_the_pod_itself(signal: str) -> None:
     pods = [
@@ -102,6 +103,7 @@ def test_swap_ranks_by_swapped_out_memory_alone() -> None:
     assert [each.frees for each in rank_pods(pods, Signal.SWAP_FREE, SINGLE)] == [50 * MIB, MIB]
 
 
+@pytest.mark.difference("swapped-memory")
 def test_memory_and_swap_signals_rank_by_memory_and_swap() -> None:
     swapped = pod("swapped", usage=PodUsage(memory_bytes=10 * MIB, swap_bytes=500 * MIB))
     resident = pod("resident", usage=PodUsage(memory_bytes=100 * MIB, swap_bytes=0))
@@ -137,6 +139,7 @@ def test_pods_are_ranked_for_disk_by_excess_priority_and_usage(pods: list[PodFac
     assert order(pods, "nodefs.available") == expected
 
 
+@pytest.mark.difference("inode-request")
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
@@ -201,6 +204,7 @@ def test_unread_part_counts_as_0_with_a_note() -> None:
     assert usage_of(usage, Signal.NODEFS_AVAILABLE, DEDICATED) == (None, ())
 
 
+@pytest.mark.difference("disk-usage-measured")
 def test_incomplete_measurement_ranks_before_complete_ones_and_by_what_is_known() -> None:
     def hidden(name: str, used_bytes: int, priority: int = 0) -> PodFacts:
         usage = PodUsage(volumes=Footprint(used_bytes, 5, is_lower_bound=True))
@@ -244,6 +248,7 @@ def test_ranked_pod_has_usage_request_and_assumed_facts() -> None:
     assert unread.measure == "memory usage unknown, priority 0"
 
 
+@pytest.mark.difference("volumes-not-freed")
 @pytest.mark.parametrize(
     ("layout", "signal", "removes_volumes", "freed_mib"),
     [

@@ -39,6 +39,7 @@ def test_threshold_acted_on_before_is_cleared_by_its_minimum_reclaim() -> None:
     assert first.victim is None
 
 
+@pytest.mark.difference("reclaim-steps", "reclaim-for-nodefs")
 @pytest.mark.parametrize(
     ("layout", "signal", "expected"),
     [
@@ -64,6 +65,7 @@ def test_node_level_reclaim_precedes_eviction(layout: FilesystemLayout, signal: 
     assert [each.pod.name for each in plan.ranking] == ["web"]
 
 
+@pytest.mark.difference("cleared-by-reclaim")
 @pytest.mark.parametrize(
     ("available_mib", "reclaimed", "code", "remaining"),
     [
@@ -89,6 +91,7 @@ def test_pod_is_evicted_only_after_insufficient_reclaim(
     assert len(plan.reclaim) == remaining
 
 
+@pytest.mark.difference("cleared-by-reclaim")
 def test_pid_shortage_does_not_evict_a_pod_for_cleared_disk_pressure() -> None:
     limits = thresholds("nodefs.available<10%,pid.available<100")
     readings = [read("nodefs.available", 90), read("pid.available", available=5, capacity=1000)]

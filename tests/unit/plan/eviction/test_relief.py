@@ -54,6 +54,7 @@ def plan_after(
     )
 
 
+@pytest.mark.difference("eviction-that-helps")
 @pytest.mark.parametrize(
     ("pods", "signal", "code"),
     [
@@ -99,6 +100,7 @@ def test_pods_that_help_are_evicted_in_rank_order_and_others_are_kept() -> None:
     }
 
 
+@pytest.mark.difference("eviction-that-helps")
 @pytest.mark.parametrize(
     ("used_mib", "before_mib", "available_mib", "evicted"),
     [
@@ -194,6 +196,7 @@ def test_shortage_that_no_eviction_ends_is_stated_with_the_usage_of_pods_and_oth
     assert replace(statement, outside=("/srv/x 600Mi",)).text.endswith("; largest outside of pods: /srv/x 600Mi")
 
 
+@pytest.mark.difference("stall-ranking")
 def test_stall_evicts_only_a_pod_that_stalls_itself() -> None:
     limits = thresholds("memory.psi.some>6%")
     reading = read("memory.psi.some", available=24.0, capacity=100)
@@ -204,6 +207,7 @@ def test_stall_evicts_only_a_pod_that_stalls_itself() -> None:
     assert (plan.undecided, plan.unrelieved is None) == (False, False)
 
 
+@pytest.mark.difference("eviction-that-helps")
 def test_policy_restores_eviction_in_the_kubelets_order() -> None:
     always = EvictionPolicy(always_evict=True)
     pods = [pod("volume", volumes=disk(300)), pod("tiny", writable=disk(0.016))]
@@ -218,6 +222,7 @@ def test_minimum_effect_is_configurable() -> None:
     assert victim(plan_after(pods, policy=EvictionPolicy(minimum_effect=0.05))) == "small"
 
 
+@pytest.mark.difference("volumes-not-freed")
 def test_kubelet_removes_the_volumes_of_an_evicted_pod() -> None:
     assert victim(plan_after([pod("volume", volumes=disk(300))], removes_volumes=True)) == "volume"
 

@@ -54,6 +54,7 @@ def test_threshold_is_met_strictly_below_its_limit(available: int, met: bool) ->
     assert bool(evaluated(read(available=available)).acting) is met
 
 
+@pytest.mark.difference("further-signals")
 @pytest.mark.parametrize(("percent", "met"), [(40.01, True), (40.0, False)], ids=["above", "exactly at"])
 def test_stall_threshold_is_met_strictly_above_its_limit(percent: float, met: bool) -> None:
     found = evaluated(read("memory.psi.some", available=percent, capacity=100), limits=thresholds("memory.psi.some>40"))
@@ -160,6 +161,7 @@ def test_condition_without_a_transition_period_is_active_while_observed() -> Non
     assert (active(first), active(after)) == ({"MemoryPressure"}, set())
 
 
+@pytest.mark.difference("further-signals")
 @pytest.mark.parametrize(
     ("signal", "condition", "resource"),
     [

@@ -80,6 +80,7 @@ def test_pod_within_its_limits_or_protected_is_not_evicted(facts: PodFacts, layo
     assert planned([facts], read(available_mib=900), layout=layout).victim is None
 
 
+@pytest.mark.difference("storage-limit-evictions")
 def test_storage_limits_precede_soft_pressure_with_one_pod_per_pass() -> None:
     pods = [
         pod("much", empty_dirs=(EmptyDirFacts("tmp", 90, 10),)),

@@ -57,6 +57,7 @@ def plan_with(
     )
 
 
+@pytest.mark.difference("outstanding-effect")
 def test_outstanding_effect_withholds_reclaim_and_pods_of_its_filesystem() -> None:
     plan = plan_with(effect())
     assert (plan.selected, plan.reclaim, plan.victim) == (None, (), None)
@@ -75,6 +76,7 @@ def test_expired_effect_withholds_nothing() -> None:
     assert victim(plan_with(effect(), seconds=30.0, reclaimed=EVERYTHING)) == "writer"
 
 
+@pytest.mark.difference("outstanding-effect")
 def test_effect_on_another_filesystem_withholds_nothing() -> None:
     plan = plan_with(effect(shortage=Shortage.NODEFS), reclaimed=EVERYTHING)
     assert (victim(plan), plan.withheld) == ("writer", None)
@@ -104,6 +106,7 @@ def test_inodes_of_the_same_filesystem_are_withheld_as_well() -> None:
     assert reasons(plan) == {"writer": "effect-outstanding"}
 
 
+@pytest.mark.difference("ineffective-eviction")
 def test_ineffective_eviction_withholds_pods_and_not_reclaim() -> None:
     ineffective = effect(ineffective=True)
     before = plan_with(ineffective)

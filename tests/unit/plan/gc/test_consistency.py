@@ -115,6 +115,7 @@ def test_plan_of_the_consistent_node_removes_every_kind() -> None:
     assert [bool(plan.removals) for plan in plans] == [True, True, True, True]
 
 
+@pytest.mark.difference("contradictory-lists")
 @pytest.mark.parametrize(
     ("contradictions", "kept"),
     [

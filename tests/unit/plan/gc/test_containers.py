@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -11,7 +11,10 @@ from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.containers import plan_container_gc
 from nodeagent.plan.gc.policy import ContainerGCPolicy
 from nodeagent.record import replace
-from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot
+from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot, synced
+
+if TYPE_CHECKING:
+    from nodeagent.model import PodList
 
 LIVE = (sandbox(ready=True),)
 
@@ -67,6 +70,7 @@ def test_running_attempt_does_not_count_against_the_limit() -> None:
     assert decided(plan, "now").reason.sentence == "running"
 
 
+@pytest.mark.difference("unknown-state", "unlabelled-items", "unknown-creation-time")
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -138,8 +142,10 @@ class TestFinishedPods:
         plan = plan_container_gc(snapshot(**self.FIELDS), ContainerGCPolicy(), evict_non_deleted_pods=True)
         assert plan.removals[0].reason.sentence.startswith("pod finished, and disk space is needed: in the pod list")
 
-    def test_containers_are_kept_beside_a_kubelet_without_its_list(self) -> None:
-        fields = self.FIELDS | {"pod_list": None, "role": Role.BESIDE_KUBELET}
+    @pytest.mark.difference("finished-pod-beside-kubelet")
+    @pytest.mark.parametrize("pods", [None, kubelet_list("uid-web"), synced("uid-web")], ids=["none", "kubelet", "api"])
+    def test_containers_are_kept_beside_a_kubelet_even_if_disk_space_is_needed(self, pods: PodList | None) -> None:
+        fields = self.FIELDS | {"pod_list": pods, "role": Role.BESIDE_KUBELET}
         assert not plan_container_gc(snapshot(**fields), ContainerGCPolicy(), evict_non_deleted_pods=True).removals
 
 
@@ -180,6 +186,7 @@ class TestTotal:
         policy = ContainerGCPolicy(max_per_pod_container=0, max_containers=0)
         assert len(plan_container_gc(snapshot(**self.NODE), policy).removals) == 9
 
+    @pytest.mark.difference("newest-dead-container")
     @pytest.mark.parametrize(("per_container", "total"), [(0, -1), (-1, 0), (0, 0), (1, 0), (-1, 2)])
     def test_newest_dead_container_of_each_unit_is_kept_beside_a_kubelet(self, per_container: int, total: int) -> None:
         policy = ContainerGCPolicy(max_per_pod_container=per_container, max_containers=total)
@@ -241,7 +248,7 @@ def test_freed_bytes_are_the_known_size_of_the_writable_layer() -> None:
     assert decided(plan, "app2").frees_bytes == 5
 
 
-def test_containers_are_ordered_by_creation_whatever_their_attempt() -> None:
+def test_containers_are_ordered_by_creation_and_not_by_attempt() -> None:
     containers = (
         container("old", attempt=9, created_s=900),
         container("middle", attempt=0, created_s=500),
@@ -256,6 +263,7 @@ def test_containers_are_ordered_by_creation_whatever_their_attempt() -> None:
     assert removed(plan_container_gc(deleted, no_grace)) == ["old", "middle", "new"]
 
 
+@pytest.mark.difference("created-container")
 @pytest.mark.parametrize("minimum_age_s", [0, 30, 90])
 def test_created_container_is_kept_for_a_minute_at_least(minimum_age_s: float) -> None:
     policy, minimum_s = ContainerGCPolicy(minimum_age_s, max_per_pod_container=0), max(60, minimum_age_s)
@@ -264,6 +272,7 @@ def test_created_container_is_kept_for_a_minute_at_least(minimum_age_s: float) -
         assert codes(plan_container_gc(snapshot(containers=(created,), sandboxes=LIVE), policy)) == {"c": code}
 
 
+@pytest.mark.difference("container-order")
 def test_ties_are_ordered_by_attempt_then_id() -> None:
     containers = (
         container("b", attempt=1, created_s=500),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +89,7 @@ def test_full_store_of_another_handler_removes_only_its_own_images() -> None:
     assert decided(plan, "o1").reason.sentence == f"imagefs {OVERLAY} is 40% full, below the high threshold 85%"
 
 
+@pytest.mark.difference("image-filesystems-gc")
 def test_each_full_filesystem_falls_to_its_own_target() -> None:
     plan = plan_image_gc(node(90, 85, names=("o1", "k1", "o2", "k2", "o3")), POLICY)
     assert removed(plan) == ["o1", "k1"]
@@ -148,6 +150,7 @@ def test_without_storage_graph_images_are_removed_by_age_only() -> None:
     assert len(by_age.removals) == len(NAMES)
 
 
+@pytest.mark.difference("impossible-filesystem-reading")
 def test_unreadable_filesystem_keeps_its_images_only() -> None:
     observed = node(95, 95, content=False)
     broken = ImageFilesystem(KATA, frozenset({"native"}), None, "no answer")

@@ -101,6 +101,7 @@ class TestImagesNamedByPods:
         image("d" * 64, "docker.io/library/nginx:1.26"),
     )
 
+    @pytest.mark.difference("image-named-by-pod")
     @pytest.mark.parametrize(
         ("reference", "kept"),
         [

@@ -114,10 +114,12 @@ class TestMaximumAge:
             "no use observed for 33m20s, more than the maximum of 16m40s; observed since 2026-02-28T12:00:00Z"
         )
 
+    @pytest.mark.difference("never-used-image")
     def test_unused_age_counts_from_the_start_of_the_observation(self) -> None:
         plan = plan_image_gc(node(aged("a", DAY_S), image_use_observed_since=ago(2000)), self.POLICY)
         assert decided(plan, "a").reason.details["unused_s"] == 2000
 
+    @pytest.mark.difference("image-pulled-again")
     def test_pull_counts_as_use(self) -> None:
         plan = plan_image_gc(node(aged("a", DAY_S, seen_s=1000)), self.POLICY)
         assert codes(plan) == {"a": "too-young"}

@@ -78,6 +78,7 @@ def test_image_of_an_unreachable_registry_is_irreplaceable(registry: str, *, fou
 
 
 class TestLast:
+    @pytest.mark.difference("irreplaceable-image")
     def test_imported_images_are_removed_after_all_others(self) -> None:
         images = [(image(each), used(age)) for each, age in (("a", 900), ("b", 800), ("c", 700), ("d", 600))]
         plan = plan_image_gc(node(100, *images, imported="ac"), policy(low_threshold_percent=70))
@@ -136,6 +137,7 @@ class TestLast:
         plan = plan_image_gc(node(90, *images, imported="a"), policy(), failed={"b": "busy"})
         assert codes(plan) == {"a": "irreplaceable-later", "b": "failed-earlier"}
 
+    @pytest.mark.difference("irreplaceable-image")
     def test_imported_images_are_not_removed_by_age(self) -> None:
         images = [(image("a"), used(9 * DAY_S, seen_s=9 * DAY_S)), (image("b"), used(9 * DAY_S, seen_s=9 * DAY_S))]
         plan = plan_image_gc(node(10, *images, imported="a"), policy(maximum_unused_age_s=DAY_S))

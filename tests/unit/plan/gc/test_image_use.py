@@ -12,6 +12,8 @@ from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.policy import ImageGCPolicy
+from nodeagent.runtime.containerd_facts import unlisted_containers
+from nodeagent.runtime.containerd_records import StoredContainer
 from tests.unit.builders import MIB, codes, container, decided, filesystem, image, removed, sandbox, used
 from tests.unit.image_nodes import POLICY, aged, node
 
@@ -47,6 +49,7 @@ class TestInUse:
         plan = self.plan(containers=(container("c", state=state, **how),))
         assert codes(plan) == {f"sha256:{self.HEX}": "in-use-by-container"}
 
+    @pytest.mark.difference("image-of-sandbox")
     @pytest.mark.parametrize("ready", [True, False])
     def test_image_of_a_sandbox_is_kept(self, ready: bool) -> None:
         plan = self.plan(sandboxes=(sandbox(ready=ready, image="app:1"),))
@@ -85,19 +88,29 @@ class TestInUse:
         (decision,) = self.plan(sandboxes=sandboxes).decisions
         assert decision.reason.sentence == "in use by 5 sandbox(es): shop/p0, shop/p1, shop/p2 and 2 more"
 
+    @pytest.mark.difference("moved-tag")
     def test_old_and_new_image_of_a_moved_tag_are_kept(self) -> None:
         old, new = Image("old", (), (), 1), Image("new", ("r.io/app:1",), (), 1)
         using = container("c", image_ref="old", image_name="r.io/app:1")
         assert images_in_use(node(old, new, Image("other"), containers=(using,))) == {"old", "new"}
 
+    @pytest.mark.difference("unlisted-container")
+    def test_image_of_a_container_in_containerd_alone_is_kept(self) -> None:
+        stored = [StoredContainer(each, "r.io/app:1", "overlayfs", each, {}) for each in ("c", "other")]
+        unlisted = unlisted_containers(stored, [container("c")], ())
+        assert [each.id for each in unlisted] == ["other"]
+        assert images_in_use(node(image("a", "r.io/app:1"), containers=unlisted)) == {"a"}
+
 
 class TestSandboxImage:
+    @pytest.mark.difference("sandbox-image")
     def test_configured_sandbox_image_is_kept(self) -> None:
         plan = plan_image_gc(
             node(image("a", "r.io/infra:1"), sandbox_images=frozenset({"r.io/infra:1"})), POLICY, remove_all_unused=True
         )
         assert decided(plan, "a").reason.sentence == "sandbox image of the runtime (configured in the runtime)"
 
+    @pytest.mark.difference("sandbox-image")
     def test_image_named_like_a_pause_image_is_kept(self) -> None:
         plan = plan_image_gc(node(image("a", "rancher/mirrored-pause:3.6")), POLICY, remove_all_unused=True)
         assert decided(plan, "a").reason.sentence == "sandbox image of the runtime (named like a pause image)"
@@ -177,6 +190,7 @@ def test_reason_is_that_of_the_keep_rule_with_precedence() -> None:
 
 
 class TestFailedEarlier:
+    @pytest.mark.difference("failed-image-removal")
     def test_another_image_is_removed_in_place_of_a_failed_one(self) -> None:
         images = [aged("stuck", 900), aged("next", 800), aged("last", 700)]
         fields = {"image_filesystem": filesystem(90)}
@@ -185,10 +199,13 @@ class TestFailedEarlier:
         assert removed(plan) == ["next"]
         assert decided(plan, "stuck").verdict is Verdict.FAILED
 
+    @pytest.mark.difference("failed-image-removal")
     def test_failed_image_is_excluded_from_removal_by_age(self) -> None:
         policy = ImageGCPolicy(maximum_unused_age_s=10)
         plan = plan_image_gc(node(aged("stuck", 900)), policy, failed={"stuck": "x"})
         assert codes(plan) == {"stuck": "failed-earlier"}
+        full = node(aged("stuck", 900), aged("next", 5), image_filesystem=filesystem(90))
+        assert removed(plan_image_gc(full, policy, failed={"stuck": "x"})) == ["next"]
 
 
 def test_images_absent_from_the_applied_plan_are_kept() -> None:

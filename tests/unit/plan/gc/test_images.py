@@ -105,6 +105,7 @@ def test_usage_between_low_and_high_removes_nothing() -> None:
     assert decided(plan, "a").reason.sentence == "imagefs is 82% full, below the high threshold 85%"
 
 
+@pytest.mark.difference("high-threshold-100")
 def test_high_threshold_100_removes_nothing_on_a_full_filesystem() -> None:
     policy = replace(POLICY, high_threshold_percent=100)
     plan = plan_image_gc(node(aged("a", 400), image_filesystem=filesystem(100)), policy)
@@ -220,6 +221,7 @@ class TestAccounting:
         ]
         return node(*images, storage=graph(pieces, references), **fields)
 
+    @pytest.mark.difference("freed-bytes")
     def test_base_image_frees_nothing_while_derived_images_are_kept(self) -> None:
         plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), POLICY)
         assert plan.accounting is Accounting.LAYERS
@@ -295,6 +297,7 @@ def test_image_with_a_record_in_the_future_is_the_newest() -> None:
     assert decided(plan, "future").reason.details["last_used_at"] == ago(-50)
 
 
+@pytest.mark.difference("unreferenced-content")
 @pytest.mark.parametrize(
     ("pending", "target", "expected"),
     [
@@ -327,6 +330,7 @@ class TestNeededSpace:
         observed = node(*self.IMAGES, storage=storage, image_filesystem=filesystem(10), image_sources=sources)
         return plan_image_gc(observed, POLICY, needed=needed)
 
+    @pytest.mark.difference("reclaim-goal")
     @pytest.mark.parametrize(
         ("needed", "expected"),
         [
@@ -362,6 +366,7 @@ class TestNeededSpace:
         plan = self.plan(needed, pending, undo)
         assert (plan.pending_bytes, plan.ends_undo, removed(plan)) == (collected * MIB, ends_undo, list(expected))
 
+    @pytest.mark.difference("reclaim-goal")
     @pytest.mark.parametrize(
         ("needed", "expected"),
         [

@@ -41,6 +41,7 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
     return plan_pod_logs(node, PodLogPolicy(minimum_age_s=300), statuses=check_pods(node, 300), **rest)
 
 
+@pytest.mark.difference("log-minimum-age", "log-directory-name")
 @pytest.mark.parametrize(
     ("directory", "fields", "rest", "code"),
     [
@@ -110,6 +111,7 @@ def test_log_directory_is_removed_only_with_its_deleted_pod(
     assert plan.decisions[0].reason.sentence
 
 
+@pytest.mark.difference("unread-log-directory")
 def test_directory_that_was_not_read_is_kept() -> None:
     plan = plan_for({"pod_log_directories": (replace(log_directory("uid-x"), tree=None),)})
     assert codes(plan) == {"shop_web_uid-x": "log-not-read"}
@@ -166,6 +168,7 @@ def test_dead_link_of_an_active_container_is_kept(link: dict[str, Any], fields: 
     assert plan.decisions[0].reason.sentence
 
 
+@pytest.mark.difference("log-minimum-age")
 @pytest.mark.parametrize(("uptime_s", "is_kept"), [(0, True), (299, True), (300, False)])
 def test_log_of_an_unknown_pod_is_kept_for_the_minimum_age_after_a_boot(uptime_s: float, *, is_kept: bool) -> None:
     # A log of the current boot can have a time before the boot if the wall clock was corrected afterwards.

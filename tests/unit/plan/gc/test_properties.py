@@ -61,6 +61,7 @@ def test_every_item_has_exactly_one_decision_with_a_sentence(
     assert sorted(each.id for each in made.logs.decisions) == sorted(logs)
 
 
+@pytest.mark.difference("image-order")
 @EXAMPLES
 @given(nodes(), policies(), st.randoms(use_true_random=False))
 def test_plan_does_not_depend_on_the_input_order(node: NodeSnapshot, policy: GCPolicy, rng: random.Random) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.config.models import Config
+from nodeagent.config.policies import policies
 from nodeagent.model import Role
 from nodeagent.plan.gc.policy import SandboxGCPolicy
 from nodeagent.plan.gc.sandboxes import plan_sandbox_gc
@@ -24,6 +26,7 @@ def plan_for(policy: SandboxGCPolicy | None = None, *, fields: dict[str, Any], *
     return plan_sandbox_gc(node, policy or SandboxGCPolicy(), statuses=check_pods(node, 300), **rest)
 
 
+@pytest.mark.difference("unlabelled-items", "unknown-creation-time")
 @pytest.mark.parametrize(
     ("change", "code"),
     [
@@ -40,6 +43,16 @@ def test_only_old_inactive_sandbox_of_a_deleted_pod_is_removed(change: dict[str,
     plan = plan_for(SandboxGCPolicy(minimum_age_s=4000), fields={"sandboxes": (sandbox(**change),)})
     assert codes(plan) == {"sb-web": code}
     assert plan.decisions[0].reason.sentence
+
+
+@pytest.mark.difference("sandbox-minimum-age")
+@pytest.mark.parametrize(("age_s", "code"), [(59.9, "created-recently"), (60, "pod-deleted")])
+def test_sandbox_is_kept_for_a_minute_by_default(age_s: float, code: str) -> None:
+    policy = policies(Config()).sandboxes
+    assert policy == SandboxGCPolicy()
+    node = snapshot(sandboxes=(sandbox(created_s=age_s),))
+    plan = plan_sandbox_gc(node, policy, statuses=check_pods(node, 0))
+    assert codes(plan) == {"sb-web": code}
 
 
 def test_sandbox_with_a_container_in_any_state_is_kept() -> None:

@@ -65,6 +65,7 @@ def test_effect_of_a_loop_result(loop: LoopResult, *, configured: bool, desired:
     assert found[CONTAINERS] == ""
 
 
+@pytest.mark.difference("admission")
 def test_missing_taint_is_appended_and_all_others_are_kept() -> None:
     plan = plan_taints(node(*FOREIGN), {IMAGES: "NoSchedule"})
     assert (plan.added, plan.removed, plan.present) == ((f"{IMAGES}:NoSchedule",), (), (f"{IMAGES}:NoSchedule",))

@@ -184,6 +184,7 @@ def test_listed_pod_without_priority_has_0_unless_its_class_is_unknown(
     assert merged(runtime_pod(traits()), kubelet=[spec(**listed)]).priority == priority
 
 
+@pytest.mark.difference("critical-class")
 @pytest.mark.parametrize("priority_class", ["system-node-critical", "system-cluster-critical"])
 def test_pod_of_a_critical_class_is_critical(priority_class: str) -> None:
     facts = merged(runtime_pod(traits()), kubelet=[spec(priority_class=priority_class)])

@@ -20,6 +20,7 @@ BESIDE = {"role": Role.BESIDE_KUBELET, "sandboxes": (FROM_API_SERVER,)}
 ABSENT = {"sandboxes": (FROM_API_SERVER,), "pod_list": synced()}
 
 
+@pytest.mark.difference("pod-deletion")
 @pytest.mark.parametrize(
     ("fields", "deleted", "how"),
     [
@@ -221,6 +222,7 @@ def test_listed_pod_without_running_container_is_finished_and_not_deleted() -> N
     assert (status.deleted, status.finished) == (False, True)
 
 
+@pytest.mark.difference("contradictory-container")
 def test_contradictory_container_keeps_both_pods() -> None:
     stray = container("c", pod="other", sandbox_id="sb-web")
     statuses = check_pods(snapshot(containers=(stray,), sandboxes=(sandbox(), sandbox("other"))), GRACE_S)
@@ -266,6 +268,7 @@ def test_evicted_pod_is_deleted_without_grace_period_once_nothing_is_running(
     assert ("evicted by nodeagent" in status.how) is deleted
 
 
+@pytest.mark.difference("pod-deletion-beside-kubelet")
 @pytest.mark.parametrize(
     ("uid", "pods", "exists"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -118,6 +119,7 @@ def test_facts_of_the_kubelet_have_precedence(pod: Any, listed: PodSpec, manifes
         assert facts.static.source is K
 
 
+@pytest.mark.difference("protected-pods")
 @MANY
 @given(pod=runtime_pods(), kubelet=LISTS, manifests=st.lists(specs(), max_size=1), assume=st.booleans())
 def test_contradiction_or_unknown_fact_keeps_the_pod(pod: Any, kubelet: Any, manifests: Any, assume: bool) -> None:

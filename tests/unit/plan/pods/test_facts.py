@@ -52,6 +52,7 @@ PRIORITY = "nodeagent.dev/priority"
 SHOP = frozenset({"shop"})
 
 
+@pytest.mark.difference("inferred-facts")
 @pytest.mark.parametrize(
     ("annotations", "rule"),
     [

@@ -86,6 +86,7 @@ def test_critical_is_unknown_with_an_unread_container_unless_another_is_critical
     assert infer_critical(runtime_pod(), B) == UNKNOWN
 
 
+@pytest.mark.difference("inferred-facts")
 @pytest.mark.parametrize(
     ("score", "limit", "qos", "request_mib", "source"),
     [

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.config.models import Config
+from nodeagent.config.policies import shutdown
 from nodeagent.plan.shutdown.budget import DelayLimit, required_delay_s, shutdown_budget
 from nodeagent.plan.shutdown.phases import (
     Phase,
@@ -24,6 +26,19 @@ def test_two_durations_become_two_priority_bands() -> None:
     assert [(phase.min_priority, phase.seconds) for phase in two_bands(30, 10)] == [(0, 20), (2_000_000_000, 10)]
 
 
+@pytest.mark.difference("shutdown-fractions")
+def test_fractions_of_a_second_are_kept() -> None:
+    assert [phase.requested_ms for phase in two_bands(2.5, 0.25)] == [2250, 250]
+    assert [phase.requested_ms for phase in by_priority([(0, 1.5), (1000, 0.001)])] == [1500, 1]
+
+
+@pytest.mark.difference("shutdown-default")
+def test_graceful_shutdown_is_enabled_with_30_seconds_by_default() -> None:
+    default = shutdown(Config())
+    assert default.enabled is None
+    assert default.phases == two_bands(30, 10)
+
+
 def test_zero_grace_period_has_no_phases() -> None:
     assert two_bands(0, 0) == ()
 
@@ -32,6 +47,7 @@ def test_regular_phase_is_absent_if_all_time_is_critical() -> None:
     assert [phase.seconds for phase in two_bands(10, 10)] == [0, 10]
 
 
+@pytest.mark.difference("shutdown-critical-part")
 @pytest.mark.parametrize(
     ("total", "critical", "message"),
     [
@@ -49,6 +65,7 @@ def test_invalid_grace_periods_are_rejected(total: float, critical: float, messa
         two_bands(total, critical)
 
 
+@pytest.mark.difference("shutdown-priority-order")
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
@@ -91,6 +108,7 @@ def test_valid_phases_are_accepted(phases: tuple[Phase, ...]) -> None:
 # --- logind's limit
 
 
+@pytest.mark.difference("logind-limit")
 @pytest.mark.parametrize(
     ("limit_us", "granted", "scaled"),
     [

@@ -29,6 +29,7 @@ from tests.unit.plan.shutdown.cases import NETWORK_LAST, PODS, budget, graces, p
 # --- placement
 
 
+@pytest.mark.difference("shutdown-unknown-priority")
 @pytest.mark.parametrize(
     ("facts", "phase", "by", "why"),
     [
@@ -59,6 +60,7 @@ def test_pod_is_placed_by_its_facts(facts: dict[str, Any], phase: int, by: Place
     assert (placement.phase, placement.by, placement.why) == (phase, by, why)
 
 
+@pytest.mark.difference("shutdown-selectors")
 @pytest.mark.parametrize(
     ("facts", "phase", "by"),
     [
@@ -101,6 +103,7 @@ def test_termination_grace_period_is_capped_by_the_phase() -> None:
     assert {stop.pod.uid for stop in plan.phases[0].stops if stop.capped} == {"long"}
 
 
+@pytest.mark.difference("shutdown-unused-time")
 def test_unused_time_extends_the_next_phase() -> None:
     pods = [pod("web", termination_grace_s=2), pod("etcd", static=True, termination_grace_s=30)]
     plan = plan_shutdown(budget(two_bands(30, 10)), pods)

@@ -50,11 +50,13 @@ def test_end_of_a_phase(index: int, start_ms: int, occupied: set[int], end_ms: i
     assert phase_end_ms(FOUR, index, start_ms, occupied) == end_ms
 
 
+@pytest.mark.difference("shutdown-phase-of-0")
 def test_phase_without_time_ends_at_its_start() -> None:
     budget = shutdown_budget(two_bands(10, 0), UNLIMITED)
     assert phase_end_ms(budget, 1, 12_000, {1}) == 12_000
 
 
+@pytest.mark.difference("shutdown-phase-of-0")
 @pytest.mark.parametrize(
     ("signalled_ms", "own_ms", "due_ms"),
     [
@@ -91,6 +93,7 @@ def test_phase_of_a_short_limit_that_starts_in_time_is_not_too_late(limit_ms: in
     assert [is_too_late(budget, index, at_ms + 5) for index, at_ms in enumerate(starts_ms)] == [False] * 4
 
 
+@pytest.mark.difference("shutdown-direct-signals")
 def test_last_term_is_shortly_before_kill() -> None:
     assert final_term_ms(0, 10_000) == 9000
     assert final_term_ms(0, 2000) == 1500
