@@ -77,6 +77,10 @@ class ApiServerUnavailableError(ApiServerError):
     """No connection, no trusted certificate, no usable credentials, or no complete answer in time."""
 
 
+class ForeignNodeError(ApiServerError):
+    """The Node object does not exist, or is not proven to be of this machine."""
+
+
 class ApiServerRefusedError(ApiServerError):
     """The API server refused a request.
 

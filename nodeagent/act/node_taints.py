@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.errors import ApiServerError
+from nodeagent.errors import ForeignNodeError
 from nodeagent.kube.node_api import patch_planned
 from nodeagent.observe.node_identity import compare_with_machine
 from nodeagent.plan.kubernetes.taints import TaintPlan, plan_taints
@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.kube.node_api import NodeApi
-
-
-class ForeignNodeError(ApiServerError):
-    """The Node object does not exist, or is not proven to be of this machine."""
 
 
 async def apply_taints(nodes: NodeApi, desired: Mapping[str, str]) -> TaintPlan:

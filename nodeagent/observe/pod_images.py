@@ -85,9 +85,9 @@ class PodImageReader:
             _add(named, (spec,), "kubelet" if is_listed else "earlier list of the kubelet")
         if self._watched is not None:
             source = "API server"
-            if self._watched.configured and not self._watched.is_current:
+            if outdated := self._watched.outdated:
                 source = "earlier list of the API server"
-                warnings.append("the watch of pods at the API server is interrupted; see pod list in nodeagent status")
+                warnings.append(outdated)
             _add(named, (each for each in self._watched.pods if each.phase not in ENDED), source)
         sorted_names = {reference: tuple(sorted(pods)) for reference, pods in named.items()}
         return PodImages(sorted_names, "; ".join(errors), tuple(warnings))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent.host.node import node_name
-from nodeagent.plan.kubernetes.pod_watch import WatchState, is_current, pod_list, reading, restored
+from nodeagent.plan.kubernetes.pod_watch import WatchState, is_current, pod_list, proof_problem, reading, restored
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,10 +61,17 @@ class WatchedPods:
         """Return the state of the watch, for display; ``None`` without a configured watch."""
         return reading(self.state, self.address, self._clock.monotonic_s()) if self.configured else None
 
+    @property
+    def outdated(self) -> str:
+        """Statement that the pods are not current, with the cause; empty without a configured watch."""
+        if not self.configured or self.is_current:
+            return ""
+        return f"the pods of the API server are not current: {proof_problem(self.state, self._clock.monotonic_s())}"
+
     def warn(self, warnings: list[str]) -> None:
         """Add a warning while the pods are not current, and a warning if pods are malformed."""
-        if self.configured and not self.is_current:
-            warnings.append("pods watched at the API server are outdated; see pod list in nodeagent status")
+        if outdated := self.outdated:
+            warnings.append(outdated)
         malformed = [each.malformed for each in self.pods if each.malformed]
         if malformed:
             more = f" and {len(malformed) - 1} more" if len(malformed) > 1 else ""

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.daemon.kubernetes import POD_WATCH
-from nodeagent.errors import ApiServerError, ApiServerRefusedError, StoreError
+from nodeagent.errors import ApiServerError, ApiServerRefusedError, ForeignNodeError, StoreError
 from nodeagent.plan.kubernetes.pod_watch import (
     after_connection,
     after_event,
@@ -62,7 +62,8 @@ class PodWatchParts(Record):
 
     Attributes:
         list_pods: returns all pods of the node and the resource version of the list; raises ApiServerError.
-        foreign: returns the reason to suspect a list of another node, empty without one; raises ApiServerError.
+        foreign: returns the reason that the Node object is not proven to be of this machine, empty with proof; raises
+            ApiServerError.
         make_watch: returns a new watch.
         store: writes the pods and the time of their observation; raises StoreError.
         jitter: returns a number from 0 to 1.
@@ -111,9 +112,18 @@ class PodWatchSession:
             await asyncio.sleep(wait_s)
 
     async def _list(self) -> None:
+        """List the pods.
+
+        Raises:
+            ForeignNodeError: the Node object is not proven to be of this machine. A watch of its pods would be of no
+                use, and would delay the next comparison by minutes: the daemon may be about to register the node.
+            ApiServerError: a request failed.
+        """
+        if foreign := await self._parts.foreign():
+            self._watched.state = replace(self._watched.state, foreign=foreign)
+            raise ForeignNodeError(foreign)
         requested_s = self._clock.monotonic_s()
         pods, version = await self._parts.list_pods()
-        foreign = await self._parts.foreign()
         self._watched.state = after_list(
             self._watched.state,
             pods,
@@ -121,7 +131,6 @@ class PodWatchSession:
             requested_s=requested_s,
             now_s=self._clock.monotonic_s(),
             now=self._clock.now(),
-            foreign=foreign,
         )
         self._fruitless = 0
         await self._store()
@@ -183,7 +192,7 @@ class PodWatchSession:
         if self._stored is not None and now_s - self._stored_s < STORE_S:
             return
         facts = {uid: replace(each, resource_version="") for uid, each in state.pods.items()}
-        if facts == self._stored or state.foreign or state.answered_at is None:
+        if facts == self._stored or state.answered_at is None:
             return
         self._stored, self._stored_s = facts, now_s
         try:

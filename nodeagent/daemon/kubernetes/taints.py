@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.daemon.kubernetes import TAINTS
 from nodeagent.daemon.kubernetes.conditions import loop_results
 from nodeagent.daemon.kubernetes.session_task import SessionTask, open_node_api
-from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.errors import ApiServerError, ApiServerRefusedError, ForeignNodeError
 from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class TaintsTask(SessionTask):
 
     async def _apply(self, nodes: NodeApi, settings: Settings, stop: asyncio.Event) -> None:
         # imported with the client
-        from nodeagent.act.node_taints import ForeignNodeError, apply_taints  # noqa: PLC0415
+        from nodeagent.act.node_taints import apply_taints  # noqa: PLC0415
         from nodeagent.daemon.kubernetes.reporting import RegistrationReporter  # noqa: PLC0415
         from nodeagent.plan.kubernetes.conditions import REPORT_S  # noqa: PLC0415
         from nodeagent.plan.kubernetes.taints import desired_effects  # noqa: PLC0415

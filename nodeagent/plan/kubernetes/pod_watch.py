@@ -74,7 +74,7 @@ class WatchState(Record):
         answered_at: wall-clock time of the last list, change or bookmark; before the first list, the time of the stored
             pods.
         unnamed: number of unreadable pods and changes since the last list; each may concern any pod.
-        foreign: reason why the list may be of another node; empty once the ids in the Node object match this machine.
+        foreign: reason that the Node object is not proven to be of this machine; empty once its ids match.
         error: cause of the interruption; empty while the watch is connected.
     """
 
@@ -98,9 +98,8 @@ def after_list(  # noqa: PLR0913 - one argument for each fact of a list
     requested_s: float,
     now_s: float,
     now: datetime,
-    foreign: str = "",
 ) -> WatchState:
-    """Return the state after a complete, consistent list.
+    """Return the state after a complete, consistent list of this machine's Node object.
 
     Args:
         state: state before the list.
@@ -109,11 +108,10 @@ def after_list(  # noqa: PLR0913 - one argument for each fact of a list
         requested_s: time of the request for the first page of the list, in monotonic seconds.
         now_s: current time in monotonic seconds.
         now: current wall-clock time.
-        foreign: reason why the list may be of another node; empty if the Node object matches this machine.
     """
     listed = tuple(pods)
     named = {each.uid: each for each in listed if each.uid}
-    comparable = state.listed_s is not None and not state.foreign and not foreign
+    comparable = state.listed_s is not None and not state.foreign
     vanished = [uid for uid in state.pods if uid not in named] if comparable else []
     return WatchState(
         pods=named,
@@ -124,7 +122,7 @@ def after_list(  # noqa: PLR0913 - one argument for each fact of a list
         answered_s=now_s,
         answered_at=now,
         unnamed=len(listed) - len(named),
-        foreign=foreign,
+        foreign="",
     )
 
 
@@ -225,7 +223,7 @@ def proof_problem(state: WatchState, now_s: float) -> str:
     if state.unnamed:
         return f"{state.unnamed} unreadable pods or changes"
     if not 0 <= now_s - state.answered_s <= FRESH_S:
-        return f"no answer for {format_duration(max(0.0, now_s - state.answered_s))}"
+        return f"no answer for more than {format_duration(FRESH_S)}"
     if now_s - state.connected_s < SYNC_GRACE_S:
         return f"connected for less than {format_duration(SYNC_GRACE_S)}"
     return ""

@@ -171,7 +171,7 @@ async def test_interrupted_watch_complements_the_list_of_the_kubelet(node: Node)
     inventory = await node.reader(role=Role.BESIDE_KUBELET, kubelet=lister, watched=source).read()
     assert facts_of(inventory, "web").priority == Fact(1, FactSource.KUBELET)
     assert facts_of(inventory, "job").priority == Fact(9, FactSource.API_SERVER)
-    assert inventory.warnings == ("pods watched at the API server are outdated; see pod list in nodeagent status",)
+    assert inventory.warnings == ("the pods of the API server are not current: connection lost",)
 
 
 async def test_interrupted_watch_alone_keeps_its_facts_and_contradicts_nothing(node: Node) -> None:

@@ -99,7 +99,8 @@ class Node:
             self.problem = proof_problem(self.watched.state, LoopClock().monotonic_s())
             shown = self.watched.reading()
             assert shown is not None
-            self.completeness = shown.completeness
+            self.completeness, self.reported = shown.completeness, shown.error
+            self.outdated = self.watched.outdated
             assert not running.done()
             running.cancel()
 
@@ -261,12 +262,30 @@ def test_silent_connection_is_replaced() -> None:
     assert node.count("watch") >= 2
 
 
-def test_list_of_another_machine_is_repeated_until_the_node_object_fits() -> None:
+def test_pods_are_listed_within_a_minute_after_the_node_object_fits() -> None:
     node = filled("a")
-    node.foreign_because = "the Node object is of another machine"
+    node.foreign_because = "there is no Node object with this name"
     node.run(800, (100, lambda: setattr(node, "foreign_because", "")))
-    assert node.count("list") == 2
+    ((listed_s, what), (watched_s, _), *_) = node.requests
+    assert (what, listed_s == watched_s, 100 <= listed_s <= 160) == ("list", True, True)
     assert not node.problem
+
+
+def test_node_object_that_does_not_fit_is_the_cause_in_every_statement_until_it_fits() -> None:
+    node = filled("a")
+    node.foreign_because = "there is no Node object with this name"
+    node.run(100)
+    statements = (node.problem, node.reported, node.outdated.rpartition(": ")[2])
+    assert set(statements) == {"there is no Node object with this name"}
+    assert [each["error"] for each in node.logged()] == ["there is no Node object with this name"]
+
+
+def test_node_registered_a_moment_after_the_start_is_watched_within_seconds() -> None:
+    node = filled("a")
+    node.foreign_because = "there is no Node object with this name"
+    node.run(100, (0.3, lambda: setattr(node, "foreign_because", "")))
+    assert node.requests[0][0] <= 1.0
+    assert (node.problem, node.outdated) == ("", "")
 
 
 def test_watch_that_ends_with_an_error_before_each_change_is_replaced_by_a_list() -> None:
