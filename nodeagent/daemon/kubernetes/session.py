@@ -242,6 +242,8 @@ class NodeSession:
                         )
                         self._finish(SessionEnd.CONTESTED, because)
                         return
+                if lease is None and written and await self._read_own(self._parts.lease_requests, node) is None:
+                    return  # the control plane deletes the Lease of a deleted Node object, also each new one
                 renewed = renewed_lease(lease, node, self._clock.now(), written[-1] if written else "")
                 written.append(renewed.spec.renew_time)
                 lease = await self._parts.lease_requests.write_lease(renewed)
@@ -267,12 +269,8 @@ class NodeSession:
                 continue
             try:
                 # read before each report, since the node controller writes conditions too
-                found = await self._parts.status_requests.get_node()
+                found = await self._read_own(self._parts.status_requests, node)
                 if found is None:
-                    self._finish(SessionEnd.DELETED, "the Node object was deleted; a restart or reload registers again")
-                    return
-                if found.metadata.uid != node.metadata.uid:
-                    self._finish(SessionEnd.REPLACED, "the Node object was deleted and created again")
                     return
                 status = self._status_of(facts, found.status.conditions, memory)
                 await self._parts.status_requests.patch_status(status_patch(status))
@@ -289,6 +287,17 @@ class NodeSession:
 
     def _status_of(self, facts: NodeFacts, previous: Sequence[StatusCondition], memory: ReportMemory) -> NodeStatus:
         return complete_status(node_status(facts, self._status, previous, now=self._clock.now()), memory)
+
+    async def _read_own(self, requests: NodeRequests, node: Node) -> Node | None:
+        """Return the current Node object; ``None``, with the session ended, if it was deleted or replaced."""
+        found = await requests.get_node()
+        if found is None:
+            self._finish(SessionEnd.DELETED, "the Node object was deleted; a restart or reload registers again")
+        elif found.metadata.uid != node.metadata.uid:
+            self._finish(SessionEnd.REPLACED, "the Node object was deleted and created again")
+        else:
+            return found
+        return None
 
     # ---- cordon
 

@@ -203,6 +203,32 @@ def test_deleted_object_is_not_created_again() -> None:
     assert cluster.server.objects[NODES] == {}
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_lease_deleted_with_its_node_object_is_not_created_again(*, replaced: bool) -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        del cluster.server.objects[NODES]["node-1"]
+        del cluster.server.objects[LEASES]["node-1"]  # by the garbage collector: the Node object was its owner
+        if replaced:
+            cluster.server.put(NODES, "node-1", KUBELET_NODE)
+
+    assert cluster.run(60, script) is (SessionEnd.REPLACED if replaced else SessionEnd.DELETED)
+    assert cluster.server.objects[LEASES] == {}
+
+
+def test_lease_deleted_alone_is_created_again() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        del cluster.server.objects[LEASES]["node-1"]
+
+    assert cluster.run(60, script) is SessionEnd.STOPPED
+    assert cluster.server.lease["spec"]["holderIdentity"] == "node-1"
+
+
 def test_object_created_again_by_another_owner_ends_the_session() -> None:
     cluster = Cluster()
 
