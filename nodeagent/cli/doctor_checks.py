@@ -292,17 +292,20 @@ def role_findings(settings: Settings, root: Path) -> Iterator[Finding]:
 def kubelet_findings(settings: Settings, root: Path) -> list[Finding]:
     """Return the findings on the kubelet's configuration, and on tasks also performed by a kubelet of this node."""
     role = read_role(settings.role, root).role
+    has_kubelet = role is Role.BESIDE_KUBELET
     processes = read_kubelet_traces(SystemClock(), root).processes
     pids = [each.pid for each in processes]
     config = read_kubelet_config(root, pids)
     own = f"unix://{root}/{K3S_SOCKET}" if any(each.name in _EMBEDDING for each in processes) else ""
     endpoint = config.fields.get("containerRuntimeEndpoint") or config.flags.get("container-runtime-endpoint") or own
+    found = config.fields if config.sources or pids else None
     return [
         check_runtime_endpoint(_socket(str(endpoint)), _socket(_endpoint(settings, root))),
-        check_kubelet_config(config.sources, config.problems, config.fields),
+        check_kubelet_config(config.sources, config.problems, found, has_kubelet=has_kubelet),
         *check_kubelet(
-            config.fields if config.sources or pids else None,
-            evicts=not settings.eviction.off_because(role),
+            found,
+            has_kubelet=has_kubelet,
+            evicts=not has_kubelet and not settings.eviction.off_because(role),  # else through the API server
             stops=not settings.shutdown.off_because(role),
             collects_from=image_gc_start_percent(settings),
         ),

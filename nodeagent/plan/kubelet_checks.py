@@ -52,26 +52,31 @@ def check_pod_list(reading: PodListReading | None) -> Finding:
     return Finding("pod-list", Verdict.OK, f"{evidence}{note}; a missing pod does not count as deleted")
 
 
-def check_kubelet_config(sources: Sequence[str], problems: Sequence[str], found: Mapping[str, object]) -> Finding:
+def check_kubelet_config(
+    sources: Sequence[str], problems: Sequence[str], found: Mapping[str, object] | None, *, has_kubelet: bool
+) -> Finding:
     """Return the finding on the kubelet configuration: whether it can be read, and its image GC and shutdown settings.
 
     Args:
-        sources: files with the configuration, and the kubelet's command line.
+        sources: files with the configuration, and the kubelet's command line; empty if the defaults apply.
         problems: descriptions of files that cannot be read or parsed.
-        found: effective fields of the kubelet configuration.
+        found: effective fields of the kubelet configuration; ``None`` if the agent sees none.
+        has_kubelet: whether a kubelet manages this node.
     """
     name = "kubelet-config"
     if problems:
         return Finding(name, Verdict.WARNING, "; ".join(problems), "correct the file, or run as root")
-    if not sources:
-        return Finding(name, Verdict.SKIPPED, "no configuration of a kubelet on this node")
+    if found is None:
+        return Finding(name, Verdict.SKIPPED, _unseen(has_kubelet=has_kubelet))
     values = {
         "images removed from": f"{_high_percent(found)}%",
         "evictionHard imagefs.available": _eviction_amount(found),
         "shutdownGracePeriod": _text(found.get("shutdownGracePeriod", "0s")),
     }
     return Finding(
-        name, Verdict.OK, f"{', '.join(sources)}: {', '.join(f'{key} {value}' for key, value in values.items())}"
+        name,
+        Verdict.OK,
+        f"{', '.join(sources) or 'defaults'}: {', '.join(f'{key} {value}' for key, value in values.items())}",
     )
 
 
@@ -96,18 +101,19 @@ def check_runtime_endpoint(kubelet: str, agent: str) -> Finding:
 
 
 def check_kubelet(
-    found: Mapping[str, object] | None, *, evicts: bool, stops: bool, collects_from: int | None
+    found: Mapping[str, object] | None, *, has_kubelet: bool, evicts: bool, stops: bool, collects_from: int | None
 ) -> list[Finding]:
     """Return the findings on tasks that both the kubelet of this node and the agent perform.
 
     Args:
-        found: effective fields of the kubelet configuration; ``None`` without a configuration.
-        evicts: whether the agent evicts pods on this node.
+        found: effective fields of the kubelet configuration; ``None`` if the agent sees none.
+        has_kubelet: whether a kubelet manages this node.
+        evicts: whether the agent evicts pods through the runtime on this node.
         stops: whether the agent stops pods at a node shutdown.
         collects_from: usage in percent at which the agent starts to remove images; ``None`` if image GC is disabled.
     """
     if found is None:
-        return [Finding("kubelet-overlap", Verdict.SKIPPED, "no configuration of a kubelet on this node")]
+        return [Finding("kubelet-overlap", Verdict.SKIPPED, _unseen(has_kubelet=has_kubelet))]
     findings = []
     if collects_from is not None:
         findings += _check_image_gc(found, collects_from)
@@ -133,6 +139,13 @@ def check_kubelet(
     return findings or [
         Finding("kubelet-overlap", Verdict.OK, "no task is performed by both the kubelet and the agent")
     ]
+
+
+def _unseen(*, has_kubelet: bool) -> str:
+    """Return the statement that the agent sees no configuration of a kubelet, neither files nor a process."""
+    if has_kubelet:
+        return "configuration of the kubelet unknown: its process and files are not visible, such as in a container"
+    return "no configuration of a kubelet found"
 
 
 def _check_image_gc(found: Mapping[str, object], collects_from: int) -> list[Finding]:

@@ -279,7 +279,7 @@ def test_recommended_thresholds_are_those_of_the_doctor() -> None:
             "imageGCHighThresholdPercent": int(high),
             "evictionHard": {"imagefs.available": imagefs},
         }
-        (finding,) = check_kubelet(found, evicts=False, stops=False, collects_from=100)
+        (finding,) = check_kubelet(found, has_kubelet=True, evicts=False, stops=False, collects_from=100)
         assert f"= {agent_high} and low_threshold_percent = {agent_low}," in finding.fix
-        (overlap,) = check_kubelet(found, evicts=False, stops=False, collects_from=int(agent_high))
+        (overlap,) = check_kubelet(found, has_kubelet=True, evicts=False, stops=False, collects_from=int(agent_high))
         assert overlap.check == "kubelet-overlap"

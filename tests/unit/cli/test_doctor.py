@@ -19,6 +19,7 @@ from nodeagent.cli.logind_fix import fix_logind
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
+from nodeagent.model import Role
 from nodeagent.plan.node_checks import Finding, Verdict
 from nodeagent.record import replace
 from tests.support.kubelet_tree import add_process, make_node
@@ -79,6 +80,36 @@ def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_setti
         "the kubelet removes images at 75% (imageGCHighThresholdPercent 75), before the agent does (85%)"
     )
     assert images.fix.startswith("set image_gc.high_threshold_percent = 70 and low_threshold_percent = 65")
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        (Role.STANDALONE, "no configuration of a kubelet found"),
+        (Role.BESIDE_KUBELET, "configuration of the kubelet unknown: its process and files are not visible"),
+    ],
+)
+def test_unseen_configuration_of_a_kubelet_is_absent_only_on_a_node_without_kubelet(
+    node_settings: Settings, tmp_path: Path, *, role: Role, statement: str
+) -> None:
+    make_node(tmp_path)
+    _, config, overlap = checks.kubelet_findings(replace(node_settings, role=role), tmp_path)
+    assert (config.check, overlap.check) == ("kubelet-config", "kubelet-overlap")
+    assert config.evidence == overlap.evidence
+    assert config.evidence.startswith(statement)
+
+
+@pytest.mark.parametrize(("through_api", "running"), [(True, True), (True, False), (False, True), (False, False)])
+def test_restart_of_evicted_pods_is_warned_of_only_if_they_are_evicted_through_the_runtime(
+    node_settings: Settings, tmp_path: Path, *, through_api: bool, running: bool
+) -> None:
+    make_node(tmp_path)
+    write(tmp_path, "var/lib/kubelet/config.yaml", KUBELET)  # remains after the removal of a kubelet
+    if running:
+        add_process(tmp_path, 812, "kubelet", ("/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml"))
+    eviction = replace(node_settings.eviction, enabled=True, through_api=through_api)
+    findings = checks.kubelet_findings(replace(node_settings, eviction=eviction), tmp_path)
+    assert ("kubelet-overlap-eviction" in {each.check for each in findings}) is not running
 
 
 @pytest.mark.parametrize(

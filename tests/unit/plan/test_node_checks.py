@@ -98,10 +98,12 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
             PROBLEM,
             "the kubelet uses /run/k3s/a.sock",
         ),
-        (check_kubelet_config((), (), {}), SKIPPED, "no configuration of a kubelet"),
-        (check_kubelet_config((), ("/x: bad",), {}), WARNING, "/x: bad"),
+        (check_kubelet_config((), (), None, has_kubelet=False), SKIPPED, "no configuration of a kubelet found"),
+        (check_kubelet_config((), (), None, has_kubelet=True), SKIPPED, "configuration of the kubelet unknown"),
+        (check_kubelet_config((), (), {}, has_kubelet=True), OK, "defaults: images removed from 85%"),
+        (check_kubelet_config((), ("/x: bad",), None, has_kubelet=True), WARNING, "/x: bad"),
         (
-            check_kubelet_config(("/x",), (), {"imageGCHighThresholdPercent": "9\n9" * 50}),
+            check_kubelet_config(("/x",), (), {"imageGCHighThresholdPercent": "9\n9" * 50}, has_kubelet=True),
             OK,
             "/x: images removed from 9?99?9",
         ),
@@ -210,5 +212,5 @@ def test_task_of_both_kubelet_and_agent_is_reported(
     found: dict[str, object] | None, work: tuple[bool, bool, int | None], expected: dict[str, Verdict]
 ) -> None:
     evicts, stops, collects_from = work
-    findings = check_kubelet(found, evicts=evicts, stops=stops, collects_from=collects_from)
+    findings = check_kubelet(found, has_kubelet=True, evicts=evicts, stops=stops, collects_from=collects_from)
     assert {each.check: each.verdict for each in findings} == expected
