@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ApiServerRefusedError
 from nodeagent.host.machine import read_machine
-from nodeagent.plan.kubernetes.pod_watch import other_machine
+from nodeagent.plan.kubernetes.registration import unproven_because
 
 if TYPE_CHECKING:
     from nodeagent.kube.node_api import NodeApi
@@ -34,4 +34,4 @@ async def read_foreign(nodes: NodeApi) -> str:
 async def compare_with_machine(found: Node | None) -> str:
     """Return the reason that a Node object is not proven to be of this machine; empty with proof."""
     machine = await asyncio.to_thread(read_machine)
-    return other_machine(found, machine.machine_id, machine.system_uuid)
+    return unproven_because(found, machine.machine_id, machine.system_uuid)

@@ -48,7 +48,8 @@ class ManifestPod:
         """Start the container of the manifest with another command."""
         self._attempt += 1
         for name in self._paths().values():
-            Path(name).mkdir(parents=True, exist_ok=True)
+            if not Path(name).is_file():
+                Path(name).mkdir(parents=True, exist_ok=True)
         container = self._pods.create_container(
             self.sandbox,
             self._container["name"],

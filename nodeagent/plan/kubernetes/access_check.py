@@ -15,6 +15,21 @@ TAINT_RULE: Final = "patch nodes with taints (not permitted to node certificates
 PODS_CHECK: Final = "kubernetes-pods"
 _SOON_S: Final = 7 * 86_400.0
 _RENEW: Final = "renew the certificate; the agent reads the new file without a restart"
+_FIXES: Final = (
+    (
+        "server certificate not trusted",
+        "set kubernetes.ca_file, or certificate-authority of the kubeconfig, to the CA of the API server",
+    ),
+    ("HTTP 401", "renew the token or certificate of the agent"),
+    ("HTTP 403", "grant the missing rule, see nodeagent manifest rbac --help"),
+    (
+        "of this machine is unknown",
+        "make /etc/machine-id of the node readable for the agent; in a container mount it read-only",
+    ),
+    ("has no ids", "wait until the kubelet has reported the node status"),
+    ("Node object", "set kubelet.node_name to the name of this node's object"),
+)
+"""Fix by words of an error; the first match counts."""
 
 
 def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
@@ -60,14 +75,12 @@ def check_pod_access(pods: int, problem: str) -> Finding:
         problem: cause of a failure, or reason why the list cannot prove pod deletions; empty without a problem.
     """
     if problem:
-        fix = "set kubelet.node_name to the name of this node's object" if "Node object" in problem else _fix(problem)
-        return Finding(PODS_CHECK, Verdict.PROBLEM, f"{problem}: no deletion of a pod is proven", fix)
+        return Finding(PODS_CHECK, Verdict.PROBLEM, f"{problem}: no deletion of a pod is proven", _fix(problem))
     return Finding(PODS_CHECK, Verdict.OK, f"the API server lists {pods} pods of this node, whose ids match")
 
 
 def _fix(error: str) -> str:
-    if "not trusted" in error and "server certificate" in error:
-        return "set kubernetes.ca_file, or certificate-authority of the kubeconfig, to the CA of the API server"
-    if "HTTP 401" in error:
-        return "renew the token or certificate of the agent"
+    for words, fix in _FIXES:
+        if words in error:
+            return fix
     return "check kubernetes.server or kubeconfig, and IPAddressAllow= of the unit (drop-in api-server.conf)"

@@ -14,7 +14,7 @@ STATE: Final = "/var/lib/nodeagent"
 
 
 class HostPath(Record):
-    """Host directory mounted at the same path in the agent's container, since the runtime reports host paths.
+    """Host directory or file mounted at the same path in the agent's container, since the runtime reports host paths.
 
     Attributes:
         name: name of the volume.
@@ -23,6 +23,7 @@ class HostPath(Record):
         create: whether the directory is created if it does not exist.
         has_mounts: whether the runtime mounts filesystems below the directory. Unmounts on the host must propagate to
             the agent's container: a remaining mount would keep the files of removed containers on disk.
+        is_file: whether the path is a file.
     """
 
     name: str
@@ -31,6 +32,7 @@ class HostPath(Record):
     writable: bool = False
     create: bool = False
     has_mounts: bool = False
+    is_file: bool = False
 
 
 LOG_ROOTS: Final = (
@@ -41,11 +43,14 @@ OWN: Final = (
     HostPath("state", STATE, "image use, history, holds; shared by all versions", writable=True, create=True),
     HostPath("control", "/run/nodeagent", "control socket, also for commands on the host", writable=True, create=True),
 )
+MACHINE_ID: Final = HostPath(
+    "machine-id", "/etc/machine-id", "comparison of the Node object with this machine", is_file=True
+)
 CGROUPS: Final = HostPath("cgroups", "/sys/fs/cgroup", "usage of pods; running containers, checked against the lists")
 
 
 def host_paths(socket_directory: str, image_root: str, manifests: str) -> Iterator[HostPath]:
-    """Yield the host directories that an agent in a container needs beside a kubelet.
+    """Yield the host paths that an agent in a container needs beside a kubelet.
 
     Two directories are excluded: the kubelet root directory, since its volumes contain the secrets of all pods, and the
     D-Bus socket directory, since the kubelet performs graceful shutdown.
@@ -59,6 +64,7 @@ def host_paths(socket_directory: str, image_root: str, manifests: str) -> Iterat
     yield HostPath("runtime", socket_directory, "socket of the container runtime", has_mounts=True)
     yield HostPath("images", image_root, "usage of the image filesystem, sizes of writable layers", has_mounts=True)
     yield CGROUPS
+    yield MACHINE_ID
     if manifests:
         yield HostPath("manifests", manifests, "images of static pods, which are kept", create=True)
     yield from LOG_ROOTS

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from nodeagent.model.kubernetes import Node
     from nodeagent.model.pods import PodSpec
 
 SYNC_GRACE_S: Final = 60.0
@@ -193,25 +192,6 @@ def compact(spec: PodSpec) -> PodSpec:
         known = (ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SOURCE)
         annotations = {key: spec.annotations[key] for key in known if key in spec.annotations}
     return replace(spec, annotations=annotations, listed_by=PodListSource.API_SERVER)
-
-
-def other_machine(found: Node | None, machine_id: str, system_uuid: str) -> str:
-    """Return the reason why a Node object is not proven to be of this machine; empty if its ids match.
-
-    With a wrong node name or cluster, the list would contain no pod of this node, and all pods would count as deleted.
-    """
-    if found is None:
-        return "there is no Node object with this name"
-    info = found.status.node_info
-    if info is None or not info.machine_id or not info.system_uuid:
-        return "the Node object has no ids of its machine"
-    for name, theirs, ours in (
-        ("machine id", info.machine_id, machine_id),
-        ("system UUID", info.system_uuid, system_uuid),
-    ):
-        if theirs.lower() != ours.lower():
-            return f"the Node object is of another machine: its {name} differs"
-    return ""
 
 
 def proof_problem(state: WatchState, now_s: float) -> str:

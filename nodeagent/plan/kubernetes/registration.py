@@ -17,7 +17,7 @@ from nodeagent.record import Record
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.model.kubernetes import Node
+    from nodeagent.model.kubernetes import Node, NodeSystemInfo
     from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 
 CORDONED_ANNOTATION: Final = "nodeagent.dev/cordoned"
@@ -99,16 +99,43 @@ def _foreign(found: Node, own: Node) -> RegistrationPlan | None:
     theirs, ours = found.status.node_info, own.status.node_info
     if theirs is None or ours is None:
         return None
-    for name, their_id, our_id in (
-        ("machine id", theirs.machine_id, ours.machine_id),
-        ("system UUID", theirs.system_uuid, ours.system_uuid),
-    ):
-        if their_id and not our_id:
-            because = f"the {name} of this machine is unknown, but the Node object has a {name}"
-            return RegistrationPlan(RegistrationVerdict.UNKNOWN_MACHINE, because)
-        if their_id and their_id.lower() != our_id.lower():
+    refusal = _id_mismatch(theirs, ours.machine_id, ours.system_uuid)
+    return None if refusal is None else RegistrationPlan(*refusal)
+
+
+def unproven_because(found: Node | None, machine_id: str, system_uuid: str) -> str:
+    """Return the reason why a Node object is not proven to be of this machine; empty if both ids match.
+
+    With a wrong node name or cluster, the pod list would contain no pod of this node, and all pods would count as
+    deleted.
+
+    Args:
+        found: the Node object; ``None`` if it does not exist.
+        machine_id: machine id of this machine; empty if unknown.
+        system_uuid: system UUID of this machine; empty if unknown.
+    """
+    if found is None:
+        return "there is no Node object with this name"
+    info = found.status.node_info
+    if info is None or not info.machine_id or not info.system_uuid:
+        return "the Node object has no ids of its machine"
+    refusal = _id_mismatch(info, machine_id, system_uuid)
+    return "" if refusal is None else refusal[1]
+
+
+def _id_mismatch(
+    theirs: NodeSystemInfo, machine_id: str, system_uuid: str
+) -> tuple[RegistrationVerdict, str] | None:
+    """Return verdict and reason if an id in a Node object differs from that of this machine, or cannot be compared."""
+    ids = (("machine id", theirs.machine_id, machine_id), ("system UUID", theirs.system_uuid, system_uuid))
+    for name, their_id, our_id in ids:
+        if their_id and our_id and their_id.lower() != our_id.lower():
             because = f"the Node object is of another machine: its {name} is {their_id}, this machine has {our_id}"
-            return RegistrationPlan(RegistrationVerdict.OTHER_MACHINE, because)
+            return RegistrationVerdict.OTHER_MACHINE, because
+    for name, their_id, our_id in ids:
+        if their_id and not our_id:
+            because = f"the {name} of this machine is unknown: it cannot be compared with that of the Node object"
+            return RegistrationVerdict.UNKNOWN_MACHINE, because
     return None
 
 

@@ -56,7 +56,7 @@ class Workload(Record):
 
     @property
     def host_paths(self) -> tuple[HostPath, ...]:
-        """Host directories mounted in the agent's container."""
+        """Host paths mounted in the agent's container."""
         return tuple(host_paths(self.socket.rpartition("/")[0], self.image_root, self.manifests))
 
     @property
@@ -158,7 +158,10 @@ def _pod_spec(workload: Workload, config: dict[str, Any], *, arguments: tuple[st
     volumes += [
         {
             "name": each.name,
-            "hostPath": {"path": each.path, "type": "DirectoryOrCreate" if each.create else "Directory"},
+            "hostPath": {
+                "path": each.path,
+                "type": "File" if each.is_file else "DirectoryOrCreate" if each.create else "Directory",
+            },
         }
         for each in paths
     ]

@@ -186,11 +186,13 @@ def test_document_lists_every_rule_with_its_purpose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine_id", "verdict", "words"),
+    ("machine_id", "own_id", "words", "fix"),
     [
-        ("m", Verdict.OK, "1 pods of this node, whose ids match"),
-        ("other", Verdict.PROBLEM, "the Node object is of another machine: its machine id differs"),
-        (None, Verdict.PROBLEM, "there is no Node object with this name"),
+        ("m", "m", "1 pods of this node, whose ids match", ""),
+        ("other", "m", "the Node object is of another machine: its machine id is other", "kubelet.node_name"),
+        (None, "m", "there is no Node object with this name", "kubelet.node_name"),
+        ("m", "", "the machine id of this machine is unknown", "mount it read-only"),
+        ("", "m", "the Node object has no ids", "wait until the kubelet"),
     ],
 )
 async def test_pods_are_listed_and_the_node_object_compared_with_this_machine(
@@ -199,10 +201,11 @@ async def test_pods_are_listed_and_the_node_object_compared_with_this_machine(
     monkeypatch: pytest.MonkeyPatch,
     *,
     machine_id: str | None,
-    verdict: Verdict,
+    own_id: str,
     words: str,
+    fix: str,
 ) -> None:
-    own = Machine("node-1", machine_id="m", system_uuid="u")
+    own = Machine("node-1", machine_id=own_id, system_uuid="u")
     monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
     server = ApiServer()
     server.pods.put(pod("a"))
@@ -212,5 +215,6 @@ async def test_pods_are_listed_and_the_node_object_compared_with_this_machine(
     with serving_api(server, partial(authority.server_context, "server")) as url:
         access = ApiAccess(url=url, ca_file=authority.ca_file, token_file=tmp_path / "token")
         found = check_pod_access(*await read_pod_access(access, "node-1"))
-    assert found.verdict is verdict
+    assert found.verdict is (Verdict.PROBLEM if fix else Verdict.OK)
     assert words in found.evidence
+    assert fix in found.fix

@@ -6,7 +6,6 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from nodeagent.errors import ApiServerRefusedError
 from nodeagent.kube.pod_api import parse_event
 from nodeagent.kube.podspec import parse_listed_pod
-from nodeagent.model.kubernetes import Node
 from nodeagent.model.pod_list import Completeness, PodListSource
 from nodeagent.model.pods import PodSpec
 from nodeagent.plan.kubernetes.pod_watch import (
@@ -32,7 +30,6 @@ from nodeagent.plan.kubernetes.pod_watch import (
     after_list,
     compact,
     needs_list,
-    other_machine,
     pod_list,
     proof_problem,
     reading,
@@ -329,20 +326,3 @@ def test_retry_is_exponential_with_jitter_and_the_time_of_the_server(
 @given(st.integers(1, 10_000), st.floats(0, 1))
 def test_retry_is_bounded(failures: int, jitter: float) -> None:
     assert 0.5 <= retry_s(failures, jitter) <= LAST_RETRY_S
-
-
-@pytest.mark.parametrize(
-    ("info", "words"),
-    [
-        ({"machineID": "M", "systemUUID": "u"}, ""),
-        ({"machineID": "x", "systemUUID": "u"}, "another machine: its machine id"),
-        ({"machineID": "m", "systemUUID": "x"}, "another machine: its system UUID"),
-        ({"machineID": "m"}, "no ids"),
-        (None, "no ids"),
-    ],
-)
-def test_node_object_has_to_have_both_ids_of_this_machine(info: dict[str, str] | None, words: str) -> None:
-    node = msgspec.convert({"metadata": {"name": "n"}, "status": {"nodeInfo": info} if info else {}}, Node)
-    found = other_machine(node, "m", "U")
-    assert (words in found) if words else not found
-    assert "no Node object" in other_machine(None, "m", "u")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.kubernetes import Node, NodeSpec, NodeStatus, NodeSystemInfo, ObjectMeta, Taint
 from nodeagent.plan.kubernetes.policy import RegistrationPolicy
-from nodeagent.plan.kubernetes.registration import RegistrationVerdict, plan_registration
+from nodeagent.plan.kubernetes.registration import RegistrationVerdict, plan_registration, unproven_because
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 OWN = Node(
@@ -73,10 +73,39 @@ def test_verdict_on_an_object(
         assert plan.patch is None
 
 
-def test_object_with_ids_is_not_taken_by_a_machine_without_ids() -> None:
-    unknown = msgspec.structs.replace(OWN, status=NodeStatus(node_info=NodeSystemInfo()))
-    plan = plan_registration(node(), unknown, POLICY, lease_free=True)
-    assert plan.verdict is RegistrationVerdict.UNKNOWN_MACHINE
+OTHER, UNKNOWN = RegistrationVerdict.OTHER_MACHINE, RegistrationVerdict.UNKNOWN_MACHINE
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "verdict", "words"),
+    [
+        (("M", "u"), ("m", "U"), None, ""),
+        (("x", "u"), ("m", "u"), OTHER, "another machine: its machine id is x, this machine has m"),
+        (("m", "x"), ("m", "u"), OTHER, "another machine: its system UUID is x, this machine has u"),
+        (("m", "u"), ("", "u"), UNKNOWN, "the machine id of this machine is unknown"),
+        (("m", "u"), ("m", ""), UNKNOWN, "the system UUID of this machine is unknown"),
+        (("m", "x"), ("", "u"), OTHER, "another machine: its system UUID"),
+        (("m", "u"), ("", ""), UNKNOWN, "the machine id of this machine is unknown"),
+    ],
+)
+def test_ids_of_an_object_prove_this_machine_or_another_one_only_if_both_are_known(
+    theirs: tuple[str, str], own: tuple[str, str], verdict: RegistrationVerdict | None, words: str
+) -> None:
+    ids = NodeSystemInfo(machine_id=own[0], system_uuid=own[1])
+    plan = plan_registration(
+        node(*theirs), msgspec.structs.replace(OWN, status=NodeStatus(node_info=ids)), POLICY, lease_free=True
+    )
+    assert plan.verdict is (verdict or RegistrationVerdict.ADOPT)
+    reason = unproven_because(node(*theirs), *own)
+    assert (words in reason) if words else not reason
+    assert verdict is None or reason == plan.reason
+
+
+@pytest.mark.parametrize(
+    ("found", "words"), [(None, "no Node object"), (node("m", ""), "no ids"), (node("", ""), "no ids")]
+)
+def test_missing_object_and_object_without_ids_prove_no_machine(found: Node | None, words: str) -> None:
+    assert words in unproven_because(found, "m", "u")
 
 
 def test_new_object_is_cordoned_and_tainted_unless_configured_otherwise() -> None:

@@ -48,10 +48,18 @@ def test_mounts_are_those_of_the_table_besides_configuration_and_temporary_files
     assert mounts.keys() == {each.path for each in PATHS} | {"/etc/nodeagent", "/tmp"}
     for each in PATHS:
         assert volumes[each.name]["hostPath"]["path"] == each.path == mounts[each.path]["mountPath"]
+        assert (volumes[each.name]["hostPath"]["type"] == "File") is each.is_file
         assert mounts[each.path]["readOnly"] is not each.writable
         assert (mounts[each.path].get("mountPropagation") == "HostToContainer") is each.has_mounts
     assert mounts["/etc/nodeagent"]["readOnly"] is True
     assert "emptyDir" in volumes["tmp"]
+
+
+@pytest.mark.parametrize("spec", specs(), ids=["daemonset", "static-pod"])
+def test_machine_id_is_readable_in_the_container(spec: dict[str, Any]) -> None:
+    (volume,) = [each for each in spec["volumes"] if each.get("hostPath", {}).get("path") == "/etc/machine-id"]
+    (mount,) = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == volume["name"]]
+    assert (volume["hostPath"]["type"], mount["mountPath"], mount["readOnly"]) == ("File", "/etc/machine-id", True)
 
 
 def test_no_mount_has_the_secrets_of_pods_or_the_whole_host() -> None:
