@@ -8,7 +8,8 @@ from nodeagent.cli.session import run_async
 from nodeagent.clock import SystemClock
 from nodeagent.host.node import node_name
 from nodeagent.plan.kubernetes.access_check import check_api_access, check_pod_access
-from nodeagent.plan.kubernetes.rules import OPTIONS
+from nodeagent.plan.kubernetes.rules import SETTINGS
+from nodeagent.plan.kubernetes.workloads import IN_CLUSTER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +26,8 @@ def cluster_findings(settings: Settings) -> Iterator[Finding]:
     from nodeagent.observe.api_access_check import read_api_access, read_pod_access  # noqa: PLC0415 - imports OpenSSL
 
     name = node_name(settings.kubelet.node_name)
-    used = [each for each in OPTIONS if getattr(settings.kubernetes, each)]
-    facts = run_async(read_api_access(access, name, used, taints=bool(settings.kubernetes.condition_taints)))
+    used = [each for each in SETTINGS if getattr(settings.kubernetes, each)]
+    facts = run_async(read_api_access(access, name, used))
     yield check_api_access(
         facts.error,
         facts.missing,
@@ -34,6 +35,7 @@ def cluster_findings(settings: Settings) -> Iterator[Finding]:
         is_registered=facts.is_registered,
         now=SystemClock().now(),
         options=used,
+        in_pod=str(access.token_file) == IN_CLUSTER["token_file"],
     )
     if settings.kubernetes.watch_pods and not facts.error:
         yield check_pod_access(*run_async(read_pod_access(access, name)))

@@ -33,8 +33,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Print the Node object that a cluster would receive", "nodeagent node describe -o yaml"),
     ),
     "manifest rbac": (
-        ("Create the RBAC objects of the agent in a cluster", "nodeagent manifest rbac | kubectl apply -f -"),
-        ("Limit the rules to one node", "nodeagent manifest rbac --node edge-7"),
+        (
+            "Create the RBAC objects of the agent in a cluster",
+            "nodeagent manifest rbac --watch-pods | kubectl apply -f -",
+        ),
+        ("Limit the rules to one node", "nodeagent manifest rbac --publish-conditions --node edge-7"),
     ),
     "manifest daemonset": (
         (
@@ -44,6 +47,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         (
             "Print a DaemonSet with removals and metrics enabled",
             "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --no-dry-run --pod-monitor",
+        ),
+        (
+            "Print a DaemonSet that proves deletions of pods at the API server",
+            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --api",
         ),
     ),
     "manifest static-pod": (

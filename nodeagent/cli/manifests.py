@@ -7,15 +7,24 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
+from pydantic import ValidationError
 
 from nodeagent import __version__
+from nodeagent.config.kubernetes_models import KubernetesSection
 from nodeagent.errors import UsageError
-from nodeagent.plan.kubernetes.rules import role_documents, rules_for
-from nodeagent.plan.kubernetes.workloads import CAPABILITIES, CONFIG_DIRECTORY, Workload, daemon_set_objects, static_pod
+from nodeagent.plan.kubernetes.rules import SETTINGS, role_documents, rules_for
+from nodeagent.plan.kubernetes.workloads import (
+    CAPABILITIES,
+    CONFIG_DIRECTORY,
+    IN_CLUSTER,
+    Workload,
+    daemon_set_objects,
+    static_pod,
+)
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,500}", re.ASCII)
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -23,7 +32,10 @@ _PATH: Final = re.compile(r"(/[A-Za-z0-9._+-]+)+", re.ASCII)
 _UNAVAILABLE: Final = re.compile(r"[1-9][0-9]{0,5}|([1-9][0-9]?|100)%", re.ASCII)
 _SHARED: Final = frozenset({"/etc/kubernetes", "/var/lib", "/var/lib/kubelet", "/var/run"})
 _REASONS: Final[Mapping[str, str]] = {
-    "automountServiceAccountToken:": "not used beside a kubelet; rules for other uses: nodeagent manifest rbac",
+    "automountServiceAccountToken: false": "no API server is used",
+    "automountServiceAccountToken: true": "access to the API server, with the rules of the service account",
+    "dnsPolicy:": "the name of the API server is resolved by the DNS of the cluster, also on the host network",
+    "env:": "the name of the Node object can differ from the host name",
     "hostPID:": "no process of the host is read: the role is configured, and the kubelet evicts and stops pods",
     "hostNetwork:": "metrics and probes on loopback, and a start without the pod network, as on a full disk",
     "mountPropagation:": "without propagation the pod would keep the files of removed containers on the disk",
@@ -33,44 +45,33 @@ _REASONS: Final[Mapping[str, str]] = {
 """Comment printed above a line of a pod manifest, by the beginning of the line."""
 
 
-def print_rbac(nodes: Sequence[str], settings: Collection[str] = ()) -> None:
+def print_rbac(nodes: Sequence[str], settings: Collection[str]) -> None:
     """Print service account, roles and bindings, with a comment on the purpose of each rule.
 
     Args:
         nodes: node names to which rules are limited where RBAC allows a limit; empty for all nodes.
-        settings: names of settings whose additional rules are included.
+        settings: names of the enabled settings.
 
     Raises:
-        UsageError: a node name is empty or not printable.
+        UsageError: no setting is enabled, or a node name is empty or not printable.
     """
+    if not settings:
+        options = ", ".join(f"--{each.replace('_', '-')}" for each in SETTINGS)
+        raise UsageError(f"no setting requires a rule: give the options of the enabled settings ({options})")
     for each in nodes:
         if not each or escape(each) != each or " " in each:
             raise UsageError(f"--node {escape(each)!r}: not a name of a node")
-    parts = ["\n".join(_lines(document, settings)) for document in role_documents(nodes, settings)]
-    sys.stdout.write("---\n".join(parts))
-
-
-def _lines(document: dict[str, Any], settings: Collection[str]) -> list[str]:
-    namespace = document["metadata"].get("namespace", "")
-    comments = []
-    if "rules" in document:
-        comments = [
-            f"# {', '.join(rule.verbs)} {rule.resource}: {rule.purpose}"
-            for rule in rules_for(settings)
-            if rule.namespace == namespace
-        ]
-    return [*comments, yaml.safe_dump(document, sort_keys=False)]
+    sys.stdout.write(_documents(role_documents(settings, nodes), settings))
 
 
 def print_daemon_set(workload: Workload) -> None:
-    """Print the manifests of service account, ConfigMap and DaemonSet.
+    """Print the manifests of ConfigMap and DaemonSet, with the API enabled also of service account and roles.
 
     Raises:
         UsageError: a value is not valid in a manifest.
     """
     _check(workload)
-    parts = "---\n".join(map(_yaml, daemon_set_objects(workload)))
-    sys.stdout.writelines((_head(workload), parts))
+    sys.stdout.writelines((_head(workload), _documents(daemon_set_objects(workload), workload.kubernetes)))
 
 
 def print_static_pod(workload: Workload) -> None:
@@ -86,6 +87,11 @@ def print_static_pod(workload: Workload) -> None:
 
 
 def _check(workload: Workload) -> None:
+    try:
+        KubernetesSection.model_validate(workload.kubernetes and {**workload.kubernetes, **IN_CLUSTER})
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        raise UsageError(f"{first['msg'].removeprefix('Value error, ')}; see --api") from error
     directory = workload.socket.rpartition("/")[0]
     for option, value, pattern, form in (
         ("--image", workload.image, _IMAGE, "an image reference"),
@@ -119,6 +125,22 @@ def _head(workload: Workload) -> str:
         *(f"  {name}: {purpose}" for name, purpose in CAPABILITIES.items()),
     ]
     return "".join(f"# {line}\n" for line in lines)
+
+
+def _documents(objects: Iterable[dict[str, Any]], settings: Collection[str]) -> str:
+    """Return objects as YAML, with the purpose of each rule above a role."""
+    return "---\n".join(f"{_purposes(each, settings)}{_yaml(each)}" for each in objects)
+
+
+def _purposes(document: dict[str, Any], settings: Collection[str]) -> str:
+    if "rules" not in document:
+        return ""
+    namespace = document["metadata"].get("namespace", "")
+    return "".join(
+        f"# {', '.join(rule.verbs)} {rule.resource}: {rule.purpose}\n"
+        for rule in rules_for(settings)
+        if rule.namespace == namespace
+    )
 
 
 class _Dumper(yaml.SafeDumper):

@@ -21,7 +21,7 @@ class KubernetesSettings(Record):
         node_ips: IP addresses of the node; empty to detect them.
         reservation: resources that pods cannot use.
         max_pods: number of pods that the scheduler may place on the node.
-        register: whether the agent registers the node if no kubelet manages the node.
+        register_node: whether the agent registers the node if no kubelet manages the node.
         watch_pods: whether the pods of this node are watched at the API server.
         publish_conditions: whether the agent's own conditions are applied to the Node object.
         condition_taints: effect of each configured taint that follows a condition of the agent, by key.
@@ -36,7 +36,7 @@ class KubernetesSettings(Record):
     node_ips: tuple[str, ...] = ()
     reservation: Reservation = NO_RESERVATION
     max_pods: int = 0
-    register: bool = False
+    register_node: bool = False
     watch_pods: bool = False
     publish_conditions: bool = False
     condition_taints: Mapping[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class KubernetesSettings(Record):
             role: role of the agent on this node.
             evidence: evidence for the role, quoted in the reason.
         """
-        if not self.register or self.access is None:
+        if not self.register_node or self.access is None:
             return "not enabled"
         if role is Role.BESIDE_KUBELET:
             shown = f" ({evidence})" if evidence else ""

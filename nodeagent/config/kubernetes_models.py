@@ -278,7 +278,7 @@ def api_access(section: KubernetesSection) -> ApiAccess | None:
 def kubernetes_settings(section: KubernetesSection) -> KubernetesSettings:
     """Return the Kubernetes settings of a validated section."""
     return KubernetesSettings(
-        register=section.register_node,
+        register_node=section.register_node,
         watch_pods=section.watch_pods,
         publish_conditions=section.publish_conditions,
         condition_taints=parse_condition_taints(section.condition_taints),

@@ -69,13 +69,11 @@ async def read_pod_access(access: ApiAccess, node: str) -> tuple[int, str]:
     return len(pods), foreign
 
 
-async def read_api_access(
-    access: ApiAccess, node: str, settings: Collection[str] = (), *, taints: bool = False
-) -> ApiAccessFacts:
-    """Check the server certificate, the credentials and every access rule, including the rules for ``settings``.
+async def read_api_access(access: ApiAccess, node: str, settings: Collection[str]) -> ApiAccessFacts:
+    """Check the server certificate, the credentials and every access rule that ``settings`` require.
 
-    With ``taints``, a dry run at the API server checks that the taints may be changed: no rule states the refusal of a
-    node certificate by the admission plugin NodeRestriction.
+    With ``condition_taints``, a dry run at the API server checks that the taints may be changed: no rule states the
+    refusal of a node certificate by the admission plugin NodeRestriction.
 
     Source: Kubernetes ``SelfSubjectAccessReview``, allowed to every identity by ``system:basic-user``.
     """
@@ -91,7 +89,12 @@ async def read_api_access(
                 missing.append(rule.text(verb))
         nodes = NodeApi(client, node)
         found = None if "get nodes" in missing else await nodes.get_node()
-        if taints and found is not None and "patch nodes" not in missing and not await _may_taint(nodes, found):
+        if (
+            "condition_taints" in settings
+            and found is not None
+            and "patch nodes" not in missing
+            and not await _may_taint(nodes, found)
+        ):
             missing.append(TAINT_RULE)
     except ApiServerError as error:
         return ApiAccessFacts(str(error), expires_at)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from tests.support import reclaim
 from tests.support.cluster import RefusedError
-from tests.support.cluster_node import CONTAINERD
+from tests.support.cluster_node import CONTAINERD, NAME
 from tests.support.command import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from tests.support.cluster import Cluster
+    from tests.support.cluster import Cluster, Document
 
 Event = dict[str, Any]
 _PATHS = {
@@ -25,6 +27,8 @@ _PATHS = {
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{name}",
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/{name}",
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps/{name}",
+    "DaemonSet": "/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings/{name}",
 }
 _WITHDRAW = """
@@ -33,6 +37,17 @@ from pathlib import Path
 from nodeagent.cli.withdrawal import withdraw_from_cluster
 print(withdraw_from_cluster(Path(sys.argv[1])))
 """
+
+
+def granted(documents: Iterable[Document]) -> set[str]:
+    """Return the permissions of roles, such as ``get nodes``, those of a Role with its namespace."""
+    found = set()
+    for document in documents:
+        namespace = document["metadata"].get("namespace", "")
+        for rule in document.get("rules", ()):
+            for resource, verb in itertools.product(rule["resources"], rule["verbs"]):
+                found.add(f"{verb} {resource}" + (f" in {namespace}" if namespace else ""))
+    return found
 
 
 class ClusterAgent:
@@ -44,6 +59,7 @@ class ClusterAgent:
         self._config = cluster.node.base / "nodeagent.toml"
         self._log = cluster.node.base / "agent.log"
         self._from = 0
+        self.granted: set[str] = set()
 
     def configure(self, kubernetes: str, *, role: str = "standalone", more: str = "") -> None:
         """Write the configuration of the agent, with short intervals.
@@ -69,18 +85,46 @@ class ClusterAgent:
             f"[kubernetes]\n{kubernetes}\n{defaults}{more}"
         )
 
-    def service_account(self, *options: str) -> str:
-        """Apply the output of ``manifest rbac`` to the cluster; return the path of its account's kubeconfig."""
-        printed = self.command("manifest", "rbac", *options, config=False)
-        account = ""
-        for document in yaml.safe_load_all(printed):
-            metadata = document["metadata"]
-            path = _PATHS[document["kind"]].format(namespace=metadata.get("namespace", ""), name=metadata["name"])
-            self._cluster.apply(path, document)
-            account = path if document["kind"] == "ServiceAccount" else account
+    def service_account(self, *settings: str) -> str:
+        """Apply the output of ``manifest rbac`` for these settings; return the path of its account's kubeconfig."""
+        options = [f"--{each.replace('_', '-')}" for each in settings]
+        self.granted = granted(self.apply("rbac", *options, "--node", NAME))
+        account = _PATHS["ServiceAccount"].format(namespace="kube-system", name="nodeagent")
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = self._cluster.request("POST", f"{account}/token", request)["status"]["token"]
         return str(self._cluster.kubeconfig("nodeagent", token=token))
+
+    def apply(self, *words: str) -> list[Document]:
+        """Apply the output of ``nodeagent manifest`` unedited, after removing earlier roles; return its objects."""
+        documents = list(yaml.safe_load_all(self.command("manifest", *words, config=False)))
+        names = {each["metadata"]["name"] for each in documents if each["kind"] == "ServiceAccount"}
+        for name, namespace in itertools.product(names, ("default", "kube-node-lease")):
+            role = _PATHS["Role"].format(namespace=namespace, name=name)
+            if self._cluster.exists(role):
+                self._cluster.request("DELETE", role)
+        for document in documents:
+            metadata = document["metadata"]
+            path = _PATHS[document["kind"]].format(namespace=metadata.get("namespace", ""), name=metadata["name"])
+            self._cluster.apply(path, document)
+        return documents
+
+    def used(self, account: str, since: int) -> dict[str, set[int]]:
+        """Return the statuses of an account's requests in the audit log from an entry on, by permission.
+
+        A permission has the form of :func:`granted`; reviews of the own access, allowed to everyone, are omitted.
+        """
+        found: dict[str, set[int]] = defaultdict(set)
+        for each in self._cluster.audit()[since:]:
+            target = each.get("objectRef", {})
+            if each["user"]["username"] != f"system:serviceaccount:kube-system:{account}" or not target:
+                continue
+            resource = "/".join(filter(None, (target["resource"], target.get("subresource", ""))))
+            if resource != "selfsubjectaccessreviews":
+                text = f"{each['verb']} {resource}"
+                namespace = target.get("namespace", "")
+                found[text].add(each["responseStatus"]["code"])
+                found[f"{text} in {namespace}"].add(each["responseStatus"]["code"])
+        return found
 
     def start(self) -> None:
         """Start the daemon; :meth:`events` ignores log entries from before this start."""

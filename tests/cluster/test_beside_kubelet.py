@@ -55,7 +55,7 @@ def doctor(agent: ClusterAgent) -> dict[str, Document]:
 
 def start_evicting(agent: ClusterAgent) -> None:
     """Start the agent with evictions through the API server and a met threshold of nodefs."""
-    kubeconfig = agent.service_account("--publish-events", "--evict-pods")
+    kubeconfig = agent.service_account("watch_pods", "evict_pods", "publish_events")
     agent.configure(
         f'watch_pods = true\nevict_pods = true\npublish_events = true\nkubeconfig = "{kubeconfig}"',
         role="auto",
@@ -79,7 +79,7 @@ def test_kubelet_is_detected_and_its_configuration_reported(agent: ClusterAgent)
 
 def test_registration_is_refused_and_the_kubelets_object_unchanged(cluster: Cluster, agent: ClusterAgent) -> None:
     before = cluster.node_object()
-    agent.configure(f'register_node = true\nkubeconfig = "{agent.service_account()}"', role="auto")
+    agent.configure(f'register_node = true\nkubeconfig = "{agent.service_account("register_node")}"', role="auto")
     agent.start()
     agent.wait("the refusal is logged", lambda: bool(agent.events("loop_disabled")))
     after = cluster.node_object()
@@ -90,7 +90,7 @@ def test_registration_is_refused_and_the_kubelets_object_unchanged(cluster: Clus
 
 
 def test_conditions_are_applied_beside_those_of_the_kubelet_and_removed(cluster: Cluster, agent: ClusterAgent) -> None:
-    kubeconfig = agent.service_account()
+    kubeconfig = agent.service_account("publish_conditions")
     agent.configure(f'publish_conditions = true\nkubeconfig = "{kubeconfig}"', role="auto")
     agent.start()
     agent.wait("the condition is present", lambda: bool(cluster.condition("nodeagent.dev/ImageGCDegraded")))
@@ -216,7 +216,7 @@ def test_garbage_collection_with_the_thresholds_of_the_kubelet_fails_no_pod_duri
     # The kubelet removes only images that it listed in an earlier pass. After a pass of the agent between two passes of
     # the kubelet, some of these are left.
     agent.configure(
-        f'watch_pods = true\nkubeconfig = "{agent.service_account()}"',
+        f'watch_pods = true\nkubeconfig = "{agent.service_account("watch_pods")}"',
         role="auto",
         more='[image_gc]\ninterval = "5m30s"\nminimum_age = "2s"\nhigh_threshold_percent = 25\n'
         'low_threshold_percent = 20\n[container_gc]\ninterval = "2s"\ndeleted_pod_grace = "0s"\n'

@@ -27,6 +27,7 @@ FOREIGN = [
 ]
 LATER = {"key": "example.com/later", "effect": "PreferNoSchedule"}
 SETTINGS = f'publish_conditions = true\ncondition_taints = "{KEY}:NoSchedule"\n'
+USED = ("publish_conditions", "condition_taints")
 MISSED = '[image_gc]\ninterval = "2s"\nminimum_age = "24h"\nhigh_threshold_percent = 2\nlow_threshold_percent = 1\n'
 """Thresholds that no pass can meet, so that every pass ends with a shortfall."""
 
@@ -89,7 +90,7 @@ def test_pod_is_not_scheduled_while_tainted_and_taints_of_others_are_kept(
     cluster: Cluster, agent: ClusterAgent
 ) -> None:
     since = len(cluster.audit())
-    kubeconfig = agent.service_account()
+    kubeconfig = agent.service_account(*USED)
     tainted(cluster, agent, kubeconfig)
     assert taints(cluster) == [*FOREIGN, OWN]
     agent.wait("the condition is true", lambda: cluster.condition(TYPE).get("status") == "True")
@@ -108,7 +109,7 @@ def test_pod_is_not_scheduled_while_tainted_and_taints_of_others_are_kept(
 
 
 def test_concurrent_changes_of_taints_are_all_kept(cluster: Cluster, agent: ClusterAgent) -> None:
-    kubeconfig = agent.service_account()
+    kubeconfig = agent.service_account(*USED)
     agent.configure(f'{SETTINGS}kubeconfig = "{kubeconfig}"', role="auto", more=MISSED)
     agent.start()
     others: list[Document] = []
@@ -133,7 +134,7 @@ def test_concurrent_changes_of_taints_are_all_kept(cluster: Cluster, agent: Clus
 def test_taint_is_removed_by_a_start_without_the_setting_and_by_an_uninstallation(
     cluster: Cluster, agent: ClusterAgent
 ) -> None:
-    kubeconfig = agent.service_account()
+    kubeconfig = agent.service_account(*USED)
     tainted(cluster, agent, kubeconfig)
     agent.stop()
     assert OWN in taints(cluster), "the taint remains without an agent"
@@ -165,7 +166,7 @@ def test_refusal_to_a_node_certificate_is_one_warning_and_the_conditions_are_rep
     assert taints(cluster) == FOREIGN
     finding = access_finding(agent)
     assert "patch nodes with taints (not permitted to node certificates" in finding["evidence"]
-    agent.configure(f'{SETTINGS}kubeconfig = "{agent.service_account()}"', role="auto", more=MISSED)
+    agent.configure(f'{SETTINGS}kubeconfig = "{agent.service_account(*USED)}"', role="auto", more=MISSED)
     assert access_finding(agent)["verdict"] == "ok"
     assert taints(cluster) == FOREIGN
 

@@ -73,9 +73,8 @@ async def test_collection_eviction_and_shutdown_continue_without_the_api_server_
     cluster.node.import_images([images.image(IMAGE)])
     with cluster.node.pods() as runtime:
         async with logind(cluster.node) as manager:
-            agent.configure(
-                f'register_node = true\nwatch_pods = true\nkubeconfig = "{agent.service_account()}"', more=SECTIONS
-            )
+            account = agent.service_account("register_node", "watch_pods")
+            agent.configure(f'register_node = true\nwatch_pods = true\nkubeconfig = "{account}"', more=SECTIONS)
             agent.start()
             await wait(agent, "the node is ready", cluster.is_node_ready)
             await wait(agent, "the Lease exists", lambda: cluster.exists(LEASE))
@@ -116,9 +115,8 @@ async def test_schedulable_node_is_cordoned_and_not_ready_before_the_lock_is_rel
         if cluster.exists(path):
             cluster.request("DELETE", path)
     async with logind(cluster.node) as manager:
-        agent.configure(
-            f'register_node = true\nunschedulable = false\nkubeconfig = "{agent.service_account()}"', more=SECTIONS
-        )
+        account = agent.service_account("register_node")
+        agent.configure(f'register_node = true\nunschedulable = false\nkubeconfig = "{account}"', more=SECTIONS)
         agent.start()
         await wait(agent, "the node is ready", cluster.is_node_ready)
         await wait(agent, "the lock is held", lambda: bool(manager.locks))

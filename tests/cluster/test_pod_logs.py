@@ -201,7 +201,8 @@ def test_back_off_and_previous_logs_of_all_kinds_of_pods_are_as_without_the_agen
         assert without[name][-1] in ("attempt 1\n", NO_LOG), name
     assert without["forced"] == ("HTTP 404", "HTTP 404")
 
-    agent.configure(f'watch_pods = true\nkubeconfig = "{agent.service_account()}"', role="auto", more=COLLECTION)
+    account = agent.service_account("watch_pods")
+    agent.configure(f'watch_pods = true\nkubeconfig = "{account}"', role="auto", more=COLLECTION)
     agent.start()
     agent.wait("passes run", lambda: bool(agent.events("pass_finished")))
     found, previous = observe(cluster, agent, "with")

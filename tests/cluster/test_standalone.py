@@ -50,7 +50,8 @@ def registered(cluster: Cluster, agent: ClusterAgent, kubeconfig: str) -> Docume
 def test_registration_creates_a_ready_node_that_is_cordoned_and_tainted(
     cluster: Cluster, agent: ClusterAgent, identity: str
 ) -> None:
-    kubeconfig = agent.service_account() if identity == "service account" else str(cluster.kubeconfig("node"))
+    by_account = identity == "service account"
+    kubeconfig = agent.service_account("register_node") if by_account else str(cluster.kubeconfig("node"))
     node = registered(cluster, agent, kubeconfig)
     assert node["spec"]["unschedulable"] is True
     taints = {(each["key"], each["effect"]) for each in node["spec"]["taints"]}
@@ -69,7 +70,7 @@ def test_registration_creates_a_ready_node_that_is_cordoned_and_tainted(
 
 
 def test_described_node_equals_the_stored_one(cluster: Cluster, agent: ClusterAgent) -> None:
-    stored = registered(cluster, agent, agent.service_account())["status"]
+    stored = registered(cluster, agent, agent.service_account("register_node"))["status"]
     described = json.loads(agent.command("node", "describe", "-o", "json"))["status"]
     for field in ("addresses", "capacity", "nodeInfo"):
         assert stored[field] == described[field]
@@ -77,7 +78,7 @@ def test_described_node_equals_the_stored_one(cluster: Cluster, agent: ClusterAg
 
 @pytest.mark.campaign
 def test_lease_is_renewed_every_ten_seconds(cluster: Cluster, agent: ClusterAgent) -> None:
-    registered(cluster, agent, agent.service_account())
+    registered(cluster, agent, agent.service_account("register_node"))
 
     def renewals() -> list[datetime]:
         return [
@@ -104,7 +105,7 @@ def test_lease_is_renewed_every_ten_seconds(cluster: Cluster, agent: ClusterAgen
 def test_garbage_collection_continues_without_the_api_server_and_the_status_converges(
     cluster: Cluster, agent: ClusterAgent
 ) -> None:
-    registered(cluster, agent, agent.service_account())
+    registered(cluster, agent, agent.service_account("register_node"))
     renewed = cluster.get(LEASE)["spec"]["renewTime"]
     cluster.node.stop("kube-apiserver", kill=True)
     passes = len(agent.events("pass_finished"))
@@ -148,7 +149,7 @@ def test_missing_rule_of_a_node_certificate_is_logged_once(cluster: Cluster, age
 def test_pod_is_neither_scheduled_to_the_node_nor_kept_when_bound(cluster: Cluster, agent: ClusterAgent) -> None:
     cluster.node.import_images([images.image(IMAGE)])
     cluster.start_controllers()
-    registered(cluster, agent, agent.service_account())
+    registered(cluster, agent, agent.service_account("register_node"))
     tolerant = pod("tolerant", tolerations=[{"operator": "Exists"}])
     for made in (pod("plain"), tolerant, pod("bound", nodeName=NAME)):
         cluster.request("POST", PODS, made)

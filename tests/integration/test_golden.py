@@ -117,7 +117,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "install": ("--root", "{directory}/root"),
     "uninstall": ("--root", "{directory}/root"),
     "completion": ("bash",),
-    "manifest rbac": ("--node", "node-1"),
+    "manifest rbac": ("--watch-pods", "--node", "node-1"),
     "manifest daemonset": ("--image", "registry.test/nodeagent:1"),
     "manifest static-pod": ("--image", "registry.test/nodeagent:1"),
     "api": (),

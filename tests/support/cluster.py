@@ -30,7 +30,10 @@ LEASE: Final = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/
 EVENTS: Final = "/apis/events.k8s.io/v1/events"
 _START_S: Final = 120.0
 _PORT: Final = 6443
-_NAMES: Final = f"DNS:localhost,DNS:kubernetes,IP:127.0.0.1,IP:{ADDRESS},IP:10.96.0.1"
+SERVICE_ADDRESS: Final = "10.96.0.1"
+_NAMES: Final = (
+    f"DNS:localhost,DNS:kubernetes,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:{ADDRESS},IP:{SERVICE_ADDRESS}"
+)
 _AUDIT_POLICY: Final = (
     "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- level: Metadata\n"
 )

@@ -8,6 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 _CHUNK = 64 << 10
 
@@ -20,7 +24,9 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
     target.close()
 
 
-async def _serve(path: str, port: int) -> None:
+def relay_to(port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Return the handler that relays a connection to a port on loopback."""
+
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", port)
@@ -29,7 +35,11 @@ async def _serve(path: str, port: int) -> None:
             return
         await asyncio.gather(_copy(reader, upstream_writer), _copy(upstream_reader, writer))
 
-    server = await asyncio.start_unix_server(relay, path)
+    return relay
+
+
+async def _serve(path: str, port: int) -> None:
+    server = await asyncio.start_unix_server(relay_to(port), path)
     await server.serve_forever()
 
 

@@ -60,26 +60,36 @@ def manifest_rbac(
     node: Annotated[
         list[str] | None, typer.Option("--node", metavar="NAME", help="Limit the rules to this node; repeatable")
     ] = None,
+    register_node: Annotated[bool, typer.Option("--register-node", help="Register the node, send heartbeats")] = False,
+    watch_pods: Annotated[bool, typer.Option("--watch-pods", help="Watch the pods of the node")] = False,
+    publish_conditions: Annotated[
+        bool, typer.Option("--publish-conditions", help="Publish conditions of the node")
+    ] = False,
+    condition_taints: Annotated[
+        bool, typer.Option("--condition-taints", help="Set the taints of the conditions")
+    ] = False,
     publish_events: Annotated[
-        bool, typer.Option("--publish-events", help="Add the rule of kubernetes.publish_events")
+        bool, typer.Option("--publish-events", help="Create Events about the node and its pods")
     ] = False,
-    evict_pods: Annotated[bool, typer.Option("--evict-pods", help="Add the rule of kubernetes.evict_pods")] = False,
+    evict_pods: Annotated[bool, typer.Option("--evict-pods", help="Evict pods beside a kubelet")] = False,
     override_disruption_budgets: Annotated[
-        bool,
-        typer.Option("--override-disruption-budgets", help="Add the rule to delete pods despite disruption budgets"),
+        bool, typer.Option("--override-disruption-budgets", help="Delete pods despite disruption budgets")
     ] = False,
-    delete_failed_after: Annotated[
-        bool, typer.Option("--delete-failed-after", help="Add the rule of that setting: deletion of failed pods")
-    ] = False,
+    delete_failed_after: Annotated[bool, typer.Option("--delete-failed-after", help="Delete failed pods")] = False,
 ) -> None:
-    """Print service account, roles and bindings of the agent.
+    """Print service account and roles of the agent.
 
-    The roles contain only the rules that the agent uses; a comment states the purpose of each rule. Pipe the output to
-    kubectl apply -f -.
+    Each option names an enabled setting of the section kubernetes; the roles contain exactly the rules that these
+    settings require, with the purpose of each. The account is for agents outside of pods. Pipe the output to kubectl
+    apply -f -.
     """
     from nodeagent.cli.manifests import print_rbac  # noqa: PLC0415
 
     settings = {
+        "register_node": register_node,
+        "watch_pods": watch_pods,
+        "publish_conditions": publish_conditions,
+        "condition_taints": condition_taints,
         "publish_events": publish_events,
         "evict_pods": evict_pods,
         "override_disruption_budgets": override_disruption_budgets,
@@ -102,19 +112,37 @@ def manifest_daemonset(
     pod_monitor: Annotated[
         bool, typer.Option("--pod-monitor", help="Serve metrics on the node address; add a PodMonitor")
     ] = False,
+    api: Annotated[bool, typer.Option("--api", help="Watch pods, publish conditions and Events at the API")] = False,
+    condition_taints: Annotated[
+        str, typer.Option("--condition-taints", metavar="KEY:EFFECT,...", help="Set the taints of the conditions")
+    ] = "",
+    evict_pods: Annotated[bool, typer.Option("--evict-pods", help="Evict pods through the API server")] = False,
+    override_disruption_budgets: Annotated[
+        bool, typer.Option("--override-disruption-budgets", help="Delete pods despite disruption budgets")
+    ] = False,
+    delete_failed_after: Annotated[
+        str, typer.Option("--delete-failed-after", metavar="AGE", help="Delete failed pods of this age")
+    ] = "",
 ) -> None:
     """Print a DaemonSet for nodes with a kubelet.
 
     The agent reads its configuration from a ConfigMap. The pod has only the mounts and capabilities that the agent
-    uses; a comment states the purpose of each.
+    uses; a comment states the purpose of each. With --api, a service account with exactly the required rules follows.
     """
     from nodeagent import __version__  # noqa: PLC0415
     from nodeagent.cli.manifests import print_daemon_set  # noqa: PLC0415
-    from nodeagent.plan.kubernetes.workloads import Workload  # noqa: PLC0415
+    from nodeagent.plan.kubernetes.workloads import API_FEATURES, Workload  # noqa: PLC0415
+    from nodeagent.record import replace  # noqa: PLC0415
 
-    print_daemon_set(
-        Workload(image, __version__, namespace, socket, image_root, manifests, dry_run, max_unavailable, pod_monitor)
-    )
+    features: dict[str, bool | str] = {
+        "condition_taints": condition_taints,
+        "evict_pods": evict_pods,
+        "override_disruption_budgets": override_disruption_budgets,
+        "delete_failed_after": delete_failed_after,
+    }
+    kubernetes = {**(API_FEATURES if api else {}), **{name: value for name, value in features.items() if value}}
+    workload = Workload(image, __version__, namespace, socket, image_root, manifests, dry_run, max_unavailable)
+    print_daemon_set(replace(workload, scraped=pod_monitor, kubernetes=kubernetes))
 
 
 @manifest_app.command("static-pod", epilog=EPILOG)

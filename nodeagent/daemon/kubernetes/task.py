@@ -57,7 +57,7 @@ class RegistrationTask:
         while not stop.is_set():
             settings = self._context.settings
             if because := await self._refusal(settings):
-                if settings.kubernetes.register or logged or self._ran:
+                if settings.kubernetes.register_node or logged or self._ran:
                     self._disable(because, logged)
                     logged = because
                 await wait_for_any(ROLE_POLL_S, stop)

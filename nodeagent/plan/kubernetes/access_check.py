@@ -40,6 +40,7 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
     is_registered: bool,
     now: datetime,
     options: Sequence[str] = (),
+    in_pod: bool = False,
 ) -> Finding:
     """Return the finding on the agent's access to the API server: certificate, requests and RBAC rules.
 
@@ -49,7 +50,8 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
         expires_at: end of validity of the client certificate; ``None`` without a client certificate.
         is_registered: whether the Node object exists.
         now: time of the check, aware UTC.
-        options: enabled settings of ``[kubernetes]`` that need additional RBAC rules.
+        options: enabled settings of ``[kubernetes]`` that require RBAC rules.
+        in_pod: whether the identity is the service account of the agent's pod.
     """
     left_s = None if expires_at is None else (expires_at - now).total_seconds()
     until = "" if expires_at is None else f"{expires_at:%Y-%m-%d %H:%M} UTC"
@@ -60,7 +62,10 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
     if missing:
         lacking = f"the identity of the agent lacks: {', '.join(missing)}"
         flags = "".join(f" --{each.replace('_', '-')}" for each in options)
-        return Finding(CHECK, Verdict.PROBLEM, lacking, f"nodeagent manifest rbac{flags} | kubectl apply -f -")
+        fix = f"nodeagent manifest rbac{flags} | kubectl apply -f -"
+        if in_pod:
+            fix = "print nodeagent manifest daemonset with the options of these settings, such as --api, and apply it"
+        return Finding(CHECK, Verdict.PROBLEM, lacking, fix)
     if left_s is not None and left_s < _SOON_S:
         return Finding(CHECK, Verdict.WARNING, f"the client certificate expires at {until}", _RENEW)
     state = "the node is registered" if is_registered else "the node is not registered yet"

@@ -123,9 +123,7 @@ def unproven_because(found: Node | None, machine_id: str, system_uuid: str) -> s
     return "" if refusal is None else refusal[1]
 
 
-def _id_mismatch(
-    theirs: NodeSystemInfo, machine_id: str, system_uuid: str
-) -> tuple[RegistrationVerdict, str] | None:
+def _id_mismatch(theirs: NodeSystemInfo, machine_id: str, system_uuid: str) -> tuple[RegistrationVerdict, str] | None:
     """Return verdict and reason if an id in a Node object differs from that of this machine, or cannot be compared."""
     ids = (("machine id", theirs.machine_id, machine_id), ("system UUID", theirs.system_uuid, system_uuid))
     for name, their_id, our_id in ids:

@@ -15,26 +15,42 @@ NAME: Final = "nodeagent"
 NAMESPACE: Final = "kube-system"
 
 
+API: Final = "rbac.authorization.k8s.io"
+SETTINGS: Final = (
+    "register_node",
+    "watch_pods",
+    "publish_conditions",
+    "condition_taints",
+    "publish_events",
+    "evict_pods",
+    "override_disruption_budgets",
+    "delete_failed_after",
+)
+"""Settings of ``[kubernetes]`` that require rules; all are disabled by default. CLI options have their names."""
+
+
 class Rule(Record):
     """RBAC rule for one resource.
 
     Attributes:
         resource: resource with its subresource, such as ``nodes/status``.
-        verbs: verbs on objects with the node's name; ``create`` cannot be limited to a name.
+        verbs: verbs of the rule.
         purpose: purpose of the rule, for display.
+        risk: possible actions with a stolen token, for display.
+        settings: the settings that require the rule; any of them is sufficient.
         group: API group; empty for the core group.
         namespace: namespace of a Role; empty for a ClusterRole.
-        of_node: whether the objects have the name of the node; otherwise the objects are the pods bound to the node.
-        setting: the setting of ``[kubernetes]`` that requires the rule; empty for a rule that is always required.
+        of_node: whether the objects have the name of the node; ``create`` and pods cannot be limited to a name.
     """
 
     resource: str
     verbs: tuple[str, ...]
     purpose: str
+    risk: str
+    settings: tuple[str, ...]
     group: str = ""
     namespace: str = ""
-    of_node: bool = True
-    setting: str = ""
+    of_node: bool = False
 
     def text(self, verb: str) -> str:
         """Return a verb with the resource and namespace of the rule, for display."""
@@ -42,62 +58,141 @@ class Rule(Record):
 
 
 RULES: Final = (
-    Rule("nodes", ("get",), "find the Node object of this machine"),
-    Rule("nodes", ("create",), "register the node"),
+    Rule(
+        "nodes",
+        ("get",),
+        "compare the Node object with this machine",
+        "read the Node objects",
+        SETTINGS,
+        of_node=True,
+    ),
+    Rule(
+        "nodes",
+        ("create",),
+        "register the node",
+        "create Node objects, to which the scheduler binds pods that never start",
+        ("register_node",),
+    ),
     Rule(
         "nodes",
         ("patch",),
-        "adopt an existing Node object: labels, taints, cordon; cordon the node for a shutdown; condition taints",
+        "adopt an existing Node object: labels, taints, cordon; cordon the node for a shutdown",
+        "label, cordon and taint the nodes; a `NoExecute` taint evicts all pods that do not tolerate it",
+        ("register_node",),
+        of_node=True,
     ),
-    Rule("nodes/status", ("patch",), "report the node status"),
-    Rule("leases", ("get", "update"), "renew the heartbeat", "coordination.k8s.io", LEASE_NAMESPACE),
-    Rule("leases", ("create",), "create the heartbeat", "coordination.k8s.io", LEASE_NAMESPACE),
     Rule(
-        "pods", ("list", "watch"), "watch the pods of this node: their priority, requests and deletion", of_node=False
+        "nodes",
+        ("patch",),
+        "set and remove the taints of the conditions",
+        "as for the registration",
+        ("condition_taints",),
+        of_node=True,
     ),
-    Rule("events", ("create",), "report evictions, failures and shutdowns", "events.k8s.io", EVENT_NAMESPACE),
+    Rule(
+        "nodes/status",
+        ("patch",),
+        "report the node status",
+        "report false conditions, addresses and capacity of the nodes; pods of a node that is not ready are evicted",
+        ("register_node",),
+        of_node=True,
+    ),
+    Rule(
+        "nodes/status",
+        ("patch",),
+        "publish the conditions of the agent",
+        "as for the registration",
+        ("publish_conditions",),
+        of_node=True,
+    ),
+    Rule(
+        "leases",
+        ("get", "update"),
+        "renew the heartbeat",
+        "let a dead node appear alive",
+        ("register_node",),
+        "coordination.k8s.io",
+        LEASE_NAMESPACE,
+        of_node=True,
+    ),
+    Rule(
+        "leases",
+        ("create",),
+        "create the heartbeat",
+        "create Leases in this namespace",
+        ("register_node",),
+        "coordination.k8s.io",
+        LEASE_NAMESPACE,
+    ),
+    Rule(
+        "pods",
+        ("list", "watch"),
+        "watch the pods of this node: their priority, requests and deletion",
+        "read all pods of the cluster, with their environment variables and annotations",
+        ("watch_pods",),
+    ),
+    Rule(
+        "pods",
+        ("list",),
+        "list the failed pods of this node",
+        "as for the watch",
+        ("delete_failed_after",),
+    ),
+    Rule(
+        "events",
+        ("create",),
+        "report evictions, failures and shutdowns of a registered node",
+        "create false Events in this namespace",
+        ("register_node",),
+        "events.k8s.io",
+        EVENT_NAMESPACE,
+    ),
     Rule(
         "events",
         ("create",),
         "report evictions and remaining containers, in the namespaces of the pods",
+        "create false Events in all namespaces",
+        ("publish_events",),
         "events.k8s.io",
-        setting="publish_events",
     ),
     Rule(
         "pods/eviction",
         ("create",),
         "evict pods of this node beside its kubelet, with their disruption budgets respected",
-        of_node=False,
-        setting="evict_pods",
+        "evict all pods of the cluster, as far as their disruption budgets permit",
+        ("evict_pods",),
     ),
     Rule(
         "pods",
         ("delete",),
         "delete a pod of this node despite its disruption budget, as the last resort",
-        of_node=False,
-        setting="override_disruption_budgets",
+        "delete all pods of the cluster",
+        ("override_disruption_budgets",),
     ),
     Rule(
         "pods",
         ("delete",),
         "delete failed pods of this node that evictions and shutdowns left",
-        of_node=False,
-        setting="delete_failed_after",
+        "delete all pods of the cluster",
+        ("delete_failed_after",),
     ),
 )
-OPTIONS: Final = tuple(dict.fromkeys(rule.setting for rule in RULES if rule.setting))
-"""Settings that require additional rules; all are disabled by default. CLI options have the names of the settings."""
 _SELECTED: Final = frozenset({"list", "watch"})
 
 
 def rules_for(settings: Collection[str]) -> tuple[Rule, ...]:
-    """Return the rules that are always required, and the rules that these settings require."""
-    return tuple(rule for rule in RULES if not rule.setting or rule.setting in settings)
+    """Return the rules that any of these settings requires.
+
+    A rule of a namespace is omitted if another rule grants the same in all namespaces.
+    """
+    chosen = [rule for rule in RULES if not set(settings).isdisjoint(rule.settings)]
+    wide = {(rule.group, rule.resource, rule.verbs) for rule in chosen if not rule.namespace}
+    return tuple(rule for rule in chosen if not rule.namespace or (rule.group, rule.resource, rule.verbs) not in wide)
 
 
-def access_reviews(node: str, settings: Collection[str] = ()) -> tuple[tuple[Rule, str, dict[str, Any]], ...]:
-    """Return rule, verb and ``SelfSubjectAccessReview`` body for every verb of every required rule."""
-    found = []
+def access_reviews(node: str, settings: Collection[str]) -> tuple[tuple[Rule, str, dict[str, Any]], ...]:
+    """Return rule, verb and ``SelfSubjectAccessReview`` body for every required permission, each once."""
+    found: dict[str, tuple[Rule, str, dict[str, Any]]] = {}
     for rule in rules_for(settings):
         resource, _, subresource = rule.resource.partition("/")
         for verb in rule.verbs:
@@ -109,54 +204,67 @@ def access_reviews(node: str, settings: Collection[str] = ()) -> tuple[tuple[Rul
             }
             if rule.namespace:
                 attributes["namespace"] = rule.namespace
-            if verb in _SELECTED and not rule.of_node:
+            if verb in _SELECTED:
                 requirement = {"key": "spec.nodeName", "operator": "In", "values": [node]}
                 attributes["fieldSelector"] = {"requirements": [requirement]}
-            elif verb != "create" and rule.of_node:
+            elif rule.of_node:
                 attributes["name"] = node
             body = {
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectAccessReview",
                 "spec": {"resourceAttributes": attributes},
             }
-            found.append((rule, verb, body))
-    return tuple(found)
+            found.setdefault(rule.text(verb), (rule, verb, body))
+    return tuple(found.values())
 
 
-def role_documents(nodes: Sequence[str] = (), settings: Collection[str] = ()) -> tuple[dict[str, Any], ...]:
+def role_documents(
+    settings: Collection[str], nodes: Sequence[str] = (), *, name: str = NAME, namespace: str = NAMESPACE
+) -> tuple[dict[str, Any], ...]:
     """Return the API objects that grant the rules: service account, roles and role bindings.
 
     Args:
+        settings: enabled settings of ``[kubernetes]``, such as ``evict_pods``.
         nodes: names of the nodes to which the rules are limited; empty for all nodes. RBAC cannot limit ``create``
             rules and rules on pods to a node.
-        settings: enabled settings that require additional rules, such as ``evict_pods``.
+        name: name of all objects.
+        namespace: namespace of the service account.
     """
     granted = rules_for(settings)
-    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     documents: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME, "namespace": NAMESPACE}}
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}}
     ]
-    for namespace in dict.fromkeys(rule.namespace for rule in granted):
-        kind, metadata = "Role" if namespace else "ClusterRole", {"name": NAME}
-        if namespace:
-            metadata["namespace"] = namespace
-        rules = [_policy_rule(rule, nodes) for rule in granted if rule.namespace == namespace]
-        api = "rbac.authorization.k8s.io"
+    for of_role in dict.fromkeys(rule.namespace for rule in granted):
+        kind, metadata = "Role" if of_role else "ClusterRole", {"name": name}
+        if of_role:
+            metadata["namespace"] = of_role
+        rules = _policy_rules([rule for rule in granted if rule.namespace == of_role], nodes)
         documents += [
-            {"apiVersion": f"{api}/v1", "kind": kind, "metadata": metadata, "rules": rules},
+            {"apiVersion": f"{API}/v1", "kind": kind, "metadata": metadata, "rules": rules},
             {
-                "apiVersion": f"{api}/v1",
+                "apiVersion": f"{API}/v1",
                 "kind": f"{kind}Binding",
                 "metadata": metadata,
-                "roleRef": {"apiGroup": api, "kind": kind, "name": NAME},
+                "roleRef": {"apiGroup": API, "kind": kind, "name": name},
                 "subjects": [subject],
             },
         ]
     return tuple(documents)
 
 
-def _policy_rule(rule: Rule, nodes: Sequence[str]) -> dict[str, Any]:
-    made: dict[str, Any] = {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
-    if nodes and rule.of_node and "create" not in rule.verbs:
-        made["resourceNames"] = list(nodes)
-    return made
+def _policy_rules(granted: Sequence[Rule], nodes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the RBAC rules of a role, one for each resource with the same limit; each verb is granted once."""
+    verbs: dict[tuple[str, str, bool], list[str]] = {}
+    for rule in granted:
+        of_resource = verbs.setdefault((rule.group, rule.resource, bool(nodes) and rule.of_node), [])
+        of_resource += [each for each in rule.verbs if each not in of_resource]
+    return [
+        {
+            "apiGroups": [group],
+            "resources": [resource],
+            "verbs": found,
+            **({"resourceNames": list(nodes)} if limited else {}),
+        }
+        for (group, resource, limited), found in verbs.items()
+    ]

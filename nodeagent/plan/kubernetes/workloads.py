@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.plan.kubernetes.host_paths import host_paths
-from nodeagent.plan.kubernetes.rules import NAME
-from nodeagent.record import Record
+from nodeagent.plan.kubernetes.rules import NAME, role_documents
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,17 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "DAC_READ_SEARCH": "sizes of directories of other users in writable layers",
 }
 """Linux capabilities added to the agent's container after ``drop: ALL``, with their purpose."""
+IN_CLUSTER: Final[Mapping[str, str]] = {
+    "server": "https://kubernetes.default.svc",
+    "ca_file": "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
+    "token_file": "/var/run/secrets/kubernetes.io/serviceaccount/token",
+}
+"""Settings of the access to the API server in a pod with a service account."""
+API_FEATURES: Final[Mapping[str, bool]] = {"watch_pods": True, "publish_conditions": True, "publish_events": True}
+"""Settings of the option ``--api``."""
+ACCOUNT: Final = f"{NAME}-daemonset"
+"""Name of the service account and the roles of the DaemonSet. ``manifest rbac`` prints another account, for agents
+outside of pods: with one account, deleting either manifest would end the access of both."""
 _STOP_WITHIN_S: Final = 60
 _LABEL: Final = "app.kubernetes.io/name"
 
@@ -37,6 +49,7 @@ class Workload(Record):
         dry_run: whether the agent runs in dry-run mode, without removals.
         max_unavailable: number or percentage of nodes updated concurrently.
         scraped: whether the metrics endpoint listens on all addresses of the node, for Prometheus in the cluster.
+        kubernetes: enabled settings of ``[kubernetes]``; empty without access to the API server.
     """
 
     image: str
@@ -48,6 +61,7 @@ class Workload(Record):
     dry_run: bool = True
     max_unavailable: str = "10%"
     scraped: bool = False
+    kubernetes: Mapping[str, bool | str] = field(default_factory=dict)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -72,25 +86,24 @@ class Workload(Record):
         """
         listen = f'\n[metrics]\nlisten = "0.0.0.0:{METRICS_PORT}"\n' if self.scraped else ""
         kubelet = f'\n[kubelet]\nmanifests = "{self.manifests}"\n' if self.manifests != MANIFESTS else ""
+        values = {**self.kubernetes, **IN_CLUSTER} if self.kubernetes else {}
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in values.items()]
+        kubernetes = "".join(["\n[kubernetes]\n", *lines] if lines else [])
         return (
             f"dry_run = {str(self.dry_run).lower()}\n"
-            f'role = "beside-kubelet"\n\n[runtime]\nendpoint = "unix://{self.socket}"\n{kubelet}{listen}'
+            f'role = "beside-kubelet"\n\n[runtime]\nendpoint = "unix://{self.socket}"\n{kubelet}{listen}{kubernetes}'
         )
 
 
 def daemon_set_objects(workload: Workload) -> tuple[dict[str, Any], ...]:
-    """Return service account, configuration and DaemonSet, and the PodMonitor if metrics are scraped."""
+    """Return configuration and DaemonSet, service account and roles if the API is used, and a PodMonitor if scraped."""
     metadata = {"name": NAME, "namespace": workload.namespace, "labels": workload.labels}
     config = workload.config()
     version = {"app.kubernetes.io/version": workload.version}
     digest = hashlib.sha256(config.encode()).hexdigest()
+    account = role_documents(workload.kubernetes, name=ACCOUNT, namespace=workload.namespace)
     objects: list[dict[str, Any]] = [
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": metadata,
-            "automountServiceAccountToken": False,
-        },
+        *(account if workload.kubernetes else ()),
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"config.toml": config}},
         {
             "apiVersion": "apps/v1",
@@ -108,7 +121,7 @@ def daemon_set_objects(workload: Workload) -> tuple[dict[str, Any], ...]:
                         "annotations": {f"{NAME}/config-sha256": digest},
                     },
                     "spec": {
-                        "serviceAccountName": NAME,
+                        **({"serviceAccountName": ACCOUNT} if workload.kubernetes else {}),
                         **_pod_spec(workload, {"name": "config", "configMap": {"name": NAME}}, arguments=()),
                     },
                 },
@@ -168,10 +181,11 @@ def _pod_spec(workload: Workload, config: dict[str, Any], *, arguments: tuple[st
     volumes.append({"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}})
     return {
         "priorityClassName": "system-node-critical",
-        "automountServiceAccountToken": False,
+        "automountServiceAccountToken": bool(workload.kubernetes),
         "enableServiceLinks": False,
         "hostPID": False,
         "hostNetwork": True,
+        **({"dnsPolicy": "ClusterFirstWithHostNet"} if workload.kubernetes else {}),
         "terminationGracePeriodSeconds": _STOP_WITHIN_S,
         "nodeSelector": {"kubernetes.io/os": "linux"},
         "tolerations": [{"operator": "Exists"}],
@@ -191,6 +205,7 @@ def _container(workload: Workload, mounts: list[dict[str, Any]], arguments: tupl
         "name": NAME,
         "image": workload.image,
         "command": [NAME, "run", "--config", f"{CONFIG_DIRECTORY}/config.toml", *arguments],
+        "env": [{"name": "NODEAGENT_KUBELET__NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
         **({"ports": [port]} if workload.scraped else {}),
         "livenessProbe": {**_probe("/healthz"), "initialDelaySeconds": 30, "periodSeconds": 30, "failureThreshold": 4},
         "readinessProbe": {**_probe("/readyz"), "periodSeconds": 10, "failureThreshold": 3},

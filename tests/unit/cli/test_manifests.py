@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from nodeagent import __version__
-from nodeagent.plan.kubernetes.workloads import Workload, daemon_set_objects, static_pod
+from nodeagent.plan.kubernetes.rules import rules_for
+from nodeagent.plan.kubernetes.workloads import API_FEATURES, Workload, daemon_set_objects, static_pod
 from tests.support.terminal import in_pipe
 
 IMAGE = ("--image", "registry.example.com:5000/team/nodeagent@sha256:" + "0" * 64)
@@ -18,11 +19,46 @@ def test_daemonset_is_printed_as_its_objects() -> None:
     assert (shown.code, shown.err) == (0, "")
     assert tuple(yaml.safe_load_all(shown.out)) == daemon_set_objects(made)
     assert [each["kind"] for each in yaml.safe_load_all(shown.out)] == [
-        "ServiceAccount",
         "ConfigMap",
         "DaemonSet",
         "PodMonitor",
     ]
+
+
+def test_api_options_are_the_settings_of_the_printed_configuration() -> None:
+    taints = "nodeagent.dev/image-gc-degraded:NoSchedule"
+    options = ("--api", "--evict-pods", "--override-disruption-budgets", "--condition-taints", taints)
+    shown = in_pipe("manifest", "daemonset", *IMAGE, *options, "--delete-failed-after", "24h")
+    features: dict[str, bool | str] = {
+        **API_FEATURES,
+        "condition_taints": taints,
+        "evict_pods": True,
+        "override_disruption_budgets": True,
+        "delete_failed_after": "24h",
+    }
+    assert (shown.code, shown.err) == (0, "")
+    assert tuple(yaml.safe_load_all(shown.out)) == daemon_set_objects(
+        Workload(IMAGE[1], __version__, kubernetes=features)
+    )
+    rules = rules_for(features)
+    assert all(f"# {', '.join(each.verbs)} {each.resource}: {each.purpose}\n" in shown.out for each in rules)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--evict-pods",), "evict_pods = true requires watch_pods = true"),
+        (("--api", "--override-disruption-budgets"), "requires evict_pods = true"),
+        (("--condition-taints", "nodeagent.dev/image-gc-degraded:NoSchedule"), "requires publish_conditions"),
+        (("--api", "--condition-taints", "x:NoSchedule"), "the key must be one of"),
+        (("--api", "--delete-failed-after", "5s"), "must be 0 or at least 1m"),
+        (("--api", "--delete-failed-after", 'soon"\n'), "soon"),
+    ],
+)
+def test_api_option_that_the_configuration_would_refuse_is_refused(options: tuple[str, ...], words: str) -> None:
+    shown = in_pipe("manifest", "daemonset", *IMAGE, *options)
+    assert (shown.code, shown.out, words in shown.err) == (2, "", True)
+    assert shown.err.count("\n") == 1
 
 
 def test_static_pod_is_printed_as_its_object() -> None:

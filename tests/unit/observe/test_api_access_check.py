@@ -7,7 +7,7 @@ import subprocess
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 import yaml
@@ -19,7 +19,7 @@ from nodeagent.model.api_access import ApiAccess
 from nodeagent.model.machine import Machine
 from nodeagent.observe.api_access_check import read_api_access, read_pod_access
 from nodeagent.plan.kubernetes.access_check import check_api_access, check_pod_access
-from nodeagent.plan.kubernetes.rules import OPTIONS, RULES, access_reviews, role_documents, rules_for
+from nodeagent.plan.kubernetes.rules import RULES, SETTINGS, access_reviews, role_documents, rules_for
 from nodeagent.plan.node_checks import Finding, Verdict
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, TOKEN, ApiServer, serving_api
@@ -46,7 +46,7 @@ async def finding(
     ca: Path | None = None,
     client: str = "",
     *,
-    taints: bool = False,
+    settings: tuple[str, ...] = ("register_node",),
 ) -> tuple[Finding, ApiServer]:
     server = ApiServer()
     prepare(server)
@@ -60,7 +60,7 @@ async def finding(
             certificate_file=own / f"{client}.crt" if client else None,
             key_file=own / f"{client}.key" if client else None,
         )
-        facts = await read_api_access(access, "node-1", taints=taints)
+        facts = await read_api_access(access, "node-1", settings)
     found = check_api_access(
         facts.error, facts.missing, facts.expires_at, is_registered=facts.is_registered, now=datetime.now(UTC)
     )
@@ -98,6 +98,21 @@ async def test_missing_rules_are_named(authority: Authority, tmp_path: Path) -> 
     assert "patch nodes," not in found.evidence
 
 
+@pytest.mark.parametrize(
+    ("in_pod", "fix"),
+    [
+        (False, "nodeagent manifest rbac --watch-pods --evict-pods | kubectl apply -f -"),
+        (True, "nodeagent manifest daemonset"),
+    ],
+)
+def test_fix_of_a_missing_rule_is_the_manifest_of_the_identity(*, in_pod: bool, fix: str) -> None:
+    used = ("watch_pods", "evict_pods")
+    found = check_api_access(
+        "", ("get nodes",), None, is_registered=True, now=datetime.now(UTC), options=used, in_pod=in_pod
+    )
+    assert fix in found.fix
+
+
 @pytest.mark.parametrize(("node_identity", "verdict"), [(False, Verdict.OK), (True, Verdict.PROBLEM)])
 async def test_taints_are_tried_without_a_change_and_their_refusal_to_a_node_certificate_is_named(
     authority: Authority, tmp_path: Path, *, node_identity: bool, verdict: Verdict
@@ -106,7 +121,7 @@ async def test_taints_are_tried_without_a_change_and_their_refusal_to_a_node_cer
         server.node_identity = node_identity
         server.put(NODES, "node-1", {"spec": {"taints": [{"key": "example.com/a", "effect": "NoSchedule"}]}})
 
-    found, server = await finding(authority, tmp_path, register, taints=True)
+    found, server = await finding(authority, tmp_path, register, settings=("condition_taints",))
     assert found.verdict is verdict
     assert ("patch nodes with taints (not permitted to node certificates" in found.evidence) is node_identity
     (trial,) = server.seen("PATCH")
@@ -149,39 +164,77 @@ def test_malformed_certificate_has_no_date(data: bytes) -> None:
     assert expiry(pem) is None
 
 
-@pytest.mark.parametrize("settings", [(), ("evict_pods",), OPTIONS], ids=["default", "evictions", "all"])
-def test_manifest_grants_exactly_the_rules_and_names_a_purpose_for_each(settings: tuple[str, ...]) -> None:
+SELECTED: Final = [*((each,) for each in SETTINGS), ("watch_pods", "delete_failed_after"), SETTINGS]
+GRANTED: Final = {
+    "register_node": {
+        *("get nodes", "create nodes", "patch nodes", "patch nodes/status", "create events in default"),
+        *(f"{verb} leases in kube-node-lease" for verb in ("get", "update", "create")),
+    },
+    "watch_pods": {"get nodes", "list pods", "watch pods"},
+    "publish_conditions": {"get nodes", "patch nodes/status"},
+    "condition_taints": {"get nodes", "patch nodes"},
+    "publish_events": {"get nodes", "create events"},
+    "evict_pods": {"get nodes", "create pods/eviction"},
+    "override_disruption_budgets": {"get nodes", "delete pods"},
+    "delete_failed_after": {"get nodes", "list pods", "delete pods"},
+}
+"""Permissions that the requests of each setting need."""
+
+
+@pytest.mark.parametrize("settings", SELECTED, ids="+".join)
+def test_manifest_grants_exactly_the_permissions_of_the_settings_once_with_their_purposes(
+    settings: tuple[str, ...],
+) -> None:
     options = [f"--{each.replace('_', '-')}" for each in settings]
-    rules = rules_for(settings)
     printed = nodeagent("manifest", "rbac", "--node", "node-1", *options).stdout
     documents = list(yaml.safe_load_all(printed))
-    assert documents == list(role_documents(["node-1"], settings))
-    granted = {
-        (resource, verb, document["metadata"].get("namespace", ""), tuple(rule.get("resourceNames", ())))
+    assert documents == list(role_documents(settings, ["node-1"]))
+    granted = [
+        (f"{verb} {resource}{' in ' if namespace else ''}{namespace}", rule.get("resourceNames"))
         for document in documents
+        for namespace in [document["metadata"].get("namespace", "")]
         for rule in document.get("rules", ())
         for resource in rule["resources"]
         for verb in rule["verbs"]
-    }
-    assert granted == {
-        (rule.resource, verb, rule.namespace, () if verb == "create" or not rule.of_node else ("node-1",))
-        for rule in rules
-        for verb in rule.verbs
-    }
-    assert all(f": {rule.purpose}\n" in printed for rule in rules)
+    ]
+    expected = set().union(*(GRANTED[each] for each in settings))
+    if "create events" in expected:
+        expected.discard("create events in default")  # granted in all namespaces
+    assert sorted(each for each, _ in granted) == sorted(expected)
+    for text, names in granted:
+        limited = not text.startswith(("create", "list", "watch", "delete"))
+        assert names == (["node-1"] if limited else None), text
+    reviewed = {rule.text(verb): body for rule, verb, body in access_reviews("node-1", settings)}
+    assert reviewed.keys() == expected
+    assert all(f": {rule.purpose}\n" in printed for rule in rules_for(settings))
 
 
-def test_rules_of_a_setting_are_granted_and_checked_with_that_setting_only() -> None:
-    reviewed = {rule.text(verb) for rule, verb, _ in access_reviews("node-1")}
-    with_all = {rule.text(verb) for rule, verb, _ in access_reviews("node-1", OPTIONS)}
-    assert with_all - reviewed == {"create events", "create pods/eviction", "delete pods"}
+def test_rule_is_limited_to_the_nodes_in_the_manifest_as_in_its_review() -> None:
+    for rule, verb, body in access_reviews("node-1", SETTINGS):
+        attributes = body["spec"]["resourceAttributes"]
+        assert ("name" in attributes) == rule.of_node
+        assert ("fieldSelector" in attributes) == (verb in ("list", "watch"))
 
 
-def test_document_lists_every_rule_with_its_purpose() -> None:
+def test_manifest_without_a_setting_is_refused_with_the_options() -> None:
+    ended = nodeagent("manifest", "rbac")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert all(f"--{each.replace('_', '-')}" in ended.stderr for each in SETTINGS)
+
+
+def test_document_lists_every_rule_with_its_settings_purpose_and_risk() -> None:
     text = (Path(__file__).parents[3] / "nodeagent/docs/kubernetes.md").read_text()
-    rows = re.findall(r"^\| ((?:get|create|patch|update|list|delete)[^|]*) \| ([^|]+) \|$", text, re.MULTILINE)
-    assert [(each.replace("`", ""), purpose) for each, purpose in rows] == [
-        (rule.text(", ".join(rule.verbs)), rule.purpose) for rule in RULES
+    rows = re.findall(
+        r"^\| ((?:get|create|patch|update|list|delete)[^|]*) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE
+    )
+    assert [(each.replace("`", ""), names.replace("`", ""), *rest) for each, names, *rest in rows] == [
+        (
+            rule.text(", ".join(rule.verbs)),
+            "all" if rule.settings == SETTINGS else ", ".join(rule.settings),
+            rule.purpose,
+            rule.risk,
+        )
+        for rule in RULES
     ]
 
 

@@ -12,7 +12,16 @@ from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.model import Role
 from nodeagent.plan.kubernetes.host_paths import STATE, host_paths
-from nodeagent.plan.kubernetes.workloads import CAPABILITIES, METRICS_PORT, Workload, daemon_set_objects, static_pod
+from nodeagent.plan.kubernetes.rules import SETTINGS, role_documents
+from nodeagent.plan.kubernetes.workloads import (
+    API_FEATURES,
+    CAPABILITIES,
+    IN_CLUSTER,
+    METRICS_PORT,
+    Workload,
+    daemon_set_objects,
+    static_pod,
+)
 from nodeagent.record import replace
 
 UNIT = (Path(__file__).parents[4] / "systemd/nodeagent.service").read_text()
@@ -20,9 +29,13 @@ WORKLOAD = Workload("registry.example.com/nodeagent:1", "1.2.3")
 PATHS = tuple(host_paths("/run/containerd", "/var/lib/containerd", "/etc/kubernetes/manifests"))
 
 
+def printed(workload: Workload = WORKLOAD) -> dict[str, dict[str, Any]]:
+    """Return the objects of the DaemonSet by kind."""
+    return {each["kind"]: each for each in daemon_set_objects(workload)}
+
+
 def specs(workload: Workload = WORKLOAD) -> list[dict[str, Any]]:
-    daemon_set = daemon_set_objects(workload)[2]
-    return [daemon_set["spec"]["template"]["spec"], static_pod(workload)["spec"]]
+    return [printed(workload)["DaemonSet"]["spec"]["template"]["spec"], static_pod(workload)["spec"]]
 
 
 def setting(name: str) -> set[str]:
@@ -86,7 +99,7 @@ def test_configuration_is_valid_with_the_role_of_a_node_with_a_kubelet(
 ) -> None:
     workload = replace(WORKLOAD, dry_run=dry_run, scraped=scraped, socket="/run/k3s/containerd/containerd.sock")
     path = tmp_path / "config.toml"
-    path.write_text(daemon_set_objects(workload)[1]["data"]["config.toml"])
+    path.write_text(printed(workload)["ConfigMap"]["data"]["config.toml"])
     found = settings(load(path, {}).config)
     assert (found.dry_run, found.role) == (dry_run, Role.BESIDE_KUBELET)
     assert found.endpoint == "unix:///run/k3s/containerd/containerd.sock"
@@ -101,7 +114,8 @@ def test_dry_run_is_the_default_and_an_argument_of_the_static_pod() -> None:
 
 
 def test_selectors_match_the_pods_and_no_label_of_the_version() -> None:
-    _, _, daemon_set, monitor = daemon_set_objects(replace(WORKLOAD, scraped=True))
+    made = printed(replace(WORKLOAD, scraped=True))
+    daemon_set, monitor = made["DaemonSet"], made["PodMonitor"]
     labels = daemon_set["spec"]["template"]["metadata"]["labels"]
     for selector in (daemon_set["spec"]["selector"]["matchLabels"], monitor["spec"]["selector"]["matchLabels"]):
         assert selector.items() <= labels.items()
@@ -113,10 +127,52 @@ def test_selectors_match_the_pods_and_no_label_of_the_version() -> None:
 
 def test_changed_configuration_updates_the_pods() -> None:
     annotations = [
-        daemon_set_objects(each)[2]["spec"]["template"]["metadata"]["annotations"]
+        printed(each)["DaemonSet"]["spec"]["template"]["metadata"]["annotations"]
         for each in (WORKLOAD, WORKLOAD, replace(WORKLOAD, dry_run=False))
     ]
     assert annotations[0] == annotations[1] != annotations[2]
+
+
+def test_access_to_the_api_is_that_of_the_documented_pod_with_an_account_of_its_own(tmp_path: Path) -> None:
+    workload = replace(WORKLOAD, namespace="agents", kubernetes={**API_FEATURES, "delete_failed_after": "24h"})
+    made = printed(workload)
+    path = tmp_path / "config.toml"
+    path.write_text(made["ConfigMap"]["data"]["config.toml"])
+    found = settings(load(path, {}).config).kubernetes
+    used = {each for each in SETTINGS if getattr(found, each)}
+    assert used == {"watch_pods", "publish_conditions", "publish_events", "delete_failed_after"}
+    text = (Path(__file__).parents[4] / "nodeagent/docs/kubernetes.md").read_text()
+    assert all(f'\n{name} = "{value}"\n' in text for name, value in IN_CLUSTER.items())
+    spec = made["DaemonSet"]["spec"]["template"]["spec"]
+    assert (spec["automountServiceAccountToken"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    account = made["ServiceAccount"]["metadata"]
+    assert (spec["serviceAccountName"], account["namespace"]) == (account["name"], "agents")
+    granted = [each for each in daemon_set_objects(workload) if "Role" in each["kind"] or "ServiceA" in each["kind"]]
+    assert granted == list(role_documents(used, name=account["name"], namespace="agents"))
+
+
+def test_no_object_is_in_the_manifests_of_both_daemonset_and_account() -> None:
+    def names(objects: tuple[dict[str, Any], ...]) -> set[tuple[str, str, str]]:
+        return {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in objects}
+
+    everything = replace(WORKLOAD, scraped=True, kubernetes=dict.fromkeys(SETTINGS, True))
+    assert names(daemon_set_objects(everything)).isdisjoint(names(role_documents(SETTINGS)))
+
+
+def test_without_the_api_no_account_is_printed_and_no_token_mounted() -> None:
+    made = printed()
+    assert made.keys() == {"ConfigMap", "DaemonSet"}
+    spec = made["DaemonSet"]["spec"]["template"]["spec"]
+    assert not {"serviceAccountName", "dnsPolicy"} & spec.keys()
+    assert spec["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("spec", specs(), ids=["daemonset", "static-pod"])
+def test_name_of_the_node_is_that_of_the_cluster(spec: dict[str, Any]) -> None:
+    (variable,) = spec["containers"][0]["env"]
+    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    loaded = load(None, {}, {variable["name"]: "ip-10-0-0-1.example.com"})
+    assert settings(loaded.config).kubelet.node_name == "ip-10-0-0-1.example.com"
 
 
 def test_static_pod_refers_to_no_object_of_the_cluster() -> None:
