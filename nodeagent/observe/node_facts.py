@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,10 @@ RUNTIME_DOWN: Final = "container runtime is down"
 """Reason of a not ready node while the runtime does not answer. Source: kubelet ``runtimeState.runtimeErrors``."""
 _RUNTIME_WITHIN_S: Final = 10.0
 _READ_WITHIN_S: Final = 2.0
+_VERSION: Final = re.compile(r"\s*v?([0-9]{1,18}(?:\.[0-9]{1,18})+)")
+_SEMANTIC_SUFFIX: Final = re.compile(
+    r"(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?\s*", re.ASCII
+)
 
 
 class NodeFactsReader:
@@ -99,7 +104,23 @@ async def _read_runtime(cri: CriClient | None) -> tuple[str, tuple[str, ...], tu
             info, status, images = await cri.version(), await cri.status(), await cri.list_images()
     except (NodeAgentError, TimeoutError) as error:
         return "", (RUNTIME_DOWN,), None, str(error) or f"runtime: no answer in {_RUNTIME_WITHIN_S:g} s"
-    return f"{info.name}://{info.version}", tuple(map(_not_ready, status.problems)), images, ""
+    return f"{info.name}://{plain_version(info.version)}", tuple(map(_not_ready, status.problems)), images, ""
+
+
+def plain_version(text: str) -> str:
+    """Return a version as the kubelet reports it: numbers, and a suffix only of a semantic version.
+
+    ``v1.7.2`` is ``1.7.2``, and ``1.6.20~ds1`` of Debian is ``1.6.20``. Another text is returned unchanged.
+
+    Source: kubelet ``newRuntimeVersion``, apimachinery ``version.ParseSemantic`` and ``ParseGeneric``.
+    """
+    found = _VERSION.match(text)
+    if found is None:
+        return text
+    parts, suffix = found[1].split("."), text[found.end() :]
+    numbers = [str(int(each)) for each in parts]
+    is_semantic = len(parts) == 3 and numbers == parts and _SEMANTIC_SUFFIX.fullmatch(suffix)
+    return ".".join(numbers) + (suffix.rstrip() if is_semantic else "")
 
 
 def _not_ready(problem: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import Image, RuntimeInfo
-from nodeagent.observe.node_facts import RUNTIME_DOWN, NodeFactsReader
+from nodeagent.observe.node_facts import RUNTIME_DOWN, NodeFactsReader, plain_version
 from nodeagent.runtime.cri_messages import RuntimeStatus
 
 if TYPE_CHECKING:
@@ -49,6 +51,30 @@ async def test_runtime_reports_version_images_and_causes_in_the_words_of_the_kub
         "message:Network plugin returns error: cni plugin not initialized"
     )
     assert facts.ephemeral_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1.6.20~ds1", "1.6.20"),
+        ("1.6.20", "1.6.20"),
+        ("v1.7.2", "1.7.2"),
+        ("2.0.0-rc.1", "2.0.0-rc.1"),
+        ("1.7.12+k3s1", "1.7.12+k3s1"),
+        ("1.7.0-beta.0+unknown", "1.7.0-beta.0+unknown"),
+        ("1.7.24~ds1-6+deb13u1", "1.7.24"),
+        ("1.6.20-0ubuntu1~22.04.1", "1.6.20"),
+        ("1.29", "1.29"),
+        ("1.29-dev", "1.29"),
+        ("1.02.3-rc", "1.2.3"),
+        ("1.2.3.4-x", "1.2.3.4"),
+        ("7", "7"),
+        ("main", "main"),
+        ("", ""),
+    ],
+)
+def test_version_of_the_runtime_has_a_suffix_only_if_it_is_semantic(text: str, expected: str) -> None:
+    assert plain_version(text) == expected
 
 
 async def test_runtime_without_answer_leaves_images_unknown() -> None:
