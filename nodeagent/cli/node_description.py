@@ -13,7 +13,7 @@ from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
-from nodeagent.errors import NodeAgentError
+from nodeagent.errors import ApiServerError, NodeAgentError
 from nodeagent.model import Role
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.observe.node_facts import NodeFactsReader
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
-    from nodeagent.model.kubernetes import Node, StatusCondition
+    from nodeagent.model.api_access import ApiAccess
+    from nodeagent.model.kubernetes import Node, NodeSpec, StatusCondition
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.observe.eviction_signals import FindImageFilesystems
     from nodeagent.runtime.cri import CriClient
 
 _LABEL_WIDTH = 20
 _NONE = "<none>"
+_UNKNOWN = "<unknown>"
 
 
 def describe(config: Path | None, overrides: Mapping[str, str | int], form: str, *, images: bool) -> None:
@@ -50,14 +52,20 @@ def describe(config: Path | None, overrides: Mapping[str, str | int], form: str,
     Raises:
         ConfigError: the configuration is invalid.
     """
-    node, warnings = run_async(_read(load_settings(config, overrides)))
+    settings = load_settings(config, overrides)
+    node, warnings = run_async(_read(settings))
+    spec = None
+    if (access := settings.kubernetes.access) is not None:
+        spec, warning = run_async(_read_spec(access, node.metadata.name))
+        node = node if spec is None else msgspec.structs.replace(node, spec=spec)
+        warnings = (*warnings, warning) if warning else warnings
     if form != "table":
         sys.stdout.write(encode(msgspec.to_builtins(node), form))
         for each in warnings:
             warn(f"warning: {each}")
         return
     display = standard_output()
-    display.write_fitted(description_lines(node, display.columns, images=images))
+    display.write_fitted(description_lines(node, display.columns, images=images, has_spec=spec is not None))
     display.write(Line(f"warning: {each}", "yellow") for each in warnings)
 
 
@@ -83,6 +91,27 @@ async def _read_with(
     return node_object(facts, policy, now=clock.now()), (*warnings, *facts.unread)
 
 
+async def _read_spec(access: ApiAccess, name: str) -> tuple[NodeSpec | None, str]:
+    """Return the stored spec of the Node object, with taints and cordon; else ``None`` and the reason."""
+    # imports OpenSSL, which a description without an API server does not need
+    from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
+    from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
+    from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
+    from nodeagent.observe.node_identity import compare_with_machine  # noqa: PLC0415
+
+    api = NodeApi(ApiClient(access, ApiCredentials(access)), name)
+    try:
+        found = await api.get_node()
+        because = await compare_with_machine(found)
+    except ApiServerError as error:
+        found, because = None, str(error)
+    finally:
+        api.close()
+    if found is None or because:
+        return None, f"taints and cordon unknown: {because}"
+    return found.spec, ""
+
+
 async def read_pressure(
     settings: Settings, cri: CriClient | None, find: FindImageFilesystems | None
 ) -> frozenset[NodeCondition] | None:
@@ -100,19 +129,24 @@ async def read_pressure(
     return (await reader.evaluate(layout, EvictionState())).evaluation.state.reported
 
 
-def description_lines(node: Node, columns: int | None, *, images: bool) -> Iterator[Line]:
+def description_lines(node: Node, columns: int | None, *, images: bool, has_spec: bool) -> Iterator[Line]:
     """Yield the description of a Node object, in the form of ``kubectl describe node``.
 
     Args:
         node: the Node object.
         columns: width of the terminal; ``None`` disables cutting.
         images: whether images are listed.
+        has_spec: whether the spec was read from the API server.
     """
     status = node.status
     yield _field("Name", node.metadata.name)
     yield from _listed("Labels", (f"{name}={value}" for name, value in sorted(node.metadata.labels.items())))
-    yield from _listed("Taints", (_taint(each.key, each.value, each.effect) for each in node.spec.taints))
-    yield _field("Unschedulable", str(node.spec.unschedulable).lower())
+    if has_spec:
+        yield from _listed("Taints", (_taint(each.key, each.value, each.effect) for each in node.spec.taints))
+        yield _field("Unschedulable", str(node.spec.unschedulable).lower())
+    else:
+        yield _field("Taints", _UNKNOWN)
+        yield _field("Unschedulable", _UNKNOWN)
     yield from _conditions(status.conditions, columns)
     yield from _section("Addresses", [(each.type, each.address) for each in status.addresses])
     yield from _section("Capacity", status.capacity.items())

@@ -70,8 +70,11 @@ def test_registration_creates_a_ready_node_that_is_cordoned_and_tainted(
 
 
 def test_described_node_equals_the_stored_one(cluster: Cluster, agent: ClusterAgent) -> None:
-    stored = registered(cluster, agent, agent.service_account("register_node"))["status"]
-    described = json.loads(agent.command("node", "describe", "-o", "json"))["status"]
+    node = registered(cluster, agent, agent.service_account("register_node"))
+    printed = json.loads(agent.command("node", "describe", "-o", "json"))
+    assert printed["spec"]["unschedulable"] is True
+    assert {each["key"] for each in printed["spec"]["taints"]} == {each["key"] for each in node["spec"]["taints"]}
+    stored, described = node["status"], printed["status"]
     for field in ("addresses", "capacity", "nodeInfo"):
         assert stored[field] == described[field]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
+import pytest
 import yaml
 
 from nodeagent.cli.node_description import description_lines, read_pressure
@@ -13,20 +15,22 @@ from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.model import Image
 from nodeagent.model.kubernetes import Node
+from nodeagent.model.machine import Machine
 from nodeagent.model.pressure import Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.node_object import node_object
 from nodeagent.record import replace
 from nodeagent.runtime.cri_messages import FilesystemUsage, ImageFsInfo
 from nodeagent.text import display_width
+from tests.support.api_server import NODES, TOKEN, ApiServer, serving_api
+from tests.support.certificates import Authority
 from tests.support.command import nodeagent
+from tests.support.terminal import in_pipe
 from tests.unit.builders import image_filesystem
 from tests.unit.plan.test_node_status import FACTS, NOW, POLICY
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from nodeagent.clock import Clock
     from nodeagent.model import ImageFilesystem
@@ -39,7 +43,7 @@ CAUSE = (
 
 def test_description_fits_80_columns_and_has_the_full_cause_of_not_ready() -> None:
     node = node_object(replace(FACTS, not_ready=(CAUSE,)), POLICY, now=NOW)
-    lines = [each.text for each in description_lines(node, 80, images=True)]
+    lines = [each.text for each in description_lines(node, 80, images=True, has_spec=False)]
     assert max(map(display_width, lines)) <= 80
     assert CAUSE.replace(" ", "") in "".join(lines).replace(" ", "")
     for part in (
@@ -55,7 +59,7 @@ def test_description_fits_80_columns_and_has_the_full_cause_of_not_ready() -> No
 def test_names_of_images_are_escaped() -> None:
     hostile = Image("i", repo_tags=("evil.test/\x1b[31m\n:1",), size_bytes=5)
     node = node_object(replace(FACTS, images=(hostile,)), POLICY, now=NOW)
-    text = "".join(each.text for each in description_lines(node, 80, images=True))
+    text = "".join(each.text for each in description_lines(node, 80, images=True, has_spec=False))
     assert "\x1b" not in text
     assert "\n" not in text
 
@@ -95,3 +99,51 @@ def test_node_without_runtime_is_described_as_not_ready_in_every_format(tmp_path
         assert (node.kind, node.metadata.name) == ("Node", "node-7")
         ready = node.status.conditions[-1]
         assert (ready.type, ready.status, ready.message) == ("Ready", "False", "container runtime is down")
+
+
+@pytest.mark.parametrize(
+    ("machine_id", "taints", "unschedulable", "warning"),
+    [
+        ("m", "nodeagent.dev/no-kubelet:NoSchedule", "true", ""),
+        ("other", "<unknown>", "<unknown>", "taints and cordon unknown: the Node object is of another machine"),
+        (None, "<unknown>", "<unknown>", "taints and cordon unknown: there is no Node object with this name"),
+    ],
+)
+def test_taints_and_cordon_are_those_of_the_stored_object_of_this_machine(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    machine_id: str | None,
+    taints: str,
+    unschedulable: str,
+    warning: str,
+) -> None:
+    own = Machine("node-1", machine_id="m", system_uuid="u")
+    monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
+    authority = Authority(tmp_path / "authority")
+    authority.issue("server")
+    server = ApiServer()
+    if machine_id is not None:
+        spec = {"taints": [{"key": "nodeagent.dev/no-kubelet", "effect": "NoSchedule"}], "unschedulable": True}
+        info = {"nodeInfo": {"machineID": machine_id, "systemUUID": "u"}}
+        server.put(NODES, "node-1", {"spec": spec, "status": info})
+    token, config = tmp_path / "token", tmp_path / "config.toml"
+    token.write_text(TOKEN)
+    with serving_api(server, partial(authority.server_context, "server")) as url:
+        config.write_text(
+            f'[runtime]\nendpoint = "unix://{tmp_path}/absent"\n[kubelet]\nnode_name = "node-1"\n'
+            f'[kubernetes]\nserver = "{url}"\nca_file = "{authority.ca_file}"\ntoken_file = "{token}"\n'
+        )
+        shown = in_pipe("node", "describe", "--config", str(config))
+    assert shown.code == 0, shown.err
+    lines = {name: value.strip() for name, _, value in (line.partition(":") for line in shown.out.splitlines())}
+    assert (lines["Taints"], lines["Unschedulable"]) == (taints, unschedulable)
+    assert warning in shown.out
+    assert not {each.method for each in server.requests} - {"GET"}
+
+
+def test_taints_are_unknown_without_an_api_server(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[runtime]\nendpoint = "unix://{tmp_path}/absent"\n')
+    lines = in_pipe("node", "describe", "--config", str(config)).out.splitlines()
+    assert {"Taints:             <unknown>", "Unschedulable:      <unknown>"} <= set(lines)
