@@ -15,11 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from nodeagent.plan.kubernetes.rules import rules_for
 from tests.support.api_pods import Pods
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -30,6 +31,11 @@ PODS = "/api/v1/pods"
 NAMESPACES = "/api/v1/namespaces"
 TOKEN = "token-of-the-agent"
 _KINDS = {NODES: "nodes", LEASES: "leases", EVENTS: "events", PODS: "pods"}
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_TARGET = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/v1/(?:namespaces/(?P<namespace>[^/]+)/)?"
+    r"(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?"
+)
 _LABELS = ("kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os")
 
 
@@ -64,19 +70,21 @@ class Received:
     content_type: str
 
 
-class ApiServer:  # 14 attributes: state, faults and requests of one server
+class ApiServer:  # 15 attributes: state, faults and requests of one server
     """State of the fake API server; tests set its attributes and read ``requests``.
 
     Attributes:
         node_identity: whether the client is authenticated as a node, with NodeRestriction, and not as a service
             account.
+        settings: settings whose printed RBAC rules limit the client; ``None`` for a client without limits.
         token: accepted bearer token; a client certificate is accepted too.
         pods: pods of the node.
         applied: types of the conditions that each field manager applied.
         bookmark_s: seconds without a change after which a watch sends a bookmark.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *settings: str) -> None:
+        self.settings = settings or None
         self.objects: dict[str, dict[str, dict[str, Any]]] = {NODES: {}, LEASES: {}, EVENTS: {}}
         self.requests: list[Received] = []
         self.faults: list[Fault] = []
@@ -115,6 +123,11 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
 
     def answer(self, request: Received) -> tuple[int, dict[str, Any]]:
         """Carry out a request; return the HTTP status and the object."""
+        if self.settings is not None and request.path != REVIEWS and not is_granted(request, self.settings):
+            return _status(403, "Forbidden", f"no printed rule grants {request.method} {request.path}")
+        return self._carry_out(request)
+
+    def _carry_out(self, request: Received) -> tuple[int, dict[str, Any]]:
         request = replace(request, path=EVENT_NAMESPACE.sub(EVENTS, request.path))
         if request.path == REVIEWS or request.path.startswith(NAMESPACES):
             return self._review(request) if request.path == REVIEWS else self._end_pod(request)
@@ -228,6 +241,21 @@ class ApiServer:  # 14 attributes: state, faults and requests of one server
                 about = f"is not allowed to modify labels: {', '.join(foreign)}"
                 return _status(403, "Forbidden", f'nodes "{name}" is forbidden: {about}')
         return None
+
+
+def is_granted(request: Received, settings: Collection[str]) -> bool:
+    """Return whether the RBAC rules that are printed for the settings of node ``node-1`` grant a request."""
+    found = _TARGET.fullmatch(request.path)
+    assert found is not None, request.path
+    verb = _VERBS.get(request.method) or ("get" if found["name"] else "watch" if "watch=1" in request.query else "list")
+    resource = "/".join(filter(None, (found["resource"], found["sub"])))
+    return any(
+        (rule.group, rule.resource) == (found["group"] or "", resource)
+        and verb in rule.verbs
+        and rule.namespace in ("", found["namespace"])
+        and (not rule.of_node or found["name"] == "node-1")
+        for rule in rules_for(settings)
+    )
 
 
 def merge(old: Any, patch: Any, key: str = "") -> Any:

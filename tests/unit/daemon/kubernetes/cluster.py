@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.daemon.kubernetes.outbox import EventOutbox
@@ -61,7 +62,7 @@ class SetClock(LoopClock):
 class Cluster:
     """A fake API server and one registration session of the agent."""
 
-    server: ApiServer = field(default_factory=ApiServer)
+    server: ApiServer = field(default_factory=partial(ApiServer, "register_node"))
     facts: NodeFacts = FACTS
     refusal: str = ""
     shutting_down: bool = False

@@ -40,7 +40,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def server(machine_id: str = "m") -> ApiServer:
-    made = ApiServer()
+    made = ApiServer("publish_conditions")
     info = {"machineID": machine_id, "systemUUID": "u"}
     made.put(NODES, "node-1", {"status": {"nodeInfo": info, "conditions": KUBELET}})
     return made

@@ -31,7 +31,7 @@ evict_pods = true
 
 
 def test_daemon_beside_a_kubelet_evicts_through_the_api_server_and_stops_no_container(tmp_path: Path) -> None:
-    authority, api, machine = Authority(tmp_path / "authority"), ApiServer(), read_machine()
+    authority, api, machine = Authority(tmp_path / "authority"), ApiServer("watch_pods", "evict_pods"), read_machine()
     authority.issue("server")
     token = tmp_path / "token"
     token.write_text(TOKEN)

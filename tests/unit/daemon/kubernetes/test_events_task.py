@@ -44,7 +44,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda *_: own)
     monkeypatch.setattr("nodeagent.daemon.kubernetes.outbox.EVENT_POLL_S", 0.01)
     monkeypatch.setattr(EventsTask, "poll_s", 0.01)
-    server = ApiServer()
+    server = ApiServer("publish_events")
     ids = {"machineID": "m", "systemUUID": "u"}
     server.put(NODES, "node-1", {"status": {"nodeInfo": ids}})
     return server
@@ -163,6 +163,7 @@ async def test_registered_node_has_one_event_of_each_whether_or_not_those_of_pod
 ) -> None:
     api.objects[NODES].clear()
     section = {"register_node": True, "publish_events": publish_events}
+    api.settings = tuple(name for name, enabled in section.items() if enabled)
     settings = settings_with(authority, url, tmp_path, section, {"role": "standalone", "dry_run": False})
     context = context_of(settings, io.StringIO())
     async with run_task(context, RegistrationTask(context)), run_task(context, EventsTask(context)):

@@ -60,7 +60,7 @@ def failed(
 
 
 def server(*pods: dict[str, Any], machine_id: str = "m") -> ApiServer:
-    made = ApiServer()
+    made = ApiServer("delete_failed_after")
     made.put(NODES, "node-1", {"status": {"nodeInfo": {"machineID": machine_id, "systemUUID": "u"}}})
     for each in pods:
         made.pods.put(each)

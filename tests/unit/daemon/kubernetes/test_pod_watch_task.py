@@ -46,7 +46,7 @@ def running(settings: Settings, stream: io.StringIO) -> AbstractAsyncContextMana
 
 @pytest.fixture
 def server() -> ApiServer:
-    made = ApiServer()
+    made = ApiServer("watch_pods")
     made.put(NODES, "node-1", {"status": {"nodeInfo": {"machineID": "m", "systemUUID": "u"}}})
     made.pods.put(pod("a"))
     return made

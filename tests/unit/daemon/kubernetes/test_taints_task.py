@@ -59,7 +59,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def server(*taints: dict[str, str], made: ApiServer | None = None, machine_id: str = "m") -> ApiServer:
-    made = made or ApiServer()
+    made = made or ApiServer("condition_taints")
     info = {"machineID": machine_id, "systemUUID": "u"}
     made.put(NODES, "node-1", {"spec": {"taints": [*FOREIGN, *taints]}, "status": {"nodeInfo": info}})
     return made

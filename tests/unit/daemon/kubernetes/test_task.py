@@ -95,7 +95,7 @@ async def running(settings: Settings, double: KubeletDouble | None = None) -> As
 
 
 async def test_node_is_registered_over_tls(authority: Authority, tmp_path: Path) -> None:
-    server = ApiServer()
+    server = ApiServer("register_node")
     with serving_api(server, partial(authority.server_context, "server")) as url:
         async with running(registering(authority, url, tmp_path), KubeletDouble()) as made:
             await made.until("node_registered")
@@ -112,7 +112,7 @@ async def test_node_is_registered_over_tls(authority: Authority, tmp_path: Path)
 
 
 async def test_nothing_is_sent_in_a_dry_run(authority: Authority, tmp_path: Path) -> None:
-    server = ApiServer()
+    server = ApiServer("register_node")
     with serving_api(server, partial(authority.server_context, "server")) as url:
         async with running(registering(authority, url, tmp_path, dry_run=True), KubeletDouble()) as made:
             found = await made.until("loop_disabled")
@@ -131,7 +131,7 @@ async def test_default_configuration_has_no_registration_in_status_and_log() -> 
 
 
 async def test_registration_is_refused_beside_a_kubelet(authority: Authority, tmp_path: Path) -> None:
-    server = ApiServer()
+    server = ApiServer("register_node")
     with serving_api(server, partial(authority.server_context, "server")) as url:
         settings = registering(authority, url, tmp_path, role="auto")
         async with running(settings, KubeletDouble(KUBELET)) as made:
@@ -153,7 +153,7 @@ async def test_server_that_is_away_is_logged_with_its_cause_and_does_not_end_the
 
 
 async def test_stop_does_not_wait_for_a_server_that_does_not_answer(authority: Authority, tmp_path: Path) -> None:
-    server = ApiServer()
+    server = ApiServer("register_node")
     server.faults = [Fault(behaviour="hang")]
     with serving_api(server, partial(authority.server_context, "server")) as url:
         settings = registering(authority, url, tmp_path)
@@ -164,7 +164,7 @@ async def test_stop_does_not_wait_for_a_server_that_does_not_answer(authority: A
 
 
 async def test_reload_continues_with_the_new_settings(authority: Authority, tmp_path: Path) -> None:
-    server = ApiServer()
+    server = ApiServer("register_node")
     with serving_api(server, partial(authority.server_context, "server")) as url:
         settings = registering(authority, url, tmp_path)
         async with running(settings, KubeletDouble()) as made:
