@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from nodeagent.cli.session import run_async
 from nodeagent.clock import SystemClock
 from nodeagent.host.node import node_name
-from nodeagent.plan.kubernetes.access_check import check_api_access, check_pod_access
+from nodeagent.plan.kubernetes.access_check import CHECK, check_api_access, check_pod_access
 from nodeagent.plan.kubernetes.rules import SETTINGS
 from nodeagent.plan.kubernetes.workloads import IN_CLUSTER
+from nodeagent.plan.node_checks import Finding, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nodeagent.config.settings import Settings
-    from nodeagent.plan.node_checks import Finding
 
 
 def cluster_findings(settings: Settings) -> Iterator[Finding]:
@@ -27,6 +27,9 @@ def cluster_findings(settings: Settings) -> Iterator[Finding]:
 
     name = node_name(settings.kubelet.node_name)
     used = [each for each in SETTINGS if getattr(settings.kubernetes, each)]
+    if not used:
+        yield Finding(CHECK, Verdict.SKIPPED, f"no setting uses the API server: {', '.join(SETTINGS)}")
+        return
     facts = run_async(read_api_access(access, name, used))
     yield check_api_access(
         facts.error,

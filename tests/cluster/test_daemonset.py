@@ -35,7 +35,6 @@ def _kubelet(cluster: Cluster) -> None:
     node = cluster.node
     for each in ("/run", f"{node.base}/disk"):
         node.run("mount", "--make-shared", each)
-    node.path("/etc/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
     node.run("ip", "address", "add", f"{SERVICE_ADDRESS}/32", "dev", "lo")
     node.start_module("services", "tests.support.cluster_services", SERVICE_ADDRESS, "6443")
     cluster.start_controllers()

@@ -47,6 +47,7 @@ for name in etc var/lib; do
   mkdir -p "$base/over/$name" "$base/work/$name"
   mount -t overlay overlay -o "lowerdir=/$name,upperdir=$base/over/$name,workdir=$base/work/$name" "/$name"
 done
+echo 0123456789abcdef0123456789abcdef > /etc/machine-id
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /var/log
 mkdir -p "$base/disk" /run/sysctls /var/lib/kubelet /var/log/pods /var/log/containers

@@ -14,6 +14,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.cli.doctor_cluster import cluster_findings
+from nodeagent.config.loading import load
+from nodeagent.config.policies import settings
 from nodeagent.kube.certificate_dates import expiry
 from nodeagent.model.api_access import ApiAccess
 from nodeagent.model.machine import Machine
@@ -207,6 +210,13 @@ def test_manifest_grants_exactly_the_permissions_of_the_settings_once_with_their
     reviewed = {rule.text(verb): body for rule, verb, body in access_reviews("node-1", settings)}
     assert reviewed.keys() == expected
     assert all(f": {rule.purpose}\n" in printed for rule in rules_for(settings))
+
+
+def test_api_server_that_no_setting_uses_is_not_asked(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[kubernetes]\nserver = "https://127.0.0.1:9"\ntoken_file = "/nonexistent/token"\n')
+    (found,) = cluster_findings(settings(load(config, {}, {}).config))
+    assert (found.verdict, found.evidence.startswith("no setting uses the API server")) == (Verdict.SKIPPED, True)
 
 
 def test_rule_is_limited_to_the_nodes_in_the_manifest_as_in_its_review() -> None:
