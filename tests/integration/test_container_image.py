@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,6 +175,10 @@ def test_pod_reads_the_node_as_the_checkout(containerd_factory: ContainerdFactor
     pod = agent.start()
     inside, outside = agent.inside(pod, "status", code=NOT_RUNNING), agent.outside("status", code=NOT_RUNNING)
     assert inside["runtime"] == outside["runtime"]
+    described = (one("node", "describe")["status"]["nodeInfo"] for one in (partial(agent.inside, pod), agent.outside))
+    ids = [(each["machineID"], each["systemUUID"], each["bootID"]) for each in described]
+    assert ids[0] == ids[1]
+    assert all(ids[0])
     (found,), (expected,) = (
         [each for each in one["filesystems"] if each["name"] == "imagefs"] for one in (inside, outside)
     )
