@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from nodeagent import __version__
-from nodeagent.config.kubernetes_models import KubernetesSection
+from nodeagent.config.kubernetes_models import KubernetesSection, kubernetes_settings
 from nodeagent.errors import UsageError
 from nodeagent.plan.kubernetes.rules import SETTINGS, role_documents, rules_for
 from nodeagent.plan.kubernetes.workloads import (
@@ -88,10 +88,14 @@ def print_static_pod(workload: Workload) -> None:
 
 def _check(workload: Workload) -> None:
     try:
-        KubernetesSection.model_validate(workload.kubernetes and {**workload.kubernetes, **IN_CLUSTER})
+        section = KubernetesSection.model_validate(workload.kubernetes and {**workload.kubernetes, **IN_CLUSTER})
     except ValidationError as error:
         (first, *_) = error.errors()
         raise UsageError(f"{first['msg'].removeprefix('Value error, ')}; see --api") from error
+    in_force = kubernetes_settings(section)
+    for name in workload.kubernetes:
+        if not getattr(in_force, name):  # would grant permissions that are not used
+            raise UsageError(f"--{name.replace('_', '-')}: the value disables the setting")
     directory = workload.socket.rpartition("/")[0]
     for option, value, pattern, form in (
         ("--image", workload.image, _IMAGE, "an image reference"),

@@ -52,6 +52,8 @@ def test_api_options_are_the_settings_of_the_printed_configuration() -> None:
         (("--condition-taints", "nodeagent.dev/image-gc-degraded:NoSchedule"), "requires publish_conditions"),
         (("--api", "--condition-taints", "x:NoSchedule"), "the key must be one of"),
         (("--api", "--delete-failed-after", "5s"), "must be 0 or at least 1m"),
+        (("--api", "--delete-failed-after", "0s"), "--delete-failed-after: the value disables the setting"),
+        (("--api", "--condition-taints", " , "), "--condition-taints: the value disables the setting"),
         (("--api", "--delete-failed-after", 'soon"\n'), "soon"),
     ],
 )
