@@ -90,11 +90,6 @@ class PastPass(Part, frozen=True, kw_only=True):
     actions: tuple[PastAction, ...]
     eviction: dict[str, Any] | UnsetType = UNSET
 
-    @property
-    def removed(self) -> int:
-        """The number of removed items."""
-        return sum(each.outcome in ("done", "gone") for each in self.actions)
-
     @classmethod
     def of(cls, value: history.PastPass) -> PastPass:
         """Return the document form of a pass."""

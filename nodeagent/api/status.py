@@ -258,7 +258,11 @@ class LoopStatus(Part, frozen=True, kw_only=True):
 
 
 class PassSummary(Part, frozen=True, kw_only=True):
-    """One past pass with its counts."""
+    """One past pass with its counts.
+
+    Attributes:
+        removed: number of removed items; of an undo, of the restored images.
+    """
 
     id: str
     started_at: Time

@@ -136,7 +136,7 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
     detail = f" ({report.end_detail})" if report.end_detail else ""
     say(
         f"{report.end}{detail}: removed {removed} of {len(report.results)}"
-        f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}"
+        f"{'' if freed is None else f', measured {format_bytes(freed)}'}"
     )
     if report.undo_until is not None:
         say(

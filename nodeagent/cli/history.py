@@ -9,7 +9,7 @@ from nodeagent.api.light import raw, view
 from nodeagent.cli import values
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.list_request import ListRequest
-from nodeagent.cli.list_views import NODE_STOPS, PASSES, removed_items
+from nodeagent.cli.list_views import NODE_STOPS, PASSES, done_items
 from nodeagent.cli.reading import ask
 from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
@@ -197,19 +197,16 @@ def _quantity(value: float | None) -> str:
 
 
 def _headline(past: PastPass) -> str:
-    removed = removed_items(past)
+    done = done_items(past)
     words = [f"{past.id}  {past.trigger}, {past.scope}: {past.end}"]
     if past.dry_run:
         words.append("dry run")
-    if past.trigger == "undo":
-        restored = sum(each.outcome == "restored" for each in past.actions)
-        words.append(f"{restored} of {len(past.actions)} restored in {format_duration(past.duration_s)}")
-    else:
-        words.append(f"{removed} of {len(past.actions)} removed in {format_duration(past.duration_s)}")
+    verb = "restored" if past.trigger == "undo" else "removed"
+    words.append(f"{done} of {len(past.actions)} {verb} in {format_duration(past.duration_s)}")
     settled_s = raw(past).get("settled_s")
     if settled_s:
         words[-1] += f" ({format_duration(settled_s)} waiting for container creations)"
-    if past.freed_bytes is not None and removed:
+    if past.freed_bytes is not None and done:
         words.append(f"predicted {format_bytes(past.predicted_bytes)}, measured {format_bytes(past.freed_bytes)}")
     if past.imagefs_percent_before is not None and past.imagefs_percent_after is not None:
         words.append(f"imagefs {past.imagefs_percent_before}% → {past.imagefs_percent_after}%")

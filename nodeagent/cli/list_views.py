@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.cli.listing import ListView, Scope, count, duration, flag, identifier, since, size, text
-from nodeagent.cli.values import short_reference, time_cell
+from nodeagent.cli.values import done_cell, short_reference, time_cell
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
@@ -181,13 +181,13 @@ HOLDS: Final[ListView[HoldFields]] = ListView(
 )
 
 
-def removed_items(row: PastPass) -> int:
-    """Return the number of items that a pass removed or found already removed."""
-    return sum(each.outcome in ("done", "gone") for each in row.actions)
+def done_items(row: PastPass) -> int:
+    """Return the number of items that a pass removed or found already removed; of an undo, the restored images."""
+    return sum(each.outcome in ("done", "gone", "restored") for each in row.actions)
 
 
-def _removed(row: PastPass) -> str:
-    return f"{removed_items(row)}/{len(row.actions)}"
+def _done(row: PastPass) -> str:
+    return done_cell(row.trigger, done_items(row), len(row.actions))
 
 
 def _usage(row: PastPass) -> str:
@@ -203,8 +203,8 @@ PASSES: Final[ListView[PastPass]] = ListView(
         text("trigger", "TRIGGER", lambda row: row.trigger),
         text("scope", "SCOPE", lambda row: row.scope),
         text("result", "RESULT", lambda row: "dry-run" if row.dry_run else row.end),
-        text("removed", "REMOVED", _removed),
-        size("freed", "FREED", lambda row: row.freed_bytes if removed_items(row) else None, missing=""),
+        text("removed", "REMOVED", _done),
+        size("freed", "FREED", lambda row: row.freed_bytes if done_items(row) else None, missing=""),
         size("predicted", "PREDICTED", lambda row: row.predicted_bytes, scope=Scope.WIDE),
         duration("duration", "DURATION", lambda row: row.duration_s, scope=Scope.WIDE),
         text("imagefs", "IMAGEFS", _usage, scope=Scope.WIDE),

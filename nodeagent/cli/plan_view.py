@@ -186,7 +186,7 @@ def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None)
     removed = ", ".join(kind.counted(count) for kind, count in counted.items()) or "nothing"
     settled = f" ({format_duration(report.settled_s)} waiting for container creations)" if report.settled_s else ""
     line = Line(f"Removed {removed} in {format_duration(report.duration_s)}{settled}", "bold")
-    if report.freed_bytes is not None and counted and (report.predicted_bytes or report.undo_until is None):
+    if report.freed_bytes is not None:
         line.append(f"; predicted {format_bytes(report.predicted_bytes)}, measured {format_bytes(report.freed_bytes)}")
     yield line
     if report.undo_until is not None:

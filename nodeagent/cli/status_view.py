@@ -8,7 +8,7 @@ from nodeagent.api.light import given
 from nodeagent.cli.display import Line
 from nodeagent.cli.signal_values import amount, is_stall, signal_name, used_share
 from nodeagent.cli.table import Heading, Table
-from nodeagent.cli.values import ago, size_cell
+from nodeagent.cli.values import ago, done_cell, size_cell
 from nodeagent.plan.gap_text import describe_gap
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, format_time
@@ -83,8 +83,8 @@ def _pass_table(status: Status) -> Table:
             past.trigger,
             past.scope,
             "dry-run" if past.dry_run else past.end,
-            f"{past.removed}/{past.planned}",
-            "" if past.freed_bytes is None else size_cell(max(0, past.freed_bytes)),
+            done_cell(past.trigger, past.removed, past.planned),
+            "" if past.freed_bytes is None else size_cell(past.freed_bytes),
         )
     return table
 

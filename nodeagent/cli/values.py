@@ -36,6 +36,11 @@ def size_cell(size_bytes: int | None) -> str:
     return "?" if size_bytes is None else format_bytes(size_bytes).replace(" ", "")
 
 
+def done_cell(trigger: str, done: int, planned: int) -> str:
+    """Return the number of items that a pass removed of those planned; an undo restores them."""
+    return f"{done}/{planned} restored" if trigger == "undo" else f"{done}/{planned}"
+
+
 def ago(moment: datetime | None, now: datetime) -> str:
     """Return the time since a moment as text, ``never`` for ``None``."""
     return "never" if moment is None else f"{age(moment, now)} ago"

@@ -61,7 +61,7 @@ PASS_INDEXES: Final = (
     f"CREATE INDEX IF NOT EXISTS passes_quiet ON passes (started_us) WHERE NOT {_NOTEWORTHY}",
     f"CREATE INDEX IF NOT EXISTS passes_noteworthy ON passes (started_us) WHERE {_NOTEWORTHY}",
 )
-_REMOVED: Final = "('done', 'gone')"
+_DONE: Final = "('done', 'gone', 'restored')"
 _COLUMNS: Final = (
     "id, started_us, duration_s, trigger, scope, plan_id, dry_run, result, detail, predicted_bytes, freed_bytes,"
     " percent_before, percent_after"
@@ -238,7 +238,7 @@ def count_passes(connection: sqlite3.Connection, limit: int) -> list[CountedPass
     counts: dict[str, tuple[int, int]] = {
         pass_id: (removed, planned)
         for pass_id, removed, planned in connection.execute(
-            f"SELECT pass_id, sum(outcome IN {_REMOVED}), count(*) FROM actions"  # noqa: S608 - constants only
+            f"SELECT pass_id, sum(outcome IN {_DONE}), count(*) FROM actions"  # noqa: S608 - constants only
             " WHERE pass_id IN (SELECT value FROM json_each(?)) GROUP BY pass_id",
             (json.dumps([each.id for each in found]),),
         )
@@ -304,7 +304,7 @@ def _past_pass(row: Sequence[Any]) -> PastPass:
         result=stored_text(result),
         detail=stored_text(detail),
         predicted_bytes=predicted_bytes,
-        freed_bytes=freed_bytes,
+        freed_bytes=None if freed_bytes is None or freed_bytes < 0 else freed_bytes,  # negative in version 0.2.0
         percent_before=before,
         percent_after=after,
     )

@@ -313,7 +313,7 @@ def _pass_finished(counters: Counters, event: Mapping[str, object]) -> None:
     counters.observe("nodeagent_pass_duration_seconds", _number(event, "duration_s"), scope)
     counters.set("nodeagent_pass_end_timestamp_seconds", counters.now_s, scope)
     counters.add("nodeagent_bytes_predicted_total", scope, by=_number(event, "predicted_bytes"))
-    counters.add("nodeagent_bytes_freed_total", scope, by=max(0.0, _number(event, "freed_bytes")))
+    counters.add("nodeagent_bytes_freed_total", scope, by=_number(event, "freed_bytes"))
     if scope != _WITHOUT_TARGET:
         counters.set("nodeagent_target_bytes", _number(event, "wanted_bytes"), scope)
         counters.set("nodeagent_shortfall_bytes", _number(event, "short_bytes"), scope)

@@ -64,10 +64,12 @@ class MeasuredFilesystem(Record):
 
     @property
     def freed_bytes(self) -> int | None:
-        """Increase of its available bytes; ``None`` if another filesystem was mounted during the pass."""
-        if self.before.device_id != self.after.device_id:
-            return None
-        return self.after.available_bytes - self.before.available_bytes
+        """Increase of its available bytes, writes and deletions of other processes included.
+
+        ``None`` if another filesystem was mounted during the pass, or if other processes wrote more than was freed.
+        """
+        freed_bytes = self.after.available_bytes - self.before.available_bytes
+        return freed_bytes if self.before.device_id == self.after.device_id and freed_bytes >= 0 else None
 
 
 class PassReport(Record):
@@ -128,10 +130,12 @@ class PassReport(Record):
 
     @property
     def freed_bytes(self) -> int | None:
-        """Increase of the available bytes of all image filesystems; ``None`` if not measured.
+        """Increase of the available bytes of all image filesystems.
 
-        Writes and deletions of other processes during the pass are included, so the value can be negative.
+        ``None`` if not measured, and if nothing was removed except images in their undo window, which free space later.
         """
+        if not self.collected_bytes and all(each.undo_until is not None for each in self.removed):
+            return None
         if self.filesystems:
             known = [each.freed_bytes for each in self.filesystems if each.freed_bytes is not None]
             return sum(known) if known else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.cli.values import done_cell
 from nodeagent.host.process_identity import own_process
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, History, PastAction, PastPass, Retention
@@ -81,6 +82,29 @@ def test_headline_has_the_wait_for_creations_and_the_images_restored_by_an_undo(
     )
     History(tmp_path / "state").add(replace(past, settled_s=settled_s), Retention(timedelta(days=30), 16 << 20))
     assert shown in nodeagent("history", "--details", "--config", config).stdout
+
+
+@pytest.mark.parametrize(
+    ("trigger", "outcomes", "freed_bytes", "cells"),
+    [
+        ("undo", ("restored", "restored", "restored"), None, ["3/3", "restored", "-"]),
+        ("undo", ("restored", "present", "failed"), None, ["1/3", "restored", "-"]),
+        ("manual", ("done", "gone", "failed"), 1 << 20, ["2/3", "1.00MiB"]),
+        ("manual", ("done", "done", "done"), -20 << 10, ["3/3", "-"]),  # recorded by an earlier version
+        ("manual", ("failed", "skipped", "skipped"), None, ["0/3", "-"]),
+    ],
+)
+def test_row_of_a_pass_has_its_removed_or_restored_items_and_no_negative_size(
+    tmp_path: Path, config: str, *, trigger: str, outcomes: tuple[str, ...], freed_bytes: int | None, cells: list[str]
+) -> None:
+    actions = tuple(replace(PLANNED, item_id=str(number), outcome=each) for number, each in enumerate(outcomes))
+    past = PastPass("p", datetime.now(UTC), 2.0, trigger, "images", "", False, "complete", "", 7, freed_bytes, 1, 1)
+    store = History(tmp_path / "state")
+    store.add(replace(past, actions=actions), Retention(timedelta(days=30), 16 << 20))
+    (row,) = nodeagent("history", "--config", config).stdout.splitlines()[1:]
+    assert row.split() == ["p", trigger, "images", "complete", *cells]
+    (counted,) = store.count(limit=1)
+    assert done_cell(trigger, counted.removed, counted.planned).split() == cells[:-1]
 
 
 @pytest.mark.parametrize("content", ["none", "empty", "no tables"])
