@@ -377,8 +377,9 @@ def _loops(context: DaemonContext, agent: Agent) -> list[Loop]:
     loops = []
     for scope, section, interval_s in intervals:
         if interval_s is None:
-            context.loop_statuses.disabled(scope.value, f"{section}.enabled = false")
-            context.logger.info("loop_disabled", loop=scope.value)
+            because = f"{section}.enabled = false"
+            context.loop_statuses.disabled(scope.value, because)
+            context.logger.info("loop_disabled", loop=scope.value, because=because)
             continue
         loop = Loop(
             scope,

@@ -246,7 +246,7 @@ class OutstandingEffects:
             if cleanup.running and uid in self._restored:  # the previous agent was killed before it stopped the pod
                 self._context.eviction = drop_eviction(self._context.eviction, uid)
                 return
-            detail = cleanup.detail
+            detail = "" if cleanup.running else cleanup.detail  # the eviction reports a pod that did not stop
             if cleanup.confirmed:
                 state = update_victim(self._context.eviction, replace(victim, verified=True, cleared=True))
                 effects = confirm(state.outstanding, uid, Shortage, now)
@@ -273,6 +273,7 @@ class OutstandingEffects:
         fields = {
             **effect.details,
             "gained": ended.gained,
+            "change": ended.change,
             "waited_s": round(ended.waited_s, 3),
             "end": ended.end.value,
             "pod_uid": effect.uid,

@@ -172,6 +172,14 @@ class EndedEffect(Record):
     waited_s: float
     ineffective: bool = False
 
+    @property
+    def change(self) -> str:
+        """The change of the signal since the action, as the predicate of a sentence."""
+        if self.gained is None:
+            return "was not read before and after the action"
+        amount = f"{round(abs(self.gained), 2):.15g}"
+        return f"rose by {amount}" if self.gained > 0 else f"fell by {amount}" if self.gained else "did not change"
+
 
 def effects_of_eviction(
     eviction: Eviction,
