@@ -25,6 +25,7 @@ from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.observe.watched_pods import WatchedPods, restore_pods
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
+from nodeagent.record import replace
 from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.cri import CriClient
 from nodeagent.store.pause import PauseFile
@@ -95,6 +96,8 @@ async def stop_pods_at_unit_stop(  # noqa: PLR0913 - its collaborators
         last = recorder.last_of_this_boot()
         if last is not None and last.end is StopEnd.COMPLETE:
             logger.info("shutdown_already_done")
+            if unit_stop.operation and not last.operation:  # known from systemd's jobs once the shutdown has begun
+                recorder.close(replace(last, operation=unit_stop.operation))
             return last.end
         if not unit_stop.is_node_stopping and (last is None or last.end is not StopEnd.IN_PROGRESS):
             return None  # cancelled

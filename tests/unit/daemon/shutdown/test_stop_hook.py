@@ -187,6 +187,18 @@ async def test_complete_shutdown_without_a_writable_state_directory_is_not_repea
     assert hook.events()[-1] == "shutdown_already_done"
 
 
+@pytest.mark.parametrize("known", ["", "poweroff"])
+async def test_record_of_a_daemon_that_did_not_learn_the_operation_has_that_of_the_jobs(
+    hook: StopHookNode, known: str
+) -> None:
+    complete = NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), end=StopEnd.COMPLETE, operation=known)
+    hook.files.write_stop(complete)
+    assert await hook.stop(UnitStop(STOPPING, 60_000_000, "reboot")) is StopEnd.COMPLETE
+    recorded = hook.files.read_stop()
+    assert recorded == replace(complete, operation=known or "reboot")
+    assert hook.events()[-1] == "shutdown_already_done"
+
+
 @pytest.mark.usefixtures("unwritable")
 async def test_stop_hook_without_a_writable_state_directory_stops_the_pods_once(hook: StopHookNode) -> None:
     assert await hook.stop() is StopEnd.COMPLETE
