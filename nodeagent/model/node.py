@@ -65,6 +65,7 @@ class NodeSnapshot(Record):
         booted_at: boot time of the node, by the wall clock of this observation; ``None`` if unknown.
         contradictions: contradictions between the runtime's lists; objects of the affected kinds are not removed.
         warnings: failed readings that only reduce accuracy, for display.
+        reading_s: duration of the observation in seconds, part of the duration of its pass.
     """
 
     observed_at: datetime
@@ -95,3 +96,4 @@ class NodeSnapshot(Record):
     contradictions: tuple[ListContradiction, ...] = ()
     warnings: tuple[str, ...] = ()
     clock: ClockTrust = TRUSTED
+    reading_s: float = 0.0

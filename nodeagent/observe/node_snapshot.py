@@ -73,7 +73,7 @@ class ObserverSettings(Record):
     confirm_s: float = CONFIRM_S
 
 
-class Observer:  # 11 attributes: one for each source of the snapshot
+class Observer:  # 12 attributes: one for each source of the snapshot
     """Observer of a node through its runtime, its filesystems and the agent's state database.
 
     Attributes:
@@ -98,6 +98,7 @@ class Observer:  # 11 attributes: one for each source of the snapshot
         read_pod_list: Callable[[], PodList | None] = lambda: None,
     ) -> None:
         self._cri = cri
+        self._monotonic_s = clock.monotonic_s
         self._read_clocks: Callable[[], ClockReading] = lambda: read_clocks(clock, read_boot_id())
         self._memory = memory
         self._read_role = read_role
@@ -124,11 +125,13 @@ class Observer:  # 11 attributes: one for each source of the snapshot
             RuntimeUnavailableError: no connection to the runtime.
             NodeAgentError: a required reading failed.
         """
+        began_s = self._monotonic_s()
         try:
-            return await self._observe(scope)
+            snapshot = await self._observe(scope)
         except RuntimeUnavailableError:
             await asyncio.to_thread(self._memory.interrupt, GapCause.RUNTIME_UNAVAILABLE)
             raise
+        return replace(snapshot, reading_s=self._monotonic_s() - began_s)
 
     async def _observe(self, scope: Scope) -> NodeSnapshot:
         warnings: list[str] = []

@@ -172,7 +172,7 @@ class Collector:
             recorder.record(result)
             on_result(result)
 
-        started_s = self._clock.monotonic_s()
+        started_s = self._clock.monotonic_s() - preview.snapshot.reading_s
         progress = PassProgress(self._clock.now(), preview, trigger)
         current: Preview | None = preview
         while current is not None:

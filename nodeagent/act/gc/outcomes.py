@@ -79,6 +79,7 @@ class PassReport(Record):
         plans: the plans of all rounds; a pass has several rounds if items failed or less was freed than planned.
         before: the image filesystem in the first plan's snapshot.
         after: the image filesystem after the last removal; ``None`` in a dry run and after a failed measurement.
+        duration_s: seconds of the first observation and of the removals, without the wait for a confirmation.
         collected_bytes: size of the unreferenced content collected by the runtime on request.
         settled_s: part of ``duration_s`` spent waiting for container creations in progress.
         end_detail: the cause of an incomplete pass, as a sentence; empty if complete.

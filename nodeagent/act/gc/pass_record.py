@@ -88,7 +88,7 @@ class HistoryRecorder:
             if self._writer is not None:
                 await self._writer.extend(self._pass_id, planned)
             return
-        self._pass_id, self._began_s = progress.id, self._clock.monotonic_s()
+        self._pass_id, self._began_s = progress.id, self._clock.monotonic_s() - current.snapshot.reading_s
         before = current.snapshot.image_filesystem
         past = PastPass(
             id=progress.id,

@@ -50,6 +50,16 @@ async def test_run_removes_the_previewed_items_and_a_second_run_none(rig: Opener
         assert (await made.collector.preview(Scope.ALL)).removals == ()
 
 
+async def test_duration_of_a_pass_includes_its_reading_and_not_the_wait_for_a_confirmation(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        assert preview.snapshot.reading_s > 0
+        slow = replace(preview, snapshot=replace(preview.snapshot, reading_s=40.0))
+        made.node.advance(3600.0)
+        report = await made.collector.run(slow, trigger="test", stop=asyncio.Event())
+        assert 40.0 <= report.duration_s < 3600.0
+
+
 async def test_dry_run_changes_nothing(rig: Opener) -> None:
     async with rig(dry_run=True) as made:
         report = await run(made, Scope.ALL)
