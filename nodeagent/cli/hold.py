@@ -111,7 +111,7 @@ def _note_unmatched(image: str, config: Path | None) -> None:
     except NodeAgentError:  # the hold is placed; without an image list only the note is omitted
         return
     images = [model.Image(each.id, each.repo_tags, each.repo_digests) for each in document.images]
-    if not images_named(image, images, ImageIndex(images)):
+    if not images_named((image,), images, ImageIndex(images)):
         warn(f"note: no image on this node matches {image}; the hold applies to matching images pulled later")
 
 

@@ -14,6 +14,7 @@ from nodeagent.cli.output import warn
 from nodeagent.cli.reading import print_document
 from nodeagent.cli.table import EMPTY, Row, table_lines
 from nodeagent.errors import UsageError
+from nodeagent.plan.gc.linear_expression import ExpressionError, glob_search
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _WIDE_NAME_CELLS: Final = 28
-_LONGEST_VALUE: Final = 1024
-"""Maximum length of a filter value in characters: compiling a wildcard takes time quadratic in its length."""
 
 
 class Condition(NamedTuple):
@@ -38,9 +37,7 @@ class Condition(NamedTuple):
 
     def holds_for(self, texts: Sequence[str]) -> bool:
         """Return whether the texts of a row meet the condition: for ``=`` any text matches, for ``!=`` no text."""
-        from fnmatch import fnmatchcase  # noqa: PLC0415 - needed only for a filter
-
-        return self.equal is any(text == self.value or fnmatchcase(text, self.value) for text in texts)
+        return self.equal is any(text == self.value or glob_search(self.value)(text) for text in texts)
 
 
 class ListRequest(NamedTuple, Generic[R]):
@@ -142,6 +139,8 @@ def _condition(view: ListView[R], text: str) -> Condition:
         raise UsageError(f"--filter {text}: write KEY=VALUE or KEY!=VALUE; keys: {', '.join(view.filter_keys)}")
     if key not in view.filter_keys:
         raise UsageError(f"--filter {text}: unknown key {key!r}; keys: {', '.join(view.filter_keys)}")
-    if len(value) > _LONGEST_VALUE:
-        raise UsageError(f"--filter {key}={value[:20]}...: longer than {_LONGEST_VALUE} characters")
+    try:
+        glob_search(value)
+    except ExpressionError as error:
+        raise UsageError(f"--filter {key}={value[:20]}...: {error}") from error
     return Condition(key, value, equal)

@@ -6,6 +6,7 @@ from typing import Final
 
 from nodeagent.config.metrics import parse_listen, parse_textfile
 from nodeagent.plan.gc.image_protection import parse_rule
+from nodeagent.plan.gc.linear_expression import glob_search
 from nodeagent.text import encodable
 from nodeagent.units import DURATION_FORM, QUANTITY_FORM, parse_bytes, parse_duration_s
 
@@ -94,6 +95,7 @@ def registry(value: str) -> str:
     """Check that a registry has the form ``HOST`` or ``HOST:PORT``, and return it."""
     if not value or not value.isprintable() or any(each in value for each in "/@ "):
         raise ValueError(f"{value!r} is not a registry: write HOST or HOST:PORT, without scheme and path")
+    glob_search(value)
     return value
 
 

@@ -17,6 +17,7 @@ from nodeagent.files import replace_file
 from nodeagent.model import Hold
 from nodeagent.parsing import parse_json
 from nodeagent.plan.gc.holds import has_ended
+from nodeagent.plan.gc.image_protection import length_from_wildcard
 from nodeagent.record import Record, replace
 from nodeagent.schemas import SchemaId
 from nodeagent.text import to_json
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
     from nodeagent.model import ClockTrust
 
 FILE_NAME: Final = "holds.json"
+MAX_HOLDS_OF_USER: Final = 100
+"""Maximum holds of one user other than root: every pass reads all holds."""
+MAX_PATTERN_CHARACTERS: Final = 1024
+"""Maximum length of all patterns from their first wildcard on, for a hold of a user other than root.
+
+In the worst case, with a name chosen for the patterns, each image takes 3 ms per name. ``*/team/*`` has 8 characters.
+"""
 _SCHEMA: Final = SchemaId.HOLDS_FILE.value
 _TEXTS: Final = ("id", "image", "why", "by")
 _TIMES: Final = ("placed_at", "until")
@@ -69,26 +77,32 @@ class HoldFile:
                 f"cannot read holds {self._path}: {error}; repair the file, or remove it to remove all holds"
             ) from error
 
-    def add(self, hold: Hold, clock: ClockTrust, *, max_of_user: int | None = None) -> Hold:
+    def add(self, hold: Hold, clock: ClockTrust, *, limited: bool = False) -> Hold:
         """Add a hold and return it with its id, a number never used before; expired holds are dropped.
 
         Args:
             hold: the hold, placed at the current time.
             clock: trust in the wall clock at that time.
-            max_of_user: maximum number of holds of the hold's user, including the new hold; ``None`` for no limit.
+            limited: whether the number of holds of a user and the length of all patterns are limited.
 
         Raises:
             StoreError: the file cannot be read or written; the holds are unchanged.
-            UsageError: the user has the maximum number of holds; the file is unchanged.
+            UsageError: a limit is reached; the file is unchanged.
         """
 
         def change(file: _Contents) -> _Contents:
             number = file.last_id + 1
             kept = tuple(each for each in file.holds if not has_ended(each, clock, hold.placed_at))
-            if max_of_user is not None and sum(each.by == hold.by for each in kept) >= max_of_user:
+            if limited and sum(each.by == hold.by for each in kept) >= MAX_HOLDS_OF_USER:
                 raise UsageError(
-                    f"{hold.by} has {max_of_user} holds, the maximum of a user other than root; remove one first: "
-                    "nodeagent hold remove ID"
+                    f"{hold.by} has {MAX_HOLDS_OF_USER} holds, the maximum of a user other than root; remove one "
+                    "first: nodeagent hold remove ID"
+                )
+            length = length_from_wildcard(hold.image)
+            if limited and length + sum(length_from_wildcard(each.image) for each in kept) > MAX_PATTERN_CHARACTERS:
+                raise UsageError(
+                    f"the patterns of all holds would exceed {MAX_PATTERN_CHARACTERS} characters, counted from their "
+                    "first *, ? or [: hold an image by its name, or remove a hold first"
                 )
             return _Contents((*kept, replace(hold, id=str(number))), number)
 

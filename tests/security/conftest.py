@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import subprocess
 import tempfile
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from tests.support.simulated_daemon import SimulatedDaemon, simulated_daemon
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ATTACKER_UID: Final = 54321
+MEMBERS_GID: Final = 65534
 FAILED: Final = 9
 
 
@@ -73,3 +77,19 @@ def place() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="nodeagent-security-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def member_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedDaemon]:
+    """Return a daemon with 40 images and ``control.group_may_act`` for the group ``MEMBERS_GID``."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start processes of another user")
+    directory = Path(os.path.realpath(tmp_path_factory.mktemp("d")))
+    group = grp.getgrgid(MEMBERS_GID)
+    run = directory / "run"
+    run.mkdir()
+    os.chown(run, 0, group.gr_gid)
+    run.chmod(0o750)
+    configuration = f'control.group = "{group.gr_name}"\ncontrol.group_may_act = true\n'
+    with simulated_daemon(directory, configuration, images=40) as started:
+        yield started

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import grp
 import json
 import os
 import signal
@@ -16,12 +15,10 @@ import pytest
 from nodeagent.api.client import ControlClient
 from nodeagent.api.operations import LARGE_BODY_BYTES
 from nodeagent.schemas import SchemaId
-from tests.support.simulated_daemon import SimulatedDaemon, simulated_daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.security.conftest import Attacker
+    from tests.support.simulated_daemon import SimulatedDaemon
 
 CONNECTIONS: Final = 50
 RSS_MIB: Final = 100
@@ -46,21 +43,6 @@ ATTACKS: Final = {
 }
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedDaemon]:
-    """Return a daemon with ``control.group_may_act``."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can start processes of another user")
-    directory = Path(os.path.realpath(tmp_path_factory.mktemp("d")))
-    group = grp.getgrgid(65534)
-    run = directory / "run"
-    run.mkdir()
-    os.chown(run, 0, group.gr_gid)
-    run.chmod(0o750)
-    with simulated_daemon(directory, f'control.group = "{group.gr_name}"\ncontrol.group_may_act = true\n') as started:
-        yield started
-
-
 def connect_again_and_again(ready: int, request: bytes) -> None:
     """Open connections without end and keep the last 50, each with the part of the request that the server accepts."""
     connections: list[socket.socket] = []
@@ -79,10 +61,10 @@ def connect_again_and_again(ready: int, request: bytes) -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_root_is_answered_within_bounded_memory_while_one_user_has_50_connections(
-    daemon: SimulatedDaemon, attacker: Attacker, attack: str
+    member_daemon: SimulatedDaemon, attacker: Attacker, attack: str
 ) -> None:
     reading, ready = os.pipe()
-    directory = os.open(daemon.control_socket.parent, os.O_PATH)  # the user cannot enter its parent directories
+    directory = os.open(member_daemon.control_socket.parent, os.O_PATH)  # the user cannot enter its parent directories
 
     def hold() -> None:
         os.fchdir(directory)
@@ -93,15 +75,15 @@ def test_root_is_answered_within_bounded_memory_while_one_user_has_50_connection
         os.close(ready)
         assert os.read(reading, 1) == b"\n"
         for _ in range(ANSWERS):
-            status = json.loads(ControlClient(daemon.control_socket).call("Status", {}))
+            status = json.loads(ControlClient(member_daemon.control_socket).call("Status", {}))
             assert status["schema"] == SchemaId.STATUS
-            assert memory_mib(daemon.pid, "VmRSS") < RSS_MIB
+            assert memory_mib(member_daemon.pid, "VmRSS") < RSS_MIB
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         for each in (reading, directory):
             os.close(each)
-    assert memory_mib(daemon.pid, "VmHWM") < RSS_MIB, "at its highest"
+    assert memory_mib(member_daemon.pid, "VmHWM") < RSS_MIB, "at its highest"
 
 
 def memory_mib(pid: int, field: str) -> float:

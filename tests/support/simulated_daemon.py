@@ -37,13 +37,27 @@ class SimulatedDaemon(NamedTuple):
 
 
 @contextmanager
-def simulated_daemon(directory: Path, configuration: str = "", role: str = "standalone") -> Iterator[SimulatedDaemon]:
-    """Run a daemon until the end of the block, with its files in a directory and with additional settings."""
+def simulated_daemon(
+    directory: Path, configuration: str = "", role: str = "standalone", images: int = 0
+) -> Iterator[SimulatedDaemon]:
+    """Run a daemon until the end of the block, with its files in a directory and with additional settings.
+
+    ``images`` is the number of images of the node; 0 for the default node.
+    """
     (directory / "config.toml").write_text(_CONFIGURATION.format(directory, role) + configuration)
     for each in ("logs", "links", "run"):
         (directory / each).mkdir(exist_ok=True)
     python = (sys.executable, "-m")
-    node = (*python, "tests.sim", "--socket", str(directory / "sim.sock"), "--root", str(directory / "root"))
+    node: tuple[str, ...] = (
+        *python,
+        "tests.sim",
+        "--socket",
+        str(directory / "sim.sock"),
+        "--root",
+        str(directory / "root"),
+    )
+    if images:
+        node += ("--images", str(images))
     log = directory / "log"
     with log.open("w") as out, subprocess.Popen(node, stdout=out, cwd=_ROOT) as simulated:
         try:

@@ -39,8 +39,6 @@ _RELOAD_WITHIN_S: Final = 60.0
 _TRIGGER_WITHIN_S: Final = 900.0
 _POLL_INTERVAL_S: Final = 0.1
 _STOP_WITHIN_S: Final = 8.0
-_MAX_HOLDS_OF_USER: Final = 100
-"""Maximum holds of one user other than root: every pass reads all holds and compiles the pattern of each."""
 
 
 class ControlService(Readings):
@@ -65,8 +63,7 @@ class ControlService(Readings):
         at, clock = await self._clock_trust()
         until = at.wall + timedelta(seconds=seconds)
         hold = model.Hold("", image, why, by or caller.name, at.wall, until, at.boot_id, at.boottime_s)
-        most = None if caller.is_root else _MAX_HOLDS_OF_USER
-        placed = await asyncio.to_thread(self._holds().add, hold, clock, max_of_user=most)
+        placed = await asyncio.to_thread(self._holds().add, hold, clock, limited=not caller.is_root)
         return encode_line(Hold.of(placed, at.wall, clock))
 
     async def remove_hold(self, request: requests.RemoveHoldRequest) -> str:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.model import ALL_IMAGES
 from nodeagent.plan.decision import Reason, ReasonCode
-from nodeagent.plan.gc.image_protection import EXPRESSION_PREFIX, parse_rule
+from nodeagent.plan.gc.image_protection import DIGEST_PREFIXES, Matcher, ProtectionRule, RuleKind, parse_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from nodeagent.model import ClockTrust, Hold, Image, NodeSnapshot
-    from nodeagent.plan.decision import Detail
     from nodeagent.plan.gc.image_references import ImageIndex
 
 
 def held_images(snapshot: NodeSnapshot, index: ImageIndex) -> dict[str, Reason]:
     """Return the reason to keep each held image, by image id; the hold with the latest expiry if there are several."""
-    held: dict[str, Reason] = {}
-    for hold in sorted(snapshot.holds, key=lambda each: (each.until, each.id)):
-        details: dict[str, Detail] = {"hold": hold.id, "by": hold.by, "until_at": hold.until, "why": hold.why}
-        reason = Reason(ReasonCode.HELD, details)
-        held.update(dict.fromkeys(images_of(hold, snapshot.images, index), reason))
-    return held
+    holds = sorted(snapshot.holds, key=lambda each: (each.until, each.id), reverse=True)
+    reasons = [
+        Reason(ReasonCode.HELD, {"hold": each.id, "by": each.by, "until_at": each.until, "why": each.why})
+        for each in holds
+    ]
+    first = images_named([each.image for each in holds], snapshot.images, index)
+    return {image_id: reasons[place] for image_id, place in first.items()}
 
 
 def holds_in_force(holds: Iterable[Hold], clock: ClockTrust, now: datetime) -> tuple[Hold, ...]:
@@ -52,21 +51,23 @@ def left_in_boot_s(hold: Hold, clock: ClockTrust) -> float | None:
     return hold.duration_s - (clock.boottime_s - hold.placed_s)
 
 
-def images_of(hold: Hold, images: Iterable[Image], index: ImageIndex) -> set[str]:
-    """Return the ids of the images that a hold matches: all images, or a match of ``images_named``."""
-    return {image.id for image in images} if hold.image == ALL_IMAGES else images_named(hold.image, images, index)
+def images_named(texts: Sequence[str], images: Sequence[Image], index: ImageIndex) -> dict[str, int]:
+    """Return the images matched by texts of holds, by id, each with the position of its first text.
 
-
-def images_named(text: str, images: Iterable[Image], index: ImageIndex) -> set[str]:
-    """Return the ids of the images matched by the text of a hold: by reference, by id or as a protection rule.
-
-    An invalid regular expression, such as an expression with look-ahead that version 0.1 accepted, matches every image.
+    A text matches by reference, by id or as a protection rule. ``ALL_IMAGES``, and a rule that only an earlier version
+    accepted, such as an expression with look-ahead or a longer pattern, match every image.
     """
-    matched = set(index.resolve(text))
-    try:
-        rule = parse_rule(text)
-    except ValueError:
-        if text.startswith(EXPRESSION_PREFIX):
-            return {image.id for image in images}  # expression of an earlier version, images unknown
-        return matched
-    return matched | {image.id for image in images if rule.matched_by(image)}
+    every, rules = len(texts), []
+    for place, text in enumerate(texts):
+        try:
+            rule = parse_rule(text)
+        except ValueError:
+            rule = ProtectionRule(text, RuleKind.DIGEST, text)  # a shortened digest, which only the index resolves
+            if not text.startswith(DIGEST_PREFIXES):
+                every = min(every, place)
+        rules.append(rule)
+    first = Matcher.of(tuple(rules)).first
+    found = [(every, image.id) for image in images if every < len(texts)]
+    found += [(matched[0], image.id) for image in images if (matched := first(image)) is not None]
+    found += [(place, image_id) for place, text in enumerate(texts) for image_id in index.resolve(text)]
+    return {image_id: place for place, image_id in sorted(found, reverse=True)}

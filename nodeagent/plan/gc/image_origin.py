@@ -10,11 +10,11 @@ still deny the pull of an image.
 from __future__ import annotations
 
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.gc.image_references import normalise, repository_of
+from nodeagent.plan.gc.linear_expression import glob_search
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -99,7 +99,7 @@ def _cause(image: Image, sources: frozenset[str] | None, unreachable: Sequence[s
                 return f"never pulled as {repository}"
     for name in names if unreachable else ():
         registry = normalise(name).partition("/")[0]
-        if any(fnmatchcase(registry, pattern) for pattern in unreachable):
+        if any(glob_search(pattern)(registry) for pattern in unreachable):
             return f"registry {registry} is unreachable"
     return ""
 

@@ -1,7 +1,7 @@
 """Image protection rules: by glob, regular expression or digest, and for the newest images of each repository.
 
 Protection does not depend on pins in the runtime, since pins can be lost. The rules are compiled once per set of rules,
-and all globs are matched as one expression, so that matching 100,000 images takes a fraction of a second.
+and all patterns are matched together, so that matching 100,000 images takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -10,26 +10,34 @@ import re
 from collections import defaultdict
 from datetime import UTC, datetime
 from enum import StrEnum
-from fnmatch import translate
 from functools import lru_cache
 from heapq import nlargest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.gc.image_origin import Irreplaceable
-from nodeagent.plan.gc.image_references import bare_id, repository_of
-from nodeagent.plan.gc.linear_expression import ExpressionError, compile_expression
+from nodeagent.plan.gc.image_references import bare_id, digest_of, repository_of
+from nodeagent.plan.gc.linear_expression import (
+    NO_MATCH,
+    ExpressionError,
+    ExpressionSet,
+    check_expression,
+    expression_of_glob,
+)
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from nodeagent.model import Image, ImageUsage
 
 EXPRESSION_PREFIX: Final = "regex:"
+DIGEST_PREFIXES: Final = ("sha256:", "sha512:", "digest:")
 RULE_FORM: Final = (
     "a pattern such as registry.example/team/*, regex: and an expression of RE2, or sha256: and 64 hexadecimal digits"
 )
+_SHOWN: Final = 80
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
@@ -56,16 +64,6 @@ class ProtectionRule(Record):
     kind: RuleKind
     value: str
 
-    def matched_by(self, image: Image) -> str:
-        """Return the reference or id of ``image`` that this rule matches; empty without a match."""
-        if self.kind is RuleKind.DIGEST:
-            return _digest_match(image, _both_forms((self.value,)))
-        if self.kind is RuleKind.REGEX:
-            search = compile_expression(self.value)
-            return next((each for each in image.references if search(each)), "")
-        match = _compiled(_translated(self.value)).match
-        return next((each for each in image.references if match(each)), "")
-
 
 def parse_rule(text: str) -> ProtectionRule:
     """Return the protection rule parsed from ``text``, in one of three forms.
@@ -86,14 +84,23 @@ def parse_rule(text: str) -> ProtectionRule:
     stripped = text.strip()
     if stripped.startswith(EXPRESSION_PREFIX):
         return _regex_rule(stripped)
-    if stripped.startswith(("sha256:", "sha512:", "digest:")):
+    if stripped.startswith(DIGEST_PREFIXES):
         digest = stripped.removeprefix("digest:")
         if _DIGEST.fullmatch(digest) is None:
             raise ValueError(f"{text!r} is not a full digest: write {RULE_FORM}")
         return ProtectionRule(stripped, RuleKind.DIGEST, digest)
     if not stripped:
         raise ValueError(f"empty rule: write {RULE_FORM}")
+    try:
+        expression_of_glob(stripped)
+    except ExpressionError as error:
+        raise ValueError(f"{stripped[:_SHOWN]!r} is not a pattern: {error}: write {RULE_FORM}") from error
     return ProtectionRule(stripped, RuleKind.GLOB, stripped)
+
+
+def length_from_wildcard(text: str) -> int:
+    """Return the characters of a pattern from its first wildcard on, to which its run time is proportional."""
+    return len(text) - len(re.split(r"[*?[]", text, maxsplit=1)[0])
 
 
 def _regex_rule(text: str) -> ProtectionRule:
@@ -101,7 +108,7 @@ def _regex_rule(text: str) -> ProtectionRule:
     if not expression:
         raise ValueError(f"{text!r} has no expression: write {RULE_FORM}")
     try:
-        compile_expression(expression)
+        check_expression(expression)
     except ExpressionError as error:
         raise ValueError(f"{expression!r} is not a regular expression: {error}: write {RULE_FORM}") from error
     return ProtectionRule(text, RuleKind.REGEX, expression)
@@ -126,11 +133,11 @@ class ProtectionPolicy(Record):
         """Return the reason for every protected image, by image id; rules precede the newest images of a repository."""
         found = self._newest(images, usage) if self.keep_last_n_tags_per_repository > 0 else {}
         if self.rules:
-            match = _Matcher.of(self.rules).match
+            first = Matcher.of(self.rules).first
             for image in images:
-                matched = match(image)
+                matched = first(image)
                 if matched is not None:
-                    rule, reference = matched
+                    rule, reference = self.rules[matched[0]], matched[1]
                     found[image.id] = Reason(ReasonCode.PROTECTED, {"rule": rule.text, "matched": reference})
         return found
 
@@ -167,67 +174,45 @@ class ProtectionPolicy(Record):
         return found
 
 
-class _Matcher:
-    """Matcher compiled from a set of protection rules."""
+class Matcher:
+    """Matcher compiled from a sequence of protection rules."""
 
     def __init__(self, rules: tuple[ProtectionRule, ...]) -> None:
-        self._rules = rules
-        globs = [_translated(rule.value) for rule in rules if rule.kind is RuleKind.GLOB]
-        self._any_glob = re.compile("|".join(globs)).match if globs else None
-        self._searches = [compile_expression(rule.value) for rule in rules if rule.kind is RuleKind.REGEX]
-        self._digests = _both_forms(rule.value for rule in rules if rule.kind is RuleKind.DIGEST)
+        """Compile the rules."""
+        self._expressions = ExpressionSet([_expression(rule) for rule in rules])
+        self._digests: dict[str, int] = {}
+        for place, rule in enumerate(rules):
+            if rule.kind is RuleKind.DIGEST:
+                for form in _both_forms(rule.value):
+                    self._digests.setdefault(form, place)
 
     @staticmethod
     @lru_cache(maxsize=8)
-    def of(rules: tuple[ProtectionRule, ...]) -> _Matcher:
+    def of(rules: tuple[ProtectionRule, ...]) -> Matcher:
         """Return the cached matcher for ``rules``."""
-        return _Matcher(rules)
+        return Matcher(rules)
 
-    def match(self, image: Image) -> tuple[ProtectionRule, str] | None:
-        """Return the first rule that matches ``image``, with the matched reference or id; ``None`` without a match."""
-        if not self._possible(image):
-            return None
-        for rule in self._rules:
-            matched = rule.matched_by(image)
-            if matched:
-                return rule, matched
-        return None
-
-    def _possible(self, image: Image) -> bool:
-        if self._digests and _digest_match(image, self._digests):
-            return True
-        glob = self._any_glob
-        for reference in image.references:
-            if glob is not None and glob(reference):
-                return True
-            for search in self._searches:
-                if search(reference):
-                    return True
-        return False
+    def first(self, image: Image) -> tuple[int, str] | None:
+        """Return the position of the first rule that matches ``image``, and the matched reference or id."""
+        found = [(place, each) for each in image.references for place in self._expressions.matches(each)]
+        if self._digests:
+            forms = ((image.id, image.id), *((each, digest_of(each)) for each in image.repo_digests))
+            found += [(self._digests[digest], each) for each, digest in forms if digest in self._digests]
+        return min(found, key=itemgetter(0), default=None)
 
 
-def _translated(pattern: str) -> str:
-    r"""Return a glob as a regular expression with optional Docker Hub prefix and optional tag and digest.
-
-    ``translate`` ends the expression with ``\Z``, which is moved to the end of the optional suffix.
-    """
-    return rf"(?:(?:docker\.io/(?:library/)?)?{translate(pattern)[:-2]}(?::[^/@:]*)?(?:@[^/]*)?\Z)"
-
-
-def _digest_match(image: Image, digests: frozenset[str]) -> str:
-    if image.id in digests:
-        return image.id
-    for reference in image.repo_digests:
-        if reference[reference.find("@") + 1 :] in digests:
-            return reference
-    return ""
+def _expression(rule: ProtectionRule) -> str:
+    """Return a rule as expression; a glob has an optional Docker Hub prefix and an optional tag and digest."""
+    match rule.kind:
+        case RuleKind.GLOB:
+            glob = expression_of_glob(rule.value)
+            return rf"\A(?:docker\.io/(?:library/)?)?{glob}(?::[^/@:]*)?(?:@[^/]*)?\z"
+        case RuleKind.REGEX:
+            return rule.value
+        case RuleKind.DIGEST:
+            return NO_MATCH
 
 
-def _both_forms(digests: Iterable[str]) -> frozenset[str]:
-    """Return the digests with and without ``sha256:``, since runtimes list image ids in both forms."""
-    return frozenset(form for digest in digests for form in (digest, bare_id(digest)))
-
-
-@lru_cache(maxsize=1024)
-def _compiled(expression: str) -> re.Pattern[str]:
-    return re.compile(expression)
+def _both_forms(digest: str) -> tuple[str, str]:
+    """Return a digest with and without ``sha256:``, since runtimes list image ids in both forms."""
+    return digest, bare_id(digest)

@@ -10,7 +10,8 @@ import pytest
 
 from nodeagent.errors import StoreError
 from nodeagent.model import ALL_IMAGES, TRUSTED, Hold
-from nodeagent.plan.gc.holds import holds_in_force
+from nodeagent.plan.gc.holds import held_images, holds_in_force
+from nodeagent.plan.gc.image_references import ImageIndex
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.policy import ImageGCPolicy
 from nodeagent.store import HoldFile
@@ -124,6 +125,14 @@ def test_malformed_file_is_an_error_and_not_overwritten(tmp_path: Path, text: st
     assert (tmp_path / "holds.json").read_text() == text
 
 
+def test_hold_with_the_latest_expiry_is_the_reason() -> None:
+    texts = ("r/*", "r/a", ALL_IMAGES, "*", "c")
+    holds = [Hold(str(n), text, "why", "ann", ago(60), ago(-60 - n)) for n, text in enumerate(texts)]
+    node = snapshot((image("a", "r/a:1"), used(100)), (image("c"), used(100)), holds=holds)
+    reasons = held_images(node, ImageIndex(node.images))
+    assert {image_id: reason.details["hold"] for image_id, reason in reasons.items()} == {"a": "3", "c": "4"}
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
@@ -133,6 +142,8 @@ def test_malformed_file_is_an_error_and_not_overwritten(tmp_path: Path, text: st
         ("sha256:" + "c" * 64, "c"),
         ("regex:b:1$", "b"),
         ("regex:^(?!r/b)", "abc"),  # look-ahead, accepted by version 0.1
+        ("r/none*" * 50, "abc"),  # longer than a pattern, accepted by version 0.2
+        ("sha256:" + "d" * 8, ""),
         ("r/none", ""),
     ],
 )

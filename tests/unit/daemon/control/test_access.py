@@ -133,6 +133,20 @@ async def test_member_has_a_maximum_number_of_holds_and_root_has_no_maximum(as_a
     await as_actor.ask("AddHold", hold)
 
 
+async def test_patterns_of_all_members_together_have_a_maximum_length_from_their_first_wildcard(
+    as_actor: Node,
+) -> None:
+    pattern = api.AddHoldRequest(image="registry.example/*" + "a" * 236, seconds=3600)
+    for _ in range(4):
+        await as_actor.ask("AddHold", pattern)
+    as_actor.peer[0] = OTHER_MEMBER
+    await as_actor.ask("AddHold", api.AddHoldRequest(image="registry.example/" + "a" * 200, seconds=3600))
+    code, why = await as_actor.refused("AddHold", pattern)
+    assert (code, "the patterns of all holds would exceed 1024 characters" in why) == (400, True), why
+    as_actor.peer[0] = ROOT
+    await as_actor.ask("AddHold", pattern)
+
+
 async def test_member_cannot_hold_images_by_a_regular_expression(as_actor: Node) -> None:
     code, why = await as_actor.refused("AddHold", api.AddHoldRequest(image="regex:^app", seconds=60))
     assert (code, "only root places holds by regular expressions" in why) == (400, True), why

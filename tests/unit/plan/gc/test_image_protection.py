@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nodeagent.model import Image, ImageUsage
-from nodeagent.plan.gc.image_protection import ProtectionPolicy, RuleKind, parse_rule
+from nodeagent.plan.gc.image_protection import Matcher, ProtectionPolicy, RuleKind, parse_rule
+from nodeagent.plan.gc.linear_expression import glob_search
 from tests.unit.builders import ago, used
 
 HEX = "0123456789abcdef" * 4
@@ -51,7 +56,7 @@ UNTAGGED = Image("3" * 64)
 )
 def test_rule_matches_by_pattern_expression_or_digest(rule: str, image: Image, matched: str) -> None:
     parsed = parse_rule(rule)
-    assert parsed.matched_by(image) == matched
+    assert Matcher.of((parsed,)).first(image) == ((0, matched) if matched else None)
     reasons = ProtectionPolicy((parsed,)).reasons((image,), {})
     assert bool(reasons) == bool(matched)
     if matched:
@@ -77,6 +82,7 @@ def test_reason_has_the_first_matching_rule() -> None:
         ("regex:" + "a" * 513, "513 characters, more than 512"),
         ("regex:((a{0,30}){0,30})#", r"too large \(1834 instructions, at most 300\): use fewer repetitions"),
         ("regex:a{0,1000}{0,1000}", "is not a regular expression"),
+        ("a" * 257, "'aaaa.*' is not a pattern: 257 characters, more than 256: write a pattern such as"),
         ("regex:\udcff", "is not a regular expression: "),
         ("sha256:abc", "'sha256:abc' is not a full digest: write a pattern such as"),
         ("digest:nginx", "is not a full digest"),
@@ -153,6 +159,26 @@ def test_expression_that_backtracks_for_hours_in_other_engines_ends(expression: 
     names = [f"registry.example.com/{'a' * 200}/app{number}:v1" for number in range(100)]
     policy = ProtectionPolicy((parse_rule(f"regex:{expression}"),))
     assert policy.reasons([tagged(name, name) for name in names], {}) == {}
+
+
+_GLOB_CHARACTERS = st.text("ab:/@*?[]!-^\\\né", max_size=12)
+
+
+@given(glob=_GLOB_CHARACTERS, text=_GLOB_CHARACTERS)
+@example(glob="[]a]", text="]")
+@example(glob="[!]", text="[!]")
+@example(glob="[b-a]", text="a")
+@example(glob="[!b-a]", text="a")
+@example(glob="*[", text="a[")
+def test_glob_matches_as_in_a_shell(glob: str, text: str) -> None:
+    assert glob_search(glob)(text) == fnmatchcase(text, glob)
+
+
+def test_rules_too_large_for_one_set_match_one_by_one() -> None:
+    rules = (*(parse_rule(f"*{'?' * 200}{number}") for number in range(600)), parse_rule("r/a"), parse_rule("*"))
+    policy = ProtectionPolicy(rules)
+    (reason,) = policy.reasons([tagged("i", "r/a:1")], {}).values()
+    assert reason.details["rule"] == "r/a"
 
 
 def test_expression_matches_names_that_are_not_valid_text() -> None:
