@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle  # pickles are read only by this process, after its exec
+import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Origin, Settings
     from nodeagent.errors import ConfigError
 
+THREADS_END_WITHIN_S: Final = 3
 GC_THRESHOLDS: Final = (50_000, 20, 20)
 SWITCH_INTERVAL_S: Final = 0.001
 """Thread switch interval of the interpreter.
@@ -101,8 +103,15 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
     logger = log.configure(settings.log_format, settings.log_level)
     configure_malloc()
 
+    async def serve() -> ExitCode:
+        code = pass_exit_code(await supervise(settings, logger, once=once))
+        # The interpreter waits for threads, and a call on a dead mount never returns.
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
+        signal.alarm(THREADS_END_WITHIN_S)
+        return code
+
     with ignore_hangup():
-        return pass_exit_code(asyncio.run(supervise(settings, logger, once=once)))
+        return asyncio.run(serve())
 
 
 def main() -> None:

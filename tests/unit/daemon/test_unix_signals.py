@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli import shutdown
+from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.daemon.unix_signals import BLOCKED
 from nodeagent.host.systemd import UnitStop
 from tests.support.reclaim import poll
@@ -162,3 +163,22 @@ def test_hangup_does_not_end_the_stop_command_of_the_unit(monkeypatch: pytest.Mo
         os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_thread_that_never_returns_does_not_delay_the_exit() -> None:
+    program = """
+import asyncio, threading
+from nodeagent.cli import run
+from nodeagent.cli.session import load_settings
+from nodeagent.daemon import supervisor
+from nodeagent.act.gc.outcomes import PassEnd
+
+async def supervise(*_, **__):
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+    return PassEnd.SHORTFALL
+
+supervisor.supervise = supervise
+raise SystemExit(run._serve(load_settings(None, {}), once=False))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False)
+    assert ended.returncode == ExitCode.PARTIAL
