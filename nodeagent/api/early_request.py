@@ -13,6 +13,7 @@ import sys
 from nodeagent.config.socket_path import has_settings, read_socket_path
 from nodeagent.errors import ConfigError
 
+_PROBE_WITHIN_S = 5.0
 _connections: dict[tuple[str, str], int] = {}
 """File descriptors of connections with a sent request, by socket path and request target."""
 
@@ -45,6 +46,22 @@ def send(target: str) -> None:
         connection.close()
     else:
         _connections[path, target] = connection.detach()
+
+
+def probe(target: str) -> int:
+    """Print the daemon's response to a probe of the container; return the exit code: 0 if the status is 200."""
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    connection.settimeout(_PROBE_WITHIN_S)
+    response = b""
+    try:
+        connection.connect(read_socket_path(None) or "")
+        connection.send(request_head("GET", target, 0))
+        while part := connection.recv(4096):
+            response += part
+    except (ConfigError, OSError) as error:
+        response = str(error).encode()
+    os.write(1, response.rpartition(b"\r\n\r\n")[2])
+    return int(not response.startswith(b"HTTP/1.1 200 "))
 
 
 def take(path: str, target: str) -> int | None:

@@ -37,7 +37,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "dnsPolicy:": "the name of the API server is resolved by the DNS of the cluster, also on the host network",
     "env:": "the name of the Node object can differ from the host name",
     "hostPID:": "no process of the host is read: the role is configured, and the kubelet evicts and stops pods",
-    "hostNetwork:": "metrics and probes on loopback, and a start without the pod network, as on a full disk",
+    "hostNetwork:": "metrics on loopback, and a start without the pod network, as on a full disk",
     "mountPropagation:": "without propagation the pod would keep the files of removed containers on the disk",
     "runAsUser:": "the socket of the runtime is owned by root",
     "tolerations:": "a node under disk pressure is tainted when the agent is needed most",

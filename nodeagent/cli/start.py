@@ -47,6 +47,10 @@ def main() -> None:
         from nodeagent.daemon.unix_signals import block_signals  # noqa: PLC0415 - needed only for the daemon
 
         block_signals()
+    elif words[:1] == ["__probe"]:  # of a container
+        from nodeagent.api.early_request import probe  # noqa: PLC0415 - runs without the parser
+
+        sys.exit(probe("".join(words[1:])))
     elif words[:1] == ["__complete"]:
         from nodeagent.cli.completion import main as complete  # noqa: PLC0415 - runs without the parser
 

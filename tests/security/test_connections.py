@@ -6,7 +6,10 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,11 +17,12 @@ import pytest
 
 from nodeagent.api.client import ControlClient
 from nodeagent.api.operations import LARGE_BODY_BYTES
+from nodeagent.plan.kubernetes.workloads import Workload, static_pod
 from nodeagent.schemas import SchemaId
+from tests.support.simulated_daemon import SimulatedDaemon, simulated_daemon
 
 if TYPE_CHECKING:
     from tests.security.conftest import Attacker
-    from tests.support.simulated_daemon import SimulatedDaemon
 
 CONNECTIONS: Final = 50
 RSS_MIB: Final = 100
@@ -84,6 +88,67 @@ def test_root_is_answered_within_bounded_memory_while_one_user_has_50_connection
         for each in (reading, directory):
             os.close(each)
     assert memory_mib(member_daemon.pid, "VmHWM") < RSS_MIB, "at its highest"
+
+
+LOOPBACK: Final = 60
+PROBES: Final = 50
+METRICS: Final = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("attack", [b"", b"GET /met", METRICS], ids=["no bytes", "part of a request", "unread answers"])
+def test_loopback_connections_of_a_user_starve_neither_probes_nor_scrapes(
+    attacker: Attacker, tmp_path: Path, attack: bytes
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    reading, ready = os.pipe()
+
+    def occupy() -> None:
+        connections: list[socket.socket] = []
+        while True:
+            connections.append(socket.create_connection(("127.0.0.1", port)))
+            connections[-1].sendall(attack)
+            if len(connections) == LOOPBACK:
+                os.write(ready, b"\n")
+            if len(connections) > LOOPBACK:
+                connections.pop(0).close()
+
+    with simulated_daemon(tmp_path, metrics=f"127.0.0.1:{port}") as daemon:
+        assert scrape(port, "/healthz") == 200
+        pid = attacker.start(occupy)
+        try:
+            os.close(ready)
+            assert os.read(reading, 1) == b"\n"
+            assert [scrape(port, path) for _ in range(PROBES) for path in ("/healthz", "/metrics")] == [
+                200
+            ] * 2 * PROBES
+            assert printed_probe_succeeds(daemon)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(reading)
+
+
+def scrape(port: int, path: str) -> int:
+    """Return the status of a response within the time limit of the printed probes; 0 without a response."""
+    client = HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        client.request("GET", path)
+        return client.getresponse().status
+    except (OSError, HTTPException):
+        return 0
+    finally:
+        client.close()
+
+
+def printed_probe_succeeds(daemon: SimulatedDaemon) -> bool:
+    """Run the liveness probe of the printed manifest against a daemon."""
+    (container,) = static_pod(Workload("image", "1"))["spec"]["containers"]
+    (_, *arguments) = container["livenessProbe"]["exec"]["command"]
+    environment = {**os.environ, "NODEAGENT_CONTROL__SOCKET": str(daemon.control_socket)}
+    command = [sys.executable, "-m", "nodeagent", *arguments]
+    ended = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, check=False)
+    return (ended.returncode, ended.stdout) == (0, b"ok\n")
 
 
 def memory_mib(pid: int, field: str) -> float:

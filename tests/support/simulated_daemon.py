@@ -21,7 +21,7 @@ state.directory = "{0}/state"
 container_gc.pod_log_root = "{0}/logs"
 container_gc.container_log_root = "{0}/links"
 control.socket = "{0}/run/control.sock"
-metrics.listen = "unix://{0}/metrics.sock"
+metrics.listen = "{2}"
 log.format = "json"
 """
 _START_WITHIN_S: Final = 60
@@ -38,13 +38,20 @@ class SimulatedDaemon(NamedTuple):
 
 @contextmanager
 def simulated_daemon(
-    directory: Path, configuration: str = "", role: str = "standalone", images: int = 0
+    directory: Path, configuration: str = "", role: str = "standalone", *, images: int = 0, metrics: str = ""
 ) -> Iterator[SimulatedDaemon]:
     """Run a daemon until the end of the block, with its files in a directory and with additional settings.
 
-    ``images`` is the number of images of the node; 0 for the default node.
+    Args:
+        directory: parent of all files.
+        configuration: further settings.
+        role: role of the node.
+        images: number of images of the node; 0 for the default node.
+        metrics: address of the metrics listener; empty for a unix socket.
     """
-    (directory / "config.toml").write_text(_CONFIGURATION.format(directory, role) + configuration)
+    (directory / "config.toml").write_text(
+        _CONFIGURATION.format(directory, role, metrics or f"unix://{directory}/metrics.sock") + configuration
+    )
     for each in ("logs", "links", "run"):
         (directory / each).mkdir(exist_ok=True)
     python = (sys.executable, "-m")

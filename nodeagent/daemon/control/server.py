@@ -22,6 +22,7 @@ from nodeagent.daemon.control.socket import ControlUnavailableError, open_socket
 from nodeagent.daemon.http.admission import ROOT, ConnectionLimits
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Response, Route, problem
+from nodeagent.daemon.http.probes import PROBES, probe_routes
 from nodeagent.daemon.http.server import HttpServer
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import (
@@ -149,7 +150,7 @@ class ControlServer:
                 {each.method: each.body_bytes for each in here.values()},
                 frozenset(each.method for name, each in here.items() if each.streams or name in _LONG),
             )
-        return routes
+        return {**routes, **probe_routes(self._context)}
 
     async def _authorise(self, request: Request) -> None:
         """Check the access of the caller, set ``CALLER``, and log a request that changes state.
@@ -158,11 +159,11 @@ class ControlServer:
             RefusedRequestError: the caller has no access to the operation.
         """
         method = "GET" if request.method == "HEAD" else request.method
-        name, peer = self._operations[request.route, method], request.peer
+        name, peer = self._operations.get((request.route, method), request.route), request.peer
         if peer is None:  # only clients over TCP have no credentials; this server does not use TCP
             raise RefusedRequestError(problem(HTTPStatus.FORBIDDEN, "unknown caller", kind=ProblemType.ACCESS))
         settings = self._context.settings.control
-        needed = OPERATIONS[name].access
+        needed = Access.READ if name in PROBES else OPERATIONS[name].access
         group, user = (None, "root") if peer.uid == ROOT else await self._names(peer, settings.group)
         if (access := access_of(peer, settings, group)) < needed:
             cause = (

@@ -9,12 +9,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.daemon.http.admission import ConnectionLimits
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.host_header import is_own_host
 from nodeagent.daemon.http.messages import RefusedRequestError, Response, Route, text
 from nodeagent.daemon.http.metrics_certificate import MetricsCertificate
+from nodeagent.daemon.http.probes import probe_routes
 from nodeagent.daemon.http.server import HttpServer, bind
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import ConfigError
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 NAME: Final = "metrics"
 _OFF: Final = 'metrics.listen = "off"'
-LIMITS: Final = ConnectionLimits(total=16, per_user=16, root=16)
+LIMITS: Final = ConnectionLimits(total=512, per_user=512, root=16)
+"""Several times the connections accepted at once (64): a connection is not shed before its request was read."""
 _HINT: Final = "correct metrics.listen, or the file named by the error"
 _POLL_S: Final = 5.0
 _SWAP_POLL_S: Final = 0.2
@@ -55,13 +56,7 @@ class MetricsTask:
         self._loading = asyncio.Lock()
         self._retry_s = _FIRST_RETRY_S
         self._reported = ""
-        router = Router(
-            {
-                "/metrics": Route({"GET": self._metrics}),
-                "/healthz": Route({"GET": self._alive}),
-                "/readyz": Route({"GET": self._ready}),
-            }
-        )
+        router = Router({"/metrics": Route({"GET": self._metrics}), **probe_routes(context)})
         self._service = Service(router, self._check_host, self._fail, deadlines or Deadlines())
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -147,12 +142,6 @@ class MetricsTask:
         kind, body = await self._exposition.render(request.headers.get("accept", ""))
         return Response(HTTPStatus.OK, body, kind)
 
-    async def _alive(self, _: Request) -> Response:
-        return _verdict(not_alive(self._context))
-
-    async def _ready(self, _: Request) -> Response:
-        return _verdict(not_ready(self._context))
-
     def _fail(self, request: Request, error: Exception) -> Response:
         self._logger.error("metrics_crashed", path=request.path, exc_info=error)
         return text(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a bug; the daemon's log has the traceback")
@@ -167,12 +156,6 @@ def _load() -> type[Exposition]:
     from nodeagent.daemon.http.metrics import Exposition  # noqa: PLC0415 - imports the Prometheus library at the first scrape
 
     return Exposition
-
-
-def _verdict(reasons: tuple[str, ...]) -> Response:
-    if not reasons:
-        return text(HTTPStatus.OK, "ok")
-    return text(HTTPStatus.SERVICE_UNAVAILABLE, "\n".join(reasons))
 
 
 def _cause(listen: Listen, error: OSError | ConfigError) -> str:

@@ -227,4 +227,5 @@ def _container(workload: Workload, mounts: list[dict[str, Any]], arguments: tupl
 
 
 def _probe(path: str) -> dict[str, Any]:
-    return {"httpGet": {"host": "127.0.0.1", "port": METRICS_PORT, "path": path}, "timeoutSeconds": 5}
+    """Return a probe over the control socket, since every user of the node can occupy the metrics listener."""
+    return {"exec": {"command": [NAME, "__probe", path]}, "timeoutSeconds": 5}
