@@ -156,10 +156,9 @@ class Config(Section):
         "auto",
         description="Whether a kubelet manages this node. beside-kubelet: no pod is stopped at shutdown; pods count "
         "as deleted only with kubernetes.watch_pods, and are evicted only with kubernetes.evict_pods. standalone: the "
-        "node has no kubelet, even if files of a removed kubelet exist; with a kubelet process or a listener on port "
-        "10248 or 10250, the role is still beside-kubelet. auto: detected in every pass from kubelet processes, these "
-        "ports, and kubelet state and configuration files; beside-kubelet if one of them is found or unreadable, "
-        "standalone 5m after the last detection.",
+        "node has no kubelet, even if files of a removed kubelet exist; with a kubelet process, the role is still "
+        "beside-kubelet. auto: detected in every pass from kubelet processes, and kubelet state and configuration "
+        "files; beside-kubelet if one of them is found or unreadable, standalone 5m after the last detection.",
     )
     dry_run: Switch = Field(False, description="Plan and log only; nothing is removed, evicted or stopped.")
     reload_grace: Duration = Field(

@@ -1,11 +1,11 @@
-"""Traces of a kubelet on this node: processes, listeners, state and configuration.
+"""Traces of a kubelet on this node: processes, state and configuration; and listeners on its ports.
 
 All traces are readable under the unit's hardening: ``hidepid`` (``ProtectProc=invisible``) exempts the group of the
 mount, which is 0, so that root in group 0 can read every process. An agent in a container, or in a unit with
-``PrivatePIDs=`` or another group, can read fewer processes. If process 1 or the socket tables are missing, or the PID
-namespace is not the initial namespace, the reading is incomplete and the role unknown: on a node in a container (LXC,
-nspawn) the role must be configured. The same applies to an agent in a container with the host's PID namespace, detected
-by its cgroup: kubelet files, the only trace of a stopped kubelet, are hidden in the container.
+``PrivatePIDs=`` or another group, can read fewer processes. If process 1 is missing, or the PID namespace is not the
+initial namespace, the reading is incomplete and the role unknown: on a node in a container (LXC, nspawn) the role must
+be configured. The same applies to an agent in a container with the host's PID namespace, detected by its cgroup:
+kubelet files, the only trace of a stopped kubelet, are hidden in the container.
 
 A process counts as a kubelet by its command name or ``argv[0]``, if it runs as root or as the agent's user and in the
 PID namespace of the agent. Set-user-ID programs of other users do not count: any user can start ``su`` under the name
@@ -14,8 +14,8 @@ in a nested namespace is a node in a container (kind, k3d) with a runtime of its
 eviction. A kubelet in a container with the host's PID namespace (RKE, Talos) counts, and so does a tenant's process
 there: such a pod is privileged anyway. ``/proc/PID/exe`` is not read, since that requires ``CAP_SYS_PTRACE``.
 
-Listeners on the ports 10248 and 10250 count if root or the agent's user owns them; the listening process is unknown. A
-root process of a pod in the host's network can therefore disable eviction: in doubt the agent runs beside a kubelet.
+Listeners of root or the agent's user on the ports 10248 and 10250 are reported, and do not count: the listening process
+is unknown, and can be a root process without capabilities of a pod in the host's network.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class KubeletTraceReader:
         now_s = self._clock.monotonic_s()
         hidden: list[str] = []
         processes = tuple(self._processes(now_s, hidden, arguments=arguments))
-        ports, table_errors = self._listeners.read(now_s)
+        ports = self._listeners.read(now_s)
         files, file_errors = self._files.read()
-        return KubeletTraces(processes, ports, files, (*hidden, *table_errors, *file_errors))
+        return KubeletTraces(processes, ports, files, (*hidden, *file_errors))
 
     def _processes(self, now_s: float, hidden: list[str], *, arguments: bool) -> Iterator[KubeletProcess]:
         """Yield the kubelet processes in order of PID; append the errors of unreadable processes to ``hidden``."""

@@ -1,13 +1,14 @@
 """TCP ports with a listener, from the kernel's socket tables.
 
-The listening process is not determined: that requires ``CAP_SYS_PTRACE``, which the unit drops.
+The listening process is not determined: that requires ``CAP_SYS_PTRACE``, which the unit drops. Listeners are therefore
+reported, and are no trace of a kubelet.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 _NETWORKS: Final = ("proc/1/net", "proc/self/net")
 """Network directories of process 1 and of the agent, normally of the same network namespace."""
 
-_ABSENT: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
 _EVERY_S: Final = 60.0
 _ON_CHANGE_EVERY_S: Final = 30.0
 _IN_USE: Final = re.compile(rb"^TCP6?: inuse (\d+)", re.MULTILINE)
@@ -54,10 +54,9 @@ class ListenerReader:
         self._read_s: float | None = None
         self._in_use: tuple[bytes, ...] | None = None
         self._found: tuple[int, ...] = ()
-        self._unreadable: tuple[str, ...] = ()
 
-    def read(self, now_s: float) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Return the ports with a listener, ascending, and the read errors. Blocks.
+    def read(self, now_s: float) -> tuple[int, ...]:
+        """Return the ports with a listener in the readable tables, ascending. Blocks.
 
         Args:
             now_s: current monotonic time in seconds.
@@ -69,7 +68,7 @@ class ListenerReader:
         if age_s is None or not 0 <= age_s < every_s:
             self._read_tables(networks)
             self._read_s, self._in_use = now_s, in_use
-        return self._found, self._unreadable
+        return self._found
 
     def _networks(self) -> Iterator[str]:
         """Yield one directory for each network namespace; the inode of a file identifies its namespace."""
@@ -78,7 +77,6 @@ class ListenerReader:
             try:
                 table = os.stat(f"{directory}/tcp")  # noqa: PTH116 - directories are texts here
             except OSError:
-                yield directory  # _read_tables reports the error
                 continue
             if (table.st_dev, table.st_ino) not in inodes:
                 inodes.add((table.st_dev, table.st_ino))
@@ -86,18 +84,11 @@ class ListenerReader:
 
     def _read_tables(self, networks: Iterable[str]) -> None:
         found: set[int] = set()
-        unreadable = []
         for directory in networks:
-            for name in ("tcp", "tcp6"):
-                path = f"{directory}/{name}"
-                try:
-                    found |= self._listeners(path)
-                except OSError as error:
-                    if name == "tcp" or error.errno not in _ABSENT:  # absent without IPv6
-                        unreadable.append(f"cannot read listeners: {path}: {error.strerror or error}")
-                except ValueError as error:
-                    unreadable.append(f"cannot read listeners: {path}: {error}")
-        self._found, self._unreadable = tuple(sorted(found)), tuple(unreadable)
+            for name in ("tcp", "tcp6"):  # the second one is absent without IPv6
+                with suppress(OSError, ValueError):
+                    found |= self._listeners(f"{directory}/{name}")
+        self._found = tuple(sorted(found))
 
     def _listeners(self, path: str) -> set[int]:
         """Return the ports with a listener in one table.

@@ -41,7 +41,7 @@ class KubeletTraces(Record):
 
     Attributes:
         processes: processes of this PID namespace that run a kubelet, by PID.
-        ports: local TCP ports of the kubelet with a listener, ascending.
+        ports: local TCP ports of the kubelet with a listener of an unknown process, ascending; no trace.
         files: absolute paths of a kubelet's state and configuration files.
         unreadable: traces that could not be read, each with its path and cause.
     """

@@ -21,15 +21,16 @@ ABSENT_S: Final = 300.0
 """Seconds without any trace before the agent takes the role standalone; longer than a restart of a kubelet."""
 
 _CONFIGURED: Final = "configured"
-_NO_TRACE: Final = "no kubelet process, listener, state or configuration found"
+_NO_TRACE: Final = "no kubelet process, state or configuration found"
 
 
 def decide_role(traces: KubeletTraces, configured: Role | None) -> RoleDecision:
     """Return the role according to one reading of the kubelet traces.
 
     A configured ``beside-kubelet`` is always used. A configured ``standalone`` overrides unreadable traces and kubelet
-    files, which remain after the removal of a kubelet, but not a running kubelet: a kubelet process or a listener on a
-    kubelet port. Without a configured role, any found or unreadable trace results in ``beside-kubelet``.
+    files, which remain after the removal of a kubelet, but not a kubelet process. Without a configured role, any found
+    or unreadable trace results in ``beside-kubelet``. A listener on a kubelet port without a kubelet process is only a
+    warning, since a root process of a container with its own namespaces can listen too.
     """
     live, files = _live(traces), traces.files[0] if traces.files else ""
     trace = live or files
@@ -41,13 +42,13 @@ def decide_role(traces: KubeletTraces, configured: Role | None) -> RoleDecision:
     if configured is Role.STANDALONE:
         overridden = files or (traces.unreadable[0] if traces.unreadable else "")
         reason = f"{_CONFIGURED}; overrides {overridden}" if overridden else _CONFIGURED
-        return RoleDecision(Role.STANDALONE, RoleBasis.CONFIGURED, reason, trace)
+        return RoleDecision(Role.STANDALONE, RoleBasis.CONFIGURED, reason, trace, _foreign_listener(traces))
     if files:
         return RoleDecision(Role.BESIDE_KUBELET, RoleBasis.KUBELET_FILES, f"{files} exists", trace)
     if traces.unreadable:
         reason = f"unknown, treated as beside a kubelet: {traces.unreadable[0]}"
         return RoleDecision(Role.BESIDE_KUBELET, RoleBasis.UNREADABLE, reason)
-    return RoleDecision(Role.STANDALONE, RoleBasis.NO_TRACE, _NO_TRACE)
+    return RoleDecision(Role.STANDALONE, RoleBasis.NO_TRACE, _NO_TRACE, warning=_foreign_listener(traces))
 
 
 def apply_hysteresis(
@@ -100,9 +101,13 @@ def _live(traces: KubeletTraces) -> str:
     if traces.processes:
         first = traces.processes[0]
         return f"kubelet process {first.pid} ({first.name})"
-    if traces.ports:
-        return f"listener on kubelet port {traces.ports[0]}"
     return ""
+
+
+def _foreign_listener(traces: KubeletTraces) -> str:
+    if not traces.ports:
+        return ""
+    return f"listener on kubelet port {traces.ports[0]} without a kubelet process: ignored for the role"
 
 
 def _contradiction(trace: str) -> str:

@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.clock import SystemClock
+from nodeagent.host.kubelet_detection import API_PORT, read_kubelet_traces
+from nodeagent.model import Role
+from nodeagent.observe.node_role import read_role
 from nodeagent.plan.decision import sentence_of
 from tests.support import images, reclaim
 
@@ -180,3 +184,19 @@ def test_daemon_keeps_pods_and_evicts_none_after_the_start_of_a_kubelet(node: No
             "two more passes have finished", lambda: len(node.events("pass_finished")) >= passes + 2, timeout_s=60
         )
         assert node.has_leftovers(*after) == (True, True, True)
+
+
+def test_listener_of_a_root_container_on_the_kubelets_port_is_reported_and_changes_nothing(node: Node) -> None:
+    sandbox = node.pods.run_sandbox("impostor")
+    container = node.pods.create_container(
+        sandbox,
+        "kubelet",
+        IMAGE,
+        ["/bin/busybox", "httpd", "-f", "-p", f"127.0.0.1:{API_PORT}"],
+        security={"capabilities": {"drop_capabilities": ["ALL"]}},
+    )
+    node.pods.start(container)
+    reclaim.poll("the container listens", lambda: API_PORT in read_kubelet_traces(SystemClock(), Path("/")).ports)
+    decision = read_role(Role.STANDALONE, Path("/"))
+    assert decision.role is Role.STANDALONE
+    assert f"listener on kubelet port {API_PORT} without a kubelet process" in decision.warning

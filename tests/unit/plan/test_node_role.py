@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleMemory
 from nodeagent.plan.node_role import ABSENT_S, apply_hysteresis, decide_role
+from nodeagent.record import replace
 
 BESIDE, STANDALONE = Role.BESIDE_KUBELET, Role.STANDALONE
 NONE = KubeletTraces()
@@ -23,6 +24,7 @@ TRACES = st.builds(
     files=st.sampled_from([(), FILES.files]),
     unreadable=st.sampled_from([(), UNREAD.unreadable]),
 )
+NO_KUBELET = "no kubelet process, state or configuration found"
 CONFIGURED = st.sampled_from([None, BESIDE, STANDALONE])
 
 
@@ -34,11 +36,11 @@ CONFIGURED = st.sampled_from([None, BESIDE, STANDALONE])
             None,
             STANDALONE,
             RoleBasis.NO_TRACE,
-            "no kubelet process, listener, state or configuration found",
+            NO_KUBELET,
             id="nothing",
         ),
         pytest.param(PROCESS, None, BESIDE, RoleBasis.LIVE_KUBELET, "kubelet process 812 (k3s-server)", id="process"),
-        pytest.param(LISTENER, None, BESIDE, RoleBasis.LIVE_KUBELET, "listener on kubelet port 10250", id="listener"),
+        pytest.param(LISTENER, None, STANDALONE, RoleBasis.NO_TRACE, NO_KUBELET, id="listener"),
         pytest.param(FILES, None, BESIDE, RoleBasis.KUBELET_FILES, "/var/lib/kubelet/pki exists", id="files"),
         pytest.param(
             UNREAD,
@@ -77,10 +79,10 @@ CONFIGURED = st.sampled_from([None, BESIDE, STANDALONE])
         pytest.param(
             LISTENER,
             STANDALONE,
-            BESIDE,
-            RoleBasis.LIVE_KUBELET,
-            "listener on kubelet port 10250",
-            id="a listener overrides standalone",
+            STANDALONE,
+            RoleBasis.CONFIGURED,
+            "configured",
+            id="a listener does not override standalone",
         ),
     ],
 )
@@ -104,8 +106,8 @@ def test_standalone_is_never_decided_with_a_running_kubelet_or_unreadable_traces
     decision = decide_role(traces, configured)
     if decision.role is STANDALONE:
         assert not traces.processes
-        assert not traces.ports
-        assert configured is STANDALONE or traces == NONE
+        assert configured is STANDALONE or replace(traces, ports=()) == NONE
+        assert ("listener on kubelet port 10250 without a kubelet process" in decision.warning) is bool(traces.ports)
 
 
 def play(*readings: tuple[float, KubeletTraces], configured: Role | None = None) -> list[tuple[Role, RoleBasis]]:
@@ -117,7 +119,7 @@ def play(*readings: tuple[float, KubeletTraces], configured: Role | None = None)
     return roles
 
 
-@pytest.mark.parametrize("traces", [PROCESS, LISTENER, FILES], ids=["process", "listener", "files"])
+@pytest.mark.parametrize("traces", [PROCESS, FILES], ids=["process", "files"])
 def test_started_kubelet_counts_at_once_and_a_stopped_one_until_the_hysteresis_ends(traces: KubeletTraces) -> None:
     left_s = 20.0
     roles = play(
@@ -162,7 +164,7 @@ def test_standalone_never_follows_within_the_hysteresis_of_a_running_kubelet(
     for step_s, traces in steps:
         now_s += step_s
         decision, memory = apply_hysteresis(decide_role(traces, configured), traces, memory, now_s)
-        if traces.processes or traces.ports:
+        if traces.processes:
             live_s = now_s
         if decision.role is STANDALONE and live_s is not None:
             assert now_s - live_s >= ABSENT_S
