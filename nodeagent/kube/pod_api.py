@@ -14,8 +14,8 @@ from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
 from nodeagent.kube.api_client import ApiStream
 from nodeagent.kube.api_connection import ApiRequest, ApiStatus
 from nodeagent.kube.podspec import parse_listed_pod
-from nodeagent.model.pods import PodSpec
-from nodeagent.plan.kubernetes.pod_watch import MAX_PODS, EventKind, PodEvent, compact
+from nodeagent.model.pods import ENDED, PodSpec
+from nodeagent.plan.kubernetes.pod_watch import MAX_ENDED, MAX_PODS, EventKind, PodEvent, compact
 from nodeagent.record import replace
 from nodeagent.text import escape
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PODS: Final = "/api/v1/pods"
 PAGE_SIZE: Final = 50
+MAX_LISTED: Final = 100_000
 MAX_LINE_BYTES: Final = 4 << 20
 """Maximum length of a watch line, above the size of any object. Source: etcd, default request limit of 1.5 MiB."""
 IDLE_S: Final = 150.0
@@ -72,16 +73,20 @@ class PodApi:
         self._client = client
         self._selector = f"spec.nodeName={node}"
 
-    async def list(self) -> tuple[tuple[PodSpec, ...], str]:
-        """Return all pods of the node and the resource version of the list, which includes every earlier write.
+    async def list(self) -> tuple[tuple[PodSpec, ...], str, bool]:
+        """Return the pods of the node, the resource version of the list, and whether pods are omitted.
+
+        The list includes every earlier write. Pods beyond ``MAX_PODS`` and ``MAX_ENDED`` are omitted, and all pods
+        after ``MAX_LISTED``.
 
         Raises:
-            ApiServerError: as :meth:`ApiClient.send`, with status 410 after the expiry of a continue token; or the node
-                has more than ``MAX_PODS`` pods.
+            ApiServerError: as :meth:`ApiClient.send`, with status 410 after the expiry of a continue token.
 
         Source: Kubernetes API concepts, retrieving large results in chunks.
         """
         pods: list[PodSpec] = []
+        left = {False: MAX_PODS, True: MAX_ENDED}
+        read = 0
         next_page = ""
         while True:
             query = {"fieldSelector": self._selector, "limit": str(PAGE_SIZE)}
@@ -90,11 +95,14 @@ class PodApi:
             page = await self._client.send(ApiRequest("GET", f"{PODS}?{urlencode(query)}"), _List)
             if page.kind != "PodList" or not page.metadata.resource_version:
                 raise ApiServerUnavailableError(f"API server: GET {PODS}: answer is not a list of pods")
-            pods += (_pod(each, f"pod {len(pods) + number}") for number, each in enumerate(page.items or ()))
-            if len(pods) > MAX_PODS:
-                raise ApiServerUnavailableError(f"API server: GET {PODS}: more than {MAX_PODS} pods of one node")
-            if not page.metadata.next_page:
-                return tuple(pods), page.metadata.resource_version
+            for document in page.items or ():
+                pod = _pod(document, f"pod {read}")
+                read += 1
+                if left[pod.phase in ENDED]:
+                    left[pod.phase in ENDED] -= 1
+                    pods.append(pod)
+            if not page.metadata.next_page or read >= MAX_LISTED:
+                return tuple(pods), page.metadata.resource_version, len(pods) < read or bool(page.metadata.next_page)
             if next_page == page.metadata.next_page:
                 raise ApiServerUnavailableError(f"API server: GET {PODS}: continue token repeated")
             next_page = page.metadata.next_page

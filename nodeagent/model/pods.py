@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 - stored pods are decoded by these types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pod_list import PodListSource
 from nodeagent.model.pressure import QosClass  # noqa: TC001 - stored pods are decoded by this type
@@ -45,6 +45,10 @@ class EmptyDirSpec(Record):
     name: str
     limit_bytes: int | None = None
     limit_text: str = ""
+
+
+ENDED: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod whose containers are not started again."""
 
 
 class PodSpec(Record):

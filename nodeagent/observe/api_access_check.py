@@ -60,7 +60,7 @@ async def read_pod_access(access: ApiAccess, node: str) -> tuple[int, str]:
     """
     client = ApiClient(access, ApiCredentials(access))
     try:
-        pods, _ = await PodApi(client, node).list()
+        pods, _, _ = await PodApi(client, node).list()
         foreign = await read_foreign(NodeApi(client, node))
     except ApiServerError as error:
         return 0, str(error)

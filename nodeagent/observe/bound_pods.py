@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, ObservationError
 from nodeagent.model.pod_list import Completeness, PodListReading, PodListSource
+from nodeagent.model.pods import ENDED
 from nodeagent.model.workload import ANNOTATION_SOURCE
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ VANISHED_S: Final = 600.0
 """Seconds after which the images of a pod no longer count as named, if lists with pods of its source lack the pod."""
 
 _API: Final = "api"
-ENDED: Final = frozenset({"Succeeded", "Failed"})
 _SHOWN: Final = 3
 
 

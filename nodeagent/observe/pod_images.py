@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import NO_POD_IMAGES, PodImages
 from nodeagent.model.pod_list import Completeness
-from nodeagent.observe.bound_pods import ENDED, MAX_AGE_S, BoundPods
+from nodeagent.model.pods import ENDED
+from nodeagent.observe.bound_pods import MAX_AGE_S, BoundPods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

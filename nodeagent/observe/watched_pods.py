@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.node import node_name
-from nodeagent.plan.kubernetes.pod_watch import WatchState, is_current, pod_list, proof_problem, reading, restored
+from nodeagent.plan.kubernetes.pod_watch import (
+    TRUNCATED,
+    WatchState,
+    after_events,
+    is_current,
+    pod_list,
+    proof_problem,
+    reading,
+    restored,
+)
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
     from nodeagent.clock import Clock
     from nodeagent.model.pod_list import PodList, PodListReading
     from nodeagent.model.pods import PodSpec
+    from nodeagent.plan.kubernetes.pod_watch import PodEvent
+
+_MAX_EVENTS: Final = 1000
 
 
 class WatchedPods:
@@ -20,14 +33,33 @@ class WatchedPods:
 
     Attributes:
         address: address of the pod list, for display; empty while no watch is configured.
-        state: the latest state, as stored by the watch task.
     """
 
     def __init__(self, clock: Clock) -> None:
         """Create an empty state without a configured watch."""
         self._clock = clock
         self.address = ""
-        self.state = WatchState()
+        self._state = WatchState()
+        self._events: list[PodEvent] = []
+        self._answered: tuple[float, datetime] | None = None
+
+    def add(self, event: PodEvent, now_s: float, now: datetime) -> None:
+        """Add an event of the watch; the state is computed when it is read, so that an event takes constant time."""
+        self._events.append(event)
+        self._answered = now_s, now
+        if len(self._events) == _MAX_EVENTS:
+            self.state = self.state
+
+    @property
+    def state(self) -> WatchState:
+        """The latest state of the watch."""
+        if self._answered is not None:
+            self.state = after_events(self._state, self._events, *self._answered)
+        return self._state
+
+    @state.setter
+    def state(self, state: WatchState) -> None:
+        self._state, self._events, self._answered = state, [], None
 
     @property
     def configured(self) -> bool:
@@ -41,8 +73,8 @@ class WatchedPods:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the pods are current, without an unreadable pod or change since the last list."""
-        return self.is_current and not self.state.unnamed
+        """Whether the pods are current, without an omitted or unreadable pod or change since the last list."""
+        return self.is_current and not self.state.unnamed and not self.state.truncated
 
     @property
     def pods(self) -> tuple[PodSpec, ...]:
@@ -72,6 +104,8 @@ class WatchedPods:
         """Add a warning while the pods are not current, and a warning if pods are malformed."""
         if outdated := self.outdated:
             warnings.append(outdated)
+        if self.configured and self.state.truncated:
+            warnings.append(f"pods watched at the API server are truncated: {TRUNCATED}")
         malformed = [each.malformed for each in self.pods if each.malformed]
         if malformed:
             more = f" and {len(malformed) - 1} more" if len(malformed) > 1 else ""

@@ -217,7 +217,7 @@ async def test_eviction_is_refused_by_a_budget_with_its_cause(cluster: Cluster, 
 async def test_pods_are_listed_in_pages_and_their_changes_watched(cluster: Cluster, clients: Clients) -> None:
     for number in range(60):
         make_pod(cluster, f"page-{number}")
-    listed, version = await clients.pods.list()
+    listed, version, _ = await clients.pods.list()
     assert {f"page-{number}" for number in range(60)} <= {each.name for each in listed}
     watch = PodWatch(clients.access, clients.credentials, NAME)
     try:
@@ -263,7 +263,7 @@ async def test_evicted_pod_is_deleted_at_once_by_its_uid_and_version_unless_its_
 
 
 async def test_watch_without_a_change_of_its_node_has_bookmarks(cluster: Cluster, clients: Clients) -> None:
-    _, version = await clients.pods.list()
+    _, version, _ = await clients.pods.list()
     watch = PodWatch(clients.access, clients.credentials, NAME)
     try:
         await watch.open(version, 75)
@@ -280,7 +280,7 @@ async def test_watch_without_a_change_of_its_node_has_bookmarks(cluster: Cluster
 
 
 async def test_watch_from_before_a_compaction_is_refused_as_expired(cluster: Cluster, clients: Clients) -> None:
-    _, version = await clients.pods.list()
+    _, version, _ = await clients.pods.list()
     make_pod(cluster, "later")
     cluster.node.stop("kube-apiserver", kill=True)
     cluster.compact()
@@ -298,7 +298,7 @@ async def test_watch_from_before_a_compaction_is_refused_as_expired(cluster: Clu
     finally:
         watch.close()
     assert expired.value.status == 410
-    listed, _ = await clients.pods.list()
+    listed, _, _ = await clients.pods.list()
     assert "later" in {each.name for each in listed}
 
 

@@ -25,7 +25,7 @@ from nodeagent.plan.kubernetes.heartbeat import (
     sight_lease,
     status_patch,
 )
-from nodeagent.plan.kubernetes.pod_watch import WatchState, after_event, after_list
+from nodeagent.plan.kubernetes.pod_watch import WatchState, after_events, after_list
 from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 from nodeagent.plan.kubernetes.registration import plan_registration
 from nodeagent.text import escape
@@ -110,10 +110,10 @@ class _Answers:
     async def _read_pods(self) -> bool:
         client = ApiClient(self._access, self._credentials)
         try:
-            pods, version = await PodApi(client, "node-1").list()
+            pods, version, truncated = await PodApi(client, "node-1").list()
         finally:
             client.close()
-        after_list(WatchState(), pods, version, requested_s=0.0, now_s=0.0, now=NOW)
+        after_list(WatchState(), pods, version, requested_s=0.0, now_s=0.0, now=NOW, truncated=truncated)
         return not any(each.malformed for each in pods)
 
     async def _read_watch(self) -> bool:
@@ -121,11 +121,11 @@ class _Answers:
         try:
             await watch.open("7", 60)
             while (event := await watch.next_event()) is not None:
-                state = after_event(state, event, 0.0, NOW)
+                state = after_events(state, [event], 0.0, NOW)
                 read += event.kind is not None
         finally:
             watch.close()
-        state = after_event(state, parse_event(_GOOD_EVENT), 0.0, NOW)
+        state = after_events(state, [parse_event(_GOOD_EVENT)], 0.0, NOW)
         if state.pods["u-good"].malformed or state.resource_version != "99":
             raise DefectError("a malformed change hides another one")
         return read > 0

@@ -9,7 +9,6 @@ from nodeagent.daemon.kubernetes import POD_WATCH
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ForeignNodeError, StoreError
 from nodeagent.plan.kubernetes.pod_watch import (
     after_connection,
-    after_event,
     after_expiry,
     after_interruption,
     after_list,
@@ -35,6 +34,8 @@ WATCH_S: Final = 240
 """Minimum seconds of one watch; up to the same time is added at random, so that nodes do not reconnect together."""
 STORE_S: Final = 30.0
 """Minimum seconds between two writes of the pods to the state directory."""
+EVENT_S: Final = 0.01
+"""Seconds after each event until the next one is read; the connection delays further events meanwhile."""
 _SILENT_S: Final = 600.0
 _LASTED_S: Final = 5.0
 """Minimum seconds after which a watch that ended without a change does not count as a failure."""
@@ -61,7 +62,8 @@ class PodWatchParts(Record):
     """Collaborators of a session.
 
     Attributes:
-        list_pods: returns all pods of the node and the resource version of the list; raises ApiServerError.
+        list_pods: returns the pods of the node, the resource version of the list, and whether pods beyond the limits
+            are omitted; raises ApiServerError.
         foreign: returns the reason that the Node object is not proven to be of this machine, empty with proof; raises
             ApiServerError.
         make_watch: returns a new watch.
@@ -69,7 +71,7 @@ class PodWatchParts(Record):
         jitter: returns a number from 0 to 1.
     """
 
-    list_pods: Callable[[], Awaitable[tuple[tuple[PodSpec, ...], str]]]
+    list_pods: Callable[[], Awaitable[tuple[tuple[PodSpec, ...], str, bool]]]
     foreign: Callable[[], Awaitable[str]]
     make_watch: Callable[[], EventStream]
     store: Callable[[tuple[PodSpec, ...], datetime], Awaitable[None]]
@@ -123,7 +125,7 @@ class PodWatchSession:
             self._watched.state = replace(self._watched.state, foreign=foreign)
             raise ForeignNodeError(foreign)
         requested_s = self._clock.monotonic_s()
-        pods, version = await self._parts.list_pods()
+        pods, version, truncated = await self._parts.list_pods()
         self._watched.state = after_list(
             self._watched.state,
             pods,
@@ -131,6 +133,7 @@ class PodWatchSession:
             requested_s=requested_s,
             now_s=self._clock.monotonic_s(),
             now=self._clock.now(),
+            truncated=truncated,
         )
         self._fruitless = 0
         await self._store()
@@ -146,11 +149,12 @@ class PodWatchSession:
             watched.state = after_connection(watched.state, self._clock.monotonic_s(), self._clock.now())
             self._succeeded()
             while (event := await stream.next_event()) is not None:
-                watched.state = after_event(watched.state, event, self._clock.monotonic_s(), self._clock.now())
+                watched.add(event, self._clock.monotonic_s(), self._clock.now())
                 if event.kind is not None:
                     changed, self._fruitless, self._failures = True, 0, 0
                 self._statuses.beat(POD_WATCH, _SILENT_S)
                 await self._store()
+                await asyncio.sleep(EVENT_S)
         finally:
             stream.close()
         if changed or self._clock.monotonic_s() - began_s >= _LASTED_S:
@@ -188,13 +192,14 @@ class PodWatchSession:
 
     async def _store(self) -> None:
         """Write changed pods, at most every ``STORE_S``; a failure is logged, and the next change is written again."""
-        state, now_s = self._watched.state, self._clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         if self._stored is not None and now_s - self._stored_s < STORE_S:
             return
+        self._stored_s, state = now_s, self._watched.state
         facts = {uid: replace(each, resource_version="") for uid, each in state.pods.items()}
         if facts == self._stored or state.answered_at is None:
             return
-        self._stored, self._stored_s = facts, now_s
+        self._stored = facts
         try:
             await self._parts.store(tuple(facts.values()), state.answered_at)
         except StoreError as error:

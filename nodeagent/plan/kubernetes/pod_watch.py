@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pod_list import Completeness, PodList, PodListReading, PodListSource
+from nodeagent.model.pods import ENDED, PodSpec
 from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.pods.annotations import ANNOTATION_HASH, ANNOTATION_MIRROR
 from nodeagent.record import Record, field, replace
@@ -30,6 +31,10 @@ SYNC_GRACE_S: Final = 60.0
 FRESH_S: Final = 180.0
 """Maximum age of the last response, in seconds, of a current watch; bookmarks arrive about every minute."""
 MAX_PODS: Final = 5000
+"""Maximum number of pods without ended ones; a kubelet runs far fewer, and a tenant's quota limits them."""
+MAX_ENDED: Final = 20_000
+"""Maximum number of ended pods, which count for no quota; the pod garbage collector keeps 12,500 in a cluster."""
+TRUNCATED: Final = f"more than {MAX_PODS} pods, or {MAX_ENDED} ended pods, of this node; the others are unknown"
 MAX_DELETED: Final = 2048
 FIRST_RETRY_S: Final = 1.0
 LAST_RETRY_S: Final = 60.0
@@ -72,6 +77,7 @@ class WatchState(Record):
         answered_s: time of the last list, change or bookmark; ``None`` before the first list.
         answered_at: wall-clock time of the last list, change or bookmark; before the first list, the time of the stored
             pods.
+        truncated: whether pods beyond the limits are missing.
         unnamed: number of unreadable pods and changes since the last list; each may concern any pod.
         foreign: reason that the Node object is not proven to be of this machine; empty once its ids match.
         error: cause of the interruption; empty while the watch is connected.
@@ -84,6 +90,7 @@ class WatchState(Record):
     connected_s: float | None = None
     answered_s: float | None = None
     answered_at: datetime | None = None
+    truncated: bool = False
     unnamed: int = 0
     foreign: str = _UNREAD_NODE
     error: str = ""
@@ -97,20 +104,22 @@ def after_list(  # noqa: PLR0913 - one argument for each fact of a list
     requested_s: float,
     now_s: float,
     now: datetime,
+    truncated: bool = False,
 ) -> WatchState:
-    """Return the state after a complete, consistent list of this machine's Node object.
+    """Return the state after a consistent list of this machine's Node object.
 
     Args:
         state: state before the list.
-        pods: all pods of the list, reduced by :func:`compact`.
+        pods: pods of the list, reduced by :func:`compact`.
         resource_version: resource version of the list.
         requested_s: time of the request for the first page of the list, in monotonic seconds.
         now_s: current time in monotonic seconds.
         now: current wall-clock time.
+        truncated: whether pods beyond the limits are missing in the list.
     """
     listed = tuple(pods)
     named = {each.uid: each for each in listed if each.uid}
-    comparable = state.listed_s is not None and not state.foreign
+    comparable = state.listed_s is not None and not state.foreign and not truncated
     vanished = [uid for uid in state.pods if uid not in named] if comparable else []
     return WatchState(
         pods=named,
@@ -120,25 +129,45 @@ def after_list(  # noqa: PLR0913 - one argument for each fact of a list
         connected_s=now_s,
         answered_s=now_s,
         answered_at=now,
+        truncated=truncated,
         unnamed=len(listed) - len(named),
         foreign="",
     )
 
 
-def after_event(state: WatchState, event: PodEvent, now_s: float, now: datetime) -> WatchState:
-    """Return the state after a watch event; after an unreadable event a new list is required."""
-    version = event.resource_version or state.resource_version
-    state = replace(state, resource_version=version, answered_s=now_s, answered_at=now)
-    if event.kind is EventKind.BOOKMARK:
-        return state
-    if event.kind is None or event.pod is None or not event.pod.uid:
-        return replace(state, unnamed=state.unnamed + 1)
-    uid = event.pod.uid
-    others = {key: each for key, each in state.pods.items() if key != uid}
-    if event.kind is EventKind.DELETED:
-        return replace(state, pods=others, deleted=_newest([*(each for each in state.deleted if each != uid), uid]))
-    remaining = tuple(each for each in state.deleted if each != uid) if uid in state.deleted else state.deleted
-    return replace(state, pods={**others, uid: event.pod}, deleted=remaining)
+def after_events(state: WatchState, events: Iterable[PodEvent], now_s: float, now: datetime) -> WatchState:
+    """Return the state after watch events, the last of which was received at the given time.
+
+    The pods are copied once for all events. After an unreadable event a new list is required.
+    """
+    pods, deleted = dict(state.pods), dict.fromkeys(state.deleted)
+    version, unnamed, truncated = state.resource_version, state.unnamed, state.truncated
+    for event in events:
+        version = event.resource_version or version
+        if event.kind is EventKind.BOOKMARK:
+            continue
+        if event.kind is None or event.pod is None or not event.pod.uid:
+            unnamed += 1
+            continue
+        uid = event.pod.uid
+        deleted.pop(uid, None)
+        if event.kind is EventKind.DELETED:
+            pods.pop(uid, None)
+            deleted[uid] = None
+        elif uid in pods or len(pods) < MAX_PODS + MAX_ENDED:
+            pods[uid] = event.pod
+        else:
+            truncated = True
+    return replace(
+        state,
+        pods=pods,
+        deleted=_newest(deleted),
+        resource_version=version,
+        answered_s=now_s,
+        answered_at=now,
+        truncated=truncated,
+        unnamed=unnamed,
+    )
 
 
 def after_connection(state: WatchState, now_s: float, now: datetime) -> WatchState:
@@ -159,7 +188,7 @@ def after_expiry(state: WatchState) -> WatchState:
 
 def needs_list(state: WatchState) -> bool:
     """Return whether the pods must be listed before the next watch, such as after an unreadable event."""
-    return not state.resource_version or state.unnamed > 0 or bool(state.foreign)
+    return not state.resource_version or state.unnamed > 0 or state.truncated or bool(state.foreign)
 
 
 def restored(pods: Iterable[PodSpec], at: datetime) -> WatchState:
@@ -185,13 +214,15 @@ def compact(spec: PodSpec) -> PodSpec:
     """Return a pod with only the annotations that the planners use.
 
     Other annotations are dropped, since they can have 256 KiB and may contain secrets. The source of a pod that is not
-    a mirror pod is the API server, regardless of its source annotation, which the author of the pod can set.
+    a mirror pod is the API server, regardless of its source annotation, which the author of the pod can set. An ended
+    pod is kept without its definition.
     """
     annotations = {ANNOTATION_SOURCE: "api"}
     if ANNOTATION_MIRROR in spec.annotations:
         known = (ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SOURCE)
         annotations = {key: spec.annotations[key] for key in known if key in spec.annotations}
-    return replace(spec, annotations=annotations, listed_by=PodListSource.API_SERVER)
+    spec = replace(spec, annotations=annotations, listed_by=PodListSource.API_SERVER)
+    return replace(spec, labels={}, containers=(), empty_dirs=(), images=()) if spec.phase in ENDED else spec
 
 
 def proof_problem(state: WatchState, now_s: float) -> str:
@@ -200,8 +231,8 @@ def proof_problem(state: WatchState, now_s: float) -> str:
         return state.error or "not listed yet"
     if state.connected_s is None or state.foreign:
         return state.foreign or state.error or "interrupted"
-    if state.unnamed:
-        return f"{state.unnamed} unreadable pods or changes"
+    if state.unnamed or state.truncated:
+        return TRUNCATED if state.truncated else f"{state.unnamed} unreadable pods or changes"
     if not 0 <= now_s - state.answered_s <= FRESH_S:
         return f"no answer for more than {format_duration(FRESH_S)}"
     if now_s - state.connected_s < SYNC_GRACE_S:
@@ -255,5 +286,5 @@ def reading(state: WatchState, address: str, now_s: float) -> PodListReading:
     )
 
 
-def _newest(uids: list[str]) -> tuple[str, ...]:
+def _newest(uids: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(uids))[-MAX_DELETED:]

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.model.pod_list import PodListSource
-from nodeagent.model.pods import EmptyDirSpec, PodReading, PodSpec, RuntimePod
+from nodeagent.model.pods import ENDED, EmptyDirSpec, PodReading, PodSpec, RuntimePod
 from nodeagent.model.pressure import (
     UNKNOWN,
     ContainerFacts,
@@ -280,7 +280,7 @@ class _Merger:
 
     def _lifecycle(self) -> PodLifecycle:
         running, listed = self._pod.running, self._defined.listed
-        if listed is not None and listed.phase in ("Succeeded", "Failed"):
+        if listed is not None and listed.phase in ENDED:
             return PodLifecycle.ENDING if running else PodLifecycle.FINISHED
         if listed is not None and listed.deleting:
             return PodLifecycle.ENDING

@@ -101,6 +101,7 @@ async def test_only_pods_that_the_synced_watch_lacks_are_removed(tmp_path: Path)
         pytest.param(("running", "crashing", "job"), {"connected_s": None, "error": "reset"}, id="interrupted"),
         pytest.param(("running", "crashing", "job"), {"foreign": "no Node object"}, id="unproven node name"),
         pytest.param(("running", "crashing", "job"), {"unnamed": 1}, id="unreadable pod"),
+        pytest.param(("running", "crashing", "job"), {"truncated": True}, id="truncated list"),
         pytest.param((), {}, id="list of another cluster"),
         pytest.param(("crashing",), {}, id="list without the running pod"),
     ],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
+from nodeagent.kube import pod_api
 from nodeagent.kube.api_client import ApiClient, ApiStream
 from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
@@ -41,7 +42,7 @@ def api(authority: Authority, directory: Path, *names: str) -> Iterator[tuple[Ap
 async def listed(access: ApiAccess, node: str = "node-1") -> tuple[list[str], str]:
     client = ApiClient(access, ApiCredentials(access))
     try:
-        pods, version = await PodApi(client, node).list()
+        pods, version, _ = await PodApi(client, node).list()
     finally:
         client.close()
     return [each.uid for each in pods], version
@@ -56,6 +57,29 @@ async def test_list_is_read_in_pages(api_authority: Authority, tmp_path: Path) -
     queries = [each.query for each in server.seen("GET", PODS)]
     assert len(queries) == 3
     assert queries[0] == f"fieldSelector=spec.nodeName%3Dnode-1&limit={PAGE_SIZE}"
+
+
+async def test_5001_failed_pods_of_this_node_hide_no_other_pod(api_authority: Authority, tmp_path: Path) -> None:
+    with api(api_authority, tmp_path) as (server, access):
+        for number in range(5001):
+            server.pods.put(pod(f"failed-{number}", status={"phase": "Failed"}))
+        server.pods.put(pod("z-running"))
+        client = ApiClient(access, ApiCredentials(access))
+        pods, _, truncated = await PodApi(client, "node-1").list()
+        client.close()
+    assert (len(pods), pods[-1].uid, truncated) == (5002, "uid-z-running", False)
+
+
+async def test_list_beyond_the_limit_is_truncated(
+    api_authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_api, "MAX_PODS", 2)
+    with api(api_authority, tmp_path, "a", "b", "c") as (server, access):
+        server.pods.put(pod("d", status={"phase": "Succeeded"}))
+        client = ApiClient(access, ApiCredentials(access))
+        pods, _, truncated = await PodApi(client, "node-1").list()
+        client.close()
+    assert ([each.uid for each in pods], truncated) == (["uid-a", "uid-b", "uid-d"], True)
 
 
 async def test_expired_page_is_a_refusal_410_and_no_part_of_a_list(api_authority: Authority, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from nodeagent.kube.pod_api import parse_event
 from nodeagent.model.pods import PodHandle, PodInventory
 from nodeagent.observe.watched_pods import WatchedPods
 from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.kubernetes.pod_watch import after_connection, after_event, after_list
+from nodeagent.plan.kubernetes.pod_watch import after_connection, after_events, after_list
 from tests.support.api_pods import Pods
 from tests.support.api_pods import pod as api_pod
 from tests.support.virtual_time import START, LoopClock
@@ -76,7 +76,7 @@ class Cluster:
             parse_event(json.dumps(event).encode()) for _, event in self.pods.changes(int(state.resource_version))
         ]
         for each in events:
-            state = after_event(state, each, now_s, START)
+            state = after_events(state, [each], now_s, START)
         self.watched.state = after_connection(state, now_s, START)
 
     async def read_pods(self) -> PodInventory:

@@ -5,32 +5,33 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections import UserDict
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.daemon.kubernetes.pod_session import STORE_S, PodWatchParts, PodWatchSession
+from nodeagent.daemon.kubernetes.pod_session import EVENT_S, STORE_S, PodWatchParts, PodWatchSession
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError, StoreError
 from nodeagent.kube.pod_api import parse_event
 from nodeagent.kube.podspec import parse_listed_pod
 from nodeagent.model.pod_list import Completeness
+from nodeagent.model.pods import PodSpec
 from nodeagent.observe.watched_pods import WatchedPods
-from nodeagent.plan.kubernetes.pod_watch import compact, proof_problem
+from nodeagent.plan.kubernetes.pod_watch import EventKind, PodEvent, compact, proof_problem
+from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.api_pods import Pods, pod
 from tests.support.virtual_time import LoopClock, play
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-
-    from nodeagent.model.pods import PodSpec
-    from nodeagent.plan.kubernetes.pod_watch import PodEvent
+    from collections.abc import Callable, KeysView
 
 BOOKMARK_S = 60.0
+START = datetime(2026, 1, 10, 12, tzinfo=UTC)
 
 
 @dataclass
@@ -66,11 +67,11 @@ class Node:
         if self.down:
             raise ApiServerUnavailableError("connection refused")
 
-    async def list_pods(self) -> tuple[tuple[PodSpec, ...], str]:
+    async def list_pods(self) -> tuple[tuple[PodSpec, ...], str, bool]:
         self.request("list")
         _, page = self.server.page("fieldSelector=spec.nodeName%3Dnode-1")
         pods = tuple(compact(parse_listed_pod(each, "pod")) for each in page["items"])
-        return pods, page["metadata"]["resourceVersion"]
+        return pods, page["metadata"]["resourceVersion"], False
 
     async def foreign(self) -> str:
         return self.foreign_because
@@ -348,3 +349,31 @@ def test_pods_of_another_node_are_not_stored() -> None:
     node.foreign_because = "the Node object is of another machine"
     node.run(100)
     assert node.stored == []
+
+
+class CountedCopies(UserDict[str, PodSpec]):
+    """Pods that count their copies."""
+
+    copies = 0
+
+    def keys(self) -> KeysView[str]:
+        self.copies += 1
+        return super().keys()
+
+
+def test_events_copy_no_pods_until_the_state_is_read() -> None:
+    node = filled()
+    pods = CountedCopies()
+    node.watched.state = replace(node.watched.state, pods=pods, foreign="")
+    for number in range(500):
+        node.watched.add(PodEvent(EventKind.ADDED, PodSpec(f"u{number}", "default", "p"), str(number)), 0.0, START)
+    assert pods.copies == 0
+    assert (len(node.watched.state.pods), node.watched.state.resource_version, pods.copies) == (500, "499", 1)
+
+
+def test_rate_of_events_is_bounded() -> None:
+    node = filled("a")
+    node.run(10, *((1, lambda: node.server.put(pod("a"))) for _ in range(2000)))
+    assert len(uids(node)) == 1
+    assert int(node.watched.state.resource_version) < node.server.version
+    assert int(node.watched.state.resource_version) - 1001 <= 9 / EVENT_S + 1

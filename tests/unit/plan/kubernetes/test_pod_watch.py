@@ -19,16 +19,19 @@ from nodeagent.plan.kubernetes.pod_watch import (
     FRESH_S,
     LAST_RETRY_S,
     MAX_DELETED,
+    MAX_ENDED,
+    MAX_PODS,
     SYNC_GRACE_S,
     EventKind,
     PodEvent,
     WatchState,
     after_connection,
-    after_event,
+    after_events,
     after_expiry,
     after_interruption,
     after_list,
     compact,
+    is_current,
     needs_list,
     pod_list,
     proof_problem,
@@ -114,7 +117,7 @@ class Client:
             except ApiServerRefusedError:
                 self.state = after_expiry(self.state)
                 return
-            self.state = after_event(self.state, parsed, self.now_s, self.now)
+            self.state = after_events(self.state, [parsed], self.now_s, self.now)
 
     def check_claims(self) -> None:
         """Check that the pod list of the state proves no deletion of a pod that exists in the API server."""
@@ -253,7 +256,7 @@ def test_time_of_the_list_follows_a_corrected_wall_clock() -> None:
     ],
 )
 def test_unreadable_change_costs_the_proof_but_no_pod(line: bytes) -> None:
-    state = after_event(listed("a"), parse_event(line), 70.0, START)
+    state = after_events(listed("a"), [parse_event(line)], 70.0, START)
     assert state.pods.keys() == {"a"}
     assert "unreadable" in proof_problem(state, 70.0)
     assert needs_list(state)
@@ -263,7 +266,7 @@ def test_unreadable_change_costs_the_proof_but_no_pod(line: bytes) -> None:
 
 def test_malformed_pod_with_a_uid_exists_and_costs_only_itself() -> None:
     line = json.dumps({"type": "ADDED", "object": pod("b", spec={"priority": "high"})}).encode()
-    state = after_event(listed("a"), parse_event(line), 70.0, START)
+    state = after_events(listed("a"), [parse_event(line)], 70.0, START)
     assert state.pods.keys() == {"a", "uid-b"}
     assert state.pods["uid-b"].malformed
     assert not proof_problem(state, 70.0)
@@ -308,9 +311,25 @@ def test_uids_have_the_hash_of_a_mirror_pod_which_is_the_uid_of_the_static_one()
 def test_memory_of_deleted_pods_is_bounded_and_keeps_the_newest() -> None:
     state = listed()
     for number in range(MAX_DELETED + 5):
-        state = after_event(state, PodEvent(EventKind.DELETED, spec(f"u{number}"), "8"), 1.0, START)
+        state = after_events(state, [PodEvent(EventKind.DELETED, spec(f"u{number}"), "8")], 1.0, START)
     assert len(state.deleted) == MAX_DELETED
     assert state.deleted[-1] == f"u{MAX_DELETED + 4}"
+
+
+def test_pods_beyond_the_limits_are_unknown_and_the_others_remain_facts() -> None:
+    state = listed(*(f"u{number}" for number in range(MAX_PODS + MAX_ENDED)), connected_s=-SYNC_GRACE_S, foreign="")
+    known = after_events(state, [PodEvent(EventKind.MODIFIED, spec("u0"), "8")], 1.0, START)
+    assert (proof_problem(known, 1.0), needs_list(known)) == ("", False)
+    state = after_events(known, [PodEvent(EventKind.ADDED, spec("new"), "9")], 1.0, START)
+    assert "new" not in state.pods
+    assert is_current(state, 1.0)
+    assert "the others are unknown" in proof_problem(state, 1.0)
+    assert needs_list(state)
+
+
+def test_ended_pod_is_kept_without_its_definition() -> None:
+    ended = compact(parse_listed_pod(pod("a", status={"phase": "Failed"}), "pod"))
+    assert (ended.uid, ended.phase, ended.containers, ended.images) == ("uid-a", "Failed", (), ())
 
 
 @pytest.mark.parametrize(
