@@ -236,7 +236,13 @@ class Agent:
         return Preview(Scope.LEAKS, preview.snapshot, (plan,))
 
     async def break_down(
-        self, snapshot: NodeSnapshot, *, within_s: float, walk: bool = True, cancelled: threading.Event | None = None
+        self,
+        snapshot: NodeSnapshot,
+        *,
+        within_s: float,
+        walk: bool = True,
+        cancelled: threading.Event | None = None,
+        private: bool = False,
     ) -> Breakdown:
         """Return the usage breakdown of the image filesystem; see ``read_breakdown``."""
         return await read_breakdown(
@@ -247,6 +253,7 @@ class Agent:
             within_s=within_s,
             walk=walk,
             cancelled=cancelled,
+            private=private,
         )
 
     async def break_down_shortfall(self, report: PassReport) -> Breakdown | None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,17 +20,19 @@ from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_files import KUBELET_ROOT
 from nodeagent.plan.gc.storage_breakdown import MeasuredUsage, Walk, break_down
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nodeagent.model import FsObservation, NodeSnapshot, UnreferencedPiece
     from nodeagent.observe.node_snapshot import Observer
-    from nodeagent.plan.gc.storage_breakdown import Breakdown
+    from nodeagent.plan.gc.storage_breakdown import Breakdown, Share
     from nodeagent.runtime.storage_backend import StorageBackend
 
 POD_VOLUMES: Final = KUBELET_ROOT / "pods"
 LARGEST: Final = 10
+_FOR_ALL: Final = stat.S_IROTH | stat.S_IXOTH
 
 
 async def read_breakdown(  # noqa: PLR0913 - one argument per source of the breakdown
@@ -40,6 +44,7 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
     within_s: float,
     walk: bool = True,
     cancelled: threading.Event | None = None,
+    private: bool = False,
 ) -> Breakdown:
     """Return the usage breakdown of a snapshot's image filesystem.
 
@@ -51,6 +56,8 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
         within_s: time limit in seconds for walking directories.
         walk: whether directories are walked; without a walk, logs and volumes count as other data.
         cancelled: ends the walk when set, since a thread cannot be cancelled.
+        private: whether to name entries of directories that not every user may read; otherwise their sizes are added up
+            under the name of the directory.
 
     Raises:
         ObservationError: the image filesystem cannot be read.
@@ -71,7 +78,34 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
         deadline_s = time.monotonic() + within_s
         limit = _Limit(deadline_s, cancelled or threading.Event())
         measured = await asyncio.to_thread(_walk, measured, filesystem, pod_log_root, known, limit)
-    return break_down(snapshot, filesystem, measured)
+    found = break_down(snapshot, filesystem, measured)
+    return found if private else await asyncio.to_thread(_public, found)
+
+
+def _public(breakdown: Breakdown) -> Breakdown:
+    """Return a breakdown without the names of entries of directories that not every user may read."""
+    return replace(breakdown, shares=tuple(replace(each, members=_public_members(each)) for each in breakdown.shares))
+
+
+def _public_members(share: Share) -> tuple[tuple[str, int], ...]:
+    sizes: Counter[str] = Counter()
+    for name, size_bytes in share.members:
+        sizes[_public_path(name) if name.startswith("/") else name] += size_bytes
+    return tuple(sorted(sizes.items(), key=lambda each: (-each[1], each[0])))
+
+
+def _public_path(path: str) -> str:
+    """Return the path up to the first directory that not every user may read, or that cannot be read."""
+    shown = ""
+    for name in path.removeprefix("/").split("/"):
+        try:
+            mode = os.stat(shown or "/", follow_symlinks=False).st_mode  # noqa: PTH116 - the path is a text
+        except OSError:
+            return shown.rpartition("/")[0] or "/"
+        if mode & _FOR_ALL != _FOR_ALL:
+            break
+        shown += f"/{name}"
+    return shown or "/"
 
 
 def _image_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> tuple[Path, ...]:

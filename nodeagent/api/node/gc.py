@@ -95,7 +95,7 @@ async def measure_disk_usage(agent: Agent, within_s: float) -> DiskUsage:
     Raises:
         NodeAgentError: the node cannot be observed.
     """
-    return await break_down_usage(agent, await read_for_usage(agent), within_s)
+    return await break_down_usage(agent, await read_for_usage(agent), within_s, private=True)
 
 
 async def read_for_usage(agent: Agent) -> NodeSnapshot:
@@ -108,7 +108,15 @@ async def read_for_usage(agent: Agent) -> NodeSnapshot:
 
 
 async def break_down_usage(
-    agent: Agent, snapshot: NodeSnapshot, within_s: float, cancelled: threading.Event | None = None
+    agent: Agent,
+    snapshot: NodeSnapshot,
+    within_s: float,
+    cancelled: threading.Event | None = None,
+    *,
+    private: bool,
 ) -> DiskUsage:
-    """Return the usage of the image filesystem by share; ``cancelled`` ends the walk of directories when set."""
-    return DiskUsage.of(await agent.break_down(snapshot, within_s=within_s, cancelled=cancelled))
+    """Return the usage of the image filesystem by share.
+
+    ``cancelled`` ends the walk of directories when set; ``private`` as in ``read_breakdown``.
+    """
+    return DiskUsage.of(await agent.break_down(snapshot, within_s=within_s, cancelled=cancelled, private=private))

@@ -187,7 +187,8 @@ class Readings:
         agent, cancelled = require_agent(self._context), threading.Event()
 
         async def measure(snapshot: NodeSnapshot) -> str:
-            document = await gc.break_down_usage(agent, snapshot, within_s, cancelled)
+            private = CALLER.get().is_root
+            document = await gc.break_down_usage(agent, snapshot, within_s, cancelled, private=private)
             return await asyncio.to_thread(encode_line, document)
 
         try:

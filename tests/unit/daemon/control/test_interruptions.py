@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +22,8 @@ from tests.unit.control_node import MEMBER, ROOT, Node, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
+
+    from nodeagent.host.peer import Peer
 
 WITHIN_S = 20.0
 
@@ -162,6 +165,42 @@ async def test_walk_of_a_disk_usage_request_delays_no_other_request_and_ends_wit
     assert not ended.is_set()
     writer.transport.abort()
     assert await asyncio.to_thread(ended.wait, WITHIN_S)
+
+
+def closed_below(place: Path) -> Path:
+    """Return a directory that other users cannot list, in a place that they can."""
+    place.chmod(0o755)
+    for name in ("alice/deep", "bob"):
+        (place / "closed" / name).mkdir(parents=True)
+    (place / "closed").chmod(0o711)
+    return place / "closed"
+
+
+async def test_names_from_directories_of_root_are_added_up_in_the_disk_usage_of_a_member(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "io.containerd.snapshotter.v1.overlayfs").mkdir(exist_ok=True)
+    with TemporaryDirectory() as place:  # pytest's directories are closed to other users
+        closed = closed_below(Path(place))
+
+        class Reader:
+            def __init__(self, *_: object, **__: object) -> None: ...
+
+            def measure(self, path: str) -> Tree:
+                return Tree(path)
+
+            def largest(self, *_: object) -> tuple[Tree, ...]:
+                return Tree(f"{closed}/alice/deep/a", 5), Tree(f"{closed}/bob", 4), Tree(f"{place}/gone/c", 3)
+
+        monkeypatch.setattr("nodeagent.observe.storage_usage.TreeReader", Reader)
+
+        async def sizes(peer: Peer) -> dict[str, int]:
+            node.peer[0] = peer
+            shares = {each["part"]: each for each in (await node.ask("DiskUsage"))["shares"]}
+            return {each["name"]: each["bytes"] for each in shares["not-container-data"]["largest"]}
+
+        assert await sizes(ROOT) == {f"{closed}/alice/deep/a": 5, f"{closed}/bob": 4, f"{place}/gone/c": 3}
+        assert await sizes(MEMBER) == {str(closed): 9, place: 3}
 
 
 async def test_root_does_not_wait_for_the_plan_of_a_member(node: Node) -> None:
