@@ -18,7 +18,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image portable test-portable format clean
+.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -189,15 +189,6 @@ test-rebuild: ## as root: build the packages and the RPM in two fresh roots with
 image: ## build the container image in dist/ with mmdebstrap; ARCHITECTURE=arm64 requires qemu-user-static, IMAGE=REFERENCE is its name, MIRROR=URL a Debian mirror
 	@.ci/setup run
 	ARCHITECTURE=$(ARCHITECTURE) IMAGE=$(IMAGE) MIRROR=$(MIRROR) systemd/image/build $(BIN)/python dist
-
-portable: ## build the portable service of systemd in dist/ with mmdebstrap and squashfs-tools; ARCHITECTURE and MIRROR as for image
-	@.ci/setup run
-	FORMAT=raw ARCHITECTURE=$(ARCHITECTURE) MIRROR=$(MIRROR) systemd/image/build $(BIN)/python dist
-
-test-portable: ## as root: two builds of the portable service are identical, and it passes the tests of an installation in a virtual machine
-	@.ci/setup dev node image
-	FORMAT=raw systemd/image/rebuild $(BIN)/python dist
-	NODEAGENT_TEST_PORTABLE="$$(echo "$$PWD"/dist/nodeagent_*_amd64.raw)" $(BIN)/python -m pytest --timeout 2400 -s tests/node/test_portable.py
 
 test-image: ## as root: two builds of the container image are identical, and it works as a static pod on a real containerd; with ARCHITECTURE=arm64, its commands run under qemu-user instead
 	@.ci/setup dev real image

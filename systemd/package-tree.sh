@@ -71,5 +71,5 @@ set_times() {
 # write_sums OUTPUT: SHA256SUMS of all artefacts of the directory.
 write_sums() {
     (cd "$1" && find . -maxdepth 1 -type f '(' -name 'nodeagent[_-]*.deb' -o -name 'nodeagent-*.rpm' -o -name '*.cdx.json' -o \
-        -name '*.oci.tar' -o -name '*.raw' ')' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum -- >SHA256SUMS)
+        -name '*.oci.tar' ')' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum -- >SHA256SUMS)
 }

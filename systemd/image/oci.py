@@ -1,4 +1,4 @@
-"""Write a root file system as a reproducible OCI image layout in a tar file, or as a tar file of its own.
+"""Write a root file system as a reproducible OCI image layout in a tar file.
 
 Entries are sorted; the owner is root, the modification time is ``SOURCE_DATE_EPOCH``. File modes are 0755 or 0644, so
 that neither the umask of the build nor a set-user-ID bit is in the image.
@@ -42,15 +42,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write a root file system as an OCI image layout.")
     parser.add_argument("root", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--architecture")
-    parser.add_argument("--version")
-    parser.add_argument("--reference", help="name of the image for its import; without it, write the root only")
+    parser.add_argument("--architecture", required=True)
+    parser.add_argument("--version", required=True)
+    parser.add_argument("--reference", required=True, help="name of the image for its import")
     options = parser.parse_args()
     epoch = int(os.environ["SOURCE_DATE_EPOCH"])
-    if options.reference is None:
-        with options.output.open("wb") as output:
-            write_tar(output, options.root, epoch)
-        return
     blobs: dict[str, bytes] = {}
     layer, diff_id = write_layer(options.root, epoch)
     created = datetime.fromtimestamp(epoch, UTC).isoformat().replace("+00:00", "Z")

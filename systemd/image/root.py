@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 from datetime import UTC, datetime
@@ -43,7 +42,6 @@ REMOVED: Final = (
 MOUNT_POINTS: Final = (
     *("proc", "sys", "dev", "run", "tmp", "root", "etc/nodeagent", "var/tmp", "var/lib/nodeagent"),
     *("var/lib/containerd", "var/log/pods", "var/log/containers", "etc/kubernetes/manifests"),
-    *("home", "etc/rancher", "var/snap"),
 )
 FILES: Final = {
     "etc/passwd": "root:x:0:0::/root:/usr/sbin/nologin\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n",
@@ -52,8 +50,6 @@ FILES: Final = {
     # Empty instead of the name and DNS servers of the build host; container runtimes mount their own files here.
     "etc/hostname": "",
     "etc/resolv.conf": "",
-    # Mount point of a portable service, as is resolv.conf.
-    "etc/machine-id": "",
 }
 LAUNCHER: Final = """#!/{prefix}/bin/python -I
 import sys
@@ -62,19 +58,6 @@ from nodeagent.cli.start import program
 
 sys.exit(program())
 """
-_UNITS: Final = "usr/lib/systemd/system"
-UNIT: Final = f"{_UNITS}/nodeagent.service"
-RELOAD: Final = (
-    "ExecReload=/usr/bin/python3 -I -S -c 'import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGHUP)' $MAINPID"
-)
-"""The image has no kill(1)."""
-HOST: Final = "usr/share/nodeagent/host"
-"""Files that a portable service needs on the host, below the directory with their paths there."""
-HOST_FILES: Final = {
-    "usr/share/nodeagent/config.toml": "etc/nodeagent/config.toml",
-    "usr/lib/sysusers.d/nodeagent.conf": "etc/sysusers.d/nodeagent.conf",
-    "usr/lib/tmpfiles.d/nodeagent.conf": "etc/tmpfiles.d/nodeagent.conf",
-}
 SBOM: Final = "usr/share/nodeagent/sbom.cdx.json"
 _CONTROL_FIELDS: Final = ("Package", "Version", "Architecture", "Maintainer")
 
@@ -93,7 +76,6 @@ def main() -> None:
     prune(root)
     add_environment(root, options.prefix)
     add_files(root)
-    make_portable(root, options.prefix)
     packages = list(read_packages(options.debs))
     add_package_records(root, packages)
     libraries = json.loads(options.wheels.read_text())["components"]
@@ -139,7 +121,7 @@ def add_environment(root: Path, prefix: str) -> None:
 
 
 def add_files(root: Path) -> None:
-    """Write users, mount points and licence files, and add ``PORTABLE_PREFIXES`` to os-release."""
+    """Write users, mount points and licence files."""
     for name in MOUNT_POINTS:
         (root / name).mkdir(parents=True, exist_ok=True)
     for name, text in FILES.items():
@@ -149,27 +131,6 @@ def add_files(root: Path) -> None:
     source = Path(__file__).resolve().parents[2]
     write(root / "usr/share/doc/nodeagent/copyright", (source / "systemd/debian/copyright").read_text())
     write(root / "usr/share/doc/nodeagent/LICENSE", (source / "LICENSE").read_text())
-    release = root / "usr/lib/os-release"
-    write(release, release.read_text() + "PORTABLE_PREFIXES=nodeagent\n")
-
-
-def make_portable(root: Path, prefix: str) -> None:
-    """Add the host's directories to the unit, which is attached as a portable service, and write the files of the host.
-
-    An installation on the host under the same path must not replace that of the image. The image has no systemctl, and
-    the agent writes no drop-ins of slices.
-    """
-    unit = (root / UNIT).read_text().replace(f"BindReadOnlyPaths=-/{prefix}/ ", "BindReadOnlyPaths=")
-    unit = re.sub(r"^(ExecStartPre|ReadWritePaths)=.*/run/systemd/system/.*\n", "", unit, flags=re.MULTILINE)
-    here = Path(__file__).parent
-    added = (here / "portable.conf").read_text()
-    write(root / UNIT, re.sub(r"^ExecReload=/bin/kill .*$", lambda _: RELOAD, unit, flags=re.MULTILINE) + added)
-    write(root / HOST / "etc/systemd/portable/profile/nodeagent/service.conf", (here / "profile.conf").read_text())
-    command = root / HOST / "usr/local/bin/nodeagent"
-    write(command, (here / "host-command").read_text())
-    command.chmod(0o755)
-    for source, target in HOST_FILES.items():
-        write(root / HOST / target, (root / source).read_text())
 
 
 def write(path: Path, text: str) -> None:

@@ -165,7 +165,7 @@ def check_install(arguments: list[str], _: Path) -> None:
         elif "systemd" in each:
             assert each.startswith(f"{BY_HAND.units}/{UNIT}.d"), each
         else:
-            assert each.startswith(("/etc/nodeagent/", "/var/lib/node_exporter/", "/var/lib/portables")), each
+            assert each.startswith(("/etc/nodeagent/", "/var/lib/node_exporter/")), each
 
 
 def check_journalctl(arguments: list[str], _: Path) -> None:
@@ -198,24 +198,6 @@ def check_jq(arguments: list[str], machine: Path) -> None:
     )
 
 
-def check_cp(arguments: list[str], _: Path) -> None:
-    source = arguments[-2].removeprefix("/mnt/").removesuffix("/.")
-    assert f'HOST: Final = "{source}"' in (ROOT / "systemd/image/root.py").read_text()
-
-
-def check_settings(arguments: list[str], _: Path) -> None:
-    """Check the names of the files of systemd-sysusers and systemd-tmpfiles."""
-    names = [each for each in arguments if not each.startswith("-")]
-    assert names == [BY_HAND.sysusers.name] == [BY_HAND.tmpfiles.name]
-
-
-def check_portablectl(arguments: list[str], _: Path) -> None:
-    verb, *options, image = arguments
-    assert verb == "attach"
-    assert options[0] == "--profile=nodeagent"
-    assert re.fullmatch(r"nodeagent_[\d.]+_amd64", image)
-
-
 def is_accepted(_: list[str], __: Path) -> None:
     """Accept any arguments, since the program uses no file, unit or command of the agent."""
 
@@ -232,12 +214,6 @@ CHECKS: Final[Mapping[str, Callable[[list[str], Path], None]]] = {
     "sed": check_sed,
     "jq": check_jq,
     "apt": is_accepted,
-    "mount": is_accepted,
-    "umount": is_accepted,
-    "cp": check_cp,
-    "systemd-sysusers": check_settings,
-    "systemd-tmpfiles": check_settings,
-    "portablectl": check_portablectl,
 }
 
 

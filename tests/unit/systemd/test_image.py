@@ -99,38 +99,12 @@ def root_module() -> ModuleType:
 def test_files_of_the_build_host_are_replaced_and_links_to_it_are_not_followed(tmp_path: Path) -> None:
     root, host = tmp_path / "root", tmp_path / "resolv.conf"
     (root / "etc").mkdir(parents=True)
-    (root / "usr/lib").mkdir(parents=True)
-    (root / "usr/lib/os-release").write_text("ID=debian\n")
     host.write_text("nameserver 192.0.2.1\n")
     (root / "etc/resolv.conf").symlink_to(host)
     (root / "etc/hostname").write_text("builder\n")
     (root / "etc/hostname").chmod(0o600)
     root_module().add_files(root)
-    written = {name: root / "etc" / name for name in ("hostname", "resolv.conf", "machine-id")}
+    written = {name: root / "etc" / name for name in ("hostname", "resolv.conf")}
     assert {name: path.read_text() for name, path in written.items()} == dict.fromkeys(written, "")
     assert {oct(path.lstat().st_mode) for path in written.values()} == {"0o100644"}
     assert host.read_text() == "nameserver 192.0.2.1\n"
-
-
-def test_unit_of_the_image_uses_only_programs_of_the_image_and_no_installation_of_the_host(tmp_path: Path) -> None:
-    root, units = tmp_path / "root", "usr/lib/systemd/system"
-    prefix = "usr/lib/nodeagent/venv"
-    options = ["--root", str(root), "--packaged", "--prefix", f"/{prefix}", "--systemd", "249"]
-    subprocess.run([sys.executable, "-m", "nodeagent", "install", *options], check=True, capture_output=True)
-    (root / "usr/share/nodeagent/config.toml").write_text("dry_run = true\n")
-    root_module().make_portable(root, prefix)
-    lines = (root / units / "nodeagent.service").read_text().splitlines()
-    programs = [line.partition("=")[2].split()[0] for line in lines if line.startswith("Exec")]
-    assert sorted(programs) == ["/usr/bin/python3"] + [f"/{prefix}/bin/nodeagent"] * 3
-    bound = [path for line in lines if line.startswith("BindReadOnlyPaths=") for path in line.partition("=")[2].split()]
-    assert {"/var/lib", "/var/log", "/etc/passwd", "/etc/group", "-/etc/nodeagent", "-/home/kubernetes"} <= set(bound)
-    assert [path for path in bound if prefix in path] == []
-    host = root / "usr/share/nodeagent/host"
-    assert {str(path.relative_to(host)) for path in host.rglob("*") if path.is_file()} == {
-        "etc/nodeagent/config.toml",
-        "etc/sysusers.d/nodeagent.conf",
-        "etc/tmpfiles.d/nodeagent.conf",
-        "etc/systemd/portable/profile/nodeagent/service.conf",
-        "usr/local/bin/nodeagent",
-    }
-    assert os.access(host / "usr/local/bin/nodeagent", os.X_OK)
