@@ -196,10 +196,6 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Show the versions of agent and runtime", "nodeagent version"),
         ("Print the version of the runtime", "nodeagent version -o json | jq -r .runtime.version"),
     ),
-    "api": (
-        ("Print the OpenAPI document", "nodeagent api"),
-        ("List the paths of the API", "nodeagent api | jq -r '.paths | keys[]'"),
-    ),
     "help": (
         ("List the topics", "nodeagent help"),
         ("Read about eviction", "nodeagent help eviction | less"),

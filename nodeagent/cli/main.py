@@ -72,7 +72,6 @@ _OPERATE: Final[tuple[Callable[..., None], ...]] = (
     operations.install,
     operations.uninstall,
     inspection.version,
-    operations.api,
     operations.completion,
 )
 

@@ -120,7 +120,6 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "manifest rbac": ("--watch-pods", "--node", "node-1"),
     "manifest daemonset": ("--image", "registry.test/nodeagent:1"),
     "manifest static-pod": ("--image", "registry.test/nodeagent:1"),
-    "api": (),
 }
 """Arguments of each command by the name of its output, which starts with the command; they run in this order."""
 DOCUMENTS: Final = (
@@ -131,7 +130,7 @@ DOCUMENTS: Final = (
 )
 """Commands that are run by root and checked against the schema of their JSON output."""
 ONCE: Final = {
-    *("events", "node describe", "reload", "run", "install", "uninstall", "completion", "manifest rbac", "api"),
+    *("events", "node describe", "reload", "run", "install", "uninstall", "completion", "manifest rbac"),
     *("manifest daemonset", "manifest static-pod"),
     *("config reference", "config default", "config import", "help", "hold add", "hold remove"),
 }
@@ -140,7 +139,6 @@ LAST: Final = ("run",)
 """Commands that change their process, and are therefore run last, each in a separate process."""
 ABRIDGED: Final = {
     "completion": 8,
-    "api": 12,
     "config default": 12,
     "manifest rbac": 12,
     "manifest daemonset": 12,

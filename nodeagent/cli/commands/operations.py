@@ -51,16 +51,6 @@ def resume(config: ConfigOption = None) -> None:
     resume_agent(config)
 
 
-def api() -> None:
-    """Print the OpenAPI document of the control API."""
-    import sys  # noqa: PLC0415 - not needed by every command
-
-    from nodeagent.api.codec import encode  # noqa: PLC0415
-    from nodeagent.api.openapi import openapi  # noqa: PLC0415
-
-    sys.stdout.write(encode(openapi()))
-
-
 def help_(
     context: typer.Context,
     words: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Topic or command")] = None,
