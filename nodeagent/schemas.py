@@ -16,7 +16,6 @@ class SchemaId(StrEnum):
     APPLY = "nodeagent/apply/v1"
     CONFIG = "nodeagent/config/v1"
     CONTAINERS = "nodeagent/containers/v1"
-    DEEP_LEAKS = "nodeagent/deep-leaks/v1"
     DISK_USAGE = "nodeagent/du/v1"
     DOCTOR = "nodeagent/doctor/v1"
     EVENT = "nodeagent/event/v1"

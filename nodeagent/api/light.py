@@ -24,7 +24,7 @@ TIMES: Final = frozenset(
     {
         *("created_at", "eligible_at", "ended_at", "finished_at", "first_detected", "jumped_at", "last_used"),
         *("made_at", "observed_at", "observed_since", "placed_at", "removed_at", "started_at", "undo_until", "until"),
-        *("changed_at", "observed_from", "observed_until", "untrusted_until"),
+        *("observed_from", "observed_until", "untrusted_until"),
     }
 )
 """Names of the fields that are times, in every document."""

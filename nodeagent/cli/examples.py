@@ -113,7 +113,6 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "gc leaks": (
         ("List unreferenced blobs and snapshots", "nodeagent gc leaks"),
         ("Delete the leaks older than a week", "nodeagent gc leaks --minimum-age 7d --yes"),
-        ("Compare the host with the records of containerd", "nodeagent gc leaks --deep"),
     ),
     "gc undo": (
         ("List the passes that can be undone", "nodeagent gc undo --list"),

@@ -148,7 +148,7 @@ def _gc(scope: str, values: Mapping[str, Any]) -> bool:
 
 
 def _gc_leaks(values: Mapping[str, Any]) -> bool:
-    if values["yes"] or values["deep"]:
+    if values["yes"]:
         return False
     from nodeagent.cli.gc import Request  # noqa: PLC0415
     from nodeagent.cli.leaks import collect_leaks  # noqa: PLC0415

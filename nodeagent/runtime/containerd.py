@@ -60,11 +60,11 @@ class ContainerdClient:
     Deleting an absent object succeeds.
     """
 
-    def __init__(self, connection: RuntimeConnection, namespace: str = NAMESPACE, *, reuses_lists: bool = True) -> None:
+    def __init__(self, connection: RuntimeConnection, *, reuses_lists: bool = True) -> None:
         """Create a client; ``reuses_lists`` is whether decoded lists are cached, see :class:`DecodeCache`."""
         self._connection = connection
         self._reuses_lists = reuses_lists
-        self.namespace = namespace
+        self.namespace = NAMESPACE
         self._containers = LongList(connection, methods.CONTAINERS, methods.CONTAINERS_STREAMED)
         # an image has three small name records, so that the names of small nodes are cached too
         self._images = DecodeCache(
@@ -72,10 +72,6 @@ class ContainerdClient:
         )
         self._blobs: PartCache[content_pb2.ListContentResponse, Blob] = PartCache(reuses=reuses_lists)
         self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, Snapshot]] = {}
-
-    def in_namespace(self, name: str) -> ContainerdClient:
-        """Return a client in another namespace."""
-        return ContainerdClient(self._connection, name)
 
     async def list_namespaces(self) -> tuple[str, ...]:
         """Return the names of all namespaces."""
@@ -256,7 +252,7 @@ class ContainerdClient:
         got = await self._connection.unary(
             methods.INGESTS, content_pb2.ListStatusesRequest(), metadata=self._metadata()
         )
-        return tuple(Ingest(each.ref, each.expected) for each in got.statuses)
+        return tuple(Ingest(each.expected) for each in got.statuses)
 
     async def list_snapshots(
         self, snapshotter: str, known: Mapping[str, Snapshot] | None = None

@@ -143,11 +143,9 @@ class Ingest(Record):
     """A blob being written. Source: ``content.v1.Status``.
 
     Attributes:
-        reference: key of the write.
         expected: digest declared by the writer; empty if not declared.
     """
 
-    reference: str
     expected: str
 
 

@@ -40,9 +40,8 @@ class RuntimeStatus(Record):
         sandbox_image: the configured sandbox (pause) image; ``None`` where not reported (containerd 2.x).
         snapshotter: the configured snapshotter; ``None`` where not reported (containerd 2.x, other runtimes).
         snapshotters: the configured snapshotter and the snapshotters of the runtime handlers, where reported.
-        directories: directories of containerd's CRI plugin, persistent and volatile; empty where not reported.
 
-    Source: CRI ``StatusResponse``; the last four from the JSON under ``info["config"]``.
+    Source: CRI ``StatusResponse``; the last three from the JSON under ``info["config"]``.
     """
 
     ready: bool
@@ -50,7 +49,6 @@ class RuntimeStatus(Record):
     sandbox_image: str | None = None
     snapshotter: str | None = None
     snapshotters: tuple[str, ...] = ()
-    directories: tuple[str, ...] = ()
 
 
 class FilesystemUsage(Record):
@@ -136,7 +134,6 @@ def decode_status(message: api.StatusResponse) -> RuntimeStatus:
         sandbox_image=_text(config, "sandboxImage") or _text(config, "pinned_images", "sandbox") or None,
         snapshotter=_text(config, "containerd", "snapshotter") or None,
         snapshotters=_snapshotters(config),
-        directories=tuple(filter(None, (_text(config, "rootDir"), _text(config, "stateDir")))),
     )
 
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from nodeagent.errors import NodeAgentError, ObservationError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from nodeagent.model import Image, StorageGraph, UnreferencedPiece
-    from nodeagent.model.runtime_objects import RuntimeRecords
     from nodeagent.runtime.containerd_records import SnapshotUsage, StoredContainer, StoredImage
     from nodeagent.runtime.namespace_lists import StorageLists
 
@@ -52,10 +51,6 @@ class CriOnlyStorage:
     async def read_store_paths(self) -> Mapping[str, str]:
         """Return an empty mapping, since CRI does not report the directories of stores."""
         return {}
-
-    async def read_all_records(self, snapshotters: Collection[str], cri_ids: frozenset[str]) -> RuntimeRecords:
-        """Raise ObservationError, since CRI has no records of references."""
-        raise ObservationError(_NO_RECORDS)
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return an empty tuple, since CRI has no records of image names."""

@@ -25,11 +25,10 @@ from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER
 from nodeagent.runtime.namespace_lists import StorageLists, list_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image, StorageGraph, UnreferencedPiece
-    from nodeagent.model.runtime_objects import RuntimeRecords
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import SnapshotUsage, StoredContainer, StoredImage
     from nodeagent.runtime.creations import Creations
@@ -101,13 +100,6 @@ class StorageBackend(Protocol):
 
     async def read_store_paths(self) -> Mapping[str, str]:
         """Return the directory of each snapshotter, and of the content store under the empty name; empty if unknown."""
-
-    async def read_all_records(self, snapshotters: Collection[str], cri_ids: frozenset[str]) -> RuntimeRecords:
-        """Return the records of all namespaces; see :func:`nodeagent.runtime.all_records.read_all_records`.
-
-        Raises:
-            ObservationError: the backend has no records.
-        """
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return the records of the names in ``names`` that exist; empty for CRI alone."""
@@ -236,19 +228,6 @@ class ContainerdStorage:
             return await self._client.read_store_paths()
         except RuntimeRequestError:
             return {}
-
-    async def read_all_records(self, snapshotters: Collection[str], cri_ids: frozenset[str]) -> RuntimeRecords:
-        """Return the records of all namespaces.
-
-        Raises:
-            ObservationError: the runtime is not containerd.
-        """
-        from nodeagent.runtime.all_records import read_all_records  # noqa: PLC0415 - loaded only for the leak audit
-
-        try:
-            return await read_all_records(self._client, snapshotters, cri_ids)
-        except RuntimeUnsupportedError as error:
-            raise ObservationError(f"this runtime does not report references: {error}") from error
 
     async def _read_stores(self) -> Stores:
         paths, read = await self.read_store_paths(), self._read_format

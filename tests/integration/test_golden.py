@@ -80,7 +80,6 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "gc all": ("--dry-run",),
     "gc all yes": ("--yes",),
     "gc leaks": ("--dry-run", "--kept"),
-    "gc leaks deep": ("--dry-run", "--deep"),
     "gc undo": (),
     "gc undo list": ("--list",),
     "plan": ("--scope", "all", "--out", "{directory}/plan.json", "--force"),
@@ -124,7 +123,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
 """Arguments of each command by the name of its output, which starts with the command; they run in this order."""
 DOCUMENTS: Final = (
     *("status", "images", "images tree", "containers", "pods", "explain image", "explain pod", "du", "top", "pressure"),
-    *("history", "history details", "gc images", "gc containers", "gc all", "gc leaks", "gc leaks deep", "evict"),
+    *("history", "history details", "gc images", "gc containers", "gc all", "gc leaks", "evict"),
     *("gc undo list", "shutdown", "shutdown status", "doctor", "reload preview", "version", "config show effective"),
     *("plan diff", "apply", "hold add", "hold list", "report merge"),
 )

@@ -124,24 +124,15 @@ def gc_leaks(
     rooted: Annotated[
         bool, typer.Option("--rooted", help="Include items referenced only by containerd.io/gc.root")
     ] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="List host objects without a containerd record instead")] = False,
 ) -> None:
     """List unreferenced blobs and snapshots; --yes deletes them.
 
-    An item is unreferenced if no image, container, lease, or other blob or snapshot refers to it. --deep compares the
-    host with the records of containerd: directories and records of snapshots, blobs, ingests, mounts, shims, cgroups,
-    leases, directories of tasks and of CRI. --deep requires root,
-    removes nothing, and prints the removal procedure of each kind.
+    An item is unreferenced if no image, container, lease, or other blob or snapshot refers to it.
     """
     from nodeagent.cli.gc import Request  # noqa: PLC0415
     from nodeagent.cli.leaks import collect_leaks  # noqa: PLC0415
 
     request = Request("leaks", config, dry_run, yes, output.value, kept, at_endpoint(endpoint), direct)
-    if deep:
-        from nodeagent.cli.deep_leaks import audit  # noqa: PLC0415
-
-        audit(request, minimum_age=minimum_age)
-        return
     collect_leaks(request, minimum_age=minimum_age, rooted=rooted)
 
 

@@ -51,7 +51,7 @@ _SETTINGS = {
 }
 LEFT_TO_THE_PARSER = {
     **dict.fromkeys(("gc all", "gc containers", "gc images"), _SETTINGS),
-    "gc leaks": {"-y", "--yes", "--deep"},
+    "gc leaks": {"-y", "--yes"},
 }
 """Options that need the parser, since the command removes items or overrides settings."""
 
