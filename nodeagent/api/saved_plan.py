@@ -10,16 +10,13 @@ from nodeagent.api.common import Filesystem, RecordedReason, Runtime
 from nodeagent.api.gc import Decision, Drift, Preview, Report
 from nodeagent.plan.decision import ItemKind, Verdict
 from nodeagent.plan.gc import saved_plan
-from nodeagent.plan.gc.policy_difference import compare_policies
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from nodeagent.model import NodeSnapshot
-    from nodeagent.plan import decision
-    from nodeagent.plan.gc.policy import GCPolicy
+    from nodeagent.act.gc.preview import Preview as GCPreview
 
 
 class Apply(Document, frozen=True, kw_only=True, tag=SchemaId.APPLY.value):
@@ -85,21 +82,11 @@ class ComparedPlan(Part, frozen=True, kw_only=True):
     made_at: Time
 
 
-class DifferingSetting(Part, frozen=True, kw_only=True):
-    """A setting with different values in two plans; of two lists, only the differing entries are shown."""
-
-    setting: str
-    before: str
-    after: str
-
-
 class PlanDiff(Document, frozen=True, kw_only=True, tag=SchemaId.PLAN_DIFF.value):
-    """The differences between two saved plans; ``settings`` lists the differences of their policies, if any."""
+    """The differences between two saved plans."""
 
     before: ComparedPlan
     after: ComparedPlan
-    rules_differ: bool
-    settings: tuple[DifferingSetting, ...]
     differences: tuple[Difference, ...]
 
     @classmethod
@@ -110,32 +97,18 @@ class PlanDiff(Document, frozen=True, kw_only=True, tag=SchemaId.PLAN_DIFF.value
         return cls(
             before=ComparedPlan(id=before.id, made_at=before.made_at),
             after=ComparedPlan(id=after.id, made_at=after.made_at),
-            rules_differ=before.policy != after.policy,
-            settings=tuple(
-                DifferingSetting(setting=each.setting, before=each.before, after=each.after)
-                for each in compare_policies(before.policy, after.policy)
-            ),
             differences=tuple(map(Difference.of, differences)),
         )
 
 
-def encode_saved_plan(  # noqa: PLR0913 - the parts of the document
-    scope: str,
-    snapshot: NodeSnapshot,
-    plans: Sequence[decision.Plan],
-    policy: GCPolicy,
-    *,
-    node: str,
-    expires_at: datetime,
-    agent_version: str,
-    key: bytes | None,
-) -> dict[str, Any]:
-    """Return the document of a plan to save, signed with ``key``; unsigned if ``key`` is ``None``.
+def encode_saved_plan(preview: GCPreview, *, node: str, expires_at: datetime, agent_version: str) -> dict[str, Any]:
+    """Return the document of a plan to save.
 
-    The document is not a struct, since its id and signature are digests of exactly these keys and values. The decoder
-    is in ``plan.gc.saved_plan``.
+    The document is not a struct, since its id is a digest of exactly these keys and values. The decoder is in
+    ``plan.gc.saved_plan``.
     """
-    decisions = [each for plan in plans for each in plan.decisions]
+    snapshot = preview.snapshot
+    decisions = [each for plan in preview.plans for each in plan.decisions]
     removals_first = sorted(decisions, key=lambda each: each.verdict is not Verdict.REMOVE)
     body: Mapping[str, Any] = {
         "made_at": snapshot.observed_at.isoformat(),
@@ -143,14 +116,15 @@ def encode_saved_plan(  # noqa: PLR0913 - the parts of the document
         "agent_version": agent_version,
         "node": node,
         "runtime": Runtime.of(snapshot),
-        "scope": scope,
-        "snapshot_digest": saved_plan.snapshot_digest(snapshot),
+        "scope": preview.scope.value,
         "imagefs": Filesystem.of_optional(snapshot.image_filesystem),
-        "policy": saved_plan.encode_policy(policy),
-        "accounting": {plan.kind: plan.accounting.value for plan in plans},
-        "frees_bytes": sum(plan.frees_bytes for plan in plans),
-        "warnings": [*snapshot.warnings, *(warning for plan in plans for warning in plan.warnings)],
+        "frees_bytes": sum(plan.frees_bytes for plan in preview.plans),
+        "warnings": [*snapshot.warnings, *(warning for plan in preview.plans for warning in plan.warnings)],
         "decisions": [Decision.of(each) for each in removals_first],
     }
     # converted through JSON, so that the digest covers the written text
-    return saved_plan.seal(json.loads(encode_line(body)), key)
+    document = json.loads(encode_line(body))
+    digests = saved_plan.item_digests(snapshot)
+    for row, each in zip(document["decisions"], removals_first, strict=True):
+        row["digest"] = digests[each.kind, each.id]
+    return saved_plan.seal(document)

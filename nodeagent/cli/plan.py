@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
+from nodeagent.act.gc.preview import plans_for
 from nodeagent.api.codec import encode
 from nodeagent.api.gc import Drift, Report
 from nodeagent.api.gc import Preview as PreviewDocument
@@ -21,15 +22,12 @@ from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import short_reference
 from nodeagent.clock import SystemClock
-from nodeagent.errors import StoreError, UsageError
+from nodeagent.errors import UsageError
 from nodeagent.files import replace_file
 from nodeagent.host.node import node_identity
-from nodeagent.plan.gc.saved_plan import compare, parse_plan, refusal_of, unseal
+from nodeagent.plan.gc.saved_plan import compare, parse_plan, refusal_of
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.plan.gc.strictness import stricter
-from nodeagent.record import Record, field, replace
-from nodeagent.store.plan_key import PlanKeyFile
-from nodeagent.text import Cut
+from nodeagent.record import Record, field
 from nodeagent.units import format_time, parse_duration_s
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ class ApplyRequest(Record):
 def save(
     config: Path | None, overrides: Mapping[str, str | int], scope: str, out: Path | None, expires: str, *, force: bool
 ) -> None:
-    """Observe the node, plan the removals, and write the signed plan to a file or to standard output.
+    """Observe the node, plan the removals, and write the plan to a file or to standard output.
 
     Raises:
         UsageError: the lifetime is not a duration, or the file exists or cannot be written.
@@ -79,21 +77,20 @@ def save(
 
     preview = run_async(observe())
     configured = load_settings(config, {}).policy
-    if stricter(settings.policy, configured) != settings.policy:
-        sys.stderr.write(
-            "nodeagent: the options are less strict than the configuration; 'nodeagent apply' needs the same options "
-            "to remove every listed item\n"
-        )
+    if configured != settings.policy:
+        by_configuration = plans_for(preview.scope, preview.snapshot, configured)
+        kept = {each.id for each in preview.removals} - {each.id for plan in by_configuration for each in plan.removals}
+        if kept:
+            sys.stderr.write(
+                f"nodeagent: the configuration keeps {len(kept)} of the listed items; 'nodeagent apply' needs the same "
+                "options to remove them\n"
+            )
     text = encode(
         encode_saved_plan(
-            scope,
-            preview.snapshot,
-            preview.plans,
-            settings.policy,
+            preview,
             node=node_identity(),
             expires_at=preview.snapshot.observed_at + lifetime,
             agent_version=__version__,
-            key=_signing_key(settings),
         ),
         "json",
     )
@@ -107,31 +104,16 @@ def save(
     warn(f"{out}: {len(preview.removals)} removals, about {format_bytes(frees)}; expires in {expires}")
 
 
-def _signing_key(settings: Settings) -> bytes | None:
-    """Return this node's plan key; ``None`` after a warning if the key is unavailable."""
-    try:
-        return PlanKeyFile(settings.state_directory).read_or_create()
-    except StoreError as error:
-        warn(f"nodeagent: {error}; the plan is not signed, 'nodeagent apply' refuses it")
-        return None
-
-
 def apply_file(request: ApplyRequest) -> None:
-    """Remove the items of a saved plan that are removable by the policy of the plan and by the policy in force.
+    """Remove the items of a saved plan that a new plan under the policy in force removes too.
 
     Options of the command line are part of the policy in force, as for ``gc``.
 
     Raises:
-        UsageError: the file is not a plan, is not signed by this node, was changed, has expired, or is for
-            another node.
-        StoreError: this node's plan key cannot be read.
+        UsageError: the file is not a plan, was changed, has expired, or is for another node.
     """
-    text = _read(request.file)
+    saved = read_plan(request.file)
     settings = load_settings(request.config, request.overrides)
-    try:
-        saved = unseal(text, PlanKeyFile(settings.state_directory).read())
-    except ValueError as error:
-        raise UsageError(f"{request.file}: {error}; nothing was removed") from error
     refused = refusal_of(saved, SystemClock().now(), node_identity())
     if refused:
         raise UsageError(f"{request.file}: {refused}")
@@ -142,10 +124,8 @@ def apply_file(request: ApplyRequest) -> None:
 
 async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) -> ExitCode:
     dry_run = request.dry_run or settings.dry_run
-    current = settings.policy
-    settings = replace(settings, policy=stricter(saved.policy, current))
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
-        preview, drift = await agent.collector.prepare_saved(saved, current)
+        preview, drift = await agent.collector.prepare_saved(saved)
         if dry_run:
             _show(request, preview, saved, drift, None)
             if not request.dry_run:
@@ -160,7 +140,11 @@ async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) ->
         report = await run_interruptibly(
             agent, preview, trigger="apply", rounds=1, progress=request.output == "table", plan_id=saved.id
         )
-    _show(request, preview, saved, drift, report)
+    if request.output == "table":
+        display = standard_output()
+        display.write(report_lines(report, settings.policy.images, display.columns))
+    else:
+        _show(request, preview, saved, drift, report)
     code = exit_code(report)
     not_done = any(result not in report.removed for result in report.results)
     return ExitCode.PARTIAL if code is ExitCode.DONE and (drift or not_done) else code
@@ -178,7 +162,7 @@ def diff(before: Path, after: Path, form: str) -> None:
 
 
 def read_plan(path: Path) -> SavedPlan:
-    """Return the plan in a file, signed or not.
+    """Return the plan in a file.
 
     Raises:
         UsageError: the file cannot be read or is not a saved plan.
@@ -225,9 +209,6 @@ def _show(
         return
     display = standard_output()
     columns = display.columns
-    if report is not None:
-        display.write(report_lines(report, saved.policy.images, columns))
-        return
     lines = [
         Line(
             f"plan {saved.id.removeprefix('sha256:')[:12]} of {format_time(saved.made_at)}: "
@@ -251,16 +232,9 @@ def _show(
 
 
 def _print_differences(document: PlanDiff) -> None:
-    """Print the settings that differ, the number of items per change of verdict, and the items that differ."""
+    """Print the number of items per change of verdict, and the items that differ."""
     display = standard_output()
     columns = display.columns
-    if document.settings:
-        settings = Table("SETTING", Heading("BEFORE", cut=Cut.END), Heading("AFTER", cut=Cut.END))
-        for setting in document.settings:
-            settings.add(setting.setting, setting.before, setting.after)
-        display.write([*settings.lines(columns), Line()])
-    else:
-        display.write([Line("no settings differ")])
     if not document.differences:
         display.write([Line("no decisions differ")])
         return

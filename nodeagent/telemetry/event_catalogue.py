@@ -236,9 +236,6 @@ EVENTS: Final[Mapping[str, Event]] = {
     "paused": Event("768e943ada51480986983e32936c62ce", "paused by {by} until {until}[: {why}]"),
     "resumed": Event("cfb7bcee2bfa40f6cb7d27465f17c25f", "resumed by {by}"),
     "pause_unreadable": Event("b96d8ce54b784c3df7a788492bdd0b64", "paused: cannot read the stored pause[: {error}]"),
-    "plan_key_unavailable": Event(
-        "0a4980c808cc4e8facce2fde790bfd85", "{error}; saved plans are signed with a temporary key"
-    ),
     "metrics_listening": Event("900106af6fe5462b904f484479d5b733", "metrics and health listening on {listen}"),
     "node_registered": Event("bfed3ddfee934c9e912e2e2132b02786", "node {node} registered ({verdict})[: {because}]"),
     "node_not_registered": Event(

@@ -24,7 +24,6 @@ from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model import TRUSTED, Hold
 from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.store import HoldFile
-from nodeagent.store.plan_key import PlanKeyFile
 from tests.support.command import nodeagent
 from tests.unit.control_node import serving
 
@@ -181,7 +180,6 @@ async def test_state_and_control_socket_are_closed_to_a_local_user(place: Path, 
     (place / "node").mkdir(mode=0o755)
     state = place / "node" / "state"
     HoldFile(state).add(Hold("", "r/a:1", "why", "me", NOW, NOW), TRUSTED)
-    PlanKeyFile(state).read_or_create()
     assert not attacker.can("-r", state)
     assert not any(attacker.can("-r", each) for each in state.iterdir())
     async with serving(place / "node") as node:

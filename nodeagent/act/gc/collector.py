@@ -20,7 +20,6 @@ from nodeagent.act.gc.undo_terms import undo_terms
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.saved_plan import find_drift
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import Record, replace
 
@@ -133,19 +132,16 @@ class Collector:
         """
         return await preview_pass(self._observer, self._policy, scope, only)
 
-    async def prepare_saved(self, saved: SavedPlan, current: GCPolicy) -> tuple[Preview, tuple[Drift, ...]]:
+    async def prepare_saved(self, saved: SavedPlan) -> tuple[Preview, tuple[Drift, ...]]:
         """Complete interrupted removals, then observe and plan the removals of a saved plan.
 
-        ``current`` is the policy in force. The policy of this collector must be the stricter combination of ``current``
-        and the saved policy.
-
         Returns:
-            The preview of the pass, and the items of the saved plan that are kept or no longer exist.
+            The preview of the pass, and the removals of the saved plan that are not carried out.
         """
         await self._recover()
         snapshot = await self._observer.observe(saved.scope)
-        in_force, plans = await asyncio.to_thread(plans_for_saved, saved, snapshot, current)
-        return Preview(saved.scope, snapshot, plans), find_drift(saved, (*in_force, *plans))
+        plans, drift = await asyncio.to_thread(plans_for_saved, saved, snapshot, self._policy)
+        return Preview(saved.scope, snapshot, plans), drift
 
     async def run(  # noqa: PLR0913 - the options of a pass
         self,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan
     from nodeagent.plan.gc.policy import GCPolicy
-    from nodeagent.plan.gc.saved_plan import SavedPlan
+    from nodeagent.plan.gc.saved_plan import Drift, SavedPlan
 
 
 class Observer(Protocol):
@@ -107,18 +107,18 @@ def plans_by_loop(snapshot: NodeSnapshot, policy: GCPolicy) -> tuple[Plan, ...]:
 
 
 def plans_for_saved(
-    saved: SavedPlan, snapshot: NodeSnapshot, current: GCPolicy
-) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
-    """Return the plans under the policy in force, and the plans to carry out when a saved plan is applied.
+    saved: SavedPlan, snapshot: NodeSnapshot, policy: GCPolicy
+) -> tuple[tuple[Plan, ...], tuple[Drift, ...]]:
+    """Return the plans to carry out when a saved plan is applied, and its removals that are not carried out.
 
-    The plans to carry out remove an item only if the saved plan lists the item, and if both ``current`` and the
-    stricter combination of both policies remove the item from this snapshot. The stricter policy alone is not
-    sufficient, since thresholds are not monotonic: a removal by age under ``current`` can reduce the usage below the
-    high threshold, so that ``current`` keeps an image that the stricter policy removes.
+    The plans remove an item only if the saved plan and a new plan under the policy in force both remove the item, and
+    if its digest is unchanged. The planners run again with these items alone, since an image can be in use by a
+    container that only the new plan removes.
     """
-    from nodeagent.plan.gc.strictness import stricter  # noqa: PLC0415 - not needed for lists
+    from nodeagent.plan.gc.saved_plan import find_drift, unchanged_removals  # noqa: PLC0415 - not needed for lists
 
-    listed = frozenset([item.id for item in saved.removals])
-    in_force = plans_for(saved.scope, snapshot, current, listed)
-    allowed = frozenset([decision.id for plan in in_force for decision in plan.removals])
-    return in_force, plans_for(saved.scope, snapshot, stricter(saved.policy, current), allowed)
+    unchanged = unchanged_removals(saved, snapshot)
+    fresh = plans_for(saved.scope, snapshot, policy)
+    both = unchanged & {decision.id for plan in fresh for decision in plan.removals}
+    plans = plans_for(saved.scope, snapshot, policy, both)
+    return plans, find_drift(saved, (*fresh, *plans), unchanged)

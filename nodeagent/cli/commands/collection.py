@@ -198,10 +198,9 @@ def plan_diff(
     after: Annotated[Path, typer.Argument(metavar="B", help="Saved plan to compare with A", callback=named_file)],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Compare two saved plans: settings, verdicts, reasons.
+    """Compare two saved plans: verdicts and reasons.
 
-    The settings that differ are listed first, then the number of items per change of verdict and reason, then the
-    items. The exit code is 0 if only settings differ.
+    The number of items per change of verdict and reason is listed first, then the items.
     """
     from nodeagent.cli.plan import diff  # noqa: PLC0415
 
@@ -223,9 +222,8 @@ def apply(
 ) -> None:
     """Apply a saved plan.
 
-    Only listed items that are still removable are removed; the exit code is 3 if the plan has drifted.
-    For every setting the stricter of the plan and the current configuration applies. A plan made with options that
-    are less strict than the configuration needs the same options here.
+    The agent plans again under the configuration and the options given here, and removes the listed items that the new
+    plan removes too. Items that changed after the plan was saved are kept. The exit code is 3 if an item is kept.
     """
     from nodeagent.cli.plan import ApplyRequest, apply_file  # noqa: PLC0415
 

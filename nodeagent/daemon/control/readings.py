@@ -22,7 +22,7 @@ from nodeagent.api.saved_plan import encode_saved_plan
 from nodeagent.daemon.control.caller import CALLER
 from nodeagent.daemon.control.exclusive import run_exclusively
 from nodeagent.daemon.control.request_fields import check_number, check_text, parse_scope
-from nodeagent.daemon.control.requested_pass import PlanKey, require_agent
+from nodeagent.daemon.control.requested_pass import require_agent
 from nodeagent.daemon.node_report import report_document
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
@@ -67,7 +67,6 @@ class Readings:
         self._reader_agent: Agent | None = None
         self._heavy_locks = {is_root: asyncio.Lock() for is_root in (False, True)}
         self._walk_locks = {is_root: asyncio.Lock() for is_root in (False, True)}
-        self._plan_key = PlanKey(context)
 
     async def status(self, _: requests.Empty) -> str:
         """Return the status of the node and the daemon."""
@@ -80,25 +79,20 @@ class Readings:
         return encode_line(await pressure_document(self._status_reader(), self._context.eviction))
 
     async def plan(self, request: requests.PlanRequest) -> str:
-        """Return the plan of a pass that starts now; with ``lasts_seconds``, a signed plan for a later apply."""
+        """Return the plan of a pass that starts now; with ``lasts_seconds``, a plan to save for a later apply."""
         scope = parse_scope(request.scope)
         lasts_s = check_number(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
         if not lasts_s:
             return await self._document(lambda agent: gc.preview_collection(agent, scope))
-        key = await self._plan_key.read()
 
         async def save(agent: Agent) -> Mapping[str, object]:
             preview = await agent.collector.preview(scope)
             return await asyncio.to_thread(
                 encode_saved_plan,
-                scope.value,
-                preview.snapshot,
-                preview.plans,
-                agent.settings.policy,
+                preview,
                 node=node_identity(),
                 expires_at=preview.snapshot.observed_at + timedelta(seconds=lasts_s),
                 agent_version=__version__,
-                key=key,
             )
 
         return await self._document(save)

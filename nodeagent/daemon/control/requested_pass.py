@@ -1,29 +1,24 @@
-"""Passes requested over the control API, and the key for signing their plans."""
+"""Passes requested over the control API."""
 
 from __future__ import annotations
 
-import asyncio
 import math
-import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api.gc import Report
 from nodeagent.daemon.control.caller import CALLER
 from nodeagent.daemon.health import not_composed
 from nodeagent.daemon.loops import log_report, log_result, log_start
-from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError, UsageError
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, UsageError
 from nodeagent.host.node import node_identity
-from nodeagent.plan.gc.saved_plan import refusal_of, unseal
+from nodeagent.plan.gc.saved_plan import parse_plan, refusal_of
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.plan.gc.strictness import stricter
-from nodeagent.record import replace
-from nodeagent.store.plan_key import KEY_BYTES, PlanKeyFile
 from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable
 
     from nodeagent.act.agent import Agent
@@ -43,31 +38,6 @@ def require_agent(context: DaemonContext) -> Agent:
     if context.agent is None:
         raise RuntimeUnavailableError(f"not ready: {not_composed(context)}")
     return context.agent
-
-
-class PlanKey:
-    """The key that signs the plans of this daemon."""
-
-    def __init__(self, context: DaemonContext) -> None:
-        self._context = context
-        self._own_key = secrets.token_bytes(KEY_BYTES)
-        self._problem = ""
-
-    async def read(self) -> bytes:
-        """Return the plan key of this node, or a key of this process if the state directory is unavailable.
-
-        With a full or read-only state directory an operator must still be able to confirm removals. Plans signed with
-        the fallback key are valid until the daemon stops.
-        """
-        try:
-            key = await asyncio.to_thread(PlanKeyFile(self._context.settings.state_directory).read_or_create)
-        except StoreError as error:
-            if str(error) != self._problem:
-                self._context.logger.warning("plan_key_unavailable", error=str(error))
-            self._problem = str(error)
-            return self._own_key
-        self._problem = ""
-        return key
 
 
 class RequestedPass:
@@ -108,31 +78,26 @@ class RequestedPass:
         report = await self._run(agent, preview, rounds=rounds, trigger="control", in_force=agent)
         return await self._report(agent, report)
 
-    async def apply_plan(self, text: str, key: PlanKey) -> Report:
-        """Carry out a saved plan under the stricter of its policy and the policy in force; return its report.
+    async def apply_plan(self, text: str) -> Report:
+        """Remove the items of a saved plan that a new plan removes too; return the report of the pass.
 
         Raises:
-            UsageError: the plan is invalid, expired or not signed by this node, the agent is paused, or the
-                configuration disables the scope for this caller.
+            UsageError: the plan is invalid, expired or for another node, the agent is paused, or the configuration
+                disables the scope for this caller.
             NodeAgentError: the pass failed or was not started.
         """
         try:
-            saved = unseal(text, await key.read())
+            saved = parse_plan(text)
         except ValueError as error:
             raise UsageError(f"plan: {error}; nothing was removed") from error
         refused = refusal_of(saved, self._context.clock.now(), node_identity())
         if refused:
             raise UsageError(f"plan: {refused}")
-        in_force = require_agent(self._context)
-        _refuse_disabled(saved.scope, in_force.settings)
-        current = in_force.settings.policy
-        settings = replace(in_force.settings, policy=stricter(saved.policy, current))
-        async with open_agent(
-            settings, record=True, dry_run=settings.dry_run, clock=self._context.clock, roles=in_force.roles
-        ) as agent:
-            preview, drift = await agent.collector.prepare_saved(saved, current)
-            report = await self._run(agent, preview, rounds=1, trigger="apply", plan_id=saved.id, in_force=in_force)
-            return await self._report(agent, report, drift)
+        agent = require_agent(self._context)
+        _refuse_disabled(saved.scope, agent.settings)
+        preview, drift = await agent.collector.prepare_saved(saved)
+        report = await self._run(agent, preview, rounds=1, trigger="apply", plan_id=saved.id, in_force=agent)
+        return await self._report(agent, report, drift)
 
     async def _report(self, agent: Agent, report: outcomes.PassReport, drift: Iterable[Drift] | None = None) -> Report:
         """Return a report, with the filesystem usage breakdown if the pass missed its target."""

@@ -183,7 +183,7 @@ class ControlService(Readings):
 
         requested = RequestedPass(self._context, self._heavy, on_result)
         work = asyncio.ensure_future(
-            requested.apply_plan(request.plan, self._plan_key)
+            requested.apply_plan(request.plan)
             if request.plan
             else requested.apply_scope(parse_scope(request.scope), request.rounds or 1)
         )

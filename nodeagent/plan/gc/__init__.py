@@ -2,6 +2,6 @@
 
 Each planner returns one decision for every item, kept items included, with a reason code. ``planner`` combines them for
 a scope; each planner uses the removals of the previous planner as input. The rules for images are in
-``image_keep_rules``. ``saved_plan`` stores a plan for a later run, which removes only items permitted by both the plan
-and the current configuration.
+``image_keep_rules``. ``saved_plan`` stores a plan for a later run, which removes only items that a new plan also
+removes.
 """

@@ -1,36 +1,33 @@
-"""Saved plans: encoding, verification and comparison of plans that are applied later.
+"""Saved plans: encoding and comparison of plans that are applied later.
 
-A saved plan is a JSON document. Its id is a digest of its content, which identifies the plan but does not prove its
-origin. Its signature (``mac``) is computed with a key readable only by root, and proves that this node's agent created
-the plan; only a signed plan is applied. To apply a saved plan, the agent creates a new plan from the current state,
-under the stricter of the saved and the current policy (``strictness.py``). Only items listed in the saved plan are
-removed. Listed items that are no longer removable are kept and reported as drift.
+A saved plan is a JSON document: a list of items, each with its id, its decision and a digest of its state. To apply it,
+the agent plans again under the policy in force, and removes the items that both plans remove and whose digest is
+unchanged. The plan needs no signature, since a changed plan removes nothing that a pass without a plan would keep. All
+other listed items are kept and reported as drift. The id of the plan is a digest of its content, which detects
+accidental changes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 from base64 import b64decode
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from nodeagent.parsing import parse_json
 from nodeagent.plan.decision import ItemKind, Verdict, sentence_of
-from nodeagent.plan.gc.image_origin import Irreplaceable
-from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.policy import GCPolicy
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.record import Record, replace
+from nodeagent.record import Record
 from nodeagent.schemas import SchemaId
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nodeagent.model import NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan
@@ -38,18 +35,18 @@ if TYPE_CHECKING:
 SCHEMA: Final = SchemaId.SAVED_PLAN.value
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-_T = TypeVar("_T")
 _Time = Annotated[datetime, Meta(tz=True)]
 _SKEW: Final = timedelta(minutes=5)
 """Tolerated clock skew between saving and applying a plan."""
-_ADDED_SETTINGS: Final = frozenset(
-    {"logs.period_s", "images.protection.irreplaceable", "images.protection.unreachable_registries"}
-)
-"""Settings missing in plans of version 0.1; their default applies."""
+_CHANGED: Final = "it changed after the plan was saved: its names, its state or its references differ"
 
 
 class SavedItem(Record):
-    """Decision of a saved plan, with the fields needed to apply and compare plans."""
+    """Decision of a saved plan, with the fields needed to apply and compare plans.
+
+    Attributes:
+        digest: digest of the item's names, state and references, see ``item_digests``.
+    """
 
     kind: ItemKind
     id: str
@@ -58,6 +55,7 @@ class SavedItem(Record):
     code: str
     sentence: str
     frees_bytes: int | None
+    digest: str
 
 
 class SavedPlan(Record):
@@ -68,7 +66,6 @@ class SavedPlan(Record):
         made_at: creation time of the plan, aware UTC.
         expires_at: end of the plan's validity, aware UTC.
         node: name of the node on which the plan was created.
-        policy: policy with which the plan was created.
         items: all decisions; removals first, in order of execution.
     """
 
@@ -77,7 +74,6 @@ class SavedPlan(Record):
     expires_at: datetime
     node: str
     scope: Scope
-    policy: GCPolicy
     items: tuple[SavedItem, ...]
 
     @property
@@ -111,6 +107,7 @@ class _Decision(Struct):
     verdict: Verdict
     reason: _Reason
     frees_bytes: int | None
+    digest: str
     id_base64: str | UnsetType = UNSET
 
     def item(self) -> SavedItem:
@@ -127,40 +124,37 @@ class _Decision(Struct):
             self.reason.code,
             sentence_of(self.reason.code, self.reason.details),
             self.frees_bytes,
+            self.digest,
         )
 
 
 class _Document(Struct):
-    """Fields of a plan document that are decoded; id and signature cover all fields."""
+    """Fields of a plan document that are decoded; the id covers all fields."""
 
     id: str
     made_at: _Time
     expires_at: _Time
     node: str
     scope: Scope
-    policy: dict[str, Any]
     decisions: list[_Decision]
 
 
-class _Protection(Struct):
-    rules: list[str]
-    keep_last_n_tags_per_repository: int
-    irreplaceable: Irreplaceable = Irreplaceable.LAST
-    unreachable_registries: tuple[str, ...] = ()
-
-
-def snapshot_digest(snapshot: NodeSnapshot) -> str:
-    """Return a digest of the items in a snapshot, their states and references, independent of time."""
-    parts: list[object] = [
-        sorted((image.id, *image.repo_tags, *image.repo_digests, image.pinned) for image in snapshot.images),
-        sorted((each.id, each.state.value, each.sandbox_id, each.image_ref) for each in snapshot.containers),
-        sorted((each.id, each.ready, each.uid, each.image) for each in snapshot.sandboxes),
-        sorted(each.name for each in snapshot.pod_log_directories),
-        sorted(each.name for each in snapshot.dead_log_links),
-        sorted(hold.id for hold in snapshot.holds),
-        sorted(snapshot.pod_images.named),
-    ]
-    return _digest(parts)
+def item_digests(snapshot: NodeSnapshot) -> dict[tuple[ItemKind, str], str]:
+    """Return a digest of the names, the state and the references of each item, independent of time."""
+    facts: Iterator[tuple[ItemKind, str, list[object]]] = chain(
+        (
+            (ItemKind.IMAGE, each.id, [sorted(each.repo_tags), sorted(each.repo_digests), each.pinned])
+            for each in snapshot.images
+        ),
+        (
+            (ItemKind.CONTAINER, each.id, [each.state.value, each.sandbox_id, each.image_ref])
+            for each in snapshot.containers
+        ),
+        ((ItemKind.SANDBOX, each.id, [each.ready, each.uid, each.image]) for each in snapshot.sandboxes),
+        ((ItemKind.POD_LOG_DIRECTORY, each.name, []) for each in snapshot.pod_log_directories),
+        ((ItemKind.CONTAINER_LOG_LINK, each.name, []) for each in snapshot.dead_log_links),
+    )
+    return {(kind, item_id): _digest([kind.value, item_id, *rest]) for kind, item_id, rest in facts}
 
 
 def plan_id(scope: Scope, snapshot: NodeSnapshot, plans: Sequence[Plan]) -> str:
@@ -169,52 +163,36 @@ def plan_id(scope: Scope, snapshot: NodeSnapshot, plans: Sequence[Plan]) -> str:
     return _digest([scope.value, snapshot.observed_at.isoformat(), removals])
 
 
-def seal(body: Mapping[str, Json], key: bytes | None) -> dict[str, Json]:
-    """Return a plan document with schema, id and signature; without signature if ``key`` is ``None``."""
+def seal(body: Mapping[str, Json]) -> dict[str, Json]:
+    """Return a plan document with schema and id."""
     content: dict[str, Json] = {"schema": SCHEMA, **body}
-    identity = _digest(content)
-    signed: dict[str, Json] = {"schema": SCHEMA, "id": identity}
-    if key is not None:
-        signed["mac"] = _mac({"id": identity, **content}, key)
-    return {**signed, **body}
-
-
-def unseal(text: str, key: bytes | None) -> SavedPlan:
-    """Return the plan from a document to apply; ``key`` is this node's plan key, ``None`` if unavailable.
-
-    Raises:
-        ValueError: the text is not a plan, was changed after it was saved, was written by a different agent version, or
-            was not signed with ``key``.
-    """
-    document = _load(text)
-    mac = document.pop("mac", None)
-    _check_id(document)
-    if mac is None:
-        raise ValueError(
-            "the plan is not signed: the plan key was unavailable at its creation, or it was created by nodeagent 0.1; "
-            "create a new plan"
-        )
-    if key is None:
-        raise ValueError("this node has no plan key, so none of its plans can be verified; create a new plan")
-    expected = _mac(document, key)
-    if not isinstance(mac, str) or not hmac.compare_digest(mac.encode("utf-8", "replace"), expected.encode()):
-        raise ValueError(
-            "the signature does not match this node's plan key: the plan was changed, is from another node or "
-            "state directory, or the key was replaced since; create a new plan"
-        )
-    return _decode(document)
+    return {"schema": SCHEMA, "id": _digest(content), **body}
 
 
 def parse_plan(text: str) -> SavedPlan:
-    """Return the plan from a document to print or compare; the signature is not verified.
+    """Return the plan in a document.
 
     Raises:
         ValueError: the text is not a plan, was changed after it was saved, or has an unsupported schema version.
     """
     document = _load(text)
-    document.pop("mac", None)
-    _check_id(document)
-    return _decode(document)
+    content = {key: value for key, value in document.items() if key != "id"}
+    if document.get("id") != _digest(content):
+        raise ValueError("changed since it was saved: the id does not match the content")
+    try:
+        decoded = msgspec.convert(document, _Document)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"a field is missing or has the wrong type: {error}") from error
+    if decoded.scope is Scope.LEAKS:
+        raise ValueError("scope leaks cannot be saved as a plan")
+    return SavedPlan(
+        id=decoded.id,
+        made_at=decoded.made_at,
+        expires_at=decoded.expires_at,
+        node=decoded.node,
+        scope=decoded.scope,
+        items=tuple(each.item() for each in decoded.decisions),
+    )
 
 
 def _load(text: str) -> dict[str, Json]:
@@ -225,81 +203,13 @@ def _load(text: str) -> dict[str, Json]:
     if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("nodeagent/plan/"):
         raise ValueError("not a plan of this agent")
     if document["schema"] != SCHEMA:
-        raise ValueError(f"unknown schema {document['schema']!r}; this agent reads {SCHEMA}")
+        raise ValueError(f"unknown schema {document['schema']!r}; this agent reads {SCHEMA}; create a new plan")
     return document
 
 
 def _refuse_constant(name: str) -> Json:
     """Raise ``ValueError`` for NaN and infinities: they are not valid JSON, and NaN is not equal to itself."""
     raise ValueError(f"{name} is not a number")
-
-
-def _check_id(document: Mapping[str, Json]) -> None:
-    content = {key: value for key, value in document.items() if key != "id"}
-    if document.get("id") != _digest(content):
-        raise ValueError("changed since it was saved: the id does not match the content")
-
-
-def _decode(document: Mapping[str, Any]) -> SavedPlan:
-    decoded = _convert(document, _Document)
-    if decoded.scope is Scope.LEAKS:
-        raise ValueError("scope leaks cannot be saved as a plan")
-    return SavedPlan(
-        id=decoded.id,
-        made_at=decoded.made_at,
-        expires_at=decoded.expires_at,
-        node=decoded.node,
-        scope=decoded.scope,
-        policy=decode_policy(decoded.policy),
-        items=tuple(each.item() for each in decoded.decisions),
-    )
-
-
-def _convert(value: object, kind: type[_T]) -> _T:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"a field is missing or has the wrong type: {error}") from error
-
-
-def encode_policy(policy: GCPolicy) -> dict[str, Any]:
-    """Return a policy as JSON data for a saved plan."""
-    document: dict[str, Any] = msgspec.to_builtins(policy)
-    document["images"]["protection"]["rules"] = [rule.text for rule in policy.images.protection.rules]
-    return document
-
-
-def decode_policy(document: Mapping[str, Any]) -> GCPolicy:
-    """Return the policy from JSON data of ``encode_policy``.
-
-    Raises:
-        ValueError: a setting is missing, unknown or of the wrong type. The default of a missing setting may be less
-            strict than the value used by the plan, so it applies only to ``_ADDED_SETTINGS``.
-    """
-    plain = {name: section for name, section in document.items() if name != "images"}
-    images = _convert(document.get("images"), dict[str, Any])
-    protection = _convert(images.get("protection"), _Protection)
-    without_rules = {name: value for name, value in images.items() if name != "protection"}
-    policy = _convert({**plain, "images": without_rules}, GCPolicy)
-    rules = ProtectionPolicy(
-        tuple(map(parse_rule, protection.rules)),
-        protection.keep_last_n_tags_per_repository,
-        protection.irreplaceable,
-        protection.unreachable_registries,
-    )
-    policy = replace(policy, images=replace(policy.images, protection=rules))
-    present, expected = _keys(document), _keys(encode_policy(policy))
-    odd = (present ^ expected) - (_ADDED_SETTINGS - present)
-    if odd:
-        raise ValueError(f"policy: missing or unknown: {', '.join(sorted(odd))}")
-    return policy
-
-
-def _keys(value: object, path: str = "") -> set[str]:
-    """Return the dotted paths of all values in nested mappings."""
-    if not isinstance(value, dict):
-        return {path}
-    return {path}.union(*(_keys(each, f"{path}.{key}" if path else str(key)) for key, each in value.items()))
 
 
 def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
@@ -314,20 +224,33 @@ def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
     return ""
 
 
-def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
-    """Return the removals of ``saved`` that new plans keep or do not contain, each with the first reason."""
-    fresh: dict[tuple[ItemKind, str], Decision] = {}
+def unchanged_removals(saved: SavedPlan, snapshot: NodeSnapshot) -> frozenset[str]:
+    """Return the ids of the removals of a saved plan whose items are the same in a snapshot."""
+    digests = item_digests(snapshot)
+    return frozenset(each.id for each in saved.removals if digests.get((each.kind, each.id)) == each.digest)
+
+
+def find_drift(saved: SavedPlan, plans: Iterable[Plan], unchanged: frozenset[str]) -> tuple[Drift, ...]:
+    """Return the removals of ``saved`` that are not carried out, each with the first reason.
+
+    Args:
+        saved: the saved plan.
+        plans: the new plans under the policy in force, then the plans to carry out.
+        unchanged: ids of the removals whose items are the same.
+    """
+    fresh: dict[tuple[ItemKind, str], list[Decision]] = {}
     for each in (decision for plan in plans for decision in plan.decisions):
-        before = fresh.get((each.kind, each.id))
-        if before is None or before.verdict is Verdict.REMOVE:
-            fresh[each.kind, each.id] = each
+        fresh.setdefault((each.kind, each.id), []).append(each)
     drift = []
     for item in saved.removals:
-        decision = fresh.get((item.kind, item.id))
-        if decision is None:
+        decisions = fresh.get((item.kind, item.id), [])
+        kept = [each for each in decisions if each.verdict is not Verdict.REMOVE]
+        if not decisions:
             drift.append(Drift(item, gone=True, why="it no longer exists"))
-        elif decision.verdict is not Verdict.REMOVE:
-            drift.append(Drift(item, gone=False, why=decision.reason.sentence))
+        elif kept:
+            planned_again = decisions[0].verdict is Verdict.REMOVE
+            changed = planned_again and item.id not in unchanged
+            drift.append(Drift(item, gone=False, why=_CHANGED if changed else kept[0].reason.sentence))
     return tuple(drift)
 
 
@@ -360,11 +283,6 @@ def _is_removal(item: SavedItem | None) -> bool:
 
 def _digest(value: object) -> str:
     return "sha256:" + hashlib.sha256(_canonical(value)).hexdigest()
-
-
-def _mac(document: Mapping[str, Json], key: bytes) -> str:
-    """Return the signature (``mac``) of a document that has no signature yet. Source: RFC 2104, HMAC with SHA-256."""
-    return "hmac-sha256:" + hmac.new(key, _canonical(document), hashlib.sha256).hexdigest()
 
 
 def _canonical(value: object) -> bytes:

@@ -1,9 +1,8 @@
-"""Commands for saved plans: save, apply and compare; signatures and drift."""
+"""Commands for saved plans: save, apply and compare; drift."""
 
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 from tests.support.command import nodeagent
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_saved_plan_is_applied_and_its_drift_reported(config: Path, tmp_path: Path) -> None:
-    saved, later, other = (tmp_path / f"{name}.json" for name in ("plan", "later", "other"))
+    saved, later = (tmp_path / f"{name}.json" for name in ("plan", "later"))
     loose = ("--high", "1", "--low", "0", "--minimum-age", "0s")
     rules = (*loose, "--scope", "images")
     with served(tmp_path):
@@ -26,9 +25,9 @@ def test_saved_plan_is_applied_and_its_drift_reported(config: Path, tmp_path: Pa
         assert (refused.returncode, "--force" in refused.stderr) == (2, True)
         hold = nodeagent("hold", "add", listed[0]["name"], "--for", "2h", "--why", "debugging", "--config", str(config))
         assert hold.stdout.startswith(f"hold 1 on {listed[0]['name']} until ")
-        assert "apply' needs the same options" in planned.stderr
+        assert f"the configuration keeps {len(listed)} of the listed items; 'nodeagent apply' needs" in planned.stderr
         strict = nodeagent("apply", str(saved), "--dry-run", "--output", "json", "--config", str(config))
-        assert len(json.loads(strict.stdout)["drift"]) == len(listed), "the configuration is stricter than the plan"
+        assert len(json.loads(strict.stdout)["drift"]) == len(listed), "the configuration keeps all"
         shown = nodeagent("apply", str(saved), "--dry-run", "--output", "json", *loose, "--config", str(config))
         assert shown.returncode == 3
         assert [each["id"] for each in json.loads(shown.stdout)["drift"]] == [listed[0]["id"]]
@@ -42,11 +41,6 @@ def test_saved_plan_is_applied_and_its_drift_reported(config: Path, tmp_path: Pa
         assert nodeagent("plan", "--out", str(later), *rules, "--config", str(config)).returncode == 0
         differing = nodeagent("plan", "diff", str(saved), str(later))
         assert (differing.returncode, "keep: held" in differing.stdout) == (1, True)
-        assert "no settings differ" in differing.stdout
-        assert nodeagent("plan", "--out", str(other), "--scope", "images", "--config", str(config)).returncode == 0
-        rules_differ = nodeagent("plan", "diff", str(saved), str(other)).stdout
-        assert re.search(r"image_gc.high_threshold_percent +1 +85", rules_differ), rules_differ
-        assert "image_gc.max_images_per_pass" not in rules_differ
         assert nodeagent("plan", "diff", str(saved), str(saved)).returncode == 0
         removed = nodeagent("explain", listed[1]["name"], "--config", str(config))
         assert (removed.returncode, "done, least recently used" in removed.stdout) == (0, True)
@@ -56,43 +50,14 @@ def test_saved_plan_is_applied_and_its_drift_reported(config: Path, tmp_path: Pa
         assert json.loads(nodeagent("hold", "list", "-o", "json", "-c", str(config)).stdout)["holds"] == []
 
 
-def test_plan_not_signed_with_the_key_of_this_state_directory_is_refused(config: Path, tmp_path: Path) -> None:
-    saved, key = tmp_path / "plan.json", tmp_path / "state/plan.key"
-    make = ("plan", "--out", str(saved), "--force", "--scope", "images", "--config", str(config))
-    use = ("apply", str(saved), "--dry-run", "--config", str(config))
-    with served(tmp_path):
-        assert nodeagent(*make).returncode == 0
-        assert key.stat().st_mode & 0o7777 == 0o600
-        assert nodeagent(*use).returncode == 0
-        document = json.loads(saved.read_text())
-        saved.write_text(json.dumps({name: value for name, value in document.items() if name != "mac"}))
-        refused = nodeagent(*use)
-        assert (refused.returncode, "the plan is not signed" in refused.stderr) == (2, True), refused.stderr
-        assert nodeagent("plan", "diff", str(saved), str(saved)).returncode == 0
-        saved.write_text(json.dumps(document))
-        key.unlink()
-        refused = nodeagent(*use)
-        assert (refused.returncode, "this node has no plan key" in refused.stderr) == (2, True), refused.stderr
-        assert not key.exists(), "applying creates no key"
-        key.write_text("00" * 32)
-        key.chmod(0o600)
-        refused = nodeagent(*use)
-        assert (refused.returncode, "does not match this node's plan key" in refused.stderr) == (2, True)
-        key.chmod(0o644)
-        refused = nodeagent(*use)
-        assert (refused.returncode, "gives access to others; remove it" in refused.stderr) == (1, True)
-
-
-def test_plan_without_a_state_directory_is_saved_unsigned_with_a_warning(config: Path, tmp_path: Path) -> None:
+def test_changed_plan_is_refused_by_apply_and_diff(config: Path, tmp_path: Path) -> None:
     saved = tmp_path / "plan.json"
-    config.write_text(config.read_text().replace(f"{tmp_path}/state", f"{config}/state"))
     with served(tmp_path):
-        planned = nodeagent("plan", "--out", str(saved), "--config", str(config))
-        assert planned.returncode == 0
-        assert f"cannot read plan key {config}/state/plan.key" in planned.stderr
-        assert "the plan is not signed, 'nodeagent apply' refuses it" in planned.stderr
-        assert "Traceback" not in planned.stderr
-        assert json.loads(saved.read_text())["schema"] == "nodeagent/plan/v1"
+        assert nodeagent("plan", "--out", str(saved), "--scope", "images", "--config", str(config)).returncode == 0
+        saved.write_text(saved.read_text().replace('"images"', '"all"'))
+        for words in (("apply", str(saved), "--dry-run", "--config", str(config)), ("plan", "diff", saved, saved)):
+            refused = nodeagent(*map(str, words))
+            assert (refused.returncode, "changed since it was saved" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_removal_prevented_by_dry_run_of_the_configuration_is_reported(config: Path, tmp_path: Path) -> None:

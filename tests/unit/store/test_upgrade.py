@@ -21,14 +21,13 @@ from nodeagent.config.policies import settings
 from nodeagent.errors import ConfigError
 from nodeagent.model import ImageUsage
 from nodeagent.model.node_stop import LastActivity, StopEnd
-from nodeagent.plan.gc.saved_plan import parse_plan, unseal
+from nodeagent.plan.gc.saved_plan import parse_plan
 from nodeagent.record import replace
 from nodeagent.store import ClockReading, HoldFile, Store
 from nodeagent.store.evictions import EvictionFile
 from nodeagent.store.history import History, PastPass, Retention
 from nodeagent.store.mode import ModeFile
 from nodeagent.store.pause import PauseFile
-from nodeagent.store.plan_key import PlanKeyFile
 from nodeagent.store.shutdown import ShutdownFiles
 from nodeagent.store.sqlite import micros
 
@@ -159,15 +158,13 @@ def test_use_written_by_0_1_after_a_jump_back_is_as_recent_as_recorded(tmp_path:
 
 def test_files_unknown_to_0_1_are_read_as_absent(state: Path) -> None:
     assert ModeFile(state).read() is None
-    assert PlanKeyFile(state).read() is None
     assert EvictionFile(state).read("boot") == ((), ())
 
 
-def test_saved_plan_of_0_1_is_shown_but_not_applied(state: Path) -> None:
+def test_saved_plan_of_0_1_is_refused(state: Path) -> None:
     text = (state / "plan.json").read_text(encoding="utf-8")
-    assert len(parse_plan(text).removals) == 30
-    with pytest.raises(ValueError, match=r"not signed: .*by nodeagent 0\.1; create a new plan"):
-        unseal(text, PlanKeyFile(state).read_or_create())
+    with pytest.raises(ValueError, match=r"unknown schema 'nodeagent/plan/v1'.*; create a new plan"):
+        parse_plan(text)
 
 
 def test_configuration_of_0_1_is_accepted(state: Path) -> None:
