@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import socket
-from datetime import UTC, datetime
 from pathlib import Path
-
-from nodeagent.errors import ObservationError
 
 _ROOT = Path("/")
 
@@ -20,25 +17,6 @@ def boot_id(root: Path = _ROOT) -> str:
         return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def booted_at(root: Path = _ROOT) -> datetime | None:
-    """Return the wall time of the boot; ``None`` if unknown. Source: proc(5), ``btime`` of ``/proc/stat``.
-
-    Raises:
-        ObservationError: ``btime`` is not a number.
-    """
-    try:
-        text = (root / "proc/stat").read_text()
-    except OSError:
-        return None
-    for line in text.splitlines():
-        key, _, value = line.partition(" ")
-        if key == "btime":
-            if not value.strip().isdecimal():
-                raise ObservationError(f"{root / 'proc/stat'}: btime is {value.strip()!r}, not a number of seconds")
-            return datetime.fromtimestamp(int(value), UTC)
-    return None
 
 
 def node_identity(root: Path = _ROOT) -> str:
