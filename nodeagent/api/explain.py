@@ -65,7 +65,9 @@ class Explained(Decision, frozen=True, kw_only=True):
         also_kept_by: further reasons to keep the item.
         when: condition of its removal, as text.
         eligible_at: time from which the item can be removed; ``None`` if the removal has other conditions.
-        position: place in the removal order, from 1; ``None`` for items other than images.
+        position: place in removal order, from 1: the removals of the plan, then those of all other unused images;
+            ``None`` for other images and items, as for ``positions``.
+        origin: origin of an image: ``pulled``, ``unknown``, or why it cannot be pulled again; empty for other items.
         frees_alone_bytes: bytes freed by the removal of this image alone; ``frees_bytes`` are the bytes freed after
             ``removals_before`` other removals of the plan.
     """
@@ -78,6 +80,7 @@ class Explained(Decision, frozen=True, kw_only=True):
     users: tuple[str, ...]
     position: int | None
     positions: int | None
+    origin: str = ""
     first_detected: Time | None
     last_used: Time | None
     size_bytes: int | None
@@ -99,6 +102,7 @@ class Explained(Decision, frozen=True, kw_only=True):
             users=value.users,
             position=value.position or None,
             positions=value.positions or None,
+            origin=value.origin,
             first_detected=value.first_detected,
             last_used=value.last_used,
             size_bytes=value.size_bytes,

@@ -51,7 +51,10 @@ class Image(Part, frozen=True, kw_only=True):
     """An image with its verdict.
 
     Attributes:
-        first_detected: time of the first detection; ``None`` if not observed, as for ``last_used``.
+        first_detected: time of the first detection, equal to ``observed_at`` of the list if this reading is the first;
+            ``None`` if not observed.
+        last_used: time of the last observed use; ``None`` if no use was observed.
+        origin: ``pulled``, ``unknown``, or why the image cannot be pulled again.
     """
 
     id: str
@@ -64,12 +67,18 @@ class Image(Part, frozen=True, kw_only=True):
     pinned: bool
     first_detected: Time | None
     last_used: Time | None
+    origin: str = ""
     verdict: Verdict
     reason: Reason
 
     @classmethod
     def of(
-        cls, image: model.Image, decision: Decision, usage: model.ImageUsage | None, accounting: Accounting
+        cls,
+        image: model.Image,
+        decision: Decision,
+        usage: model.ImageUsage | None,
+        accounting: Accounting,
+        origin: str,
     ) -> Image:
         """Return the document form of an image."""
         return cls(
@@ -83,6 +92,7 @@ class Image(Part, frozen=True, kw_only=True):
             pinned=image.pinned,
             first_detected=usage.first_detected if usage else None,
             last_used=usage.last_used if usage else None,
+            origin=origin,
             verdict=decision.verdict,
             reason=Reason.of(decision.reason),
         )

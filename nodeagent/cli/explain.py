@@ -100,8 +100,13 @@ def _sentence(reason: Reason) -> str:
 def _image_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
     for name in value.names:
         yield "id" if name == value.id else "name", name
-    yield "detected", f"{ago(value.first_detected, now)}, last used {ago(value.last_used, now)}"
-    yield "order", f"{value.position} of {value.positions}, least recently used first"
+    first = "first by this reading" if value.first_detected in {None, now} else ago(value.first_detected, now)
+    used = "no use observed" if value.last_used is None else f"last used {ago(value.last_used, now)}"
+    yield "detected", f"{first}, {used}"
+    if value.origin:
+        yield "origin", value.origin
+    if value.position is not None:
+        yield "order", f"{value.position} of {value.positions} in removal order"
     yield "size", f"{size(value.size_bytes)} reported by the runtime"
     bound = value.sharing is None
     yield "frees alone", f"{size(value.frees_alone_bytes, upper_bound=bound)}, if only this image is removed"

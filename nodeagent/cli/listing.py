@@ -127,13 +127,21 @@ def count(key: str, title: str, value: Callable[[R], int | None], *, scope: Scop
 
 
 def since(
-    key: str, title: str, value: Callable[[R], datetime | None], *, missing: str = "?", scope: Scope = Scope.TABLE
+    key: str,
+    title: str,
+    value: Callable[[R], datetime | None],
+    *,
+    missing: str = "?",
+    first: str = "",
+    scope: Scope = Scope.TABLE,
 ) -> Column[R]:
-    """Return a column of ages; ``missing`` is shown for ``None``."""
+    """Return a column of ages; ``missing`` is shown for ``None``, ``first`` (if given) for the time of the document."""
 
     def show(row: R, now: datetime) -> str:
         moment = value(row)
-        return missing if moment is None else age(moment, now)
+        if moment is None:
+            return missing
+        return first if first and moment == now else age(moment, now)
 
     return Column(key, Heading(title), value, show, scope)
 

@@ -10,6 +10,7 @@ from nodeagent.cli.display import Line
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import short_id, short_reference, size, size_cell
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
+from nodeagent.plan.gc.pass_limits import LIMITS
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes, format_duration
 
@@ -112,8 +113,9 @@ def plan_lines(plan: Plan, columns: int | None, *, show_kept: bool, wide: bool =
     elif not plan.blocked:
         yield Line(f"Removes no {plan.kind}", "bold")
     if plan.shortfall_bytes:
-        shortfall = format_bytes(plan.shortfall_bytes)
-        yield Line(f"Shortfall to the low threshold: {shortfall}; nothing else may be removed", "yellow")
+        limited = sum(each.reason.code in LIMITS for each in plan.decisions)
+        rest = f"{limited} more kept by the limit per pass" if limited else "no other image may be removed"
+        yield Line(f"Shortfall to the low threshold: {format_bytes(plan.shortfall_bytes)}; {rest}", "yellow")
     if show_kept:
         kept = [decision for decision in plan.decisions if decision.verdict is not Verdict.REMOVE]
         if kept:

@@ -38,6 +38,10 @@ class FsObservation(Record):
         """Usage in whole percent, rounded up by truncating the available share, as the kubelet does."""
         return 100 - self.available_bytes * 100 // self.capacity_bytes
 
+    def bytes_until(self, percent: int) -> int:
+        """Return the least further usage in bytes at which ``used_percent`` is ``percent``; 0 from there on."""
+        return max(0, self.available_bytes - ((101 - percent) * self.capacity_bytes - 1) // 100)
+
 
 class ImageFilesystem(Record):
     """One image filesystem of a node with several image filesystems.

@@ -153,7 +153,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.ORIGIN_UNKNOWN: "origin unknown: the image may not be available for another pull",
     ReasonCode.HELD: "held by {by} until {until_at}: {why} (hold {hold})",
     ReasonCode.TOO_YOUNG: (
-        "first detected {age_s} ago, less than the minimum age {minimum_s}; eligible from {eligible_at}"
+        "on this node for {age_s}, less than the minimum age {minimum_s}; eligible from {eligible_at}"
     ),
     ReasonCode.USED_THIS_PASS: "used at {last_used_at}, after this pass started",
     ReasonCode.USE_UNKNOWN: "use unknown: {detail}",

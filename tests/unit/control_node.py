@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from nodeagent.act.agent import Agent
+    from nodeagent.clock import Clock
     from tests.sim.faults import Faults
 
 ROOT = Peer(1, 0, frozenset({0}))
@@ -189,9 +190,14 @@ def _configuration(root: Path, sockets: Path, max_per_pod_container: int) -> str
 
 
 def _opened_agent(context: DaemonContext) -> AbstractAsyncContextManager[Agent]:
-    settings, watched = context.settings, context.watched_pods
+    settings = context.settings
     return open_agent(
-        settings, record=True, dry_run=settings.dry_run, observer_of_calls=context.observe_call, watched_pods=watched
+        settings,
+        record=True,
+        dry_run=settings.dry_run,
+        clock=context.clock,
+        observer_of_calls=context.observe_call,
+        watched_pods=context.watched_pods,
     )
 
 
@@ -214,6 +220,7 @@ async def serving(
     head: str = "",
     extra: str = "",
     sim: SimNode | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Node]:
     """Serve the control API within the block; yield the node.
 
@@ -224,11 +231,12 @@ async def serving(
         head: first lines of the configuration.
         extra: further sections of the configuration.
         sim: node with the items of a test; a node with two dead containers of one pod by default.
+        clock: clock of the daemon and its agent; the system clock by default.
     """
     directory = Path(tempfile.mkdtemp(dir=tmp_path.parent if simulated_peers else None, prefix="c"))
     config = tmp_path / "config.toml"
     config.write_text(head + _configuration(tmp_path, directory, max_per_pod_container) + extra)
-    stream, clock = io.StringIO(), SystemClock()
+    stream, clock = io.StringIO(), clock or SystemClock()
     logger = log.configure("json", "info", stream)
     made = checked(Origin(config))
     made = replace(made, control=replace(made.control, group=GROUP_NAME))

@@ -12,10 +12,13 @@ from nodeagent.api import lists
 from nodeagent.api.lists import LayerStack, list_header
 from nodeagent.errors import ObservationError
 from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.gc.image_origin import describe_origins
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.pods.deletion import check_pods
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nodeagent.act.gc.preview import Preview
     from nodeagent.act.previewer import Previews
     from nodeagent.model import Container, NodeSnapshot, Sandbox
@@ -27,15 +30,20 @@ async def list_images(agent: Previews) -> lists.Images:
     Raises:
         NodeAgentError: the node cannot be observed.
     """
-    return await asyncio.to_thread(_images, await agent.preview(Scope.IMAGES))
+    unreachable = agent.settings.policy.images.protection.unreachable_registries
+    return await asyncio.to_thread(_images, await agent.preview(Scope.IMAGES), unreachable)
 
 
-def _images(preview: Preview) -> lists.Images:
+def _images(preview: Preview, unreachable: Sequence[str]) -> lists.Images:
     (plan,) = preview.plans
+    origins = describe_origins(preview.snapshot, unreachable)
     decisions = {decision.id: decision for decision in plan.decisions}
     images = sorted(preview.snapshot.images, key=lambda image: (image.name, image.id))
     usage = preview.snapshot.image_usage
-    rows = tuple(lists.Image.of(each, decisions[each.id], usage.get(each.id), plan.accounting) for each in images)
+    rows = tuple(
+        lists.Image.of(each, decisions[each.id], usage.get(each.id), plan.accounting, origins[each.id])
+        for each in images
+    )
     return lists.Images(**list_header(preview.snapshot), images=rows)
 
 

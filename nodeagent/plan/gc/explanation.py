@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.plan.decision import ItemKind, ReasonCode, Verdict
 from nodeagent.plan.gc.accounting import ledger_for
 from nodeagent.plan.gc.image_keep_rules import keep_reasons
-from nodeagent.plan.gc.image_order import order_of_use, unused_since
+from nodeagent.plan.gc.image_order import unused_since
+from nodeagent.plan.gc.image_origin import Irreplaceable, describe_origins, irreplaceable_images
 from nodeagent.plan.gc.image_references import ImageIndex
 from nodeagent.plan.gc.image_users import find_users
-from nodeagent.plan.gc.removal_condition import condition_of, eligible_at, image_condition
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.removal_condition import condition_of, condition_of_image, eligible_at, image_condition
 from nodeagent.plan.pods.deletion import PodDeletionStatus, check_pods
 from nodeagent.plan.pods.names import container_name, sandbox_name
-from nodeagent.record import Record
+from nodeagent.record import Record, replace
 from nodeagent.text import escape
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from nodeagent.model import Container, Image, ImageFilesystem, NodeSnapshot, Sandbox, StorageGraph
     from nodeagent.plan.decision import Decision, Plan, Reason
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
 _SHORTEST_ID: Final = 4
 _BY_USE: Final = frozenset({ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED})
-_BY_USE_LATER: Final = _BY_USE | {ReasonCode.AGE_NOT_OBSERVED, ReasonCode.CLOCK_UNTRUSTED}
 
 
 class Sharing(Record):
@@ -65,8 +66,10 @@ class Explanation(Record):
         eligible_at: time at which the item becomes eligible for removal, in aware UTC; ``None`` if it depends on more
             than time.
         users: containers and sandboxes that refer to an image, by name, newest attempt first.
-        position: position of an image in removal order (least recently used first), from 1; 0 for other items.
+        position: position of an image in removal order, from 1: the removals of the plan, then those of a plan that
+            removes all unused images; 0 for an image that both plans keep, and for other items.
         positions: number of images in removal order.
+        origin: origin of an image, see ``describe_origins``; empty for other items.
         first_detected: time of the first detection or pull of an image.
         last_used: time of the last observed use of an image.
         size_bytes: size of an image as reported by CRI.
@@ -85,6 +88,7 @@ class Explanation(Record):
     users: tuple[str, ...] = ()
     position: int = 0
     positions: int = 0
+    origin: str = ""
     first_detected: datetime | None = None
     last_used: datetime | None = None
     size_bytes: int | None = None
@@ -101,8 +105,7 @@ def explain(snapshot: NodeSnapshot, policy: GCPolicy, plans: Iterable[Plan], que
     pod by UID, name or ``namespace/name``, which returns all its containers, sandboxes and logs. A container or sandbox
     id may be shortened to ``_SHORTEST_ID`` or more digits. Names may be given with the escapes of the display.
     """
-    decided = {(each.kind, each.id): each for plan in plans for each in plan.decisions}
-    finder = _Explainer(snapshot, policy, decided)
+    finder = _Explainer(snapshot, policy, tuple(plans))
     found = (*finder.images(query), *finder.workload(query))
     if found or "\\" not in query:
         return found
@@ -123,12 +126,15 @@ def _names(snapshot: NodeSnapshot) -> Iterator[str]:
 
 
 class _Explainer:
-    def __init__(
-        self, snapshot: NodeSnapshot, policy: GCPolicy, decided: Mapping[tuple[ItemKind, str], Decision]
-    ) -> None:
+    def __init__(self, snapshot: NodeSnapshot, policy: GCPolicy, plans: Sequence[Plan]) -> None:
         self._snapshot = snapshot
         self._policy = policy
-        self._decided = decided
+        self._decided = {(each.kind, each.id): each for plan in plans for each in plan.decisions}
+        self._removals = tuple(each for plan in plans if plan.kind == "images" for each in plan.removals)
+        without_limits = replace(policy.images, max_images_per_pass=0, max_bytes_per_pass=0)
+        self._everything = plan_image_gc(snapshot, without_limits, remove_all_unused=True)
+        order = (*self._removals, *self._everything.removals)
+        self._order = tuple(dict.fromkeys(each.id for each in order))
         self._statuses = check_pods(snapshot, policy.containers.deleted_pod_grace_s)
 
     def images(self, query: str) -> list[Explanation]:
@@ -140,10 +146,10 @@ class _Explainer:
         ]
         if not found:
             return []
-        order = order_of_use(snapshot)
-        users = find_users(snapshot)
-        reasons = keep_reasons(snapshot, self._policy.images.protection, matched)
-        removals = self._image_removals()
+        users, protection = find_users(snapshot), self._policy.images.protection
+        reasons = keep_reasons(snapshot, protection, matched)
+        origins = describe_origins(snapshot, protection.unreachable_registries)
+        removals, order = [each.id for each in self._removals], self._order
         ledger = ledger_for(snapshot)
         explained = []
         for image in found:
@@ -154,13 +160,14 @@ class _Explainer:
                     decision,
                     names=(*image.references, image.id),
                     also=also,
-                    when=self._image_when(image, decision, also, order, users),
+                    when=self._image_when(image, decision, also, users),
                     eligible_at=self._image_eligible_at(image, decision, also),
                     users=tuple(self._user_lines(image, users)),
                     frees_alone_bytes=ledger.gain(image)[0],
                     removals_before=removals.index(image.id) if image.id in removals else len(removals),
-                    position=order.index(image.id) + 1,
-                    positions=len(order),
+                    position=order.index(image.id) + 1 if image.id in order else 0,
+                    positions=len(order) if image.id in order else 0,
+                    origin=origins[image.id],
                     first_detected=usage.first_detected if usage else None,
                     last_used=usage.last_used if usage else None,
                     size_bytes=image.size_bytes,
@@ -168,9 +175,6 @@ class _Explainer:
                 )
             )
         return explained
-
-    def _image_removals(self) -> list[str]:
-        return [key[1] for key, each in self._decided.items() if key[0] is ItemKind.IMAGE and _is_removed(each)]
 
     def _user_lines(self, image: Image, users: ImageUsers) -> Iterator[str]:
         for each in sorted(users.containers.get(image.id, ()), key=_by_instance):
@@ -234,50 +238,52 @@ class _Explainer:
         pod = self._statuses.get(uid)
         return Explanation(decision, attempt, names=(name, item_id), when=when, eligible_at=at, pod=pod)
 
-    def _image_when(
-        self, image: Image, decision: Decision, also: Sequence[Reason], order: Sequence[str], users: ImageUsers
-    ) -> str:
+    def _image_when(self, image: Image, decision: Decision, also: Sequence[Reason], users: ImageUsers) -> str:
         if _is_removed(decision):
-            removals = self._image_removals()
-            return f"in the next pass, as number {removals.index(image.id) + 1} of {len(removals)}"
+            return f"in the next pass, as number {self._removals.index(decision) + 1} of {len(self._removals)}"
         containers, sandboxes = users.containers.get(image.id, ()), users.sandboxes.get(image.id, ())
         users_removed = all(self._removes(ItemKind.CONTAINER, each.id) for each in containers) and all(
             self._removes(ItemKind.SANDBOX, each.id) for each in sandboxes
         )
-        reasons = (decision.reason, *also)
         return image_condition(
-            reasons, self._policy.images, by_use=self._by_use(image, order), users_removed=users_removed
+            (decision.reason, *also),
+            self._policy.images,
+            by_use=self._by_use(decision),
+            users_removed=users_removed,
+            is_last=self._is_last(image),
         )
 
-    def _by_use(self, image: Image, order: Sequence[str]) -> str:
+    def _is_last(self, image: Image) -> bool:
+        """Return whether an image is removed after all others, and not by age."""
+        protection = self._policy.images.protection
+        is_last = protection.irreplaceable is Irreplaceable.LAST
+        return is_last and image.id in irreplaceable_images(self._snapshot, protection.unreachable_registries)
+
+    def _by_use(self, decision: Decision) -> str:
         """Return the text of the filesystem usage at which the high threshold would cause removal of an image."""
-        earlier = []
-        for image_id in order[: order.index(image.id)]:
-            decision = self._decided.get((ItemKind.IMAGE, image_id))
-            if decision is not None and (decision.reason.code in _BY_USE_LATER or _is_removed(decision)):
-                earlier.append(decision)
-        filesystem = self._filesystem_of(image)
+        removals = self._everything.removals
+        place = next((number for number, each in enumerate(removals) if each.id == decision.id), None)
+        if place is None:
+            kept = next((each for each in self._everything.decisions if each.id == decision.id), decision)
+            return condition_of_image(kept.reason)
+        earlier = removals[:place]
+        filesystem = self._filesystem_of(decision)
         path, observed = filesystem.path if filesystem else "", self._snapshot.image_filesystem
         if filesystem is not None:
-            earlier, observed = [each for each in earlier if each.bytes_on(path)], filesystem.observed
+            earlier, observed = tuple(each for each in earlier if each.bytes_on(path)), filesystem.observed
         frees = sum((each.bytes_on(path) if path else each.frees_bytes) or 0 for each in earlier)
-        policy = self._policy.images
-        words = f"once imagefs{f' {path}' if path else ''} is {policy.high_threshold_percent}% full"
-        if observed is not None:
-            high_bytes = observed.capacity_bytes * policy.high_threshold_percent // 100
-            missing = high_bytes - (observed.capacity_bytes - observed.available_bytes)
-            if missing > 0:
-                words += f", {format_bytes(missing)} more than now"
+        percent = self._policy.images.high_threshold_percent
+        words = f"once imagefs{f' {path}' if path else ''} is {percent}% full"
+        missing = 0 if observed is None else observed.bytes_until(percent)
+        if missing:
+            words += f", {format_bytes(missing)} more than now"
         if not earlier:
             return f"{words}; it would be removed first"
         return f"{words}, and removing the {len(earlier)} less recently used ({format_bytes(frees)}) is not enough"
 
-    def _filesystem_of(self, image: Image) -> ImageFilesystem | None:
+    def _filesystem_of(self, decision: Decision) -> ImageFilesystem | None:
         """Return the fullest image filesystem on which the image frees space; ``None`` with one image filesystem."""
-        decision = self._decided.get((ItemKind.IMAGE, image.id))
-        found = [
-            each for each in self._snapshot.image_filesystems if decision is not None and decision.bytes_on(each.path)
-        ]
+        found = [each for each in self._snapshot.image_filesystems if decision.bytes_on(each.path)]
         return max(found, key=lambda each: each.observed.used_percent if each.observed else 0, default=None)
 
     def _image_eligible_at(self, image: Image, decision: Decision, also: Sequence[Reason]) -> datetime | None:

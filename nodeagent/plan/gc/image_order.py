@@ -41,11 +41,6 @@ _AS_CANDIDATE: Final = cast("Callable[[tuple[object, ...]], ImageCandidate]", pa
 """Convert a row to a candidate, in a quarter of the time that the constructor takes."""
 
 
-def order_of_use(snapshot: NodeSnapshot) -> tuple[str, ...]:
-    """Return the ids of all images in removal order, least recently used first."""
-    return tuple(each.id for each in in_order_of_use(snapshot))
-
-
 def in_order_of_use(snapshot: NodeSnapshot) -> list[ImageCandidate]:
     """Return the images in removal order: images without observed use first, then least recently used first.
 

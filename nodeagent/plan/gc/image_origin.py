@@ -55,6 +55,13 @@ def irreplaceable_images(snapshot: NodeSnapshot, unreachable: Sequence[str]) -> 
     return found
 
 
+def describe_origins(snapshot: NodeSnapshot, unreachable: Sequence[str]) -> dict[str, str]:
+    """Return the origin of every image as text, by image id: ``pulled``, ``unknown``, or why it cannot be pulled."""
+    sources: Collection[str] = snapshot.image_sources or ()
+    origins = {each.id: "pulled" if each.id in sources else "unknown" for each in snapshot.images}
+    return origins | irreplaceable_images(snapshot, unreachable)
+
+
 def origin_keep_reasons(
     snapshot: NodeSnapshot, treatment: Irreplaceable, unreachable: Sequence[str]
 ) -> dict[str, Reason]:

@@ -63,7 +63,7 @@ def plan_image_gc(  # noqa: PLR0913 - one argument for each input of a round
     maximum age are removed first. If the remaining usage is at or above the high threshold, further images are removed
     until the low threshold is reached. Images that cannot be pulled again are removed last and only for space, unless
     configured otherwise (see ``image_origin``). The decisions are the removals in order of execution, then the kept
-    images in removal order.
+    images in the order in which they would be removed.
 
     Differences from the kubelet:
 
@@ -116,6 +116,8 @@ class _ImagePlanner:
     def plan(self, *, remove_all_unused: bool, needed: SpaceNeeded | None, only_on: str) -> Plan:
         """Return the image plan; see ``plan_image_gc`` for the arguments."""
         images = in_order_of_use(self._snapshot)
+        if self._last:
+            images.sort(key=lambda each: each.id in self._last)  # stable: by use within both groups
         self._kept.update(first_keep_reasons(self._context))
         candidates = [each for each in images if each.id not in self._kept]
         if self._policy.maximum_unused_age_s > 0 and not remove_all_unused and needed is None:

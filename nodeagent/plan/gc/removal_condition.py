@@ -35,7 +35,6 @@ _ONCE: Final[Mapping[ReasonCode, str]] = {
 }
 _AT: Final[Mapping[ReasonCode, str]] = {ReasonCode.HELD: "until_at", ReasonCode.TOO_YOUNG: "eligible_at"}
 _OF_IMAGE: Final[Mapping[ReasonCode, str]] = {
-    ReasonCode.IRREPLACEABLE_LATER: "when imagefs is above its high threshold and no other image frees enough",
     ReasonCode.IRREPLACEABLE_INSUFFICIENT: "when removals including this image free enough space",
     ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass; this pass has reached its limit",
     ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass; this pass has reached its limit",
@@ -80,7 +79,14 @@ def condition_of(reason: Reason) -> str:
     return _OF_OTHERS.get(reason.code, "")
 
 
-def image_condition(reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use: str, users_removed: bool) -> str:
+def condition_of_image(reason: Reason) -> str:
+    """Return the removal condition of an image kept for this reason, without the other rules; empty if undefined."""
+    return _OF_IMAGE.get(reason.code, "")
+
+
+def image_condition(
+    reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use: str, users_removed: bool, is_last: bool
+) -> str:
     """Return the text of the condition under which a kept image would be removed.
 
     Args:
@@ -88,6 +94,7 @@ def image_condition(reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use:
         policy: policy of the plan.
         by_use: text of the imagefs usage at which the image is removed by threshold.
         users_removed: whether the next container GC pass removes all users of the image.
+        is_last: whether the image is removed after all others, and not by age.
     """
     codes = [each.code for each in reasons]
     never = [_NEVER[code] for code in codes if code in _NEVER]
@@ -99,7 +106,7 @@ def image_condition(reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use:
             "container GC has removed its dead containers" if each == "it is unreferenced" else each for each in once
         ]
     if once:
-        return f"once {' and '.join(dict.fromkeys(once))}; then {_by_threshold(policy)}"
+        return f"once {' and '.join(dict.fromkeys(once))}; then {_by_threshold(policy, is_last=is_last)}"
     code = codes[0]
     unused = f"once unused for {format_duration(policy.maximum_unused_age_s)}" if policy.maximum_unused_age_s else ""
     if code in (ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED):
@@ -110,7 +117,8 @@ def image_condition(reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use:
         maximum = format_duration(policy.maximum_unused_age_s)
         observed = f"once image use has been observed for {maximum} without a gap, if unused until then"
         return observed if policy.high_threshold_percent >= 100 else f"{observed}; or {by_use}"
-    return _OF_IMAGE.get(code, "")
+    is_later = code is ReasonCode.IRREPLACEABLE_LATER
+    return _by_threshold(policy, is_last=True) if is_later else condition_of_image(reasons[0])
 
 
 def eligible_at(reasons: Sequence[Reason]) -> datetime | None:
@@ -121,10 +129,11 @@ def eligible_at(reasons: Sequence[Reason]) -> datetime | None:
     return max((each for each in times if isinstance(each, datetime)), default=None)
 
 
-def _by_threshold(policy: ImageGCPolicy) -> str:
-    unused_s = policy.maximum_unused_age_s
+def _by_threshold(policy: ImageGCPolicy, *, is_last: bool) -> str:
+    unused_s = 0.0 if is_last else policy.maximum_unused_age_s
     unused = f"once unused for {format_duration(unused_s)}" if unused_s else ""
     if policy.high_threshold_percent >= 100:
         return unused or "not removed by usage: threshold collection disabled"
-    threshold = f"when imagefs is {policy.high_threshold_percent}% full, in order of use"
+    order = "if no other image frees enough" if is_last else "in order of use"
+    threshold = f"when imagefs is {policy.high_threshold_percent}% full, {order}"
     return f"{threshold}; or {unused}" if unused else threshold

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from nodeagent.model import ReferenceKind
+from nodeagent.model import ContainerState, ReferenceKind
 from nodeagent.plan.gc.image_users import find_users
-from nodeagent.plan.pods.names import sandbox_name
+from nodeagent.plan.pods.names import container_name, sandbox_name
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from nodeagent.model import FsObservation, NodeSnapshot, StorageGraph, UnreferencedPiece
+
+
+_MAYBE_RUNNING: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
 
 class Part(StrEnum):
@@ -183,10 +186,7 @@ def _writable_shares(snapshot: NodeSnapshot, writable_bytes: Mapping[str, int]) 
         if container is None:
             running.append((container_id[:12], size))  # not listed by CRI
             continue
-        name = (
-            f"{container.pod_namespace}/{container.pod_name}/{container.name}" if container.pod_name else container.name
-        )
-        (running if container.state.value == "running" else dead).append((name, size))
+        (running if container.state in _MAYBE_RUNNING else dead).append((container_name(container), size))
     return [
         Share(Part.WRITABLE_RUNNING, sum(size for _, size in running), _largest(running)),
         Share(Part.WRITABLE_DEAD, sum(size for _, size in dead), _largest(dead)),

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 import typer.main
 
+from tests.sim.filesystem import SimFilesystem
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from nodeagent.clock import Clock
+    from nodeagent.model import FsObservation
+    from tests.sim.node import SimNode
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,3 +36,17 @@ def config(tmp_path: Path) -> Path:
         f'[container_gc]\npod_log_root = "{tmp_path}/pods"\ncontainer_log_root = "{tmp_path}/containers"\n'
     )
     return path
+
+
+@pytest.fixture
+def disks(monkeypatch: pytest.MonkeyPatch) -> list[SimNode]:
+    """Return a list: the daemon reads the filesystem of the simulated node in it. Commands run as root."""
+    sims: list[SimNode] = []
+
+    def read(path: str, clock: Clock) -> FsObservation:
+        return SimFilesystem(sims[0]).read_filesystem(path, clock)
+
+    monkeypatch.setattr("nodeagent.act.agent_parts.read_filesystem", read)
+    monkeypatch.setattr("nodeagent.daemon.status.read_filesystem", read)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    return sims

@@ -16,6 +16,7 @@ from nodeagent.api.requests import AddHoldRequest
 from nodeagent.cli import control_client
 from nodeagent.errors import NodeAgentError
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.image_leases import ImageName
 from nodeagent.store.history import Retention
 from tests.unit.control_node import IMAGE, MEMBER, Node, say, serving
@@ -70,6 +71,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         agent.history.add_stop(stop, Retention(timedelta(days=30), 1 << 20), now)
         await made.ask("AddHold", AddHoldRequest(image="other:*", seconds=3600, why="rollback"))
         await lease_for_undo(agent)
+        await agent.preview(Scope.IMAGES)  # recorded, so that no command is the first reading
         yield made
 
 

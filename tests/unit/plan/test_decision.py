@@ -24,7 +24,7 @@ def test_every_code_has_a_sentence(code: ReasonCode) -> None:
 
 def test_details_are_shown_by_their_unit() -> None:
     reason = Reason(ReasonCode.TOO_YOUNG, {"age_s": 30.0, "minimum_s": 120, "eligible_at": NOW})
-    assert reason.sentence == "first detected 30s ago, less than the minimum age 2m; eligible from 2026-03-01T12:00:00Z"
+    assert reason.sentence == "on this node for 30s, less than the minimum age 2m; eligible from 2026-03-01T12:00:00Z"
     assert (
         Reason(ReasonCode.LIMIT_BYTES_PER_PASS, {"limit_bytes": MIB}).sentence
         == "exceeds the limit of 1.00 MiB per pass"

@@ -69,9 +69,9 @@ def one(query: str, observed: NodeSnapshot | None = None, policy: GCPolicy = POL
 def test_explanation_of_image_below_the_threshold_states_the_usage_at_removal() -> None:
     first, second = one("r.example/a:1"), one("r.example/b:1")
     assert first.decision.reason.code is ReasonCode.BELOW_HIGH_THRESHOLD
-    assert first.when == "once imagefs is 85% full, 350 MiB more than now; it would be removed first"
-    assert "removing the 1 less recently used" in second.when
-    assert (first.position, second.position, first.positions) == (2, 3, 4)
+    assert first.when == "once imagefs is 85% full, 340 MiB more than now; it would be removed first"
+    assert "removing the 1 less recently used (5.00 MiB) is not enough" in second.when
+    assert (first.position, second.position, first.positions) == (1, 2, 2)
     assert first.names == ("r.example/a:1", "r.example/a:latest", "a")
     assert first.last_used == ago(3 * DAY_S)
 
@@ -171,8 +171,9 @@ _LAST_OF_LOGS = _CODES.index(ReasonCode.UNREFERENCED)
 @pytest.mark.parametrize("code", [each for each in _CODES[: _LAST_OF_IMAGES + 1] if each not in _REMOVED])
 def test_every_reason_to_keep_an_image_has_a_condition(code: ReasonCode) -> None:
     policy = ImageGCPolicy(maximum_unused_age_s=DAY_S)
-    assert image_condition([Reason(code)], policy, by_use="by use", users_removed=False)
-    assert image_condition([Reason(code)], ImageGCPolicy(), by_use="by use", users_removed=False)
+    for is_last in (False, True):
+        for each in (policy, ImageGCPolicy()):
+            assert image_condition([Reason(code)], each, by_use="by use", users_removed=False, is_last=is_last)
 
 
 @pytest.mark.parametrize("code", [each for each in _CODES[_LAST_OF_IMAGES:_LAST_OF_LOGS] if each not in _REMOVED])
@@ -198,7 +199,7 @@ def test_image_of_unobserved_age_has_its_time_of_eligibility() -> None:
     assert found.eligible_at == NOW + timedelta(hours=23)
     assert found.when == (
         "once image use has been observed for 1d without a gap, if unused until then; or once imagefs is 85% "
-        "full, 350 MiB more than now, and removing the 1 less recently used (5.00 MiB) is not enough"
+        "full, 340 MiB more than now, and removing the 1 less recently used (5.00 MiB) is not enough"
     )
     off = replace(policy, images=replace(policy.images, high_threshold_percent=100))
     found = one("r.example/b:1", node(image_use_observed_since=ago(3600)), off)

@@ -129,7 +129,7 @@ def test_image_below_the_minimum_age_is_kept(seen_s: float, expected: str) -> No
 def test_too_young_image_has_its_time_of_eligibility() -> None:
     plan = plan_image_gc(node(aged("a", None, seen_s=30)), POLICY, remove_all_unused=True)
     assert decided(plan, "a").reason.sentence == (
-        "first detected 30s ago, less than the minimum age 2m; eligible from 2026-03-01T12:01:30Z"
+        "on this node for 30s, less than the minimum age 2m; eligible from 2026-03-01T12:01:30Z"
     )
 
 
