@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.model import pressure
-    from nodeagent.plan.eviction.protection import Protection
+    from nodeagent.plan import decision
     from nodeagent.plan.eviction.ranking import RankedPod
 
 
@@ -84,9 +84,9 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
     facts: PodFacts
 
     @classmethod
-    def of(cls, ranked: RankedPod, protection: Protection) -> RankedPodUsage:
-        """Return the document form of a ranked pod."""
-        pod, usage, kept = ranked.pod, ranked.pod.usage, protection.keep_reason(ranked.pod)
+    def of(cls, ranked: RankedPod, kept: decision.Reason | None) -> RankedPodUsage:
+        """Return the document form of a ranked pod with the reason to keep it."""
+        pod, usage = ranked.pod, ranked.pod.usage
         return cls(
             rank=ranked.rank,
             uid=pod.uid,
@@ -112,11 +112,15 @@ class PodUsage(Document, frozen=True, kw_only=True, tag=SchemaId.POD_USAGE.value
 
     @classmethod
     def of(
-        cls, ranked: Iterable[RankedPod], protection: Protection, *, observed_at: datetime, warnings: Iterable[str]
+        cls,
+        order: Iterable[tuple[RankedPod, decision.Reason | None]],
+        *,
+        observed_at: datetime,
+        warnings: Iterable[str],
     ) -> PodUsage:
-        """Return the document of ranked pods."""
+        """Return the document of the pods in eviction order; see ``eviction_order``."""
         return cls(
             observed_at=observed_at,
-            pods=tuple(RankedPodUsage.of(each, protection) for each in ranked),
+            pods=tuple(RankedPodUsage.of(ranked, kept) for ranked, kept in order),
             warnings=tuple(warnings),
         )

@@ -32,10 +32,10 @@ from nodeagent.daemon import loop_status
 from nodeagent.daemon.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
+from nodeagent.model import Role
 from nodeagent.model import pressure as model
 from nodeagent.observe.eviction_signals import EvictionSignalReader, LayoutCache
-from nodeagent.plan.eviction.protection import Protection
-from nodeagent.plan.eviction.ranking import rank_pods
+from nodeagent.plan.eviction.planner import eviction_order
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.store import HoldFile
@@ -136,12 +136,21 @@ async def pods_document(agent: Agent, reader: StatusReader, state: EvictionState
     Raises:
         RuntimeUnavailableError: the runtime does not answer.
     """
-    layout, _, _, _ = await reader.read(state or EvictionState())
-    await agent.evaluate_role()  # facts may be assumed only where no kubelet manages the node
+    role = await agent.evaluate_role()  # facts may be assumed only where no kubelet manages the node
     inventory = await reader.pods()
+    layout, _, evaluation, _ = await reader.read(state or EvictionState())
+    order = eviction_order(
+        evaluation,
+        inventory.facts,
+        agent.settings.eviction.policy,
+        model.Signal.MEMORY_AVAILABLE,
+        layout=layout.layout,
+        now=evaluation.at,
+        others=layout.others,
+        removes_volumes=role.role is Role.BESIDE_KUBELET,
+    )
     return PodUsage.of(
-        rank_pods(inventory.facts, model.Signal.MEMORY_AVAILABLE, layout.layout),
-        Protection(inventory.facts, agent.settings.eviction.policy),
+        order,
         observed_at=inventory.observed_at.at,
         warnings=inventory.warnings,
     )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import Observation
     from nodeagent.observe.eviction_signals import SignalLayout
-    from nodeagent.plan.eviction.effects import OutstandingEffect
     from nodeagent.plan.eviction.planner import EvictionPlan
     from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.eviction.thresholds import Amount
@@ -64,15 +63,16 @@ def parse_simulated(texts: Sequence[str]) -> dict[Measurand, Amount]:
 
 
 async def preview_eviction(
-    agent: Agent, simulate: Sequence[str], samples: tuple[UsageSample, ...] = ()
+    agent: Agent, simulate: Sequence[str], daemon: EvictionState | None = None
 ) -> EvictionPreview:
     """Return the preview of the next eviction: the pod to evict, the eviction order and the reasons.
 
-    If the growth of the pods decides and no samples are given, the node is read twice.
+    If the growth of the pods decides and the state has no samples, the node is read twice.
 
     Args:
         agent: agent of the node.
-        samples: earlier readings of the eviction loop.
+        daemon: state of the eviction loop: grace periods, recent evictions, outstanding effects, samples; ``None``
+            without a daemon, whose outstanding effects are then read from its file.
         simulate: simulated readings, each ``SIGNAL=AMOUNT``; ``SIGNAL@PATH=AMOUNT`` for another image filesystem.
 
     Raises:
@@ -85,7 +85,9 @@ async def preview_eviction(
     layout = await reader.read_layout(agent.cri, settings.imagefs_path, agent.observer.images.find_filesystems)
     # Simulated amounts count as met for ten years, so that the grace period of every soft threshold has expired.
     first_met_s = {each: -_LONG_AGO_S for each in layout.thresholds if each.measurand in amounts}
-    outstanding, unread = await asyncio.to_thread(_outstanding, settings)
+    before, unread = (daemon, ()) if daemon is not None else await asyncio.to_thread(_stored_state, settings)
+    before = replace(before, first_met_s={**before.first_met_s, **first_met_s})
+    samples = before.samples
     role = await agent.evaluate_role()
     removes_volumes = role.role is Role.BESIDE_KUBELET
     pod_reader = agent.make_pod_reader()
@@ -94,7 +96,7 @@ async def preview_eviction(
             pods = await pod_reader.read(with_disk=True)
             measured = await reader.read(layout)
             readings = replace(measured, observations=_simulated(measured.observations, amounts))
-            state = EvictionState(first_met_s=first_met_s, outstanding=outstanding, samples=samples)
+            state = replace(before, samples=samples)
             evaluation = reader.evaluate_readings(layout, readings, state).evaluation
             found = readings.observations
             first, then = _plans(evaluation, pods, settings, layout, found, removes_volumes=removes_volumes)
@@ -111,12 +113,12 @@ async def preview_eviction(
     )
 
 
-def _outstanding(settings: Settings) -> tuple[tuple[OutstandingEffect, ...], tuple[str, ...]]:
-    """Return the eviction effects that the daemon still awaits, and a warning if their file is unreadable."""
+def _stored_state(settings: Settings) -> tuple[EvictionState, tuple[str, ...]]:
+    """Return a state with the effects that a daemon still awaits, and a warning if their file is unreadable."""
     try:
-        return EvictionFile(settings.state_directory).read(boot_id())[0], ()
+        return EvictionState(outstanding=EvictionFile(settings.state_directory).read(boot_id())[0]), ()
     except StoreError as error:
-        return (), (str(error),)
+        return EvictionState(), (str(error),)
 
 
 def _simulated(observations: tuple[Observation, ...], amounts: Mapping[Measurand, Amount]) -> tuple[Observation, ...]:

@@ -203,9 +203,7 @@ class Readings:
     async def eviction_preview(self, request: requests.EvictionPreviewRequest) -> str:
         """Return the preview of an eviction, now or with simulated readings."""
         simulate = [each for each in check_text(request.simulate, "simulate").split(",") if each]
-        return await self._document(
-            lambda agent: eviction.preview_eviction(agent, simulate, samples=self._context.eviction.samples)
-        )
+        return await self._document(lambda agent: eviction.preview_eviction(agent, simulate, self._context.eviction))
 
     async def shutdown_plan(self, _: requests.Empty) -> str:
         """Return the timeline of a shutdown starting now."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
-    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem, PodFacts
+    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem, PodFacts, Signal
     from nodeagent.plan.decision import Detail
     from nodeagent.plan.eviction.local_storage import Violation
     from nodeagent.plan.eviction.policy import EvictionPolicy
@@ -137,6 +137,31 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
         if plan.victim is not None or plan.reclaim or plan.slowed:
             return replace(plan, without_victim=passed_over)
         passed_over |= {threshold}
+
+
+def eviction_order(  # noqa: PLR0913 - one argument for each input of a pass
+    evaluation: Evaluation,
+    pods: Iterable[PodFacts],
+    policy: EvictionPolicy,
+    signal: Signal,
+    *,
+    layout: FilesystemLayout,
+    now: Moment,
+    others: Collection[OtherImageFilesystem] = (),
+    removes_volumes: bool = False,
+) -> tuple[tuple[RankedPod, Reason | None], ...]:
+    """Return the unfinished pods in eviction order for a signal, each with the reason to keep it.
+
+    The reason is ``None`` for a pod that a plan for this signal may evict. Pods whose eviction does not help are known
+    only while a threshold of the signal is met. The arguments are those of :func:`plan_eviction`.
+    """
+    placement = Placement(layout, others, removes_volumes=removes_volumes)
+    planner = _Planner(evaluation, pods, policy, placement, now, NO_FAILURES)
+    of_others = frozenset(each.threshold for each in evaluation.statuses if each.threshold.signal is not signal)
+    selected = select_threshold(
+        evaluation, None, policy, layout=layout, now=now, reclaimed=frozenset(), without_victim=of_others
+    )
+    return planner.order(signal, selected)
 
 
 def effective_grace_s(threshold: Threshold | None, pod: PodFacts, policy: EvictionPolicy) -> float:
@@ -257,13 +282,8 @@ class _Planner:
     ) -> EvictionPlan:
         """Return the plan that evicts the first unprotected pod of the ranking whose eviction helps."""
         reason = selected.reason
-        kept = {id(pod): why for pod in self._pods if (why := self._not_there_reason(pod, status)) is not None}
-        kept |= self._kept | {
-            id(each.pod): why
-            for each in ranking
-            if id(each.pod) not in self._kept and (why := self._protection.unmeasured_reason(each)) is not None
-        }
-        protected = dict(kept)
+        protected = {id(pod): why for pod in self._pods if (why := self._not_there_reason(pod, status)) is not None}
+        protected |= self._protected(ranking)
         kept = self._no_relief_reasons(status, selected, ranking) | protected
         first = next((each for each in ranking if id(each.pod) not in kept), None)
         ranked_by_pod = {id(each.pod): each for each in ranking}
@@ -293,6 +313,22 @@ class _Planner:
             unrelieved=statement,
             undecided=undecided,
         )
+
+    def order(self, signal: Signal, selected: SelectedThreshold) -> tuple[tuple[RankedPod, Reason | None], ...]:
+        """Return the pods ranked for a signal with the reason to keep each; ``selected`` is a threshold of it."""
+        status = selected.status
+        ranking = rank_pods(self._pods, signal, self._placement if status is None else self._placement_for(status))
+        kept = {} if status is None else self._no_relief_reasons(status, selected, ranking)
+        kept |= self._protected(ranking)
+        return tuple((each, kept.get(id(each.pod))) for each in ranking)
+
+    def _protected(self, ranking: Iterable[RankedPod]) -> dict[int, Reason]:
+        """Return the reason to keep each pod that is protected or not measured, by the ``id`` of its facts."""
+        return self._kept | {
+            id(each.pod): why
+            for each in ranking
+            if id(each.pod) not in self._kept and (why := self._protection.unmeasured_reason(each)) is not None
+        }
 
     def _no_relief_reasons(
         self, status: ThresholdStatus, selected: SelectedThreshold, ranking: tuple[RankedPod, ...]
