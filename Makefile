@@ -44,7 +44,7 @@ check: ## format, lint, types, import directions, generated files, vocabulary, s
 	$(BIN)/lint-imports
 	$(BIN)/python -I protos/generate.py --check
 	$(BIN)/python -m nodeagent.config.embed --check nodeagent/docs/configuration.md
-	$(BIN)/python -m nodeagent.cli.help --check
+	$(BIN)/python -m nodeagent.cli.completion_grammar --check
 	$(BIN)/python -m tests.language
 	$(BIN)/python -m tests.sizes
 
@@ -143,10 +143,10 @@ protos: ## generate nodeagent/_proto from protos/
 	@.ci/setup protos
 	$(BIN)/python -I protos/generate.py
 
-docs: ## write the configuration reference into its document, the top-level help and the completion
+docs: ## write the configuration reference into its document, and the completion
 	@.ci/setup run
 	$(BIN)/python -m nodeagent.config.embed nodeagent/docs/configuration.md
-	$(BIN)/python -m nodeagent.cli.help
+	$(BIN)/python -m nodeagent.cli.completion_grammar
 
 install uninstall: export PREFIX := $(PREFIX)
 

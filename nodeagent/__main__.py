@@ -1,5 +1,5 @@
 """Run the command line with ``python -m nodeagent``."""
 
-from nodeagent.cli.start import program
+from nodeagent.cli.start import main
 
-program()
+main()

@@ -10,15 +10,17 @@ import os
 import socket
 import stat
 import struct
+import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import __version__
-from nodeagent.api import early_request
 from nodeagent.api.http_response import HttpResponse, MalformedResponseError, TruncatedResponseError
 from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
+from nodeagent.config.socket_path import read_socket_path
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 from nodeagent.parsing import parse_json
+from nodeagent.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
     from nodeagent.api.operations import Operation
 
 ANSWER_WITHIN_S: Final = 30.0
+_PROBE_WITHIN_S: Final = 5.0
 _CONNECT_WITHIN_S: Final = 2
 _DEFAULT_GROUP: Final = "nodeagent"
 _TIME_VALUE: Final = struct.Struct("ll")
+_PEER: Final = struct.Struct("iII")
 _PROBLEM: Final = b'{"problem": '
 """Start of the last line of a failed stream, which contains a problem document."""
 _UNRESERVED: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
@@ -130,12 +134,10 @@ class ControlClient:
         operation = OPERATIONS[name]
         target, body = encode_request(operation, fields)
         responded = False
-        sent = early_request.take(self._path, target)
-        with _connect(self._path) if sent is None else socket.socket(fileno=sent) as connection:
+        with _connect(self._path) as connection:
             connection.settimeout(within_s)
             try:
-                if sent is None:
-                    _send(connection, early_request.request_head(operation.method, target, len(body)) + body)
+                _send(connection, _request_head(operation.method, target, len(body)) + body)
                 if meanwhile is not None:
                     meanwhile()
                 response = HttpResponse(connection)
@@ -159,6 +161,20 @@ class ControlClient:
                     f"{self._path}: no HTTP response ({error}); a daemon of version 0.1 may be running: "
                     "restart the daemon"
                 ) from error
+
+
+def probe(target: str) -> int:
+    """Print the daemon's response to a probe of the container; return the exit code: 0 if the status is 200."""
+    try:
+        with _connect(read_socket_path(None) or "") as connection:
+            connection.settimeout(_PROBE_WITHIN_S)
+            _send(connection, _request_head("GET", target, 0))
+            response = HttpResponse(connection)
+            sys.stdout.write(b"".join(response.parts()).decode())
+    except (NodeAgentError, OSError, MalformedResponseError, TruncatedResponseError) as error:
+        sys.stdout.write(f"{escape(str(error))}\n")
+        return 1
+    return int(response.status != 200)
 
 
 def encode_request(operation: Operation, fields: Mapping[str, object]) -> tuple[str, bytes]:
@@ -220,13 +236,25 @@ def _connect(path: str) -> socket.socket:
     except OSError as error:
         connection.close()
         raise DaemonUnavailableError(f"{path}: {error.strerror or error}") from error
-    owner = early_request.listener_uid(connection)
-    if not early_request.is_trusted(owner):
+    owner = _listener_uid(connection)  # root, or the user of this process
+    if owner not in (0, os.geteuid(), os.getuid()):
         connection.close()
         raise DaemonRefusedError(
             f"{path}: uid {owner} is listening, not root; check control.socket: nodeagent config show --effective"
         )
     return connection
+
+
+def _listener_uid(connection: socket.socket) -> int:
+    """Return the UID of the process that called listen(). Source: unix(7), ``SO_PEERCRED``: pid, uid and gid."""
+    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(uid)
+
+
+def _request_head(method: str, target: str, body_bytes: int) -> bytes:
+    """Return the request line and headers of a request; the server closes the connection after its response."""
+    lines = f"{method} {target} HTTP/1.1", "Host: localhost", f"Content-Length: {body_bytes}", "Connection: close"
+    return "\r\n".join((*lines, "\r\n")).encode()
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

@@ -1,12 +1,14 @@
 """Grammar of shell completion: commands, options and settings, rendered from the command tree.
 
-The module ``help`` writes the grammar to ``completion.json``.
+The grammar is stored in ``completion.json``, since importing the command tree takes longer than completing a word.
+``make docs`` writes the file; ``make check`` verifies that it is up to date.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import sys
 import types
 from enum import Enum
 from pathlib import Path
@@ -116,3 +118,17 @@ def _kinds(command: Any) -> dict[str, object]:  # noqa: ANN401 - a type private 
             kind = next(each for each in get_args(kind) if each is not type(None))
         found[name] = kind
     return found
+
+
+def main() -> int:
+    """Write the grammar; with ``--check`` only compare it. Return 1 if it is out of date."""
+    if "--check" not in sys.argv[1:]:
+        COMPLETION.write_text(rendered())
+    elif COMPLETION.read_text() != rendered():
+        sys.stderr.write("completion.json does not match the command tree: run make docs\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

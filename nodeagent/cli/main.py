@@ -1,9 +1,7 @@
-"""Command tree, and the entry point for command lines that need the full parser."""
+"""Command tree, and the entry point of the parser."""
 
 from __future__ import annotations
 
-import gc
-import os
 import sys
 from copy import copy
 from typing import TYPE_CHECKING, Annotated, Final
@@ -11,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from nodeagent import __version__
-from nodeagent.cli.command_help import command_help
 from nodeagent.cli.commands import cluster, collection, inspection, operations, termination
 from nodeagent.cli.exit_codes import EPILOG, guarded
 from nodeagent.cli.options import CommandGroup
@@ -21,10 +18,9 @@ if TYPE_CHECKING:
 
     from typer.models import CommandInfo
 
-_PROGRAM: Final = "nodeagent"
 app = typer.Typer(
     cls=CommandGroup,
-    name=_PROGRAM,
+    name="nodeagent",
     help="Garbage collection, pod eviction and graceful shutdown for a container node.\n\nEvery removal can be "
     "previewed and has a reason.",
     epilog=EPILOG,
@@ -98,41 +94,22 @@ for _name, _group, _panel in (
 
 def main() -> None:
     """Parse and run the command line; convert every expected error to a message and an exit code."""
-    gc.set_threshold(50_000, 20, 20)  # snapshots are large, short-lived and free of cycles
     with guarded():
-        tree = part_for(sys.argv[1:])
-        if not _print_help(tree, sys.argv):
-            tree()
+        part_for(sys.argv[1:])(prog_name="nodeagent")
 
 
 def part_for(words: Sequence[str]) -> typer.Typer:
-    """Return the part of the command tree that a command line needs; building a smaller tree is faster.
+    """Return the part of the command tree that a command line needs; typer prepares every option of the whole tree.
 
-    The whole tree is returned for an unknown command and for completion, which list all commands, for ``install``,
-    which writes a manual page per command, and for ``help``.
+    The whole tree is returned for an unknown command, which lists similar ones, and for ``help`` and ``install``.
     """
     name = words[0] if words else ""
-    if name in {"help", "install"} or "_NODEAGENT_COMPLETE" in os.environ:
-        return app
     part = copy(app)
     part.registered_commands = [each for each in app.registered_commands if _name_of(each) == name]
     part.registered_groups = [each for each in app.registered_groups if each.name == name]
-    return part if part.registered_commands or part.registered_groups else app
+    known = part.registered_commands or part.registered_groups
+    return part if known and name not in {"help", "install"} else app
 
 
 def _name_of(command: CommandInfo) -> str:
     return str(command.name or getattr(command.callback, "__name__", ""))
-
-
-def _print_help(tree: typer.Typer, words: Sequence[str]) -> bool:
-    """Print the help of a command if the command line requests only help; return whether the help was printed.
-
-    The parser prints the same text, but first prepares the conversion of every option, which takes longer.
-    """
-    program, names, option = words[0], words[1:-1], words[-1]
-    if option not in ("-h", "--help") or program.rpartition("/")[2] != _PROGRAM or "_NODEAGENT_COMPLETE" in os.environ:
-        return False
-    text = command_help(_PROGRAM, typer.main.get_command(tree), names)
-    if text is not None:
-        typer.echo(text)
-    return text is not None

@@ -41,7 +41,7 @@ class CommandGroup(TyperGroup):
         return command
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - types of a module private to typer
-        """Run a command; reword the pydantic error of an invalid option value."""
+        """Run a command; reword the error of an invalid option value."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
@@ -60,13 +60,11 @@ class CommandGroup(TyperGroup):
 
 
 _WORDINGS: Final = (
-    (re.compile("^Value error, "), ""),
-    (re.compile("^Input should be a valid integer.*"), "must be a whole number"),
-    (re.compile("^Input should be a valid number.*"), "must be a number"),
-    (re.compile("^Input should be greater than or equal to "), "must be at least "),
-    (re.compile("^Input should be less than or equal to "), "must be at most "),
+    (re.compile(r"^.* is not a valid int( range)?\."), "must be a whole number"),
+    (re.compile(r"^.* is not a valid float( range)?\."), "must be a number"),
+    (re.compile(r"^.* is not in the range x>=(.+)\.$"), r"must be at least \1"),
 )
-"""Replacements for messages of pydantic, which converts option values: its messages address programmers."""
+"""Replacements for messages of typer's types: its messages address programmers."""
 
 
 def _worded(message: str) -> str:

@@ -54,9 +54,9 @@ FILES: Final = {
 LAUNCHER: Final = """#!/{prefix}/bin/python -I
 import sys
 
-from nodeagent.cli.start import program
+from nodeagent.cli.start import main
 
-sys.exit(program())
+sys.exit(main())
 """
 SBOM: Final = "usr/share/nodeagent/sbom.cdx.json"
 _CONTROL_FIELDS: Final = ("Package", "Version", "Architecture", "Maintainer")

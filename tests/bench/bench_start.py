@@ -45,15 +45,15 @@ class Budget(NamedTuple):
 
 
 BUDGETS: Final = (
-    Budget("--version", 3),
-    Budget("--help", 4),
-    Budget("status", 5),
-    Budget("images", 5),
-    Budget("containers", 5),
-    Budget("history", 5),
-    Budget("images --help", 12),
-    Budget("gc all --help", 12),
-    Budget("images", 20, daemon=False),
+    Budget("--version", 9),
+    Budget("--help", 9),
+    Budget("status", 9),
+    Budget("images", 9),
+    Budget("containers", 9),
+    Budget("history", 9),
+    Budget("images --help", 9),
+    Budget("gc all --help", 9),
+    Budget("images", 25, daemon=False),
     Budget("gc all --dry-run", 25, daemon=False),
 )
 

@@ -1,4 +1,4 @@
-"""Imports of the entry points, which determine the run time of the help and the memory of the daemon."""
+"""Imports and exits of the entry points."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from nodeagent.api.operations import OPERATIONS
-from nodeagent.cli import help as help_text
-from nodeagent.cli.start import early_target
 
 ROOT = Path(__file__).parents[3]
 FOR_TABLES = {"rich.console", "yaml"}  # not rich: importtime lists its blocked import
@@ -36,18 +32,6 @@ def imported(*arguments: str) -> set[str]:
     return {name.strip() for _, _, name in rows}
 
 
-@pytest.mark.parametrize("word", ["--help", "-h", "--version"])
-def test_help_and_version_import_only_the_entry_point(word: str) -> None:
-    modules = imported("-m", "nodeagent", word)
-    own = {"nodeagent", "nodeagent.cli", "nodeagent.cli.start"}
-    assert {each for each in modules if each.startswith("nodeagent")} == own
-    assert modules & (FOR_TABLES | FOR_FILES | FOR_NODES | {"asyncio", "json", "typer"}) == set()
-
-
-def test_stored_help_is_that_of_the_command_tree() -> None:
-    assert help_text.HELP.read_text() == help_text.rendered()
-
-
 def test_command_tree_does_not_import_libraries_of_commands() -> None:
     modules = imported("-c", "import nodeagent.cli.main")
     assert "nodeagent.cli.main" in modules
@@ -57,62 +41,13 @@ def test_command_tree_does_not_import_libraries_of_commands() -> None:
 @pytest.mark.parametrize("words", ["gc", "config show", "doctor"])
 def test_help_of_a_command_does_not_import_its_libraries(words: str) -> None:
     modules = imported("-m", "nodeagent", *words.split(), "--help")
-    ours = FOR_FILES - {"pydantic"}  # typer may import pydantic to convert options
-    assert modules & (FOR_TABLES | ours | FOR_NODES) == set()
+    assert modules & (FOR_TABLES | FOR_FILES | FOR_NODES) == set()
 
 
 def test_daemon_does_not_import_command_line_and_configuration_models() -> None:
     modules = imported("-c", DAEMON)
     assert "nodeagent.daemon.supervisor" in modules
     assert modules & ({"typer", "prometheus_client"} | FOR_TABLES | FOR_FILES | FOR_CLUSTERS) == set()
-
-
-def test_plain_status_does_not_import_the_parser() -> None:
-    modules = imported(
-        "-c",
-        "import sys; from nodeagent.cli import start, status; sys.argv[1:] = ['status']\n"
-        "status.show_status = lambda *_, **__: None\n"
-        "start.main()",
-    )
-    assert modules & ({"typer"} | FOR_TABLES | FOR_FILES) == set()
-
-
-@pytest.mark.parametrize(
-    ("words", "operation"),
-    [
-        (["images"], "Images"),
-        (["images", "-o", "wide", "--sort-by", "size", "--filter=name=a", "--no-headers", "--no-trunc"], "Images"),
-        (["containers", "-q"], "Containers"),
-        (["pods"], "PodList"),
-        (["pressure", "--output", "json"], "Pressure"),
-        (["status"], "Status"),
-        (["version"], "Version"),
-    ],
-)
-def test_request_of_a_plain_list_is_sent_before_the_imports(words: list[str], operation: str) -> None:
-    assert early_target(words) == OPERATIONS[operation].path
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["gc", "all", "--dry-run"],
-        ["history"],
-        ["images", "--config", "a.toml"],
-        ["images", "--config=a.toml"],
-        ["images", "--direct"],
-        ["images", "--endpoint", "unix:///a"],
-        ["images", "--help"],
-        ["images", "--tree"],
-        ["images", "-h"],
-        ["--config", "a.toml", "images"],
-        ["status", "--watch"],
-    ],
-    ids=" ".join,
-)
-def test_no_request_is_sent_before_the_options_are_known(words: list[str]) -> None:
-    assert not early_target(words)
 
 
 @pytest.mark.parametrize("words", [["--version"], ["config", "show"], ["__complete"]])
