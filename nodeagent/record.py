@@ -10,10 +10,7 @@ a reference cycle.
 
 from typing import TYPE_CHECKING, dataclass_transform
 
-from nodeagent.hidden_modules import hidden_modules
-
-with hidden_modules("typing_extensions"):  # msgspec uses typing without it
-    from msgspec import Struct, field
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     # same signature; type checkers check field names only in calls of dataclasses.replace

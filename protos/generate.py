@@ -25,8 +25,6 @@ REPOSITORY = PROTOS.parent
 OUTPUT = REPOSITORY / "nodeagent" / "_proto"
 PACKAGE = '''\
 """Generated from protos/ by protos/generate.py; not to be edited."""
-
-import nodeagent.protobuf_runtime
 '''
 EMPTY_DOCSTRING = '"""Generated; see nodeagent._proto."""\n'
 DIFF_LINES = 20

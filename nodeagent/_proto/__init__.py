@@ -1,3 +1,1 @@
 """Generated from protos/ by protos/generate.py; not to be edited."""
-
-import nodeagent.protobuf_runtime

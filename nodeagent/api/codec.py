@@ -11,14 +11,12 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
+from msgspec import Meta, Struct
+
 from nodeagent.api.document_error import DocumentError
-from nodeagent.hidden_modules import hidden_modules
 from nodeagent.text import escape_lines, to_json
 from nodeagent.units import format_time
-
-with hidden_modules("typing_extensions"):  # msgspec uses typing without it
-    import msgspec
-    from msgspec import Meta, Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

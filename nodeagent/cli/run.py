@@ -91,14 +91,12 @@ def _standby(origin: Origin, error: ConfigError) -> Settings | None:
 
 
 def _serve(settings: Settings, *, once: bool) -> ExitCode:
-    from nodeagent.daemon.memory import configure_malloc, without_openssl  # noqa: PLC0415 - import errors are handled by guarded()
+    import asyncio  # noqa: PLC0415 - import errors are handled by guarded()
 
-    with without_openssl():
-        import asyncio  # noqa: PLC0415
-
-        from nodeagent.daemon.supervisor import supervise  # noqa: PLC0415
-        from nodeagent.daemon.unix_signals import ignore_hangup  # noqa: PLC0415
-        from nodeagent.telemetry import logging as log  # noqa: PLC0415
+    from nodeagent.daemon.memory import configure_malloc  # noqa: PLC0415
+    from nodeagent.daemon.supervisor import supervise  # noqa: PLC0415
+    from nodeagent.daemon.unix_signals import ignore_hangup  # noqa: PLC0415
+    from nodeagent.telemetry import logging as log  # noqa: PLC0415
 
     logger = log.configure(settings.log_format, settings.log_level)
     configure_malloc()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from nodeagent.hidden_modules import hidden_modules
-
-with hidden_modules("ssl"):  # asyncio imports ssl for TLS, which nodeagent.kube.tls_stream implements without asyncio
-    import asyncio
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping

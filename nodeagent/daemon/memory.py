@@ -1,4 +1,4 @@
-"""Memory use of the daemon: fewer libraries, fewer gaps in the heap, release of free heap to the kernel, locked code.
+"""Memory use of the daemon: fewer gaps in the heap, release of free heap to the kernel, locked code.
 
 A pass allocates short-lived messages and values. glibc keeps the freed memory in one arena per thread; the daemon,
 which sleeps for minutes between passes, returns the memory to the kernel.
@@ -8,35 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.util
 import os
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
-
-from nodeagent.hidden_modules import hidden_modules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _M_MMAP_THRESHOLD = -3  # Source: malloc.h of glibc
 _M_ARENA_MAX = -8
 _MAPPED_FROM_BYTES = 32 << 10
 _MCL_CURRENT_FUTURE_ONFAULT = 1 | 2 | 4  # Source: mlockall(2), Linux
-
-_OPENSSL: Final = ("ssl", "_hashlib")
-_OWN_HASHES: Final = (("_md5",), ("_sha1",), ("_sha2", "_sha256"), ("_sha2", "_sha512"), ("_sha3",), ("_blake2",))
-
-
-@contextmanager
-def without_openssl() -> Iterator[None]:
-    """Permit imports of asyncio and hashlib in the block without OpenSSL, which uses 4 MiB.
-
-    asyncio then has no TLS, and hashlib uses Python's own hash modules; if Python was built without these modules,
-    OpenSSL is imported anyway. TLS code can import OpenSSL later.
-    """
-    has_hashes = all(any(importlib.util.find_spec(name) for name in names) for names in _OWN_HASHES)
-    with hidden_modules(*(_OPENSSL if has_hashes else ())):
-        yield
 
 
 def configure_malloc() -> None:

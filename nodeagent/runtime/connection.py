@@ -6,11 +6,11 @@ import asyncio
 import os
 import socket
 import time
-import typing
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
+import grpc.aio
 from google.protobuf.message import Message
 
 from nodeagent.errors import (
@@ -21,14 +21,7 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
     RuntimeUnsupportedError,
 )
-from nodeagent.hidden_modules import replaced_modules
 from nodeagent.record import Record
-
-try:  # a copy of typing for older interpreters: 1.5 % of the processor time of a command without a daemon
-    with replaced_modules({"typing_extensions": typing}):
-        import grpc.aio
-except (ImportError, AttributeError):  # a version of grpc that uses more of typing_extensions
-    import grpc.aio
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence

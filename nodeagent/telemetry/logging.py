@@ -11,8 +11,9 @@ import logging
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
+
+import structlog
 
 from nodeagent.host.journal import Journal, is_connected_to_stderr
 from nodeagent.telemetry.event_bus import publish
@@ -20,30 +21,12 @@ from nodeagent.telemetry.event_catalogue import journal_fields
 from nodeagent.text import escape, escape_lines, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-    from types import ModuleType
+    from collections.abc import Collection, Iterable
     from typing import TextIO
 
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
-
-
-@contextmanager
-def _without_rich() -> Iterator[None]:
-    """Hide rich from structlog: the import takes 5 MiB, and the agent logs tracebacks without colours."""
-    if "rich" in sys.modules:
-        yield
-        return
-    sys.modules["rich"] = cast("ModuleType", None)  # makes import statements raise ImportError
-    try:
-        yield
-    finally:
-        del sys.modules["rich"]
-
-
-with _without_rich():
-    import structlog
 
 
 class _JournalRenderer:

@@ -1,18 +1,18 @@
 """Exposition of all metrics for Prometheus.
 
 Counters are those of ``telemetry.counters``; gauges are read from the node and from the loop statuses at each scrape.
-Only the modules of the client library for metrics and text formats are imported: the whole package would import unused
-web servers (2.4 MiB).
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
-import types
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
+
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from nodeagent import __version__
 from nodeagent.daemon.health import not_ready
@@ -25,7 +25,7 @@ from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 from nodeagent.telemetry.counters import METRICS, Counters, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from datetime import datetime
 
     from nodeagent.act.agent import Agent
@@ -35,31 +35,6 @@ if TYPE_CHECKING:
     from nodeagent.telemetry.counters import Histogram
 
     ReadSignals = Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]
-
-_PACKAGE: Final = "prometheus_client"
-
-
-@contextmanager
-def _without_servers() -> Iterator[None]:
-    """Permit imports of client library modules in the block without the package, which imports the web servers."""
-    spec = importlib.util.find_spec(_PACKAGE) if _PACKAGE not in sys.modules else None
-    if spec is None:
-        yield
-        return
-    bare = types.ModuleType(_PACKAGE)
-    bare.__path__ = list(spec.submodule_search_locations or ())
-    sys.modules[_PACKAGE] = bare
-    try:
-        yield
-    finally:
-        del sys.modules[_PACKAGE]  # so that a later import loads the complete package
-
-
-with _without_servers():
-    from prometheus_client.metrics_core import Metric as Family
-    from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
-    from prometheus_client.process_collector import ProcessCollector
-    from prometheus_client.registry import Collector, CollectorRegistry
 
 OPENMETRICS: Final = "application/openmetrics-text"
 TEXTFILE_TIME: Final = "nodeagent_textfile_timestamp_seconds"

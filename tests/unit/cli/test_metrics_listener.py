@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,15 +17,6 @@ from tests.support.command import nodeagent
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-DAEMON_IMPORTS = """
-import sys
-from nodeagent.daemon.memory import without_openssl
-with without_openssl():
-    import nodeagent.daemon.http.metrics_task
-    import nodeagent.daemon.control.server
-print("ssl" in sys.modules)
-"""
 
 
 @pytest.mark.parametrize(
@@ -66,8 +55,3 @@ def test_doctor_reads_the_files_of_the_listener(tmp_path: Path) -> None:
     assert "the server certificate expired" in finding("old", "old")[1]
     assert "the key is not that of the certificate" in finding("old")[1]
     assert "cannot read" in finding("absent")[1]
-
-
-def test_daemon_without_tls_imports_no_openssl() -> None:
-    done = subprocess.run([sys.executable, "-I", "-c", DAEMON_IMPORTS], check=True, capture_output=True, text=True)
-    assert done.stdout == "False\n"

@@ -47,7 +47,7 @@ def test_help_of_a_command_does_not_import_its_libraries(words: str) -> None:
 def test_daemon_does_not_import_command_line_and_configuration_models() -> None:
     modules = imported("-c", DAEMON)
     assert "nodeagent.daemon.supervisor" in modules
-    assert modules & ({"typer", "prometheus_client"} | FOR_TABLES | FOR_FILES | FOR_CLUSTERS) == set()
+    assert modules & ({"typer", "yaml"} | FOR_FILES | FOR_CLUSTERS) == set()
 
 
 @pytest.mark.parametrize("words", [["--version"], ["config", "show"], ["__complete"]])

@@ -65,14 +65,6 @@ async def test_object_is_read_with_a_token_over_verified_tls(api_authority: Auth
         assert server.requests[0].token == TOKEN
 
 
-async def test_object_is_read_by_an_asyncio_without_tls_as_in_the_daemon(
-    api_authority: Authority, token_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asyncio.sslproto.ssl", None)  # as daemon.memory.without_openssl does
-    with api(api_authority) as (_, url):
-        assert (await get(with_token(api_authority, url, token_file))).metadata.name == "node-1"
-
-
 async def test_client_certificate_is_an_identity_without_token(api_authority: Authority) -> None:
     own = api_authority.directory
     with api(api_authority) as (server, url):
