@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.host.systemd import UnitStop
     from nodeagent.model import Role
+    from nodeagent.model.node_stop import NodeStop
     from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 _LIST_WITHIN_S: Final = 5.0
@@ -95,16 +96,21 @@ async def stop_pods_at_unit_stop(  # noqa: PLR0913 - its collaborators
             return None
         last = recorder.last_of_this_boot()
         if last is not None and last.end is StopEnd.COMPLETE:
-            logger.info("shutdown_already_done")
-            if unit_stop.operation and not last.operation:  # known from systemd's jobs once the shutdown has begun
-                recorder.close(replace(last, operation=unit_stop.operation))
-            return last.end
+            return _already_done(recorder, last, unit_stop)
         if not unit_stop.is_node_stopping and (last is None or last.end is not StopEnd.IN_PROGRESS):
             return None  # cancelled
         limit = _limit(unit_stop, clock, began_s)
         return await _stop_pods(
             settings, recorder, shutdown_budget(settings.shutdown.phases, limit), role.role, unit_stop.operation
         )
+
+
+def _already_done(recorder: ShutdownRecorder, last: NodeStop, unit_stop: UnitStop) -> StopEnd:
+    """Return the end of a complete shutdown, whose record is completed with the operation of systemd's jobs."""
+    recorder.logger.info("shutdown_already_done")
+    if unit_stop.operation and not last.operation:
+        recorder.close(replace(last, operation=unit_stop.operation))
+    return last.end
 
 
 def _limit(unit_stop: UnitStop, clock: Clock, began_s: float) -> DelayLimit:

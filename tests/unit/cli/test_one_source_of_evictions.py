@@ -22,8 +22,8 @@ from nodeagent.plan.eviction.planner import EvictionPlan, plan_eviction
 from nodeagent.plan.eviction.relief import UsageSample
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.record import replace
-from nodeagent.sim.clock import START
-from nodeagent.sim.node import SimNode
+from tests.sim.clock import START
+from tests.sim.node import SimNode
 from tests.unit.cli.test_one_source import SEEDS, rows_of
 from tests.unit.control_node import Node, say, serving
 from tests.unit.daemon.eviction.eviction_node import Clock, run_pass
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.model.pressure import PodFacts
-    from nodeagent.sim.clock import SimClock
+    from tests.sim.clock import SimClock
 
 Dice = random.Random
 MIB: Final = 1 << 20

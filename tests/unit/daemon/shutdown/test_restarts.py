@@ -277,8 +277,8 @@ async def test_missing_bus_is_reported_in_log_and_loop_status(place: Place) -> N
 
 
 class BrokenStatuses(LoopStatuses):
-    def waiting(self, name: str, wait_s: float, slack_s: float) -> None:
-        raise RuntimeError("a bug", name, wait_s, slack_s)
+    def waiting(self, name: str, wait_s: float, slack_s: float, *, removes: bool = False) -> None:
+        raise RuntimeError("a bug", name, wait_s, slack_s, removes)
 
 
 async def test_exception_in_a_session_does_not_end_the_task(place: Place) -> None:
