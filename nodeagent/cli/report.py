@@ -107,15 +107,15 @@ async def _read_report(agent: Agent) -> NodeReport:
 
 def _with_daemon(document: dict[str, Any], config: str | PathLike[str] | None) -> dict[str, Any]:
     """Return the report of a node that this process read, with the state of the daemon that runs meanwhile."""
-    from nodeagent.api.client import DaemonAbsentError, DaemonRefusedError, DaemonUnavailableError  # noqa: PLC0415
-    from nodeagent.cli.control_client import connected  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.api.client import DaemonAbsentError  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.cli.control_client import connected  # noqa: PLC0415
 
     try:
         with connected(config) as daemon:
             status = answer_of(daemon, "Status")
     except DaemonAbsentError:
         return document
-    except (DaemonUnavailableError, DaemonRefusedError) as error:
+    except NodeAgentError as error:  # the state of a daemon that refuses the user or does not answer is unknown
         return {**document, "warnings": [str(error), *document["warnings"]]}
     return {**document, "agent": status["agent"], "paused": status["paused"]}
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.api import requests
+from nodeagent.api.client import ControlClient
 from nodeagent.api.codec import decode, encode_line
 from nodeagent.api.fleet import Fleet
 from nodeagent.api.node_report import NodeReport
+from nodeagent.errors import NodeAgentError
 from nodeagent.host.node import node_name
 from nodeagent.text import display_width, escape
 from tests.support.node_reports import fleet, planned, report
@@ -80,13 +82,20 @@ async def test_report_and_status_agree_about_the_running_daemon(
     assert found["agent"]["running"] is True
 
 
-async def test_report_beside_a_daemon_that_refuses_the_user_has_the_refusal_as_a_warning(
-    node: Node, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("cause", ["denied", "no response within 30 s"])
+async def test_report_beside_a_daemon_that_refuses_or_hangs_has_the_cause_as_a_warning(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    node.peer[0] = STRANGER
+    def hang(*_: object, **__: object) -> str:
+        raise NodeAgentError(cause)
+
+    if cause == "denied":
+        node.peer[0] = STRANGER
+    else:
+        monkeypatch.setattr(ControlClient, "call", hang)
     _, out, _ = await say(capsys, "report", "--config", str(node.config))
     found = decode(out, NodeReport)
-    assert (found.agent.running, "denied" in found.warnings[0]) == (False, True), found.warnings
+    assert (found.agent.running, cause in found.warnings[0]) == (False, True), found.warnings
 
 
 async def test_node_that_cannot_be_listed_has_a_line_without_plan_and_exit_code_1(

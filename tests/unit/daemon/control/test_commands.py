@@ -174,7 +174,7 @@ async def test_trigger_is_refused_before_the_daemon_is_ready(node: Node, wait: b
     node.context.loop_statuses.waiting("images", 600, 600)
     node.context.agent = None
     code, why = await node.refused("Trigger", api.TriggerRequest(loop="images", wait=wait))
-    assert (code, "not ready: the daemon" in why) == (503, True)
+    assert (code, "not ready: starting or reloading" in why) == (503, True)
 
 
 async def test_trigger_that_waits_is_refused_when_a_pause_begins(node: Node) -> None:
