@@ -15,8 +15,33 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import BufferedReader
 
 _RANDOM_BYTES = 4
+
+
+def read_file(path: Path) -> str:
+    """Return the text of a regular file; a pipe in its place is an error and does not block.
+
+    Raises:
+        OSError: the file does not exist, cannot be read, or is not a regular file.
+        UnicodeDecodeError: the file is not UTF-8.
+    """
+    with open_regular(path) as file:
+        return file.read().decode()
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file; a pipe in its place is an error and does not block.
+
+    Raises:
+        OSError: the file does not exist, cannot be read, or is not a regular file.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
 
 
 def replace_file(path: Path, text: str, *, like: os.stat_result | None = None, mode: int = 0o600) -> None:

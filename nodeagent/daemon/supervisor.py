@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
+import stat
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.dry_run_changes import DryRunWatch
@@ -53,6 +56,7 @@ from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger
 
@@ -119,6 +123,7 @@ async def supervise(
     clock = SystemClock()
     context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(partial(_report_fault, StateLog(logger, clock)))
 
     def end() -> None:
         Notifier().stopping()
@@ -134,8 +139,8 @@ async def supervise(
                     await agent.log_interrupted(logger)
                     return await _once(_passes(agent, logger, "once"), logger, context)
             with daemon_lock(settings.state_directory) as unlocked:
-                if unlocked:
-                    logger.warning("pass_warning", warning=unlocked)
+                for warning in filter(None, (unlocked, _foreign_owner(settings.state_directory))):
+                    logger.warning("pass_warning", warning=warning)
                 pausing = PauseTask(context, restore_pause(context))
                 restore_grace(context.grace, context.settings)
                 await _run_tasks(context, (*lasting_tasks(context), pausing))
@@ -143,6 +148,29 @@ async def supervise(
     finally:
         logger.info("agent_stopped")
         unsubscribe(context.counters.count_event)
+
+
+def _foreign_owner(directory: Path) -> str:
+    """Return the warning about a state directory that another user can change; empty without one."""
+    try:
+        found = directory.stat()
+    except OSError:  # reported by the state database
+        return ""
+    if found.st_uid in (0, os.geteuid()) and not found.st_mode & stat.S_IWOTH:
+        return ""
+    return (
+        f"state directory {directory} is writable by uid {found.st_uid} or all users, who can change holds, history "
+        f"and the observed image use: chown {os.geteuid()} {directory}; chmod o-w {directory}"
+    )
+
+
+def _report_fault(states: StateLog, loop: asyncio.AbstractEventLoop, fault: dict[str, Any]) -> None:
+    """Log an exception in a callback; a lack of file descriptors once, since each connection would log it 64 times."""
+    error = fault.get("exception")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        states.log_once("pass_warning", {"warning": f"cannot accept connections: {error.strerror}; see LimitNOFILE="})
+    else:
+        loop.default_exception_handler(fault)
 
 
 def agent_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:

@@ -85,7 +85,7 @@ def check_owner(directory: Path) -> None:
     """Refuse, for root, a directory with content that other users can replace.
 
     Raises:
-        InstallError: the directory or a parent is owned by another user or writable by all users.
+        InstallError: the directory or a parent is owned by another user, or writable by all users or by a group.
     """
     if os.geteuid() != 0:
         return
@@ -96,9 +96,15 @@ def check_owner(directory: Path) -> None:
             continue
         except OSError as error:
             raise InstallError(f"cannot read {each}: {error.strerror or error}") from error
-        open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
-        if found.st_uid != 0 or open_to_all:
-            writer = f"uid {found.st_uid}" if found.st_uid else "all users"
+        writer = ""
+        if found.st_uid != 0:
+            writer = f"uid {found.st_uid}"
+        elif found.st_mode & stat.S_ISVTX == 0:
+            if found.st_mode & stat.S_IWOTH:
+                writer = "all users"
+            elif found.st_mode & stat.S_IWGRP and found.st_gid != 0:
+                writer = f"group {found.st_gid}"
+        if writer:
             raise InstallError(
                 f"{each} is writable by {writer}, who could run programs as root: "
                 "use another --prefix, or change its owner and mode; nothing was changed"

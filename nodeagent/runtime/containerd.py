@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "k8s.io"
 
+_IMPOSSIBLE = 1 << 60  # bytes or inodes that no disk has
 _LEASE_HEADER = "containerd-lease"
 _SNAPSHOTTERS = "io.containerd.snapshotter.v1"
 _CONTENT_STORE = "io.containerd.content.v1"
@@ -296,9 +297,16 @@ class ContainerdClient:
         return any([info.name == key async for batch in stream for info in batch.info])
 
     async def snapshot_usage(self, snapshotter: str, key: str) -> SnapshotUsage:
-        """Return a snapshot's disk usage: recorded if committed, measured by this call if active."""
+        """Return a snapshot's disk usage: recorded if committed, measured by this call if active.
+
+        Raises:
+            RuntimeRequestError: the call failed, or the usage is impossible, as after a defect of a snapshotter.
+        """
         request = snapshots_pb2.UsageRequest(snapshotter=snapshotter, key=key)
         got = await self._connection.unary(methods.USAGE, request, target=key, metadata=self._metadata())
+        if not (0 <= got.size < _IMPOSSIBLE and 0 <= got.inodes < _IMPOSSIBLE):
+            detail = f"impossible usage: {got.size} bytes, {got.inodes} inodes"
+            raise RuntimeRequestError("Usage", key, "DATA_LOSS", detail)
         return SnapshotUsage(got.size, got.inodes)
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:

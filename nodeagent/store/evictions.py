@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec.structs import asdict
 
 from nodeagent.errors import StoreError
-from nodeagent.files import replace_file
+from nodeagent.files import read_file, replace_file
 from nodeagent.model.pressure import Signal
 from nodeagent.parsing import parse_json
 from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
@@ -51,7 +51,7 @@ class EvictionFile:
             StoreError: the file cannot be read or is not valid.
         """
         try:
-            return _decode(parse_json(self._path.read_text(encoding="utf-8")), boot_id)
+            return _decode(parse_json(read_file(self._path)), boot_id)
         except FileNotFoundError:
             return (), ()
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError, UsageError
-from nodeagent.files import replace_file
+from nodeagent.files import read_file, replace_file
 from nodeagent.model import Hold
 from nodeagent.parsing import parse_json
 from nodeagent.plan.gc.holds import has_ended
@@ -65,7 +65,7 @@ class HoldFile:
 
     def _read(self) -> _Contents:
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = read_file(self._path)
         except FileNotFoundError:
             return _Contents((), 0)
         except (OSError, UnicodeDecodeError) as error:

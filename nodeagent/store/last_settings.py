@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.files import replace_file
+from nodeagent.files import read_file, replace_file
 
 if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
@@ -23,7 +23,7 @@ def write_last_settings(settings: Settings) -> None:
     path = settings.state_directory / FILE_NAME
     text = _HEADING + "".join(f"{key} = {value}\n" for key, value in settings.values)
     try:
-        if path.exists() and path.read_text(encoding="utf-8") == text:
+        if path.exists() and read_file(path) == text:
             return
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         replace_file(path, text)

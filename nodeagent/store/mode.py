@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.files import replace_file
+from nodeagent.files import read_file, replace_file
 from nodeagent.parsing import parse_json
 from nodeagent.schemas import SchemaId
 
@@ -31,7 +31,7 @@ class ModeFile:
             StoreError: the file cannot be read or is not a valid mode file.
         """
         try:
-            document = parse_json(self._path.read_text(encoding="utf-8"))
+            document = parse_json(read_file(self._path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.files import replace_file
+from nodeagent.files import read_file, replace_file
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record
 from nodeagent.schemas import SchemaId
@@ -81,7 +81,7 @@ class PauseFile:
             StoreError: the file cannot be read or is not a valid pause file.
         """
         try:
-            return _decode(self._path.read_text(encoding="utf-8"))
+            return _decode(read_file(self._path))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import StoreError
-from nodeagent.files import overwrite_file, replace_file
+from nodeagent.files import overwrite_file, read_file, replace_file
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
 from nodeagent.parsing import parse_json
@@ -163,7 +163,7 @@ class ShutdownFiles:
 
 def _read(path: Path, schema: str) -> Mapping[str, object] | None:
     try:
-        document = parse_json(path.read_text(encoding="utf-8"))
+        document = parse_json(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

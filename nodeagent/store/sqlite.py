@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
+import stat
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -42,6 +44,7 @@ def connect(path: Path, migrations: Migrations, additions: Sequence[str] = ()) -
         sqlite3.DatabaseError: the file cannot be opened or is corrupt.
     """
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    identity(path)  # refuses a pipe
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -60,12 +63,15 @@ def identity(path: Path) -> tuple[int, int] | None:
     """Return the device and inode number of a file; ``None`` if the file does not exist.
 
     Raises:
-        OSError: the directory of the file is inaccessible.
+        OSError: the directory of the file is inaccessible, or the file is not a regular file, such as a pipe, whose
+            opening could block.
     """
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return found.st_dev, found.st_ino
 
 
@@ -73,8 +79,10 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     """Return a read-only connection to an existing file.
 
     Raises:
+        OSError: the file is not a regular file.
         sqlite3.DatabaseError: the file cannot be opened.
     """
+    identity(path)
     uri = f"{path.absolute().as_uri()}?mode=ro"
     return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
 

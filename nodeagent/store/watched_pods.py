@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from nodeagent.errors import StoreError
-from nodeagent.files import replace_file
+from nodeagent.files import open_regular, replace_file
 from nodeagent.model.pods import PodSpec
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def read_watched_pods(directory: Path, node: str) -> StoredPods | None:
     """
     path = directory / FILE_NAME
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None

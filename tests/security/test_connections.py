@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,8 +19,10 @@ import pytest
 
 from nodeagent.api.client import ControlClient
 from nodeagent.api.operations import LARGE_BODY_BYTES
+from nodeagent.errors import NodeAgentError
 from nodeagent.plan.kubernetes.workloads import Workload, static_pod
 from nodeagent.schemas import SchemaId
+from tests.support.reclaim import poll
 from tests.support.simulated_daemon import SimulatedDaemon, simulated_daemon
 
 if TYPE_CHECKING:
@@ -127,6 +131,31 @@ def test_loopback_connections_of_a_user_starve_neither_probes_nor_scrapes(
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             os.close(reading)
+
+
+def test_lack_of_file_descriptors_is_logged_once(attacker: Attacker, tmp_path: Path) -> None:
+    del attacker  # requires root
+    with simulated_daemon(tmp_path) as daemon:
+        before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (24, before[1]))
+        with ExitStack() as clients:
+            for _ in range(CONNECTIONS):
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.settimeout(5)
+                client.connect(str(daemon.control_socket))
+            poll("refusal", lambda: "cannot accept connections: Too many open files" in daemon.log.read_text())
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+        poll("answer", partial(answers, daemon))
+    assert daemon.log.read_text().count("Too many open files; see") == 1
+    assert "Traceback" not in daemon.log.read_text()
+
+
+def answers(daemon: SimulatedDaemon) -> bool:
+    try:
+        ControlClient(daemon.control_socket).call("Version", {}, within_s=5)
+    except NodeAgentError:
+        return False
+    return True
 
 
 def scrape(port: int, path: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -25,6 +26,7 @@ from nodeagent.model import TRUSTED, Hold
 from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.store import HoldFile
 from tests.support.command import nodeagent
+from tests.support.simulated_daemon import simulated_daemon
 from tests.unit.control_node import serving
 
 if TYPE_CHECKING:
@@ -187,3 +189,28 @@ async def test_state_and_control_socket_are_closed_to_a_local_user(place: Path, 
         assert attacker.can("-e", node.path)
         assert not attacker.can("-r", node.path)
         assert not attacker.can("-w", node.path)  # a connection requires write access
+
+
+def test_pipes_in_place_of_state_files_block_neither_start_nor_stop(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with simulated_daemon(tmp_path) as daemon:
+        ControlClient(daemon.control_socket).call("Pause", {"seconds": 60, "why": "test"})
+        ControlClient(daemon.control_socket).call("AddHold", {"image": "a", "seconds": 60})
+    names = {*(each.name for each in state.iterdir() if each.is_file())}
+    assert len(names) > 5
+    for name in names:
+        (state / name).unlink(missing_ok=True)
+        os.mkfifo(state / name)
+    with simulated_daemon(tmp_path) as daemon:
+        ControlClient(daemon.control_socket).call("Status", {})
+        os.kill(daemon.pid, signal.SIGTERM)
+        os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)
+    assert "agent_stopped" in daemon.log.read_text()
+
+
+def test_state_directory_of_another_user_is_reported(tmp_path: Path, attacker: Attacker) -> None:
+    (tmp_path / "state").mkdir()
+    os.chown(tmp_path / "state", attacker.uid, -1)
+    with simulated_daemon(tmp_path) as daemon:
+        ControlClient(daemon.control_socket).call("Status", {})
+    assert f"is writable by uid {attacker.uid}" in daemon.log.read_text()

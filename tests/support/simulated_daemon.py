@@ -25,6 +25,7 @@ metrics.listen = "{2}"
 log.format = "json"
 """
 _START_WITHIN_S: Final = 60
+_STOP_WITHIN_S: Final = 60
 _ROOT: Final = Path(__file__).parents[2]
 
 
@@ -77,6 +78,11 @@ def simulated_daemon(
                     yield SimulatedDaemon(daemon.pid, path, log)
                 finally:
                     daemon.terminate()
+                    try:
+                        daemon.wait(_STOP_WITHIN_S)
+                    except subprocess.TimeoutExpired:
+                        daemon.kill()
+                        raise
         finally:
             simulated.terminate()
 

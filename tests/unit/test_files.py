@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.files import create_file, replace_file, replace_link
+from nodeagent.files import create_file, open_regular, read_file, replace_file, replace_link
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,3 +80,10 @@ def test_link_replaces_a_file_or_a_link(tmp_path: Path) -> None:
     for target in ("first", "/second"):
         replace_link(path, target)
         assert (os.readlink(path), list(tmp_path.iterdir())) == (target, [path])  # noqa: PTH115 - compared as a string
+
+
+def test_pipe_in_place_of_a_file_is_an_error_and_blocks_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_file, open_regular):
+        with pytest.raises(OSError, match="not a regular file"):
+            read(tmp_path / "pipe")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from nodeagent.errors import UsageError
-from nodeagent.host.prefix import check_form, check_place
+from nodeagent.errors import InstallError, UsageError
+from nodeagent.host.prefix import check_form, check_owner, check_place
 
 SYSTEM = [
     *("/", "/opt", "/usr", "/usr/lib", "/usr/lib/nodeagent/venv", "/usr/local", "/usr/local/bin", "/usr/local/share/x"),
@@ -51,6 +53,32 @@ def test_separate_directory_is_accepted(prefix: str, tmp_path: Path) -> None:
 def test_prefix_invalid_in_a_unit_or_a_shebang_line_is_refused(prefix: str) -> None:
     with pytest.raises(UsageError, match="--prefix"):
         check_form(Path(prefix))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root refuses directories of others")
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode", "writer"),
+    [
+        (0, 0, 0o755, ""),
+        (0, 0, 0o775, ""),
+        (0, 50, 0o775, "group 50"),
+        (0, 50, 0o1775, ""),
+        (0, 0, 0o757, "all users"),
+        (0, 0, 0o1777, ""),
+        (1000, 0, 0o755, "uid 1000"),
+    ],
+)
+def test_prefix_below_a_directory_that_others_can_write_is_refused(uid: int, gid: int, mode: int, writer: str) -> None:
+    with TemporaryDirectory() as place:
+        parent = Path(place, "parent")
+        parent.mkdir()
+        os.chown(parent, uid, gid)
+        parent.chmod(mode)
+        if not writer:
+            check_owner(parent / "nodeagent")
+            return
+        with pytest.raises(InstallError, match=f"{parent} is writable by {writer}"):
+            check_owner(parent / "nodeagent")
 
 
 def test_home_directory_is_refused(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ class Store:
     gone: set[str] = field(default_factory=set)
     usage_calls: list[str] = field(default_factory=list)
     inodes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, snapshots_pb2.Kind.ValueType] = field(default_factory=dict)
 
     def image(self, name: str, *layers: str, tags: tuple[str, ...] = (), unpacked: bool = True) -> None:
@@ -197,7 +198,9 @@ class _Snapshots(_Part):
             await context.abort(grpc.StatusCode.NOT_FOUND, "snapshot does not exist")
         if request.key in self.store.broken:
             await context.abort(grpc.StatusCode.UNKNOWN, "input/output error")
-        return snapshots_pb2.UsageResponse(size=8192, inodes=self.store.inodes.get(request.key, 3))
+        return snapshots_pb2.UsageResponse(
+            size=self.store.sizes.get(request.key, 8192), inodes=self.store.inodes.get(request.key, 3)
+        )
 
 
 class _Containers(_Part):

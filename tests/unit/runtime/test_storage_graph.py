@@ -199,6 +199,17 @@ async def test_image_with_unreadable_usage_has_no_entry_and_its_shared_pieces_re
     assert set((await cache.build(client, [A, B])).by_image) == {A.id, B.id}
 
 
+@pytest.mark.parametrize("impossible", [-1, 2**60, 2**63 - 1])
+@pytest.mark.parametrize("field", ["sizes", "inodes"])
+async def test_image_with_impossible_usage_of_a_snapshot_has_no_entry(
+    client: ContainerdClient, store: Store, field: str, impossible: int
+) -> None:
+    getattr(store, field)["base/a1"] = impossible
+    graph = await LayerCache().build(client, [A, B])
+    assert set(graph.by_image) == {B.id}
+    assert all(0 <= piece.size_bytes < 2**60 for piece in graph.pieces)
+
+
 async def test_snapshot_removed_since_the_listing_has_size_zero(client: ContainerdClient, store: Store) -> None:
     store.gone = {"base/a1"}
     graph = await LayerCache().build(client, [A])
