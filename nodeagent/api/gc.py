@@ -158,6 +158,8 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
         imagefs_problem: cause of a missing reading of the image filesystem; empty normally.
         high_percent: usage at which image removal starts; ``None`` if unknown, as for ``low_percent``.
         image_filesystems: all image filesystems, ``imagefs`` first; absent on a node with only one.
+        undo_window_s: seconds for which the image removals can be undone if a user requests them, before their space is
+            freed; 0 if it is freed at once.
     """
 
     scope: str
@@ -171,6 +173,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
     high_percent: int | None = None
     low_percent: int | None = None
     image_filesystems: tuple[ImageFilesystemUsage, ...] | UnsetType = UNSET
+    undo_window_s: Number = 0.0
 
     @classmethod
     def of(
@@ -179,6 +182,8 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
         snapshot: NodeSnapshot,
         plans: Iterable[decision.Plan],
         policy: ImageGCPolicy | None = None,
+        *,
+        undo_window_s: float = 0.0,
     ) -> Preview:
         """Return the document of plans made from a snapshot, with the thresholds of a policy."""
         return cls(
@@ -193,6 +198,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             high_percent=None if policy is None else policy.high_threshold_percent,
             low_percent=None if policy is None else policy.low_threshold_percent,
             image_filesystems=image_filesystems(snapshot),
+            undo_window_s=undo_window_s,
         )
 
     def snapshot(self) -> NodeSnapshot:

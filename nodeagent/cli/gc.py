@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.act.gc.preview import Preview
+from nodeagent.act.gc.undo_terms import offered_window_s
 from nodeagent.api import gc as documents
 from nodeagent.api.codec import encode
 from nodeagent.api.gc import BreakdownFields, Report, decode_progress
@@ -17,7 +18,7 @@ from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.output import say, warn
-from nodeagent.cli.plan_view import preview_lines, report_lines
+from nodeagent.cli.plan_view import preview_lines, report_lines, undo_text
 from nodeagent.cli.reading import OBSERVED_WITHIN_S
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
@@ -26,7 +27,7 @@ from nodeagent.plan.gc.policy import ImageGCPolicy
 from nodeagent.plan.gc.saved_plan import parse_plan
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import Record, field, replace
-from nodeagent.units import format_bytes, format_time
+from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +103,7 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
         if {each.id for each in parse_plan(saved).removals} - shown:
             sys.stderr.write("nothing was removed: the node changed after the preview; run the command again\n")
             return ExitCode.PARTIAL
-        if preview.acts and not confirm_removals(preview):
+        if preview.acts and not confirm_removals(preview, document.undo_window_s):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
     return _apply_on_daemon(request, agent, saved)
@@ -139,10 +140,7 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
         f"{'' if freed is None else f', measured {format_bytes(freed)}'}"
     )
     if report.undo_until is not None:
-        say(
-            f"{format_bytes(report.undo_bytes)} are freed at {format_time(report.undo_until)}, unless undone: "
-            f"nodeagent gc undo {report.pass_id}"
-        )
+        say(undo_text(report.undo_bytes, report.undo_until, report.pass_id))
     if isinstance(report.breakdown, BreakdownFields):
         from nodeagent.cli import du  # noqa: PLC0415 - needed only after a shortfall
 
@@ -191,7 +189,8 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
         preview = await agent.collector.prepare(Scope(request.scope))
         if request.is_table:
             show_preview(request, agent, preview)
-        if preview.acts and not request.yes and not confirm_removals(preview):
+        window_s = offered_window_s(settings, preview)
+        if preview.acts and not request.yes and not confirm_removals(preview, window_s):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
         if preview.acts:
@@ -264,10 +263,13 @@ async def run_interruptibly(
             loop.remove_signal_handler(number)
 
 
-def confirm_removals(preview: Preview) -> bool:
-    """Prompt for confirmation of a preview; return whether the user confirmed."""
+def confirm_removals(preview: Preview, undo_window_s: float) -> bool:
+    """Prompt for confirmation of a preview, with its undo window; return whether the user confirmed."""
     import typer  # noqa: PLC0415 - needed only for a confirmation
 
+    if undo_window_s:
+        window = format_duration(undo_window_s)
+        say(f"Image space is freed after the undo window of {window}; now with --undo-window 0s (as root)")
     if not preview.removals:
         return typer.confirm("Remove unreferenced content through the runtime?", default=False)
     return confirm_items(len(preview.removals))
@@ -284,7 +286,8 @@ def show_preview(request: Request, agent: Previews, preview: Preview) -> None:
     """Print the planned removals and the kept items."""
     if not request.is_table:
         policy = agent.settings.policy.images
-        document = documents.Preview.of(request.scope, preview.snapshot, preview.plans, policy)
+        window_s = offered_window_s(agent.settings, preview)
+        document = documents.Preview.of(request.scope, preview.snapshot, preview.plans, policy, undo_window_s=window_s)
         sys.stdout.write(encode(document, request.output))
         return
     _print_preview(request, preview, agent.settings.policy.images)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent import __version__
 from nodeagent.act.gc.preview import plans_for
+from nodeagent.act.gc.undo_terms import offered_window_s
 from nodeagent.api.codec import encode
 from nodeagent.api.gc import Drift, Report
 from nodeagent.api.gc import Preview as PreviewDocument
@@ -134,7 +135,8 @@ async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) ->
             return ExitCode.PARTIAL if predicted is ExitCode.DONE and drift else predicted
         if request.output == "table":
             _show(request, preview, saved, drift, None)
-        if preview.removals and not request.yes and not confirm_removals(preview):
+        window_s = offered_window_s(settings, preview)
+        if preview.removals and not request.yes and not confirm_removals(preview, window_s):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
         report = await run_interruptibly(

@@ -12,10 +12,11 @@ from nodeagent.cli.values import short_id, short_reference, size, size_cell
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
 from nodeagent.plan.gc.pass_limits import LIMITS
 from nodeagent.text import Cut
-from nodeagent.units import format_bytes, format_duration
+from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import datetime
 
     from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.model import FsObservation, NodeSnapshot
@@ -170,6 +171,14 @@ def _usage_after(report: PassReport, columns: int | None, policy: ImageGCPolicy)
         yield usage_line(report.after, columns, policy)
 
 
+def undo_text(size_bytes: int, until: datetime, pass_id: str) -> str:
+    """Return the text on images in their undo window: no space is freed before the first pass after it."""
+    return (
+        f"{format_bytes(size_bytes)} are kept for 'nodeagent gc undo {pass_id}' until {format_time(until)}; the first "
+        "pass after that frees them, without a daemon: nodeagent gc images --yes"
+    )
+
+
 def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None) -> Iterator[Line]:
     """Yield the results of a pass, the bytes freed and the filesystem usage after the pass."""
     exceptions = [result for result in report.results if result.outcome not in (Outcome.DONE, Outcome.DRY_RUN)]
@@ -192,10 +201,7 @@ def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None)
         line.append(f"; predicted {format_bytes(report.predicted_bytes)}, measured {format_bytes(report.freed_bytes)}")
     yield line
     if report.undo_until is not None:
-        left = format_duration(max(0.0, (report.undo_until - report.started_at).total_seconds() - report.duration_s))
-        yield Line(
-            f"{format_bytes(report.undo_bytes)} are freed in {left}, unless undone: nodeagent gc undo {report.id}"
-        )
+        yield Line(undo_text(report.undo_bytes, report.undo_until, report.id))
     yield from _usage_after(report, columns, policy)
     ended = report.end in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO)
     if not ended or report.end_detail:

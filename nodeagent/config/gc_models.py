@@ -60,8 +60,8 @@ class ImageGCSection(Section):
     undo_window: Duration = Field(
         "10m",
         description="Time for which image removals by age, and all image removals by commands, can be undone "
-        "(nodeagent gc undo). The space is freed when this time ends, or when a pass needs more space. All removals of "
-        "a daemon pass that needs space are final. 0 disables undo.",
+        "(nodeagent gc undo). The space is freed by the first pass after this time, or by a pass that needs more "
+        "space. All removals of a daemon pass that needs space are final. 0 disables undo.",
     )
     max_images_per_pass: Count = Field(0, description="Maximum number of images removed per pass. 0: no limit.")
     max_bytes_per_pass: Size = Field("0", description="Approximate maximum of bytes freed per pass. 0: no limit.")

@@ -166,7 +166,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.COLLECTION_PENDING: (
         "{pending_bytes} of unreferenced content, not collected by the runtime yet, free enough"
     ),
-    ReasonCode.UNDO_WINDOW_OPEN: "{undo_bytes} of removed images, freed when their undo window ends, are enough",
+    ReasonCode.UNDO_WINDOW_OPEN: "{undo_bytes} of removed images, freed after their undo window, are enough",
     ReasonCode.LIMIT_IMAGES_PER_PASS: "{limit} image(s) removed by this pass, the limit per pass",
     ReasonCode.LIMIT_BYTES_PER_PASS: "exceeds the limit of {limit_bytes} per pass",
     ReasonCode.FILESYSTEM_UNREADABLE: "cannot read the image filesystem{on}: {detail}",

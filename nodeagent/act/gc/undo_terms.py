@@ -10,6 +10,8 @@ from nodeagent.record import Record
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from nodeagent.act.gc.preview import Preview
+    from nodeagent.config.settings import Settings
     from nodeagent.plan.decision import Decision
 
 MANUAL_TRIGGERS: Final = frozenset({"command", "control", "apply"})
@@ -34,6 +36,16 @@ class UndoTerms(Record):
         if decision.kind is not ItemKind.IMAGE:
             return False
         return not self.only_by_age or decision.reason.code is ReasonCode.UNUSED_TOO_LONG
+
+
+def offered_window_s(settings: Settings, preview: Preview) -> float:
+    """Return the undo window in seconds of the image removals of a preview that a user requests; 0 without a window.
+
+    Removals through CRI, and removals without containerd's records, free space immediately.
+    """
+    by_name = settings.bulk_removal and preview.snapshot.storage is not None
+    removes_images = any(each.kind is ItemKind.IMAGE for each in preview.removals)
+    return settings.undo_window_s if by_name and removes_images else 0.0
 
 
 def undo_terms(pass_id: str, trigger: str, window: timedelta, *, space_needed: bool) -> UndoTerms | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.gc.preview import plans_by_loop
+from nodeagent.act.gc.undo_terms import offered_window_s
 from nodeagent.api.explain import Explained, Explanation, PastRemoval
 from nodeagent.api.gc import DiskUsage, Preview
 from nodeagent.api.undo import UndoList
@@ -50,8 +52,9 @@ async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Pre
 
 
 async def _document(scope: Scope, preview: gc_preview.Preview, agent: Agent) -> Preview:
-    policy = agent.settings.policy.images
-    return await asyncio.to_thread(Preview.of, scope.value, preview.snapshot, preview.plans, policy)
+    policy, window_s = agent.settings.policy.images, offered_window_s(agent.settings, preview)
+    make = partial(Preview.of, undo_window_s=window_s)
+    return await asyncio.to_thread(make, scope.value, preview.snapshot, preview.plans, policy)
 
 
 async def list_undoable(agent: Agent) -> UndoList:

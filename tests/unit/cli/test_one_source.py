@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from nodeagent.api.requests import ExplainRequest
+from nodeagent.api.requests import ExplainRequest, PlanRequest
 from nodeagent.cli.values import age, size_cell
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import Decision, ItemKind, ReasonCode, Verdict
@@ -116,6 +117,61 @@ async def test_commands_print_the_plans_of_the_collection_loops(
         shown = _Shown(node, capsys)
         await shown.check()
         assert not shown.differences, "\n".join(shown.differences)
+
+
+@pytest.mark.parametrize("route", ["without a daemon", "as a member"])
+async def test_space_in_the_undo_window_is_freed_by_the_printed_command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    disks: list[SimNode],
+    route: str,
+) -> None:
+    sim = SimNode(root_path=str(tmp_path), capacity_bytes=1 << 30)
+    disks.append(sim)
+    sim.add_image(PAUSE, layers=[Layer("pause", MIB)], pinned=True, age_s=DAY_S)
+    sim.add_image("registry.example/web:v1", layers=[Layer("web", 300 * MIB)], age_s=DAY_S)
+    sim.fill_to(90)
+    monkeypatch.setattr("nodeagent.act.agent.SystemClock", lambda: sim.clock)
+    monkeypatch.setattr("nodeagent.act.gc.measurement.SETTLE_WITHIN_S", 0.0)
+    for name in ("add_signal_handler", "remove_signal_handler"):  # possible only in the main thread
+        monkeypatch.setattr(asyncio.SelectorEventLoop, name, lambda *_: None)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda items: print(f"PROMPT {items}") is None)
+    async with serving(tmp_path, sim=sim, clock=sim.clock) as node:
+        direct = ("--config", str(node.config))
+        if route == "as a member":
+            monkeypatch.setattr("nodeagent.config.files.DEFAULT_PATH", node.config)
+            monkeypatch.setattr("nodeagent.config.socket_path.CONFIG_FILE", str(node.config))
+            monkeypatch.setattr("os.geteuid", lambda: 4711)
+        _, out, _ = await say(capsys, "gc", "images", *(direct if route == "without a daemon" else ()))
+        before_yes, removed = out.split("PROMPT 1\n")
+        assert "freed after the undo window of 10m; now with --undo-window 0s" in before_yes
+        until, command = re.findall(r"until (\S+);.*without a daemon: nodeagent (.*)\n", removed)[0]
+        assert datetime.fromisoformat(until) == sim.now + timedelta(seconds=600)
+        sim.collect_garbage()
+        kept_bytes = sim.store.used_bytes
+        sim.clock.advance(601)
+        monkeypatch.setattr("os.geteuid", lambda: 0)
+        await say(capsys, *command.split(), *direct)
+        assert sim.store.used_bytes < kept_bytes - 300 * MIB
+
+
+@pytest.mark.parametrize("window", ["10m", "0s"])
+async def test_previews_contain_the_undo_window_of_their_removals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], disks: list[SimNode], window: str
+) -> None:
+    sim = SimNode(root_path=str(tmp_path), capacity_bytes=1 << 30)
+    disks.append(sim)
+    sim.add_image("registry.example/web:v1", layers=[Layer("web", 300 * MIB)], age_s=DAY_S)
+    sim.fill_to(90)
+    extra = f'[image_gc]\nundo_window = "{window}"\n'
+    async with serving(tmp_path, sim=sim, clock=sim.clock, extra=extra) as node:
+        _, out, _ = await say(capsys, "gc", "images", "--dry-run", "-o", "json", "--config", str(node.config))
+        images = await node.ask("Plan", PlanRequest(scope="images"))
+        containers = await node.ask("Plan", PlanRequest(scope="containers"))
+    shown = json.loads(out)["undo_window_s"], images["undo_window_s"], containers["undo_window_s"]
+    assert shown == ((600, 600, 0) if window == "10m" else (0, 0, 0))
 
 
 async def _observe_for_a_while(dice: Dice, node: Node) -> None:
