@@ -80,7 +80,7 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"(2026-03-04T12:00:00\.000Z\s+)\(\d\w*\)", r"\1(9s)"),
         (rf"^\w+ +({'|'.join(_MACHINE_CHECKS)}) .*\n((?: {{20}}|  fix: | {{7}}\S).*\n)*", r"...      \1\n"),
         (r"^(\d+ checks:) .*$", r"\1 ..."),
-        (r"\bdetected( +)\d+s ago, last used", r"detected\1 9s ago, last used"),
+        (r"\bdetected( +)\d+s ago, (?=last used|no use)", r"detected\1 9s ago, "),
         (r", last used \d+s ago", ", last used 9s ago"),
         (r"\b(removed|restored) in\s+[\dmsh.]+", r"\1 in 9ms"),
         (r"\(59m\d\ds left\)", "(59m59s left)"),
