@@ -252,7 +252,9 @@ def grid(module_containerd_factory: ContainerdFactory) -> Iterator[Grid]:
     group = grp.getgrgid(65534)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, directory)
-        node = fill(module_containerd_factory(imagefs=IMAGEFS), directory)
+        containerd = module_containerd_factory(imagefs=IMAGEFS)
+        containerd.base.chmod(0o755)  # otherwise members see its name, which differs between runs
+        node = fill(containerd, directory)
         write_config(node, group)
         made = Grid(node, group.gr_gid)
         worker = stack.enter_context(made.root)
