@@ -59,7 +59,16 @@ OPTIONAL: Final = frozenset(
             "image_use",
             "inodes",
         ),
-        *("inodes_free", "maximum_unused_age_s", "not_ready_because", "observed_at", "observed_since", "paused", "pid"),
+        *(
+            "inodes_free",
+            "maximum_unused_age_s",
+            "not_ready_because",
+            "observed_at",
+            "origin",
+            "observed_since",
+            "paused",
+            "pid",
+        ),
         *(
             "pod_lists",
             "priority",

@@ -66,7 +66,7 @@ IMAGES: Final[ListView[Image]] = ListView(
         since("last-used", "LAST USED", lambda row: row.last_used, missing="none seen"),
         since("first-detected", "DETECTED", lambda row: row.first_detected, first="now", scope=Scope.WIDE),
         flag("pinned", "PINNED", lambda row: row.pinned, scope=Scope.WIDE),
-        text("origin", "ORIGIN", lambda row: row.origin, scope=Scope.WIDE, cut=Cut.END),
+        text("origin", "ORIGIN", lambda row: row.origin or "", scope=Scope.WIDE, cut=Cut.END),
         text("verdict", "VERDICT", lambda row: str(row.verdict)),
         text("reason", "REASON", lambda row: str(row.reason.code)),
         text("message", "MESSAGE", _message, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),

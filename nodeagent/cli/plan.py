@@ -82,9 +82,9 @@ def save(
         by_configuration = plans_for(preview.scope, preview.snapshot, configured)
         kept = {each.id for each in preview.removals} - {each.id for plan in by_configuration for each in plan.removals}
         if kept:
-            sys.stderr.write(
+            warn(
                 f"nodeagent: the configuration keeps {len(kept)} of the listed items; 'nodeagent apply' needs the same "
-                "options to remove them\n"
+                "options to remove them"
             )
     text = encode(
         encode_saved_plan(

@@ -152,7 +152,7 @@ def test_generated_files_are_checked_with_the_checkout_of_the_makefile_and_not_t
         return [subprocess.run(each, cwd=tmp_path, capture_output=True, check=False).returncode for each in checks]
 
     assert codes() == [0, 0]
-    for name, old in (("config/models.py", "File of all metrics"), ("cli/help.txt", "Usage")):
+    for name, old in (("config/models.py", "File of all metrics"), ("cli/completion.json", "List images")):
         path = tmp_path / "nodeagent" / name
         assert old in path.read_text()
         path.write_text(path.read_text().replace(old, "Other text"))

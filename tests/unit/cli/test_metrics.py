@@ -88,12 +88,6 @@ def test_metrics_follow_runtime_and_reloads(tmp_path: Path) -> None:
                 lambda: "nodeagent_passes_total images nothing-to-do" in samples(first),
                 timeout_s=30,
             )
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            assert ("libpython" in maps or "/python" in maps, "libcrypto" in maps, "libssl" in maps) == (
-                True,
-                False,
-                False,
-            )
             values = samples(first)
             assert len(values) <= 150
             assert values["kubelet_runtime_operations_total list_images"] >= 1
