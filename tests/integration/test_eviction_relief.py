@@ -86,7 +86,8 @@ def test_no_pod_is_evicted_for_a_file_of_the_host(node: PressedNode) -> None:
     with node.daemon(threshold(node)):
         statement = wait_for_statement(node)
     assert evicted(node) == []
-    assert "host-file 300" in statement
+    file = node.containerd.root / "host-file"  # in a directory of root, whose entries only root may know
+    assert any(f"{directory} 30" in statement for directory in file.parents)
     assert node.running() == names()
     assert IMPORTED in node.tags()
 
