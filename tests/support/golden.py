@@ -38,7 +38,7 @@ def _age(cell: str) -> str:
 _CELLS: Final[Mapping[str, Callable[[str], str]]] = {
     **dict.fromkeys(("AVAILABLE", "THRESHOLD", "DISTANCE", "MEMORY", "USES", "DISK"), _reading),
     **dict.fromkeys(("LAST RUN", "NEXT", "LAST PASSES", "LAST USED", "DETECTED", "EXPIRES IN", "AGE"), _age),
-    "DURATION": lambda cell: re.sub(r"\d+ms", "9ms", cell),
+    "DURATION": lambda cell: re.sub(r"\d+ms|\b0s", "9ms", cell),
     "RUNS": lambda _: "9",
     "HOLD": lambda cell: "9" if cell.isdigit() else cell,
     "TREND": lambda cell: "steady" if cell.strip("-") else cell,
@@ -82,7 +82,7 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"^(\d+ checks:) .*$", r"\1 ..."),
         (r"\bdetected( +)\d+s ago, (?=last used|no use)", r"detected\1 9s ago, "),
         (r", last used \d+s ago", ", last used 9s ago"),
-        (r"\b(removed|restored) in\s+[\dmsh.]+", r"\1 in 9ms"),
+        (r"\b(removed|restored)\s+in\s+[\dmsh.]+", r"\1 in 9ms"),
         (r"\(59m\d\ds left\)", "(59m59s left)"),
         (r"^(?:memory|io|cpu)\.psi\.\w+ .*\n", ""),
         (r"^(nodefs|memory\.available|pid\.available)( +)[█░].*$", r"\1\2..."),
