@@ -70,10 +70,13 @@ class InhibitorTask:
         while not stop.is_set():
             enablement = await read_enablement(self._context)
             if enablement.disabled_because:
+                await self._change_slices(self._host.slices.restore)
+                self._context.loop_statuses.disabled(NAME, enablement.disabled_because)
+                self._close_adopted()
+                # logged after the effect, so that the status and the lock agree with the journal
                 level = self._logger.warning if enablement.refused else self._logger.info
                 level("shutdown_disabled", because=enablement.disabled_because)
-                await self._change_slices(self._host.slices.restore)
-                await self._wait_until_enabled(enablement.disabled_because, stop)
+                await self._wait_until_enabled(stop)
                 continue
             await self._change_slices(self._host.slices.exempt)
             try:
@@ -100,9 +103,7 @@ class InhibitorTask:
         )
         await session.run(stop)
 
-    async def _wait_until_enabled(self, because: str, stop: asyncio.Event) -> None:
-        self._context.loop_statuses.disabled(NAME, because)
-        self._close_adopted()
+    async def _wait_until_enabled(self, stop: asyncio.Event) -> None:
         await asyncio.to_thread(self.recorder.record_agent_stop)
         max_age_s = self._intervals.role_poll_s
         while not stop.is_set():
