@@ -159,11 +159,15 @@ class PodMonitor:  # 13 attributes: the six arguments, and the cache with its li
         return math.inf if self._read_s is None else self._clock.monotonic_s() - self._read_s
 
     def is_limit_check_due(self) -> bool:
-        """Return whether to check pods against their storage limits: once a minute, since it walks directories."""
-        if self._pods is None or not any(map(has_limit, self._pods.facts)):
-            return False
+        """Return whether to check pods against their storage limits: once a minute, since it walks directories.
+
+        Pods that were not listed within this minute may have limits: no pass lists them while the eviction limit is
+        reached.
+        """
         now_s = self._clock.monotonic_s()
         if self._limits_s is not None and now_s - self._limits_s < _LIMITS_EVERY_S:
+            return False
+        if self._pods is not None and self._age_s() < _LIMITS_EVERY_S and not any(map(has_limit, self._pods.facts)):
             return False
         self._limits_s = now_s
         return True

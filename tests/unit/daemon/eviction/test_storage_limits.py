@@ -31,6 +31,20 @@ async def test_eviction_limit_stops_evictions_and_is_logged() -> None:
     assert event["level"] == "error"
 
 
+async def test_pod_created_after_the_eviction_limit_is_reached_is_evicted_for_its_storage_limit() -> None:
+    node = Node(
+        pods=tuple(pod(f"p{number}", stalled=50.0) for number in range(4)),
+        limits="memory.psi.full>40",
+        readings=lambda: (read("memory.psi.full", available=99.0, capacity=100),),
+        policy=EvictionPolicy(max_evictions_per_window=2),
+    )
+    loop = node.loop()
+    await run_passes(node, loop, 60)
+    node.pods = (*node.pods, over_limit("greedy"))
+    await run_passes(node, loop, 120)
+    assert (len(node.evicted), node.evicted[2:]) == (3, ["greedy"])
+
+
 async def test_pod_over_its_storage_limit_is_evicted_without_pressure() -> None:
     over = pod("greedy", writable=disk(300), ephemeral_limit_bytes=200 << 20)
     over = replace(over, usage=replace(over.usage, ephemeral_bytes=300 << 20))  # type: ignore[type-var]
