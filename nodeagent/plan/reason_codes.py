@@ -79,6 +79,7 @@ class ReasonCode(StrEnum):
     LINK_TARGET_MISSING = "link-target-missing"
     # logs: kept
     POD_PRESENT = "pod-present"
+    POD_ITEMS_KEPT = "pod-items-kept"
     MODIFIED_RECENTLY = "modified-recently"
     BOOTED_RECENTLY = "booted-recently"
     NOT_A_POD_LOG_DIRECTORY = "not-a-pod-log-directory"
@@ -198,6 +199,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.NEWEST_OF_POD: "newest sandbox of a pod that is not known to be deleted{note}",
     ReasonCode.LINK_TARGET_MISSING: "target {target} does not exist",
     ReasonCode.POD_PRESENT: "pod not known to be deleted{note}",
+    ReasonCode.POD_ITEMS_KEPT: "pod deleted ({how}), but {count} of its containers and sandboxes are kept",
     ReasonCode.MODIFIED_RECENTLY: "changed {age_s} ago, less than {minimum_s}",
     ReasonCode.BOOTED_RECENTLY: "node booted {age_s} ago, less than {minimum_s}; the entry may have changed since",
     ReasonCode.NOT_A_POD_LOG_DIRECTORY: "not a pod log directory: {detail}",

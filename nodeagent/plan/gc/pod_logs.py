@@ -107,7 +107,7 @@ class _DirectoryChecker:
             return _present(status.how)
         remaining = self._remaining[directory.uid]
         if remaining:
-            return _present(f"{remaining} of its containers and sandboxes are kept")
+            return False, Reason(ReasonCode.POD_ITEMS_KEPT, {"how": status.how, "count": remaining})
         kept = keep_tree(
             directory.tree, self._policy, self._snapshot.observed_at, self._snapshot.clock, minimum_age_s=0.0
         )

@@ -61,6 +61,7 @@ _OF_OTHERS: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.SANDBOX_HAS_CONTAINERS: "once its containers are removed",
     ReasonCode.NEWEST_OF_POD: "once its pod is deleted, or has a newer sandbox",
     ReasonCode.POD_PRESENT: "once its pod is deleted",
+    ReasonCode.POD_ITEMS_KEPT: "once the containers and sandboxes of its pod are removed",
     ReasonCode.MODIFIED_RECENTLY: "once it is old enough, unless another rule keeps it",
     ReasonCode.BOOTED_RECENTLY: "once it is old enough, unless another rule keeps it",
     ReasonCode.LOG_NOT_READ: "once it can be read completely",

@@ -46,8 +46,10 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
     ("directory", "fields", "rest", "code"),
     [
         pytest.param({}, KNOWN, ALL_REMOVED, "pod-deleted", id="deleted, all its items removed"),
-        pytest.param({}, KNOWN, {"removed_containers": frozenset({"c"})}, "pod-present", id="its sandbox kept"),
-        pytest.param({}, KNOWN, {"removed_sandboxes": frozenset({"sb-web"})}, "pod-present", id="its container kept"),
+        pytest.param({}, KNOWN, {"removed_containers": frozenset({"c"})}, "pod-items-kept", id="its sandbox kept"),
+        pytest.param(
+            {}, KNOWN, {"removed_sandboxes": frozenset({"sb-web"})}, "pod-items-kept", id="its container kept"
+        ),
         pytest.param({}, {"sandboxes": (sandbox(ready=True),)}, {}, "pod-present", id="alive"),
         pytest.param({}, {}, {}, "pod-deleted", id="unknown to the runtime"),
         pytest.param({"modified_s": 300}, {}, {}, "pod-deleted", id="exactly the minimum age"),
@@ -121,6 +123,14 @@ def test_one_reading_of_unknown_openers_is_not_enough_without_an_interval() -> N
     node = snapshot(pod_log_directories=(log_directory("uid-x", openers=LogOpeners.UNKNOWN),))
     plan = plan_pod_logs(node, PodLogPolicy(period_s=0.0), statuses=check_pods(node, 300))
     assert codes(plan) == {"shop_web_uid-x": "log-openers-unknown"}
+
+
+def test_log_of_an_evicted_pod_with_a_kept_sandbox_is_not_called_the_log_of_an_existing_pod() -> None:
+    node = snapshot(**KNOWN, pod_log_directories=(log_directory("uid-web"),))
+    statuses = check_pods(node, 300, evicted={"uid-web"})
+    plan = plan_pod_logs(node, PodLogPolicy(minimum_age_s=300), statuses=statuses, removed_containers=frozenset({"c"}))
+    sentence = "pod deleted (evicted by nodeagent, nothing running), but 1 of its containers and sandboxes are kept"
+    assert [each.reason.sentence for each in plan.decisions] == [sentence]
 
 
 def test_reason_has_the_evidence_of_the_deletion() -> None:
