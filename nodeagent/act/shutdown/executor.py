@@ -19,7 +19,14 @@ from nodeagent.errors import NodeAgentError
 from nodeagent.model import PodOutcome, ShutdownPod
 from nodeagent.model.node_stop import StoppedPod
 from nodeagent.plan.shutdown.planner import Placement, place, stop_order
-from nodeagent.plan.shutdown.timing import final_term_ms, is_too_late, kill_due_ms, last_kill_ms, phase_end_ms
+from nodeagent.plan.shutdown.timing import (
+    MINIMUM_AFTER_TERM_MS,
+    final_term_ms,
+    is_too_late,
+    kill_due_ms,
+    last_kill_ms,
+    phase_end_ms,
+)
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
@@ -31,6 +38,8 @@ if TYPE_CHECKING:
 
 _LIST_WITHIN_S: Final = 2.0
 _LIST_AGAIN_MS: Final = 5000
+_GAP_MS: Final = 1000  # between two polls, after which the process counts as stopped meanwhile
+_LATE_KILLS_MS: Final = 500  # for the kills of a late phase, after its minimum time
 _POLL_S: Final = 0.25  # for processes whose end is not notified
 
 
@@ -48,6 +57,8 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         elapsed_at: converts a wall time to milliseconds since the shutdown began.
         before: pods of an interrupted run, by UID.
         expects_pods: whether pods are known to run although no pod is cached. The phases then wait for the pod list.
+        has_successor: whether another process stops the pods that this run leaves. Otherwise the pods of a late phase
+            are stopped too, with the minimum time between TERM and KILL.
         list_problem: reason for the failure of the last list; empty after a success.
     """
 
@@ -62,6 +73,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
     elapsed_at: Callable[[datetime], int] | None = None
     before: Mapping[str, StoppedPod] = field(default_factory=dict)
     expects_pods: bool = False
+    has_successor: bool = True
 
     def __post_init__(self) -> None:
         self.list_problem = ""
@@ -74,13 +86,26 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         self._awaits_list = False
         self._wake = asyncio.Event()
         self._current = 0
-        self._started_ms = self._phase_started_ms = self.elapsed_ms()
+        self._started_ms = self._phase_started_ms = self._looked_ms = self.elapsed_ms()
+        self._continued_ms = 0
         self._first_list: asyncio.Task[None] | None = None
 
     @property
     def ends_ms(self) -> int:
         """Latest end of the run, in milliseconds since the shutdown began."""
-        return self.budget.latest_end_ms(self._started_ms)
+        ends_ms, minimum_end_ms = self.budget.latest_end_ms(self._started_ms), self._minimum_end_ms
+        return ends_ms if minimum_end_ms is None else max(ends_ms, minimum_end_ms + _LATE_KILLS_MS)
+
+    @property
+    def _minimum_end_ms(self) -> int | None:
+        """End of the minimum time of a late phase whose pods no other process stops; ``None`` for other phases."""
+        if self.has_successor or not self.budget.phases:
+            return None
+        share = self.budget.phases[self._current]
+        has_minimum = share.granted_ms >= MINIMUM_AFTER_TERM_MS
+        if not has_minimum or self._phase_started_ms <= share.deadline_ms - MINIMUM_AFTER_TERM_MS:
+            return None
+        return self._phase_started_ms + MINIMUM_AFTER_TERM_MS
 
     @property
     def pods(self) -> tuple[StoppedPod, ...]:
@@ -242,8 +267,9 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
             await self._wait(self.ends_ms)
         for record in self._unfinished(None):
             record.exceed_time(NO_ANSWER)
-        for record in self._records.values():
-            record.outcome = record.known_outcome  # final unless an exit code contradicts it
+        if not self.has_left_pods:  # otherwise the next process reads the exit codes
+            for record in self._records.values():
+                record.outcome = record.known_outcome  # final unless an exit code contradicts it
         self.on_change()
 
     def _start_list(self) -> asyncio.Task[None]:
@@ -263,13 +289,17 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         ]
 
     def _phase_end_ms(self) -> int:
-        """Return the latest end of the current phase; a late TERM extends it within the remaining time."""
+        """Return the latest end of the current phase; a late TERM extends it within the remaining time.
+
+        A TERM that was not confirmed before the process was stopped may be delivered after it continues.
+        """
         members = self._unfinished(self._current)
         signals = [each.signalled_at_ms for each in members]
-        start_ms = max((each for each in signals if each is not None), default=0)
+        start_ms = max((self._continued_ms if each is None else each for each in signals), default=0)
         late_ms = start_ms - self._phase_started_ms
         occupied = {phase for uid, (phase, _) in self._placed.items() if uid not in self._records}
         end_ms = phase_end_ms(self.budget, self._current, self._phase_started_ms, occupied)
+        end_ms = max(end_ms, self._minimum_end_ms or 0)
         if late_ms <= 0:
             return end_ms
         return max(end_ms, phase_end_ms(self.budget, self._current, start_ms, occupied))
@@ -293,7 +323,10 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         dues = []
         for record in self._unfinished(None):
             end_ms = phase_end_ms if record.phase == self._current else now_ms
-            dues.append((record, kill_due_ms(record.signalled_at_ms, record.own_grace_ms, end_ms, last_ms)))
+            due_ms = kill_due_ms(record.signalled_at_ms, record.own_grace_ms, end_ms, last_ms)
+            if record.signalled_at_ms is None and self._continued_ms:  # its TERM may be delivered only now
+                due_ms = max(due_ms, self._continued_ms + MINIMUM_AFTER_TERM_MS)
+            dues.append((record, due_ms))
         return dues
 
     async def _wait(self, until_ms: int) -> None:
@@ -319,7 +352,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
     def _request_due(self) -> None:
         """Send stop requests to all containers without a stop request in the pods of started phases."""
         now_ms = self.elapsed_ms()
-        if is_too_late(self.budget, self._current, now_ms):
+        if self.has_successor and is_too_late(self.budget, self._current, now_ms):
             return
         due = [uid for uid, (phase, _) in self._placed.items() if phase <= self._current]
         stops: list[ContainerStop] = []
@@ -371,6 +404,10 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
 
     def _observe(self) -> None:
         """Record the pods whose processes have ended, and start to read their exit codes."""
+        now_ms = self.elapsed_ms()
+        if now_ms - self._looked_ms > _GAP_MS:
+            self._continued_ms = now_ms
+        self._looked_ms = now_ms
         for record in self._observe_ends():
             record.readings += 1
             self._delivery.read_exits(record, self.elapsed_at, partial(self._exits_read, record))

@@ -66,8 +66,7 @@ class ShutdownInProgress:
             expects_pods: whether pods are recorded as running, so that the shutdown waits for the pod list.
         """
         self._recorder = recorder
-        self._clock = recorder.clock
-        self._logger = recorder.logger
+        self._clock, self._logger = recorder.clock, recorder.logger
         self._pods = pods
         now_s = self._clock.monotonic_s()
         keeps_start = earlier is not None and kind is StopKind.SIGNAL
@@ -96,6 +95,7 @@ class ShutdownInProgress:
             elapsed_at=self._elapsed_at,
             before=before,
             expects_pods=expects_pods,
+            has_successor=kind is not StopKind.UNIT_STOP,
         )
         self._resumed_after_ms = elapsed_since(started_s, now_s) if earlier is not None else None
 

@@ -42,7 +42,9 @@ async def finish(run: ShutdownRun, node: Node) -> ShutdownRun:
     def elapsed_ms() -> int:
         return now_ms() - started_ms
 
-    hook = ShutdownRun(UNIT_STOP_BUDGET, node, elapsed_ms, node.list_pods, processes=node, before=before)
+    hook = ShutdownRun(
+        UNIT_STOP_BUDGET, node, elapsed_ms, node.list_pods, processes=node, before=before, has_successor=False
+    )
     await hook.carry_out(await node.list_pods())
     assert not hook.has_left_pods
     await hook.settle(3)
@@ -183,6 +185,12 @@ def since_start_ms(at: datetime) -> int:
 )
 @example(kinds=[(each, None) for each in PRIORITIES], stops=[(100, 30_000)], located=True)
 @example(kinds=[(each, 2.0) for each in PRIORITIES], stops=[(0, 60_000)], located=False)
+@example(kinds=[(1000, 0.0)], stops=[(0, 29_501), (1, 29_501)], located=False)
+@example(kinds=[(1000, 2.0), (CRITICAL, 0.0)], stops=[(0, 29_501), (1, 29_003)], located=False)
+@example(kinds=[(0, 2.0), (1000, 0.0)], stops=[(0, 1), (0, 9999)], located=False)
+@example(kinds=[(0, 2.0), (1000, 0.0)], stops=[(0, 15_000)], located=False)
+@example(kinds=[(0, 0.0)], stops=[(0, 30_600)], located=False)
+@example(kinds=[(0, 0.0), (1000, 0.0)], stops=[(0, 1), (1, 29_500)], located=False)
 def test_agent_stopped_at_any_time_kills_no_pod_without_term_and_minimum_grace(
     kinds: list[tuple[int, float | None]], stops: list[tuple[int, int]], located: bool
 ) -> None:
