@@ -43,7 +43,8 @@ def install(node: Node, phase_s: float) -> None:
         node.start()
     node.put("/etc/systemd/system/nodeagent.service", SYSTEMD / "nodeagent.service")
     node.put("/etc/nodeagent/config.toml", CONFIG.format(phase_s))
-    node.run("systemctl daemon-reload && systemctl enable nodeagent", timeout_s=START_S)
+    # The directory of the control socket, as created by tmpfiles.d after an installation.
+    node.run("mkdir -p /run/nodeagent && systemctl daemon-reload && systemctl enable nodeagent", timeout_s=START_S)
 
 
 def set_limit(node: Node, path: str, seconds: float) -> None:

@@ -224,8 +224,7 @@ def test_full_state_directory_changes_no_outcome(shutdown_node: Node) -> None:
     install_with_limit(shutdown_node, 60)
     pods = run_pods(shutdown_node, in_every_band(8, (TWO_SECONDS, IGNORES), "-full"))
     shutdown_node.run(
-        "systemctl stop nodeagent; mkdir -p /run/nodeagent"  # as created by tmpfiles.d after an installation
-        f" && mkdir -p {_STATE} && mount -t tmpfs -o size=4m,mode=750 none {_STATE}"
+        f"systemctl stop nodeagent; mkdir -p {_STATE} && mount -t tmpfs -o size=4m,mode=750 none {_STATE}"
     )
     start_with(shutdown_node, pods)
     filled = shutdown_node.run(f"dd if=/dev/zero of={_STATE}/filler bs=4k; df {_STATE}", check=False)
