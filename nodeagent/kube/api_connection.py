@@ -13,7 +13,6 @@ import msgspec
 
 from nodeagent import __version__
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.kube.tls_stream import TlsStream
 from nodeagent.record import Record
 from nodeagent.text import escape
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from nodeagent.kube.api_credentials import ApiIdentity
 
 JSON: Final = "application/json"
+_CHUNK_BYTES: Final = 1 << 16
 _MAX_SHOWN: Final = 300
 _MAX_RETRY_AFTER_S: Final = 60.0
 _MAX_CAUSES: Final = 3
@@ -74,9 +74,12 @@ class ClosedBeforeAnswerError(Exception):
 class ApiConnection:
     """One TLS connection to the API server, for one HTTP request at a time."""
 
-    def __init__(self, identity: ApiIdentity, stream: TlsStream, where: str) -> None:
+    def __init__(
+        self, identity: ApiIdentity, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: str
+    ) -> None:
         self.identity = identity
-        self._stream = stream
+        self._reader = reader
+        self._writer = writer
         self._where = where
         self._http = h11.Connection(h11.CLIENT)
 
@@ -92,24 +95,17 @@ class ApiConnection:
         host = parts.hostname or ""
         context = await asyncio.to_thread(tls_context, identity)
         try:
-            reader, writer = await asyncio.open_connection(host, parts.port or 443)
-        except (OSError, UnicodeError) as error:
-            raise ApiServerUnavailableError(f"{where}: {cause_of(error)}") from error
-        try:
-            stream = TlsStream(reader, writer, context, identity.server_name or host)
-            await stream.handshake()
+            reader, writer = await asyncio.open_connection(
+                host, parts.port or 443, ssl=context, server_hostname=identity.server_name or host
+            )
         except (OSError, ValueError) as error:
-            writer.transport.abort()
             raise ApiServerUnavailableError(f"{where}: {cause_of(error)}") from error
-        except BaseException:  # deadline exceeded or task cancelled
-            writer.transport.abort()
-            raise
-        return cls(identity, stream, where)
+        return cls(identity, reader, writer, where)
 
     @property
     def reusable(self) -> bool:
         """Whether another request can be sent over this connection."""
-        return self._http.our_state is h11.IDLE and not self._stream.closed
+        return self._http.our_state is h11.IDLE and not (self._reader.at_eof() or self._writer.is_closing())
 
     async def exchange(self, request: ApiRequest, max_bytes: int) -> tuple[int, dict[str, str], bytes]:
         """Send a request and return the status, headers and body of the answer.
@@ -133,7 +129,8 @@ class ApiConnection:
         """
         self._where = place_of(request)
         try:
-            await self._stream.write(self._encoded(request))
+            self._writer.write(self._encoded(request))
+            await self._writer.drain()
             while not isinstance(event := await self._next_event(), h11.Response):
                 pass
         except (OSError, EOFError) as error:
@@ -193,14 +190,14 @@ class ApiConnection:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
                 return event
-            data = await self._stream.read()
+            data = await self._reader.read(_CHUNK_BYTES)
             if not data and self._http.their_state is h11.SEND_RESPONSE:
                 raise EOFError("connection closed")
             self._http.receive_data(data)
 
     def close(self) -> None:
         """Close the connection without waiting for the server."""
-        self._stream.abort()
+        self._writer.transport.abort()
 
 
 def tls_context(identity: ApiIdentity) -> ssl.SSLContext:
@@ -299,6 +296,8 @@ def cause_of(error: BaseException | None) -> str:
         return f"TLS failed: {_openssl(error)}"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
+    if isinstance(error, ConnectionResetError):  # asyncio raises it without a text
+        return "connection closed by the server"
     return _shown(getattr(error, "strerror", None) or str(error)) or type(error).__name__
 
 
