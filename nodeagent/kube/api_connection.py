@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import h11
@@ -13,6 +13,7 @@ import msgspec
 
 from nodeagent import __version__
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
+from nodeagent.http_exchange import PART_BYTES, HttpExchange, HttpProtocolError, TruncatedResponseError
 from nodeagent.record import Record
 from nodeagent.text import escape
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from nodeagent.kube.api_credentials import ApiIdentity
 
 JSON: Final = "application/json"
-_CHUNK_BYTES: Final = 1 << 16
 _MAX_SHOWN: Final = 300
 _MAX_RETRY_AFTER_S: Final = 60.0
 _MAX_CAUSES: Final = 3
@@ -81,7 +81,7 @@ class ApiConnection:
         self._reader = reader
         self._writer = writer
         self._where = where
-        self._http = h11.Connection(h11.CLIENT)
+        self._http = HttpExchange()
 
     @classmethod
     async def open(cls, identity: ApiIdentity, where: str) -> ApiConnection:
@@ -105,7 +105,7 @@ class ApiConnection:
     @property
     def reusable(self) -> bool:
         """Whether another request can be sent over this connection."""
-        return self._http.our_state is h11.IDLE and not (self._reader.at_eof() or self._writer.is_closing())
+        return self._http.reusable and not (self._reader.at_eof() or self._writer.is_closing())
 
     async def exchange(self, request: ApiRequest, max_bytes: int) -> tuple[int, dict[str, str], bytes]:
         """Send a request and return the status, headers and body of the answer.
@@ -116,8 +116,6 @@ class ApiConnection:
         """
         status, headers = await self.begin(request)
         body = await self.rest(max_bytes)
-        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
-            self._http.start_next_cycle()
         return status, headers, body
 
     async def begin(self, request: ApiRequest) -> tuple[int, dict[str, str]]:
@@ -133,9 +131,9 @@ class ApiConnection:
             await self._writer.drain()
             while not isinstance(event := await self._next_event(), h11.Response):
                 pass
-        except (OSError, EOFError) as error:
+        except (OSError, TruncatedResponseError) as error:
             raise ClosedBeforeAnswerError from error
-        except h11.ProtocolError as error:
+        except HttpProtocolError as error:
             raise self._incomplete(error) from error
         return event.status_code, {name.decode().lower(): value.decode("latin-1") for name, value in event.headers}
 
@@ -161,7 +159,7 @@ class ApiConnection:
         try:
             while not isinstance(event := await self._next_event(), h11.Data | h11.EndOfMessage):
                 pass
-        except (OSError, h11.ProtocolError, EOFError) as error:
+        except (OSError, HttpProtocolError, TruncatedResponseError) as error:
             raise self._incomplete(error) from error
         return bytes(event.data) if isinstance(event, h11.Data) else None
 
@@ -174,26 +172,17 @@ class ApiConnection:
             ("Host", parts.netloc),
             ("Accept", JSON),
             ("User-Agent", f"nodeagent/{__version__}"),
-            ("Content-Length", str(len(request.body))),
         ]
         if request.body:
             headers.append(("Content-Type", request.content_type))
         if self.identity.token:
             headers.append(("Authorization", f"Bearer {self.identity.token}"))
-        target = parts.path.rstrip("/") + request.target
-        sent = self._http.send(h11.Request(method=request.method, target=target, headers=headers)) or b""
-        sent += self._http.send(h11.Data(data=request.body)) or b"" if request.body else b""
-        return sent + (self._http.send(h11.EndOfMessage()) or b"")
+        return self._http.encode(request.method, parts.path.rstrip("/") + request.target, headers, request.body)
 
-    async def _next_event(self) -> Any:  # noqa: ANN401 - any h11 event type
-        while True:
-            event = self._http.next_event()
-            if event is not h11.NEED_DATA:
-                return event
-            data = await self._reader.read(_CHUNK_BYTES)
-            if not data and self._http.their_state is h11.SEND_RESPONSE:
-                raise EOFError("connection closed")
-            self._http.receive_data(data)
+    async def _next_event(self) -> h11.Response | h11.Data | h11.EndOfMessage:
+        while (event := self._http.next_event()) is None:
+            self._http.receive(await self._reader.read(PART_BYTES))
+        return event
 
     def close(self) -> None:
         """Close the connection without waiting for the server."""
