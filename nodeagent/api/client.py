@@ -1,7 +1,4 @@
-"""Client of the control API: HTTP/1.1 over the unix socket.
-
-To keep commands fast, this module imports neither third-party libraries nor the document types.
-"""
+"""Client of the control API: HTTP/1.1 over the unix socket. To keep commands fast, it imports no document types."""
 
 from __future__ import annotations
 
@@ -14,11 +11,13 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+import h11
+
 from nodeagent import __version__
-from nodeagent.api.http_response import HttpResponse, MalformedResponseError, TruncatedResponseError
 from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
 from nodeagent.config.socket_path import read_socket_path
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
+from nodeagent.http_exchange import PART_BYTES, HttpExchange, HttpProtocolError, TruncatedResponseError
 from nodeagent.parsing import parse_json
 from nodeagent.text import escape
 
@@ -133,48 +132,80 @@ class ControlClient:
         """Send a request; provide the body of a successful response in parts. Errors are those of ``call``."""
         operation = OPERATIONS[name]
         target, body = encode_request(operation, fields)
-        responded = False
-        with _connect(self._path) as connection:
-            connection.settimeout(within_s)
-            try:
-                _send(connection, _request_head(operation.method, target, len(body)) + body)
-                if meanwhile is not None:
-                    meanwhile()
-                response = HttpResponse(connection)
-                responded = True
-                if response.status in (404, 405):
-                    raise NodeAgentError(self._unsupported(name))
-                if response.status != 200:
-                    raise _error(_object(b"".join(response.parts())))
-                yield response.parts()
-            except TimeoutError as error:
-                raise NodeAgentError(f"{self._path}: no response within {within_s:g} s") from error
-            except OSError as error:
-                raise DaemonUnavailableError(
-                    f"{self._path}: connection to the daemon lost: {error.strerror or error}"
-                ) from error
-            except TruncatedResponseError as error:
-                lost = "connection to the daemon lost" if responded else "the daemon closed the connection"
-                raise DaemonUnavailableError(f"{self._path}: {lost}") from error
-            except MalformedResponseError as error:
-                raise NodeAgentError(
-                    f"{self._path}: no HTTP response ({error}); a daemon of version 0.1 may be running: "
-                    "restart the daemon"
-                ) from error
+        with _responding(self._path, (operation.method, target, body), within_s, meanwhile) as response:
+            if response.status in (404, 405):
+                raise NodeAgentError(self._unsupported(name))
+            if response.status != 200:
+                raise _error(_object(b"".join(response.parts())))
+            yield response.parts()
 
 
 def probe(target: str) -> int:
     """Print the daemon's response to a probe of the container; return the exit code: 0 if the status is 200."""
     try:
-        with _connect(read_socket_path(None) or "") as connection:
-            connection.settimeout(_PROBE_WITHIN_S)
-            _send(connection, _request_head("GET", target, 0))
-            response = HttpResponse(connection)
-            sys.stdout.write(b"".join(response.parts()).decode())
-    except (NodeAgentError, OSError, MalformedResponseError, TruncatedResponseError) as error:
+        with _responding(read_socket_path(None) or "", ("GET", target, b""), _PROBE_WITHIN_S) as response:
+            text = b"".join(response.parts()).decode(errors="replace")
+    except NodeAgentError as error:
         sys.stdout.write(f"{escape(str(error))}\n")
         return 1
+    sys.stdout.write(text)
     return int(response.status != 200)
+
+
+class _Response:
+    """Response to a sent request; the constructor reads status and headers."""
+
+    def __init__(self, connection: socket.socket, exchange: HttpExchange) -> None:
+        self._connection = connection
+        self._exchange = exchange
+        event = self._next()
+        self.status = event.status_code if isinstance(event, h11.Response) else 0
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the body as it arrives."""
+        while isinstance(event := self._next(), h11.Data):
+            yield bytes(event.data)
+
+    def _next(self) -> h11.Response | h11.Data | h11.EndOfMessage:
+        while (event := self._exchange.next_event()) is None:
+            self._exchange.receive(self._connection.recv(PART_BYTES))
+        return event
+
+
+@contextmanager
+def _responding(
+    path: str,
+    request: tuple[str, str, bytes],
+    within_s: float | None,
+    meanwhile: Callable[[], object] | None = None,
+) -> Iterator[_Response]:
+    """Send a request over a new connection; provide the response. Errors are those of ``ControlClient.call``.
+
+    ``request`` is method, target and body.
+    """
+    exchange, responded = HttpExchange(), False
+    method, target, body = request
+    with _connect(path) as connection:
+        connection.settimeout(within_s)
+        try:
+            headers = ("Host", "localhost"), ("Connection", "close")
+            _send(connection, exchange.encode(method, target, headers, body))
+            if meanwhile is not None:
+                meanwhile()
+            response = _Response(connection, exchange)
+            responded = True
+            yield response
+        except TimeoutError as error:
+            raise NodeAgentError(f"{path}: no response within {within_s:g} s") from error
+        except OSError as error:
+            raise DaemonUnavailableError(f"{path}: connection to the daemon lost: {error.strerror or error}") from error
+        except TruncatedResponseError as error:
+            lost = "connection to the daemon lost" if responded else "the daemon closed the connection"
+            raise DaemonUnavailableError(f"{path}: {lost}") from error
+        except HttpProtocolError as error:
+            raise NodeAgentError(
+                f"{path}: no HTTP response ({error}); a daemon of version 0.1 may be running: restart the daemon"
+            ) from error
 
 
 def encode_request(operation: Operation, fields: Mapping[str, object]) -> tuple[str, bytes]:
@@ -246,15 +277,12 @@ def _connect(path: str) -> socket.socket:
 
 
 def _listener_uid(connection: socket.socket) -> int:
-    """Return the UID of the process that called listen(). Source: unix(7), ``SO_PEERCRED``: pid, uid and gid."""
+    """Return the UID of the process that called listen(). Source: unix(7), ``SO_PEERCRED``: pid, uid and gid.
+
+    ``host.peer`` is not used, since it imports msgspec.
+    """
     _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return int(uid)
-
-
-def _request_head(method: str, target: str, body_bytes: int) -> bytes:
-    """Return the request line and headers of a request; the server closes the connection after its response."""
-    lines = f"{method} {target} HTTP/1.1", "Host: localhost", f"Content-Length: {body_bytes}", "Connection: close"
-    return "\r\n".join((*lines, "\r\n")).encode()
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import h11
@@ -13,7 +13,7 @@ import msgspec
 
 from nodeagent import __version__
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.kube.tls_stream import TlsStream
+from nodeagent.http_exchange import PART_BYTES, HttpExchange, HttpProtocolError, TruncatedResponseError
 from nodeagent.record import Record
 from nodeagent.text import escape
 
@@ -74,11 +74,14 @@ class ClosedBeforeAnswerError(Exception):
 class ApiConnection:
     """One TLS connection to the API server, for one HTTP request at a time."""
 
-    def __init__(self, identity: ApiIdentity, stream: TlsStream, where: str) -> None:
+    def __init__(
+        self, identity: ApiIdentity, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: str
+    ) -> None:
         self.identity = identity
-        self._stream = stream
+        self._reader = reader
+        self._writer = writer
         self._where = where
-        self._http = h11.Connection(h11.CLIENT)
+        self._http = HttpExchange()
 
     @classmethod
     async def open(cls, identity: ApiIdentity, where: str) -> ApiConnection:
@@ -92,24 +95,17 @@ class ApiConnection:
         host = parts.hostname or ""
         context = await asyncio.to_thread(tls_context, identity)
         try:
-            reader, writer = await asyncio.open_connection(host, parts.port or 443)
-        except (OSError, UnicodeError) as error:
-            raise ApiServerUnavailableError(f"{where}: {cause_of(error)}") from error
-        try:
-            stream = TlsStream(reader, writer, context, identity.server_name or host)
-            await stream.handshake()
+            reader, writer = await asyncio.open_connection(
+                host, parts.port or 443, ssl=context, server_hostname=identity.server_name or host
+            )
         except (OSError, ValueError) as error:
-            writer.transport.abort()
             raise ApiServerUnavailableError(f"{where}: {cause_of(error)}") from error
-        except BaseException:  # deadline exceeded or task cancelled
-            writer.transport.abort()
-            raise
-        return cls(identity, stream, where)
+        return cls(identity, reader, writer, where)
 
     @property
     def reusable(self) -> bool:
         """Whether another request can be sent over this connection."""
-        return self._http.our_state is h11.IDLE and not self._stream.closed
+        return self._http.reusable and not (self._reader.at_eof() or self._writer.is_closing())
 
     async def exchange(self, request: ApiRequest, max_bytes: int) -> tuple[int, dict[str, str], bytes]:
         """Send a request and return the status, headers and body of the answer.
@@ -120,8 +116,6 @@ class ApiConnection:
         """
         status, headers = await self.begin(request)
         body = await self.rest(max_bytes)
-        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
-            self._http.start_next_cycle()
         return status, headers, body
 
     async def begin(self, request: ApiRequest) -> tuple[int, dict[str, str]]:
@@ -133,12 +127,13 @@ class ApiConnection:
         """
         self._where = place_of(request)
         try:
-            await self._stream.write(self._encoded(request))
+            self._writer.write(self._encoded(request))
+            await self._writer.drain()
             while not isinstance(event := await self._next_event(), h11.Response):
                 pass
-        except (OSError, EOFError) as error:
+        except (OSError, TruncatedResponseError) as error:
             raise ClosedBeforeAnswerError from error
-        except h11.ProtocolError as error:
+        except HttpProtocolError as error:
             raise self._incomplete(error) from error
         return event.status_code, {name.decode().lower(): value.decode("latin-1") for name, value in event.headers}
 
@@ -164,7 +159,7 @@ class ApiConnection:
         try:
             while not isinstance(event := await self._next_event(), h11.Data | h11.EndOfMessage):
                 pass
-        except (OSError, h11.ProtocolError, EOFError) as error:
+        except (OSError, HttpProtocolError, TruncatedResponseError) as error:
             raise self._incomplete(error) from error
         return bytes(event.data) if isinstance(event, h11.Data) else None
 
@@ -177,30 +172,21 @@ class ApiConnection:
             ("Host", parts.netloc),
             ("Accept", JSON),
             ("User-Agent", f"nodeagent/{__version__}"),
-            ("Content-Length", str(len(request.body))),
         ]
         if request.body:
             headers.append(("Content-Type", request.content_type))
         if self.identity.token:
             headers.append(("Authorization", f"Bearer {self.identity.token}"))
-        target = parts.path.rstrip("/") + request.target
-        sent = self._http.send(h11.Request(method=request.method, target=target, headers=headers)) or b""
-        sent += self._http.send(h11.Data(data=request.body)) or b"" if request.body else b""
-        return sent + (self._http.send(h11.EndOfMessage()) or b"")
+        return self._http.encode(request.method, parts.path.rstrip("/") + request.target, headers, request.body)
 
-    async def _next_event(self) -> Any:  # noqa: ANN401 - any h11 event type
-        while True:
-            event = self._http.next_event()
-            if event is not h11.NEED_DATA:
-                return event
-            data = await self._stream.read()
-            if not data and self._http.their_state is h11.SEND_RESPONSE:
-                raise EOFError("connection closed")
-            self._http.receive_data(data)
+    async def _next_event(self) -> h11.Response | h11.Data | h11.EndOfMessage:
+        while (event := self._http.next_event()) is None:
+            self._http.receive(await self._reader.read(PART_BYTES))
+        return event
 
     def close(self) -> None:
         """Close the connection without waiting for the server."""
-        self._stream.abort()
+        self._writer.transport.abort()
 
 
 def tls_context(identity: ApiIdentity) -> ssl.SSLContext:
@@ -299,6 +285,8 @@ def cause_of(error: BaseException | None) -> str:
         return f"TLS failed: {_openssl(error)}"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
+    if isinstance(error, ConnectionResetError):  # asyncio raises it without a text
+        return "connection closed by the server"
     return _shown(getattr(error, "strerror", None) or str(error)) or type(error).__name__
 
 

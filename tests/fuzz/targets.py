@@ -58,8 +58,11 @@ class _Pipe:
         self.sent = bytearray()
         self.transport = self
 
-    def set_write_buffer_limits(self, high: int) -> None:
-        del high
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        del high, low
+
+    def can_write_eof(self) -> bool:
+        return True
 
     def write(self, data: bytes) -> None:
         self.sent += data

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.daemon.http.messages import Handler, Route
-    from nodeagent.daemon.http.tls import TlsServerStream
     from nodeagent.host.peer import Peer
 
 HEAD_BYTES: Final = 8192
@@ -135,8 +134,8 @@ class HttpConnection:
     def __init__(
         self,
         service: Service,
-        reader: asyncio.StreamReader | TlsServerStream,
-        writer: asyncio.StreamWriter | TlsServerStream,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
         peer: Peer | None,
         receipt: Receipt,
     ) -> None:
@@ -165,7 +164,7 @@ class HttpConnection:
             OSError: the client disconnected.
             TimeoutError: the client was too slow.
         """
-        self._writer.transport.set_write_buffer_limits(high=0)
+        self._writer.transport.set_write_buffer_limits(high=1, low=0)  # with 0, TLS of asyncio pauses an empty buffer
         try:
             response = await self._response()
             if response is not None:
@@ -328,7 +327,8 @@ class HttpConnection:
 
         Source: RFC 9112, 9.6.
         """
-        self._writer.write_eof()
+        if self._writer.can_write_eof():  # not over TLS
+            self._writer.write_eof()
         left = _LINGER_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):

@@ -47,7 +47,7 @@ class MetricsCertificate:
             raise made
         if made is None:
             raise ConfigError(f"{self._files.certificate}: not read")
-        return self._tls(made)
+        return Tls(made, self._report)
 
     async def renewed(self) -> Tls | None:
         """Return the certificate if a file has changed since the last call, else ``None``.
@@ -64,7 +64,7 @@ class MetricsCertificate:
             return None
         self._problem = ""
         self._logger.info("metrics_certificate_renewed", path=self._files.certificate)
-        return self._tls(made)
+        return Tls(made, self._report)
 
     async def _read(self) -> ssl.SSLContext | ConfigError | None:
         """Return the TLS context of changed files, or the error; ``None`` for unchanged files."""
@@ -74,11 +74,6 @@ class MetricsCertificate:
             return ConfigError(f"{self._files.certificate} {error}")
         self._stamp = None if isinstance(made, ConfigError) else stamp  # reread: a corrected mode keeps the stamp
         return made
-
-    def _tls(self, context: ssl.SSLContext) -> Tls:
-        from nodeagent.daemon.http.tls import TlsServerStream  # noqa: PLC0415 - imports OpenSSL
-
-        return Tls(lambda reader, writer: TlsServerStream(reader, writer, context), self._report)
 
     def _report(self, error: OSError) -> None:
         """Log the cause of a failed handshake once."""

@@ -18,12 +18,12 @@ from nodeagent.host.peer import is_stale_socket, read_peer
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from nodeagent.config.metrics import Listen
     from nodeagent.daemon.http.admission import ConnectionLimits
     from nodeagent.daemon.http.connection import Service
-    from nodeagent.daemon.http.tls import TlsServerStream
     from nodeagent.host.peer import Peer
 
 _BACKLOG: Final = 64
@@ -37,11 +37,11 @@ class Tls(Record):
     """TLS settings of a server.
 
     Attributes:
-        wrap: returns the encrypted stream of a connection, before its handshake.
+        context: server certificate, and CA of the client certificates.
         report: called with the error of a failed handshake.
     """
 
-    wrap: Callable[[asyncio.StreamReader, asyncio.StreamWriter], TlsServerStream]
+    context: ssl.SSLContext
     report: Callable[[OSError], None]
 
 
@@ -110,10 +110,9 @@ class HttpServer:
                 each.cancel()
             receipt = Receipt(partial(self._admission.finish_request, task), partial(self._receive_body, task))
             if self._tls is not None:
-                if admitted:
-                    stream = await self._handshake(reader, writer, self._tls)
-                    await HttpConnection(self._service, stream, stream, peer, receipt).serve()
-                return  # a refused client receives no response, since that would require a handshake
+                if not admitted:
+                    return  # a refused client receives no response, since that would require a handshake
+                await self._handshake(writer, self._tls)
             connection = HttpConnection(self._service, reader, writer, peer, receipt)
             if admitted:
                 await connection.serve()
@@ -129,21 +128,19 @@ class HttpServer:
             self._connections.discard(task)
             writer.transport.abort()
 
-    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: Tls) -> TlsServerStream:
-        """Return an encrypted stream. Until then the connection has no complete request and can be shed.
+    async def _handshake(self, writer: asyncio.StreamWriter, tls: Tls) -> None:
+        """Encrypt an accepted connection. Until then it has no complete request and can be shed.
+
+        Rejected: the ``ssl`` argument of ``start_server``, since its handshakes precede the limits of connections.
 
         Raises:
-            OSError: the handshake failed, or the client disconnected.
-            TimeoutError: the client was too slow.
+            OSError: the handshake failed or was too slow, or the client disconnected.
         """
-        stream = tls.wrap(reader, writer)
         try:
-            async with asyncio.timeout(self._service.deadlines.read_s):
-                await stream.handshake()
+            await writer.start_tls(tls.context, ssl_handshake_timeout=self._service.deadlines.read_s)
         except OSError as error:
             tls.report(error)
             raise
-        return stream
 
     def _receive_body(self, task: asyncio.Task[None], size_bytes: int) -> bool:
         received, shed = self._admission.receive(task, size_bytes)

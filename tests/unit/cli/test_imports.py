@@ -37,7 +37,7 @@ LIBRARIES = {
     "psutil",
     "prometheus_client",
 }
-DOCUMENTS = {"msgspec", "h11", "yaml", "nodeagent.model", "nodeagent.api.codec"}
+DOCUMENTS = {"msgspec", "yaml", "nodeagent.model", "nodeagent.api.codec"}
 THIN = LIBRARIES | DOCUMENTS | {"asyncio", "sqlite3", "http.client"}
 FORBIDDEN = {
     "containers": THIN,

@@ -293,6 +293,17 @@ async def test_server_that_accepts_without_tls_is_unavailable(api_authority: Aut
     assert "connection refused" in await refused(access)
 
 
+async def test_server_that_closes_the_connection_during_the_handshake_is_unavailable(
+    api_authority: Authority, token_file: Path
+) -> None:
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert "connection closed by the server" in await refused(with_token(api_authority, url, token_file))
+
+
 @pytest.mark.parametrize(
     ("status", "headers", "retry_after_s"),
     [

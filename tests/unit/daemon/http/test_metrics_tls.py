@@ -182,7 +182,7 @@ async def test_tls_before_version_1_2_is_refused(listen: Listen, files: TlsFiles
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
     async with serving(listen, files) as made:
         await made.until("metrics_listening")
-        with pytest.raises(ssl.SSLError):
+        with pytest.raises(OSError):  # noqa: PT011 - asyncio closes the connection without an alert
             await exchange(listen, context)
 
 
@@ -248,6 +248,31 @@ async def test_slow_handshakes_do_not_delay_a_complete_request(
         assert response.startswith(b"HTTP/1.1 200 ")
         for _, writer in silent:
             writer.transport.abort()
+
+
+async def test_body_that_is_not_read_does_not_delay_the_refusal_of_its_request(
+    listen: Listen, files: TlsFiles, authority: Authority
+) -> None:
+    request = b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100_000
+    async with serving(listen, files) as made:
+        await made.until("metrics_listening")
+        response, _ = await exchange(listen, client(authority, "prometheus"), request)
+        assert response.startswith(b"HTTP/1.1 405 ")
+
+
+async def test_client_that_disconnects_during_the_response_leaves_the_listener_usable(
+    listen: Listen, files: TlsFiles, authority: Authority
+) -> None:
+    async with serving(listen, files) as made:
+        await made.until("metrics_listening")
+        for _ in range(20):
+            _, writer = await asyncio.open_connection(
+                listen.host, listen.port, ssl=client(authority, "prometheus"), server_hostname="localhost"
+            )
+            writer.write(REQUEST.replace(b"/healthz", b"/metrics"))
+            writer.transport.abort()
+        assert (await exchange(listen, client(authority, "prometheus")))[0].startswith(b"HTTP/1.1 200 ")
+        assert not [each for each in made.logged if each["event"] == "metrics_crashed"]
 
 
 async def test_handshake_beyond_its_deadline_is_disconnected(listen: Listen, files: TlsFiles) -> None:
