@@ -44,7 +44,6 @@ check: ## format, lint, types, import directions, generated files, vocabulary, s
 	$(BIN)/lint-imports
 	$(BIN)/python -I protos/generate.py --check
 	$(BIN)/python -m nodeagent.config.embed --check nodeagent/docs/configuration.md
-	$(BIN)/python -m nodeagent.cli.completion_grammar --check
 	$(BIN)/python -m tests.language
 	$(BIN)/python -m tests.sizes
 
@@ -143,10 +142,9 @@ protos: ## generate nodeagent/_proto from protos/
 	@.ci/setup protos
 	$(BIN)/python -I protos/generate.py
 
-docs: ## write the configuration reference into its document, and the completion
+docs: ## write the configuration reference into its document
 	@.ci/setup run
 	$(BIN)/python -m nodeagent.config.embed nodeagent/docs/configuration.md
-	$(BIN)/python -m nodeagent.cli.completion_grammar
 
 install uninstall: export PREFIX := $(PREFIX)
 

@@ -1,6 +1,6 @@
 """Command-line interface: parses options and prints tables or documents; the planners make all decisions.
 
-``start`` is the entry point. ``main`` builds the command tree from the modules in ``commands``, one per command group;
+``start`` is the entry point. ``main`` has the table of all commands, which are declared in the modules of ``commands``;
 ``options`` declares the shared options. Each command is implemented in a module of this package. The module is imported
 when the command runs, since importing all modules takes longer than running most commands.
 

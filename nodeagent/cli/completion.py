@@ -2,7 +2,7 @@
 
 The last word is completed. Each line of the output is a value, followed by a tab and a description if the value has a
 description; the single line ``:files`` requests file name completion by the shell. Commands and options are read from
-``completion.json``, which ``make docs`` generates; image names, ids and pods are read from the running daemon.
+the command tree; image names, ids and pods are read from the running daemon.
 Completion must not disturb the shell prompt: the process prints no error and exits after at most 1.5 seconds with the
 values found so far.
 """
@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 COMMAND: Final = "__complete"
 FILES: Final = ":files"
@@ -39,9 +39,9 @@ def main(words: list[str]) -> None:
     signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, _WITHIN_S)
     try:
-        with open(f"{__file__.rpartition('/')[0]}/completion.json", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
-            grammar = json.load(file)
-        for each in completions(grammar, words or [""]):
+        from nodeagent.cli.completion_grammar import program  # noqa: PLC0415 - within the time limit
+
+        for each in completions(program(), words or [""]):
             found.append(each)
             if len(found) >= _MOST_VALUES:
                 break
@@ -93,35 +93,38 @@ def completions(grammar: dict[str, Any], words: list[str]) -> Iterator[str]:
     for word in words[:-1]:
         line.add(word)
     if line.waiting is not None:
-        yield from _values(grammar, line.waiting["value"], last, line.config)
+        yield from _values(line.waiting["value"], last, line.config)
     elif last.startswith("-") and not line.is_ended:
         name, equals, value = last.partition("=")
         options = line.command["options"]
         if not equals:
             yield from _described(options, last)
         elif "value" in options.get(name, {}):
-            found = _values(grammar, options[name]["value"], value, line.config)
+            found = _values(options[name]["value"], value, line.config)
             yield from (f"{name}={each}" for each in found if each != FILES)
     else:
         if line.arguments == 0:
             yield from _described(line.command.get("commands", {}), last)
         kinds = line.command.get("arguments", [])
         if line.arguments < len(kinds):
-            yield from _values(grammar, kinds[line.arguments], last, line.config)
+            yield from _values(kinds[line.arguments], last, line.config)
 
 
-def _described(choices: dict[str, Any], prefix: str) -> Iterator[str]:
-    for name, each in choices.items():
+def _described(choices: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for name in choices:
         if name.startswith(prefix):
-            yield f"{name}\t{each['help']}" if each.get("help") else name
+            text = choices[name]["help"]
+            yield f"{name}\t{text}" if text else name
 
 
-def _values(grammar: dict[str, Any], kind: Any, prefix: str, config: str | None) -> Iterator[str]:  # noqa: ANN401 - a JSON value
+def _values(kind: Any, prefix: str, config: str | None) -> Iterator[str]:  # noqa: ANN401 - a JSON value
     """Yield the values of an option or argument that start with ``prefix``."""
     if isinstance(kind, list):
         yield from (each for each in kind if each.startswith(prefix))
     elif kind == "setting":
-        yield from (each for each in grammar["settings"] if each.startswith(prefix))
+        from nodeagent.cli.completion_grammar import settings  # noqa: PLC0415 - slow to import
+
+        yield from (each for each in settings() if each.startswith(prefix))
     elif kind == "file":
         yield FILES
     else:

@@ -1,15 +1,10 @@
-"""Grammar of shell completion: commands, options and settings, rendered from the command tree.
-
-The grammar is stored in ``completion.json``, since importing the command tree takes longer than completing a word.
-``make docs`` writes the file; ``make check`` verifies that it is up to date.
-"""
+"""Grammar of shell completion: commands, options and kinds of values, read from the command tree when used."""
 
 from __future__ import annotations
 
 import inspect
-import json
-import sys
 import types
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
@@ -20,15 +15,10 @@ from typer.core import TyperGroup, TyperOption
 from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
 from nodeagent.cli.main import app
 from nodeagent.cli.topics import topics
-from nodeagent.config.models import Config
-from nodeagent.config.toml_writer import settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nodeagent.cli.listing import ListView
 
-COMPLETION: Final = Path(__file__).with_name("completion.json")
 _LOOPS: Final = ["containers", "images", "eviction"]
 _VALUES: Final[Mapping[tuple[str, str], Any]] = {
     ("explain", "item"): "item",
@@ -52,12 +42,39 @@ _VIEWS: Final[Mapping[str, ListView[Any]]] = {
 }
 
 
-def rendered() -> str:
-    """Return the completion grammar as JSON text."""
+def program() -> dict[str, Any]:
+    """Return the grammar of the program; the grammar of a command is read when its name is looked up."""
     command = typer.main.get_command(app)
-    context = typer.Context(command, info_name="nodeagent", **command.context_settings)
-    settings = [f"{each.section}.{each.name}" if each.section else each.name for each in settings_of(Config())]
-    return json.dumps({**_command(context), "settings": settings}, indent=1, sort_keys=True) + "\n"
+    return _command(typer.Context(command, info_name="nodeagent", **command.context_settings))
+
+
+def settings() -> list[str]:
+    """Return the keys of all settings."""
+    from nodeagent.config.models import Config  # noqa: PLC0415 - slow to import
+    from nodeagent.config.toml_writer import settings_of  # noqa: PLC0415
+
+    return [f"{each.section}.{each.name}" if each.section else each.name for each in settings_of(Config())]
+
+
+class _Subcommands(Mapping[str, dict[str, Any]]):
+    """Grammars of the visible commands of a group, by name."""
+
+    def __init__(self, context: typer.Context) -> None:
+        self._context = context
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        group: Any = self._context.command
+        command = group.get_command(self._context, name)
+        if command is None or command.hidden:
+            raise KeyError(name)
+        return _command(typer.Context(command, info_name=name, parent=self._context))
+
+    def __iter__(self) -> Iterator[str]:
+        group: Any = self._context.command
+        return (name for name, command in group.commands.items() if not command.hidden)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _command(context: typer.Context) -> dict[str, Any]:
@@ -81,12 +98,7 @@ def _command(context: typer.Context) -> dict[str, Any]:
     if arguments:
         found["arguments"] = arguments
     if isinstance(context.command, TyperGroup):
-        commands = {name: context.command.get_command(context, name) for name in context.command.list_commands(context)}
-        found["commands"] = {
-            name: _command(typer.Context(each, info_name=name, parent=context))
-            for name, each in commands.items()
-            if each is not None and not each.hidden
-        }
+        found["commands"] = _Subcommands(context)
     return found
 
 
@@ -118,17 +130,3 @@ def _kinds(command: Any) -> dict[str, object]:  # noqa: ANN401 - a type private 
             kind = next(each for each in get_args(kind) if each is not type(None))
         found[name] = kind
     return found
-
-
-def main() -> int:
-    """Write the grammar; with ``--check`` only compare it. Return 1 if it is out of date."""
-    if "--check" not in sys.argv[1:]:
-        COMPLETION.write_text(rendered())
-    elif COMPLETION.read_text() != rendered():
-        sys.stderr.write("completion.json does not match the command tree: run make docs\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,24 +2,113 @@
 
 from __future__ import annotations
 
-import sys
-from copy import copy
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from nodeagent import __version__
-from nodeagent.cli.commands import cluster, collection, inspection, operations, termination
 from nodeagent.cli.exit_codes import EPILOG, guarded
 from nodeagent.cli.options import CommandGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator
 
-    from typer.models import CommandInfo
+
+class _Entry(NamedTuple):
+    """A command of the program.
+
+    Attributes:
+        panel: heading above the command in the help of the program.
+        module: module below ``nodeagent.cli.commands``.
+        name: function or command group in the module.
+        epilog: last paragraph of the help; a command group has its own.
+    """
+
+    panel: str
+    module: str
+    name: str
+    epilog: str = EPILOG
+
+
+_COMMANDS: Final[Mapping[str, _Entry]] = {
+    "status": _Entry("Inspect", "inspection", "status"),
+    "images": _Entry("Inspect", "inspection", "images"),
+    "containers": _Entry("Inspect", "inspection", "containers"),
+    "pods": _Entry("Inspect", "inspection", "pods"),
+    "explain": _Entry("Inspect", "inspection", "explain"),
+    "history": _Entry("Inspect", "inspection", "history"),
+    "du": _Entry("Inspect", "inspection", "du"),
+    "top": _Entry("Inspect", "inspection", "top"),
+    "events": _Entry("Inspect", "inspection", "events"),
+    "report": _Entry("Inspect", "inspection", "report"),
+    "pressure": _Entry(
+        *("Inspect", "inspection", "pressure"),
+        epilog="Exit codes: 0 no threshold exceeded, 1 threshold exceeded, 2 wrong usage or configuration.",
+    ),
+    "apply": _Entry("Collect", "collection", "apply"),
+    "evict": _Entry("Evict and shut down", "termination", "evict"),
+    "doctor": _Entry(
+        *("Operate", "inspection", "doctor"),
+        epilog="Exit codes: 0 no problem, 1 a problem (with --strict also a warning), 2 wrong usage.",
+    ),
+    "run": _Entry("Operate", "operations", "run"),
+    "pause": _Entry("Operate", "operations", "pause"),
+    "resume": _Entry("Operate", "operations", "resume"),
+    "trigger": _Entry("Operate", "operations", "trigger"),
+    "reload": _Entry("Operate", "operations", "reload"),
+    "install": _Entry("Operate", "operations", "install"),
+    "uninstall": _Entry("Operate", "operations", "uninstall"),
+    "version": _Entry("Operate", "inspection", "version"),
+    "completion": _Entry("Operate", "operations", "completion"),
+    "help": _Entry("Operate", "operations", "help_"),
+    "node": _Entry("Inspect", "cluster", "node_app"),
+    "gc": _Entry("Collect", "collection", "gc_app"),
+    "plan": _Entry("Collect", "collection", "plan_app"),
+    "hold": _Entry("Collect", "collection", "hold_app"),
+    "shutdown": _Entry("Evict and shut down", "termination", "shutdown_app"),
+    "manifest": _Entry("Operate", "cluster", "manifest_app"),
+    "config": _Entry("Operate", "operations", "config_app"),
+}
+"""Commands and command groups by name, in the order of the help."""
+
+
+class _Commands(Mapping[str, Any]):
+    """Commands by name; the module of a command is imported, and its options are prepared, when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - typer has no public type for commands
+        return _command(name, _COMMANDS[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+@cache
+def _command(name: str, entry: _Entry) -> Any:  # noqa: ANN401 - typer has no public type for commands
+    found = getattr(import_module(f"nodeagent.cli.commands.{entry.module}"), entry.name)
+    part = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    if isinstance(found, typer.Typer):
+        part.add_typer(found, name=name, rich_help_panel=entry.panel)
+    else:
+        part.command(name, epilog=entry.epilog, rich_help_panel=entry.panel)(found)
+    return typer.main.get_group(part).commands[name]
+
+
+class _Program(CommandGroup):
+    """The program: a group of all commands."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - options of typer's group
+        super().__init__(**options)
+        self.commands = _Commands()  # type: ignore[assignment]  # never changed
+
 
 app = typer.Typer(
-    cls=CommandGroup,
+    cls=_Program,
     name="nodeagent",
     help="Garbage collection, pod eviction and graceful shutdown for a container node.\n\nEvery removal can be "
     "previewed and has a reason.",
@@ -47,69 +136,7 @@ def _main(
     """Declare the options of the program itself, which precede a command."""
 
 
-_INSPECT: Final[tuple[Callable[..., None], ...]] = (
-    inspection.status,
-    inspection.images,
-    inspection.containers,
-    inspection.pods,
-    inspection.explain,
-    inspection.history,
-    inspection.du,
-    inspection.top,
-    inspection.events,
-    inspection.report,
-)
-_OPERATE: Final[tuple[Callable[..., None], ...]] = (
-    operations.run,
-    operations.pause,
-    operations.resume,
-    operations.trigger,
-    operations.reload,
-    operations.install,
-    operations.uninstall,
-    inspection.version,
-    operations.completion,
-)
-
-for _command in _INSPECT:
-    app.command(epilog=EPILOG, rich_help_panel="Inspect")(_command)
-app.command(epilog=inspection.PRESSURE_EPILOG, rich_help_panel="Inspect")(inspection.pressure)
-app.command(epilog=EPILOG, rich_help_panel="Collect")(collection.apply)
-app.command(epilog=EPILOG, rich_help_panel="Evict and shut down")(termination.evict)
-app.command(epilog=inspection.DOCTOR_EPILOG, rich_help_panel="Operate")(inspection.doctor)
-for _command in _OPERATE:
-    app.command(epilog=EPILOG, rich_help_panel="Operate")(_command)
-app.command("help", epilog=EPILOG, rich_help_panel="Operate")(operations.help_)
-for _name, _group, _panel in (
-    ("node", cluster.node_app, "Inspect"),
-    ("gc", collection.gc_app, "Collect"),
-    ("plan", collection.plan_app, "Collect"),
-    ("hold", collection.hold_app, "Collect"),
-    ("shutdown", termination.shutdown_app, "Evict and shut down"),
-    ("manifest", cluster.manifest_app, "Operate"),
-    ("config", operations.config_app, "Operate"),
-):
-    app.add_typer(_group, name=_name, rich_help_panel=_panel)
-
-
 def main() -> None:
     """Parse and run the command line; convert every expected error to a message and an exit code."""
     with guarded():
-        part_for(sys.argv[1:])(prog_name="nodeagent")
-
-
-def part_for(words: Sequence[str]) -> typer.Typer:
-    """Return the part of the command tree that a command line needs; typer prepares every option of the whole tree.
-
-    The whole tree is returned for an unknown command, which lists similar ones, and for ``help`` and ``install``.
-    """
-    name = words[0] if words else ""
-    part = copy(app)
-    part.registered_commands = [each for each in app.registered_commands if _name_of(each) == name]
-    part.registered_groups = [each for each in app.registered_groups if each.name == name]
-    known = part.registered_commands or part.registered_groups
-    return part if known and name not in {"help", "install"} else app
-
-
-def _name_of(command: CommandInfo) -> str:
-    return str(command.name or getattr(command.callback, "__name__", ""))
+        app(prog_name="nodeagent")

@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
 from nodeagent.cli.examples import example_text
 from nodeagent.cli.list_options import ListOptions
-from nodeagent.cli.listing import ListView
 from nodeagent.errors import UsageError
+
+if TYPE_CHECKING:
+    from nodeagent.cli.listing import ListView
 
 Overrides = Mapping[str, str | int]
 """Setting values from command-line options, by the key of the setting."""
@@ -246,7 +248,7 @@ def with_setting_options(*options: SettingOption) -> Callable[[Callable[..., Non
     return decorate
 
 
-def with_list_options(view: ListView[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_list_options(view: "ListView[Any]") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds the list options to a command, passed as the argument ``listing``."""
     keys = (
         f"Keys of --sort-by: {', '.join(view.sort_keys)}.\n\n"

@@ -20,7 +20,7 @@ def main() -> None:
 
         sys.exit(probe("".join(words[1:])))
     elif words[:1] == ["__complete"]:
-        from nodeagent.cli.completion import main as complete  # noqa: PLC0415 - runs without the parser
+        from nodeagent.cli.completion import main as complete  # noqa: PLC0415 - limits the time of its imports
 
         complete(words[1:])
         return

@@ -1,4 +1,5 @@
-"""Commands with their options, one module per group; ``nodeagent.cli.main`` builds the command tree from the modules.
+"""Commands with their options, one module per group; ``nodeagent.cli.main`` has the table of all commands.
 
-A command imports its implementation when it runs, so that ``--help`` and completion are fast.
+Only the module of the command in use is imported. A command imports its implementation when it runs, so that ``--help``
+is fast.
 """

@@ -23,9 +23,6 @@ from nodeagent.cli.options import (
 )
 from nodeagent.errors import UsageError
 
-PRESSURE_EPILOG = "Exit codes: 0 no threshold exceeded, 1 threshold exceeded, 2 wrong usage or configuration."
-DOCTOR_EPILOG = "Exit codes: 0 no problem, 1 a problem (with --strict also a warning), 2 wrong usage."
-
 
 @with_list_options(IMAGES)
 def images(

@@ -34,12 +34,3 @@ def test_command_has_a_help(
     shown = capsys.readouterr().out
     assert shown.startswith(f"Usage: {' '.join(('nodeagent', *words))} ")
     assert "[[" not in shown.partition("\n")[0]
-
-
-@pytest.mark.parametrize("words", COMMANDS[1:], ids=" ".join)
-def test_part_of_the_tree_has_the_command(words: tuple[str, ...]) -> None:
-    part: Any = typer.main.get_command(command_line.part_for(list(words)))
-    if words in {("help",), ("install",)}:
-        assert len(part.commands) > 1
-    else:
-        assert list(part.commands) == [words[0]]

@@ -90,6 +90,21 @@ async def test_command_answered_by_the_daemon_does_not_import(node: Node, words:
     assert modules & FORBIDDEN[words] == set()
 
 
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        ("images --help", "inspection"),
+        ("gc undo --help", "collection"),
+        ("config --help", "operations"),
+        ("--version", ""),
+    ],
+)
+def test_command_imports_only_its_own_command_module(words: str, module: str) -> None:
+    prefix = "nodeagent.cli.commands."
+    modules = {each.removeprefix(prefix) for each in imported(words, {}) if each.startswith(prefix)}
+    assert modules == ({module} if module else set())
+
+
 @pytest.mark.parametrize("words", ["images", "containers", "pods", "gc all --dry-run"])
 async def test_preview_without_a_daemon_does_not_import(node: Node, tmp_path: Path, words: str) -> None:
     environment = {
