@@ -3,6 +3,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
+# pip starts interpreters that are not isolated.
+unexport PYTHONPATH PYTHONHOME
 NATIVE = $(shell dpkg --print-architecture)
 PREFIX ?= /opt/nodeagent
 # Unit tests are independent of each other; integration tests share the machine's mounts and cgroups.

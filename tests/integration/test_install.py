@@ -269,5 +269,11 @@ def test_install_and_uninstall_in_a_hostile_directory_execute_no_file_of_it(node
     assert node.run("test -e /opt/hostile/executed").returncode == 1
 
 
+def test_make_install_imports_no_module_of_the_callers_search_path(clean: SystemOverlay) -> None:
+    clean.must(PLANT)
+    clean.must("make install && make uninstall PURGE=1", PYTHONPATH="/opt/hostile")
+    assert clean.run("test -e /opt/hostile/executed || test -e /opt/nodeagent").returncode == 1
+
+
 def test_command_of_another_environment_is_refused(node: SystemOverlay) -> None:
     refused(node, "cd / && /opt/nodeagent/bin/nodeagent install --prefix /opt/second", "use /opt/second/bin/nodeagent")
