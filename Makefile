@@ -3,6 +3,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
+# pip starts interpreters that are not isolated.
+unexport PYTHONPATH PYTHONHOME
 NATIVE = $(shell dpkg --print-architecture)
 PREFIX ?= /opt/nodeagent
 # Unit tests are independent of each other; integration tests share the machine's mounts and cgroups.
@@ -16,7 +18,7 @@ PYTHON ?= python3
 # Isolated interpreter with the modules of this checkout, since those of an installed version may lack the checks.
 FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: needs Python 3.11 or newer, see PYTHON=");
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
-BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
+BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.installation import main; main()' "$(CURDIR)"
 
 .PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image format clean
 
@@ -152,6 +154,7 @@ install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, 
 	@[ "$$(id -u)" = 0 ] || { echo "install: requires root" >&2; exit 1; }
 	@command -v $(PYTHON) >/dev/null || { echo "install: $(PYTHON) not found, requires Python 3.11 or newer with venv (Debian: apt install python3-venv)" >&2; exit 1; }
 	@$(BOOTSTRAP) prepare "$$PREFIX"
+	@cd / && umask 022 && $(PYTHON) -I -m venv "$$PREFIX"
 	@cd / && umask 022 && set -- "$$PREFIX/bin/python" -I -m pip install --quiet --disable-pip-version-check --root-user-action=ignore && \
 		"$$@" --require-hashes -r "$(CURDIR)/requirements.lock" && "$$@" --no-deps "$(CURDIR)"
 	@cd / && "$$PREFIX/bin/python" -I -m nodeagent install --prefix "$$PREFIX" $(if $(ENABLE),--enable)
@@ -159,7 +162,7 @@ install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, 
 uninstall: ## as root: stop the agent and remove it and its unit; keep configuration and state unless PURGE=1
 	@[ "$$(id -u)" = 0 ] || { echo "uninstall: requires root" >&2; exit 1; }
 	@$(BOOTSTRAP) check-installed "$$PREFIX"
-	@cd / && "$$PREFIX/bin/python" -I -c '$(FROM_HERE) from nodeagent.cli.start import main; main()' "$(CURDIR)" uninstall --prefix "$$PREFIX" $(if $(PURGE),--purge)
+	@cd / && "$$PREFIX/bin/python" -I -m nodeagent uninstall --prefix "$$PREFIX" $(if $(PURGE),--purge)
 
 deb: ## build packages for Debian 12 and 13 in dist/, dependencies included, for ARCHITECTURE amd64 or arm64
 	@.ci/setup run

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings as settings_of
 from nodeagent.errors import ConfigError, NodeAgentError
-from nodeagent.host.placement import Change
 from nodeagent.model import Role
 from nodeagent.text import escape
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def withdraw_from_cluster(configuration: Path) -> list[tuple[Change, str]]:
+def withdraw_from_cluster(configuration: Path) -> list[tuple[str, str]]:
     """Remove the agent's own conditions, taints and cordon from its Node object; return the removed and kept parts.
 
     Without a configured API server no request is sent. A failure does not stop the uninstallation.
@@ -23,7 +22,7 @@ def withdraw_from_cluster(configuration: Path) -> list[tuple[Change, str]]:
     try:
         settings = settings_of(load(configuration).config) if configuration.exists() else None
     except ConfigError:
-        return [(Change.KEPT, "conditions on the Node object, if any (the configuration is invalid)")]
+        return [("kept", "conditions on the Node object, if any (the configuration is invalid)")]
     if settings is None or settings.kubernetes.access is None:
         return []
     # These imports load OpenSSL and the API objects, which an uninstallation without a cluster does not need.
@@ -37,8 +36,8 @@ def withdraw_from_cluster(configuration: Path) -> list[tuple[Change, str]]:
         name = node_name(settings.kubelet.node_name)
         found = run_async(withdraw(settings.kubernetes.access, name, has_kubelet=has_kubelet))
     except NodeAgentError as error:
-        return [(Change.KEPT, f"own parts of the Node object, if any ({escape(str(error))})")]
+        return [("kept", f"own parts of the Node object, if any ({escape(str(error))})")]
     return [
-        *((Change.REMOVED, f"{each} of Node object {name}") for each in found.removed),
-        *((Change.KEPT, each) for each in found.kept),
+        *(("removed", f"{each} of Node object {name}") for each in found.removed),
+        *(("kept", each) for each in found.kept),
     ]

@@ -120,6 +120,7 @@ def _serve(role: Role) -> None:
     for module in pkgutil.walk_packages(nodeagent.__path__, "nodeagent."):
         if not module.name.endswith("__main__"):  # imported as root, since the user may have no access to the checkout
             importlib.import_module(module.name)
+    importlib.import_module("importlib.metadata")  # imported by libraries at their first use
     for words in (
         ()
         if role.uid == 0

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.environment import launcher
-from nodeagent.host.manifest import content_fingerprint
+from nodeagent.host.installation import Part, launcher
 from tests.support.command import nodeagent
 
 ROOT = Path(__file__).parents[3]
@@ -62,12 +61,12 @@ def test_first_configuration_is_a_dry_run(installed: Path) -> None:
 def test_unit_matches_the_version_of_systemd(tmp_path: Path, installed: Path) -> None:
     old = (installed / "etc/systemd/system/nodeagent.service").read_text()
     assert old == (ROOT / "systemd/nodeagent.service").read_text()
-    nodeagent("install", "--root", str(tmp_path), "--systemd", "253", "--prefix", "/srv/agent", "--packaged")
+    nodeagent("install", "--root", str(tmp_path), "--systemd", "253", "--prefix", "/usr/lib/agent", "--packaged")
     new = (tmp_path / "usr/lib/systemd/system/nodeagent.service").read_text()
     assert "Type=notify-reload\n" in new
     assert "/bin/kill" not in new
-    assert "ExecReload=/srv/agent/bin/nodeagent config check --config /etc/nodeagent/config.toml\n" in new
-    assert "ExecStart=/srv/agent/bin/nodeagent run" in new
+    assert "ExecReload=/usr/lib/agent/bin/nodeagent config check --config /etc/nodeagent/config.toml\n" in new
+    assert "ExecStart=/usr/lib/agent/bin/nodeagent run" in new
     assert "/opt/nodeagent" not in new
     assert not (tmp_path / "etc").exists()
 
@@ -96,7 +95,7 @@ def test_upgrade_and_uninstall_keep_files_of_the_operator(tmp_path: Path) -> Non
     manifest = tmp_path / "opt/nodeagent/nodeagent-manifest.json"
     recorded = json.loads(manifest.read_text())
     unit.write_text("old")
-    recorded["files"]["/etc/systemd/system/nodeagent.service"] = [content_fingerprint(b"old")]
+    recorded["files"]["/etc/systemd/system/nodeagent.service"] = [Part(unit, "old").fingerprint]
     manifest.write_text(json.dumps(recorded))
     ended = nodeagent("install", "--root", str(tmp_path))
     assert "replaced    /etc/systemd/system/nodeagent.service\n" in ended.stdout
@@ -105,7 +104,7 @@ def test_upgrade_and_uninstall_keep_files_of_the_operator(tmp_path: Path) -> Non
     former = tmp_path / "usr/local/share/man/man1/nodeagent-former.1"
     former.write_text('.TH NODEAGENT\\-FORMER 1 "" "nodeagent 0.0.9" "nodeagent"\n')
     recorded = json.loads(manifest.read_text())
-    recorded["files"]["/usr/local/share/man/man1/nodeagent-former.1"] = [content_fingerprint(former.read_bytes())]
+    recorded["files"]["/usr/local/share/man/man1/nodeagent-former.1"] = [Part(former, former.read_text()).fingerprint]
     manifest.write_text(json.dumps(recorded))
     removed = nodeagent("uninstall", "--root", str(tmp_path))
     assert (removed.returncode, "--purge" in removed.stderr) == (0, True)
@@ -123,7 +122,7 @@ def test_upgrade_removes_drop_ins_of_former_versions_and_saves_edited_ones(tmp_p
         former = tmp_path / "etc/systemd/system" / name / "50-nodeagent.conf"
         former.parent.mkdir()
         former.write_text(text + added)
-        recorded["files"][f"/{former.relative_to(tmp_path)}"] = [content_fingerprint(text.encode())]
+        recorded["files"][f"/{former.relative_to(tmp_path)}"] = [Part(former, text).fingerprint]
     manifest.write_text(json.dumps(recorded))
     ended = nodeagent("install", "--root", str(tmp_path))
     assert "removed     /etc/systemd/system/kubepods.slice.d/50-nodeagent.conf\n" in ended.stdout
@@ -144,7 +143,7 @@ def test_prefix_with_another_environment_is_kept(tmp_path: Path) -> None:
     assert "no virtual environment of the agent" in nodeagent("uninstall", "--root", str(tmp_path)).stdout
     assert (place / "nodeagent").read_text() == "mine"
     refused = nodeagent("install", "--root", str(tmp_path))
-    assert (refused.returncode, "/opt/nodeagent is a virtual environment without nodeagent" in refused.stderr) == (
+    assert (refused.returncode, "/opt/nodeagent is not empty and not an installation" in refused.stderr) == (
         1,
         True,
     )
@@ -161,17 +160,18 @@ def test_system_directory_as_prefix_is_refused(tmp_path: Path, prefix: str) -> N
 def test_unwritable_path_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "etc").write_text("a file")
     ended = nodeagent("install", "--root", str(tmp_path))
-    assert (ended.returncode, "cannot write" in ended.stderr) == (1, True)
+    assert (ended.returncode, "cannot install: " in ended.stderr) == (1, True)
     assert "Traceback" not in ended.stderr
 
 
-def test_installed_files_are_recognised_without_a_manifest(tmp_path: Path) -> None:
+def test_installed_files_without_a_manifest_are_kept(tmp_path: Path) -> None:
     nodeagent("install", "--root", str(tmp_path))
     (tmp_path / "opt/nodeagent/nodeagent-manifest.json").unlink()
-    assert nodeagent("install", "--root", str(tmp_path)).returncode == 0
-    (tmp_path / "opt/nodeagent/nodeagent-manifest.json").unlink()
-    assert nodeagent("uninstall", "--root", str(tmp_path), "--purge").returncode == 0
-    assert files(tmp_path) == set()
+    (tmp_path / "etc/systemd/system/nodeagent.service").write_text("of an unknown version\n")
+    before = files(tmp_path)
+    ended = nodeagent("install", "--root", str(tmp_path))
+    assert (ended.returncode, "nodeagent.service: exists, not installed by" in ended.stderr) == (1, True)
+    assert files(tmp_path) == before
 
 
 def test_install_over_a_foreign_command_places_nothing(tmp_path: Path) -> None:
@@ -260,3 +260,22 @@ def test_kept_file_with_an_undecodable_name_is_reported_escaped(tmp_path: Path) 
     assert ended.returncode == 0, ended.stderr
     assert f"kept        {place}/\\udcff\\x1b]0;x (" in ended.stdout
     assert f"kept        {place}/two\\nlines (" in ended.stdout
+
+
+def test_new_version_beside_an_edited_unit_is_kept_until_the_edit_is_reverted(tmp_path: Path) -> None:
+    nodeagent("install", "--root", str(tmp_path))
+    unit, manifest = (
+        tmp_path / "etc/systemd/system/nodeagent.service",
+        tmp_path / "opt/nodeagent/nodeagent-manifest.json",
+    )
+    recorded, new = json.loads(manifest.read_text()), unit.read_text()
+    recorded["files"]["/etc/systemd/system/nodeagent.service"] = [Part(unit, "old").fingerprint]
+    manifest.write_text(json.dumps(recorded))
+    unit.write_text("edited")
+    beside = unit.with_name("nodeagent.service.nodeagent-dist")
+    for _ in range(2):
+        nodeagent("install", "--root", str(tmp_path))
+        assert (unit.read_text(), beside.read_text()) == ("edited", new)
+    unit.write_text(new)
+    nodeagent("install", "--root", str(tmp_path))
+    assert (unit.read_text(), beside.exists()) == (new, False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.host.logind_config import is_own_drop_in, own_drop_in
-from nodeagent.host.purge import find_leftovers, purge
+from nodeagent.host.purge import purge
 
 CHECKOUT = Path(__file__).parents[3]
 OWN = (
@@ -55,9 +55,7 @@ def create_files(root: Path) -> None:
 
 
 def by_agent(root: Path) -> str:
-    found = find_leftovers(root)
-    purge(root, found)
-    return "\n".join(str(each.path) for each in found if not each.own)
+    return "\n".join(str(path) for path, _ in purge(root))
 
 
 def by_package(root: Path) -> str:
