@@ -166,7 +166,7 @@ def test_completion_imports_neither_parser_nor_runtime_clients(tmp_path: Path) -
     assert ended.stdout
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.stderr.splitlines()}
     assert "nodeagent" in imported
-    assert not imported & {"typer", "pydantic", "grpc", "rich", "structlog", "msgspec", "yaml", "asyncio", "sqlite3"}
+    assert not imported & {"typer", "grpc", "rich", "structlog", "msgspec", "yaml", "asyncio", "sqlite3"}
 
 
 def test_bash_inserts_the_rest_of_a_word_after_its_last_separator(tmp_path: Path) -> None:

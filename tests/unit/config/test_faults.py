@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.config.fields import fields_of, settings_of
 from nodeagent.config.loading import load
 from nodeagent.config.models import Config
 from nodeagent.config.policies import policies
@@ -121,11 +122,8 @@ def test_commented_default_file_loads_to_the_defaults(tmp_path: Path) -> None:
 
 def test_reference_lists_every_key() -> None:
     text = reference()
-    for name, field in Config.model_fields.items():
-        section = getattr(Config(), name)
-        assert field.description
-        for key in type(section).model_fields if hasattr(type(section), "model_fields") else [name]:
-            assert f"| `{key}` |" in text
+    assert all(each.description for each in (*fields_of(Config), *settings_of(Config)))
+    assert [each.key for each in settings_of(Config) if f"| `{each.name}` |" not in text] == []
 
 
 def test_settings_of_the_file_are_in_the_policies(tmp_path: Path) -> None:
