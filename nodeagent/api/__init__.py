@@ -6,6 +6,5 @@ observation by the command itself have the same output. Keys contain their unit,
 added, never renamed or removed; a changed meaning of a field requires a new id in ``schemas``. A decoder ignores
 unknown fields, and uses the default of each field that is missing in the response of an older daemon.
 
-Rejected: hand-written dicts, which require a separate decoding function for each document; pydantic models, which need
-nine times the memory.
+Rejected: hand-written dicts, which require a separate decoding function for each document.
 """

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.api.codec import encode
+from nodeagent.api.codec import encode, to_builtins
 from nodeagent.api.config import EffectiveConfig
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode
@@ -104,16 +104,17 @@ def _print_values(config: EffectiveConfig, form: str, *, sources: bool) -> None:
     """Print a configuration as TOML, JSON or YAML; with ``sources`` as TOML, each source in a comment."""
     from nodeagent.config.models import Config  # noqa: PLC0415
     from nodeagent.config.toml_writer import sourced_toml, to_toml  # noqa: PLC0415
+    from nodeagent.config.validation import convert as validated  # noqa: PLC0415
 
     values = {key: _parsed(each.value) for key, each in config.settings.items()}
     if sources:
         sys.stdout.write(sourced_toml({key: (values[key], each.source) for key, each in config.settings.items()}))
         return
-    model = Config.model_validate(_nested(values))
+    model = validated(Config, _nested(values))
     if form in ("table", "toml"):
         sys.stdout.write(to_toml(model, commented=False))
     else:
-        sys.stdout.write(encode(model.model_dump(mode="json"), form))
+        sys.stdout.write(encode(to_builtins(model), form))
 
 
 def _parsed(value: str) -> object:
@@ -156,7 +157,7 @@ def import_kubelet(
         UsageError: ``out`` exists, or cannot be written.
         ConfigError: the file has no KubeletConfiguration or several; or this node has no kubelet configuration.
     """
-    from nodeagent.config.in_force import dry_run_to_keep  # noqa: PLC0415
+    from nodeagent.config.kubelet_import import dry_run_to_keep  # noqa: PLC0415
     from nodeagent.config.kubelet_import import import_kubelet as convert  # noqa: PLC0415
     from nodeagent.config.kubelet_report import import_report  # noqa: PLC0415
 

@@ -7,10 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
-from pydantic import ValidationError
 
 from nodeagent import __version__
 from nodeagent.config.kubernetes_models import KubernetesSection, kubernetes_settings
+from nodeagent.config.validation import InvalidDocumentError, convert
 from nodeagent.errors import UsageError
 from nodeagent.plan.kubernetes.rules import SETTINGS, role_documents, rules_for
 from nodeagent.plan.kubernetes.workloads import (
@@ -88,10 +88,9 @@ def print_static_pod(workload: Workload) -> None:
 
 def _check(workload: Workload) -> None:
     try:
-        section = KubernetesSection.model_validate(workload.kubernetes and {**workload.kubernetes, **IN_CLUSTER})
-    except ValidationError as error:
-        (first, *_) = error.errors()
-        raise UsageError(f"{first['msg'].removeprefix('Value error, ')}; see --api") from error
+        section = convert(KubernetesSection, workload.kubernetes and {**workload.kubernetes, **IN_CLUSTER})
+    except InvalidDocumentError as error:
+        raise UsageError(f"{error.faults[0].cause}; see --api") from error
     in_force = kubernetes_settings(section)
     for name in workload.kubernetes:
         if not getattr(in_force, name):  # would grant permissions that are not used

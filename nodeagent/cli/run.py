@@ -43,7 +43,7 @@ def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run
             systemd's file descriptor store is released, so that the lock delays no shutdown.
     """
     from nodeagent.config.file_trust import absolute_path  # noqa: PLC0415 - not needed by the bare daemon
-    from nodeagent.config.handoff import checked  # noqa: PLC0415
+    from nodeagent.config.loading import checked  # noqa: PLC0415
     from nodeagent.config.settings import Origin  # noqa: PLC0415
     from nodeagent.errors import ConfigError  # noqa: PLC0415
     from nodeagent.host.processes import become_python  # noqa: PLC0415

@@ -23,13 +23,7 @@ def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Sett
         ConfigError: the configuration is invalid; the message has one line per fault with file, key, value and allowed
             form.
     """
-    if not overrides:
-        from nodeagent.config.plain import read_settings  # noqa: PLC0415 - the daemon uses a child process instead
-
-        plain = read_settings(path)
-        if plain is not None:
-            return plain
-    from nodeagent.config.loading import load  # noqa: PLC0415 - imports pydantic
+    from nodeagent.config.loading import load  # noqa: PLC0415 - not needed if the daemon responds
     from nodeagent.config.policies import settings  # noqa: PLC0415
 
     options = None

@@ -1,12 +1,10 @@
-"""Write the configuration reference into a document and the table of plain settings, or compare both."""
+"""Write the configuration reference into a document, or compare them."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from nodeagent.config.plain import TABLE
-from nodeagent.config.plain_table import rendered
 from nodeagent.config.toml_writer import embed_reference
 
 
@@ -14,18 +12,14 @@ def main(arguments: list[str]) -> int:
     """Run ``embed [--check] FILE``; return the exit code: 1 for a checked file that is out of date."""
     *options, name = arguments
     document = Path(name)
-    updated = {
-        document: embed_reference(document.read_text(encoding="utf-8")),
-        Path(TABLE): rendered(),
-    }
+    before = document.read_text(encoding="utf-8")
+    after = embed_reference(before)
     if options != ["--check"]:
-        for path, text in updated.items():
-            path.write_text(text, encoding="utf-8")
-        return 0
-    old = [path for path, text in updated.items() if path.read_text(encoding="utf-8") != text]
-    for path in old:
-        sys.stderr.write(f"{path}: out of date; run `make docs`\n")
-    return int(bool(old))
+        document.write_text(after, encoding="utf-8")
+    elif before != after:
+        sys.stderr.write(f"{document}: out of date; run `make docs`\n")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
-
-from nodeagent.config.fields import Count, Duration, OptionalPath, Percent, Period, Section, Switch
+from nodeagent.config import value_forms as forms
+from nodeagent.config.fields import Check, Count, Duration, OptionalPath, Percent, Period, Section, Switch, about, form
 from nodeagent.errors import ConfigError
 from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.plan.eviction.grammar import parse_thresholds
@@ -24,127 +23,137 @@ THRESHOLDS_FORM: Final = (
 class EvictionSection(Section):
     """Pod eviction under node pressure."""
 
-    enabled: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="Whether the daemon evicts pods. auto: on a node without a kubelet. Beside a kubelet eviction is "
-        "disabled even if on, since the kubelet evicts pods itself and restarts pods evicted through the runtime; "
-        "kubernetes.evict_pods evicts through the API server.",
-    )
-    hard: str = Field(
-        _DEFAULT_HARD,
-        json_schema_extra={"form": THRESHOLDS_FORM},
-        description="Hard eviction thresholds (no grace period). Signals: those of the kubelet, memory.psi.some, "
-        "memory.psi.full, io.psi.some, io.psi.full (percent of time stalled over ten seconds) and swap.free. io.psi.* "
-        "are displayed and evict no pod.",
-    )
-    soft: str = Field(
-        "",
-        json_schema_extra={"form": THRESHOLDS_FORM},
-        description="Soft eviction thresholds. Each must be met for its grace period before a pod is evicted.",
-    )
-    soft_grace_period: str = Field(
-        "",
-        json_schema_extra={"form": 'list of SIGNAL=DURATION, such as "memory.available=1m30s"'},
-        description="Grace period of each soft threshold.",
-    )
-    minimum_reclaim: str = Field(
-        "",
-        json_schema_extra={"form": 'list of SIGNAL=AMOUNT, such as "imagefs.available=2Gi"'},
-        description="Minimum amount to reclaim beyond a threshold once it is met.",
-    )
-    pressure_transition_period: Duration = Field(
-        "5m",
-        description="Time from the last observed pressure to the end of the node condition, such as MemoryPressure.",
-    )
-    max_pod_grace_period: Duration = Field(
-        "0s", description="Maximum termination grace period of pods evicted by a soft threshold. 0: no limit."
-    )
-    hard_grace_period: Duration = Field(
-        "0s",
-        description="Termination grace period of pods evicted by a hard threshold. 0: immediate kill; the kubelet "
-        "uses 1s since 1.30.",
-    )
-    protected_namespaces: tuple[str, ...] = Field(
-        ("kube-system",),
-        json_schema_extra={"form": "list of namespaces"},
-        description="Namespaces whose pods are never evicted.",
-    )
-    annotation_namespaces: tuple[str, ...] = Field(
-        (),
-        json_schema_extra={"form": "list of namespaces"},
-        description="Namespaces in which, without a kubelet, annotations of a pod set its priority "
-        "(nodeagent.dev/priority) or mark it as static or mirror pod. The author of a pod controls its annotations.",
-    )
-    local_storage_isolation: Switch = Field(
-        True,
-        description="Whether pods above their own ephemeral storage limits are evicted without node pressure. Limits "
-        "are known only from the API server, the kubelet or static pod manifests.",
-    )
-    evict_unmeasured: Switch = Field(
-        False,
-        description="Whether pods with unreadable usage can be evicted. The kubelet evicts such pods first.",
-    )
-    minimum_effect_percent: Percent = Field(
-        10,
-        description="Share of the shortage that the eviction of a pod must free. A pod that frees less is evicted only "
-        "if the growth of its usage causes the shortage.",
-    )
-    always_evict: Switch = Field(
-        False,
-        description="Whether pods are evicted in the kubelet's order even if their eviction cannot end the shortage.",
-    )
-    max_evictions_per_window: Count = Field(
-        10,
-        description="Maximum number of evictions for node pressure per window. 0: no limit. Above the limit, evictions "
-        "for a hard threshold on memory continue, one per 10 seconds.",
-    )
-    max_limit_evictions_per_window: Count = Field(
-        10,
-        description="Maximum number of evictions of pods above their own storage limits per window. 0: no limit.",
-    )
-    eviction_window: Period = Field("10m", description="Length of the window of both limits.")
-    interval: Period = Field(
-        "10s",
-        description="Poll interval of the signals without pressure. Near a threshold the interval is shorter: down to "
-        "200ms, or 50ms while a signal falls to its threshold.",
-    )
-    memory_signal_source: Literal["working-set", "mem-available"] = Field(
-        "working-set",
-        description="Source of memory.available. working-set: the kubelet's formula, which counts active page cache "
-        "as used; mem-available: the kernel's estimate (MemAvailable), with the shrinkable ZFS cache.",
-    )
-    kernel_memory_estimate: Switch = Field(
-        True,
-        description="Whether memory.available is decided from the kubelet's formula, MemAvailable and the parts of the "
-        "memory that explain their difference. false: the formula alone, which counts kernel memory and huge pages as "
-        "available, and active page cache as used.",
-    )
-    reclaim: Switch = Field(
-        True,
-        description="Whether active page cache of pods is reclaimed before an eviction for memory.available, if the "
-        "kernel reports no shortage (MemAvailable). Requires the drop-in page-cache.conf of the unit.",
-    )
-    memory_stall: Duration = Field(
-        "100ms", description="Memory stall time (PSI) within stall_window that wakes the eviction loop. 0 disables."
-    )
-    io_stall: Duration = Field(
-        "0s", description="I/O stall time (PSI) within stall_window that wakes the eviction loop. 0 disables."
-    )
-    stall_window: Duration = Field("1s", description="PSI window of memory_stall and io_stall, 500ms to 10s.")
-    verify_timeout: Period = Field(
-        "10s",
-        description="Timeout for the end of an evicted pod's processes after the runtime reports the pod as stopped.",
-    )
+    enabled: Annotated[
+        Literal["auto", "on", "off"],
+        about(
+            "Whether the daemon evicts pods. auto: on a node without a kubelet. Beside a kubelet eviction is "
+            "disabled even if on, since the kubelet evicts pods itself and restarts pods evicted through the "
+            "runtime; kubernetes.evict_pods evicts through the API server."
+        ),
+    ] = "auto"
+    hard: Annotated[
+        str,
+        form(THRESHOLDS_FORM),
+        about(
+            "Hard eviction thresholds (no grace period). Signals: those of the kubelet, memory.psi.some, "
+            "memory.psi.full, io.psi.some, io.psi.full (percent of time stalled over ten seconds) and swap.free. "
+            "io.psi.* are displayed and evict no pod."
+        ),
+    ] = _DEFAULT_HARD
+    soft: Annotated[
+        str,
+        form(THRESHOLDS_FORM),
+        about("Soft eviction thresholds. Each must be met for its grace period before a pod is evicted."),
+    ] = ""
+    soft_grace_period: Annotated[
+        str,
+        form('list of SIGNAL=DURATION, such as "memory.available=1m30s"'),
+        about("Grace period of each soft threshold."),
+    ] = ""
+    minimum_reclaim: Annotated[
+        str,
+        form('list of SIGNAL=AMOUNT, such as "imagefs.available=2Gi"'),
+        about("Minimum amount to reclaim beyond a threshold once it is met."),
+    ] = ""
+    pressure_transition_period: Annotated[
+        Duration,
+        about("Time from the last observed pressure to the end of the node condition, such as MemoryPressure."),
+    ] = "5m"
+    max_pod_grace_period: Annotated[
+        Duration, about("Maximum termination grace period of pods evicted by a soft threshold. 0: no limit.")
+    ] = "0s"
+    hard_grace_period: Annotated[
+        Duration,
+        about(
+            "Termination grace period of pods evicted by a hard threshold. 0: immediate kill; the kubelet uses 1s "
+            "since 1.30."
+        ),
+    ] = "0s"
+    protected_namespaces: Annotated[
+        tuple[str, ...], form("list of namespaces"), about("Namespaces whose pods are never evicted.")
+    ] = ("kube-system",)
+    annotation_namespaces: Annotated[
+        tuple[str, ...],
+        form("list of namespaces"),
+        about(
+            "Namespaces in which, without a kubelet, annotations of a pod set its priority (nodeagent.dev/priority) "
+            "or mark it as static or mirror pod. The author of a pod controls its annotations."
+        ),
+    ] = ()
+    local_storage_isolation: Annotated[
+        Switch,
+        about(
+            "Whether pods above their own ephemeral storage limits are evicted without node pressure. Limits are "
+            "known only from the API server, the kubelet or static pod manifests."
+        ),
+    ] = True
+    evict_unmeasured: Annotated[
+        Switch, about("Whether pods with unreadable usage can be evicted. The kubelet evicts such pods first.")
+    ] = False
+    minimum_effect_percent: Annotated[
+        Percent,
+        about(
+            "Share of the shortage that the eviction of a pod must free. A pod that frees less is evicted only if "
+            "the growth of its usage causes the shortage."
+        ),
+    ] = 10
+    always_evict: Annotated[
+        Switch, about("Whether pods are evicted in the kubelet's order even if their eviction cannot end the shortage.")
+    ] = False
+    max_evictions_per_window: Annotated[
+        Count,
+        about(
+            "Maximum number of evictions for node pressure per window. 0: no limit. Above the limit, evictions for "
+            "a hard threshold on memory continue, one per 10 seconds."
+        ),
+    ] = 10
+    max_limit_evictions_per_window: Annotated[
+        Count, about("Maximum number of evictions of pods above their own storage limits per window. 0: no limit.")
+    ] = 10
+    eviction_window: Annotated[Period, about("Length of the window of both limits.")] = "10m"
+    interval: Annotated[
+        Period,
+        about(
+            "Poll interval of the signals without pressure. Near a threshold the interval is shorter: down to "
+            "200ms, or 50ms while a signal falls to its threshold."
+        ),
+    ] = "10s"
+    memory_signal_source: Annotated[
+        Literal["working-set", "mem-available"],
+        about(
+            "Source of memory.available. working-set: the kubelet's formula, which counts active page cache as "
+            "used; mem-available: the kernel's estimate (MemAvailable), with the shrinkable ZFS cache."
+        ),
+    ] = "working-set"
+    kernel_memory_estimate: Annotated[
+        Switch,
+        about(
+            "Whether memory.available is decided from the kubelet's formula, MemAvailable and the parts of the "
+            "memory that explain their difference. false: the formula alone, which counts kernel memory and huge "
+            "pages as available, and active page cache as used."
+        ),
+    ] = True
+    reclaim: Annotated[
+        Switch,
+        about(
+            "Whether active page cache of pods is reclaimed before an eviction for memory.available, if the kernel "
+            "reports no shortage (MemAvailable). Requires the drop-in page-cache.conf of the unit."
+        ),
+    ] = True
+    memory_stall: Annotated[
+        Duration, about("Memory stall time (PSI) within stall_window that wakes the eviction loop. 0 disables.")
+    ] = "100ms"
+    io_stall: Annotated[
+        Duration, about("I/O stall time (PSI) within stall_window that wakes the eviction loop. 0 disables.")
+    ] = "0s"
+    stall_window: Annotated[
+        Duration, Check(forms.stall_window), about("PSI window of memory_stall and io_stall, 500ms to 10s.")
+    ] = "1s"
+    verify_timeout: Annotated[
+        Period, about("Timeout for the end of an evicted pod's processes after the runtime reports the pod as stopped.")
+    ] = "10s"
 
-    @field_validator("stall_window")
-    @classmethod
-    def _psi_window(cls, text: str) -> str:
-        if not 0.5 <= parse_duration_s(text) <= 10:
-            raise ValueError("must be from 500ms to 10s (kernel limit)")
-        return text
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         parse_thresholds(
             hard=self.hard,
             soft=self.soft,
@@ -154,54 +163,52 @@ class EvictionSection(Section):
         for key in ("memory_stall", "io_stall"):
             if parse_duration_s(getattr(self, key)) > parse_duration_s(self.stall_window):
                 raise ValueError(f"{key} = {getattr(self, key)!r}: must not be longer than stall_window")
-        return self
 
 
 class KubeletSection(Section):
     """Sources of pod facts that CRI lacks: priorities, requests, limits and grace periods."""
 
-    url: str = Field(
-        "",
-        json_schema_extra={"form": "https://HOST:10250 or http://HOST:10255"},
-        description="URL of the kubelet API, source of /pods. Empty disables. Priorities are read only over https "
-        "with TLS verification. A server on this node must run as root.",
+    url: Annotated[
+        str,
+        form("https://HOST:10250 or http://HOST:10255"),
+        about(
+            "URL of the kubelet API, source of /pods. Empty disables. Priorities are read only over https with TLS "
+            "verification. A server on this node must run as root."
+        ),
+    ] = ""
+    token_file: Annotated[
+        OptionalPath,
+        about(
+            "File with a bearer token for the kubelet API; rejected with insecure = true, since any server would "
+            "receive the token."
+        ),
+    ] = ""
+    certificate_file: Annotated[
+        OptionalPath, about("File with a client certificate for the kubelet API, PEM, optionally with its key.")
+    ] = ""
+    key_file: Annotated[
+        OptionalPath, about("File with the key of the client certificate. Empty: in certificate_file.")
+    ] = ""
+    ca_file: Annotated[
+        OptionalPath,
+        about("File with the CA certificates for the kubelet API. Empty: the CA certificates of the system."),
+    ] = ""
+    server_name: Annotated[
+        str, form("host name"), about("Server name in the kubelet's certificate. Empty: the host of the URL.")
+    ] = ""
+    insecure: Annotated[Switch, about("Skip TLS verification of the kubelet API.")] = False
+    manifests: Annotated[OptionalPath, about("Directory of static pod manifests. Empty disables.")] = (
+        "/etc/kubernetes/manifests"
     )
-    token_file: OptionalPath = Field(
-        "",
-        description="File with a bearer token for the kubelet API; rejected with insecure = true, since any server "
-        "would receive the token.",
-    )
-    certificate_file: OptionalPath = Field(
-        "", description="File with a client certificate for the kubelet API, PEM, optionally with its key."
-    )
-    key_file: OptionalPath = Field(
-        "", description="File with the key of the client certificate. Empty: in certificate_file."
-    )
-    ca_file: OptionalPath = Field(
-        "", description="File with the CA certificates for the kubelet API. Empty: the CA certificates of the system."
-    )
-    server_name: str = Field(
-        "",
-        json_schema_extra={"form": "host name"},
-        description="Server name in the kubelet's certificate. Empty: the host of the URL.",
-    )
-    insecure: Switch = Field(False, description="Skip TLS verification of the kubelet API.")
-    manifests: OptionalPath = Field(
-        "/etc/kubernetes/manifests", description="Directory of static pod manifests. Empty disables."
-    )
-    node_name: str = Field(
-        "",
-        json_schema_extra={"form": "name"},
-        description="Node name, the suffix of static pod names. Empty: the host name.",
-    )
+    node_name: Annotated[
+        str, form("name"), about("Node name, the suffix of static pod names. Empty: the host name.")
+    ] = ""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         try:
             kubelet_access(self)
         except ConfigError as error:
             raise ValueError(str(error)) from error
-        return self
 
 
 def kubelet_access(section: KubeletSection) -> KubeletAccess | None:

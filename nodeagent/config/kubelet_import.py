@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from pydantic import ValidationError
-
+from nodeagent.config.fields import fields_of
+from nodeagent.config.files import read_document
 from nodeagent.config.kubelet_fields import FieldGroup, explain_field, is_zero
-from nodeagent.config.loading import error_text
+from nodeagent.config.loading import load
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import toml_value
+from nodeagent.config.validation import convert as validated
 from nodeagent.errors import ConfigError
 from nodeagent.parsing import parse_yaml
 from nodeagent.plan.eviction.thresholds import DEFAULT_HARD
 from nodeagent.record import Record
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KIND: Final = "KubeletConfiguration"
 _GROUP: Final = "kubelet.config.k8s.io/"
@@ -24,6 +29,7 @@ _SIGNAL: Final = re.compile(r"[A-Za-z][A-Za-z.]{0,60}")
 _AMOUNT: Final = re.compile(r"[0-9A-Za-z.%+-]{1,40}")
 _LOCAL: Final = ("", "0.0.0.0", "::", "127.0.0.1", "::1", "localhost")  # noqa: S104 - compared, not bound
 _MAX_SHOWN_LENGTH: Final = 80
+_DRY_RUN: Final = "dry_run"
 
 
 class UnconvertedField(Record):
@@ -139,7 +145,7 @@ def import_kubelet(fields: Mapping[str, object]) -> Imported:
             left |= {name: UnconvertedField(name, str(reason), group) for name in given}
             continue
         taken += converted
-    order = {name: position for position, name in enumerate(Config.model_fields)}
+    order = {name: position for position, name in enumerate(each.name for each in fields_of(Config))}
     taken.sort(key=lambda each: order[each.key.partition(".")[0]])
     return Imported(tuple(taken), tuple(left[name] for name in fields if name in left), tuple(_notes(fields)))
 
@@ -167,9 +173,9 @@ def _check(taken: Iterable[ConvertedField]) -> None:
         section, _, name = each.key.partition(".")
         document.setdefault(section, {})[name] = each.value
     try:
-        Config.model_validate(document)
-    except ValidationError as error:
-        raise ValueError("; ".join(dict.fromkeys(error_text(each) for each in error.errors()))) from error
+        validated(Config, document)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def _notes(fields: Mapping[str, object]) -> Iterable[str]:
@@ -184,6 +190,56 @@ def _notes(fields: Mapping[str, object]) -> Iterable[str]:
             "evictionMaxPodGracePeriod is 0: a pod evicted by a soft threshold has its own termination grace period, "
             "as in the kubelet"
         )
+
+
+class KeptDryRun(Record):
+    """A value of ``dry_run`` and its reason, one printable line."""
+
+    value: bool
+    reason: str
+
+
+def dry_run_to_keep(paths: Iterable[Path], environment: Mapping[str, str] = os.environ) -> KeptDryRun:
+    """Return the ``dry_run`` of the existing configuration files among ``paths``; ``True`` in doubt.
+
+    ``False`` requires that every one of these files sets ``dry_run = false`` itself, is valid, and has no drop-in or
+    variable that overrides it. A default does not count: a shell truncates the target of
+    ``nodeagent config import FILE > TARGET`` before this process starts, and an empty file means ``false``.
+    """
+    reason, missing = "", ""
+    for path in dict.fromkeys(paths):
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            missing = missing or f"no configuration file at {path}"
+            continue
+        except OSError:
+            pass  # reported by load()
+        kept = _of_file(path, environment)
+        if kept.value:
+            return kept
+        reason = reason or kept.reason
+    return KeptDryRun(value=False, reason=reason) if reason else KeptDryRun(value=True, reason=_one_line(missing))
+
+
+def _of_file(path: Path, environment: Mapping[str, str]) -> KeptDryRun:
+    try:
+        own = read_document(path).get(_DRY_RUN)
+        loaded = load(path, environment=environment)
+    except ConfigError as error:
+        return KeptDryRun(value=True, reason=_one_line(f"existing configuration is invalid: {error}"))
+    if own is None:
+        return KeptDryRun(value=True, reason=_one_line(f"{path} does not set dry_run"))
+    if own is True:
+        return KeptDryRun(value=True, reason=_one_line(f"{path} sets dry_run = true"))
+    if loaded.config.dry_run:
+        return KeptDryRun(value=True, reason=_one_line(f"{loaded.origins[_DRY_RUN]} sets dry_run = true"))
+    return KeptDryRun(value=False, reason=_one_line(f"{path} sets dry_run = false"))
+
+
+def _one_line(text: str) -> str:
+    """Return the first line of a text with unprintable characters replaced, for use in a TOML comment."""
+    return "".join(each if each.isprintable() else "?" for each in text.partition("\n")[0])
 
 
 Given = Mapping[str, object]

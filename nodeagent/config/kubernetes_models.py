@@ -5,26 +5,21 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, model_validator
-
-from nodeagent.config.fields import Count, Duration, OptionalPath, Section, Switch
+from nodeagent.config import value_forms as forms
+from nodeagent.config.fields import Check, Count, Duration, OptionalPath, Section, Switch, about, form
 from nodeagent.config.kubernetes import KubernetesSettings
 from nodeagent.errors import ConfigError
 from nodeagent.model.api_access import ApiAccess
 from nodeagent.plan.kubernetes.policy import TAINT_EFFECTS, TAINT_KEYS, RegistrationPolicy, Reservation
 from nodeagent.units import parse_bytes, parse_duration_s, parse_quantity
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _RESERVED_FORM: Final = 'list of RESOURCE=QUANTITY, such as "cpu=200m,memory=512Mi,ephemeral-storage=1Gi"'
 _LABELS_FORM: Final = 'list of NAME=VALUE, such as "example.com/pool=edge,zone=a"'
 _TAINTS_FORM: Final = 'list of KEY:EFFECT, such as "nodeagent.dev/image-gc-degraded:NoSchedule"'
 _LABEL_PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_PREFIX: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
-_MAX_PROVIDER_ID: Final = 512
 _MIN_FAILED_S: Final = 60.0
 _MAX_CPU_MILLIS: Final = 10**9
 
@@ -112,127 +107,137 @@ def _cpu_millis(text: str) -> int:
     return millis
 
 
-def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
-    """Return a validator that checks that ``parse`` accepts a text, and returns the text unchanged."""
-
-    def check(text: str) -> str:
-        parse(text)
-        return text
-
-    return AfterValidator(check)
-
-
-def _checked_provider_id(text: str) -> str:
-    if len(text) > _MAX_PROVIDER_ID or not text.isprintable() or (text and "://" not in text):
-        raise ValueError("must be PROVIDER://ID, such as example://machine-7")
-    return text
-
-
 class KubernetesSection(Section):
     """Node object and access to the Kubernetes API server."""
 
-    register_node: Switch = Field(
-        False,
-        description="Whether the daemon registers this node and sends its heartbeats. Refused beside a kubelet, and "
-        "suspended in a dry run. The API server must be allowed in the unit (IPAddressAllow).",
-    )
-    watch_pods: Switch = Field(
-        False,
-        description="Whether the daemon watches the pods of this node at the API server: the best source of priority, "
-        "requests and QoS, and beside a kubelet the only proof that a pod is deleted.",
-    )
-    publish_conditions: Switch = Field(
-        False,
-        description="Whether the daemon adds conditions of its own to the Node object, such as "
-        "nodeagent.dev/ImageGCDegraded. Also beside a kubelet, whose conditions are not changed.",
-    )
+    register_node: Annotated[
+        Switch,
+        about(
+            "Whether the daemon registers this node and sends its heartbeats. Refused beside a kubelet, and "
+            "suspended in a dry run. The API server must be allowed in the unit (IPAddressAllow)."
+        ),
+    ] = False
+    watch_pods: Annotated[
+        Switch,
+        about(
+            "Whether the daemon watches the pods of this node at the API server: the best source of priority, "
+            "requests and QoS, and beside a kubelet the only proof that a pod is deleted."
+        ),
+    ] = False
+    publish_conditions: Annotated[
+        Switch,
+        about(
+            "Whether the daemon adds conditions of its own to the Node object, such as "
+            "nodeagent.dev/ImageGCDegraded. Also beside a kubelet, whose conditions are not changed."
+        ),
+    ] = False
     condition_taints: Annotated[
-        str, _parsed_by(parse_condition_taints), Field(json_schema_extra={"form": _TAINTS_FORM})
-    ] = Field(
-        "",
-        description="Taints that the daemon sets while the condition of the same name is true, and removes otherwise: "
-        "nodeagent.dev/image-gc-degraded, nodeagent.dev/container-gc-degraded; effects: NoSchedule, PreferNoSchedule. "
-        "Requires publish_conditions, and a service account, since a node certificate may not change taints.",
-    )
-    publish_events: Switch = Field(
-        False,
-        description="Whether the daemon creates Events about pods and the node, for evictions, failed passes and "
-        "shutdowns. Events about a registered node are created in any case.",
-    )
-    evict_pods: Switch = Field(
-        False,
-        description="Whether pods are evicted through the API server beside a kubelet, with their disruption budgets "
-        "respected. Requires watch_pods. Without a kubelet pods are evicted through the runtime.",
-    )
-    override_disruption_budgets: Switch = Field(
-        False,
-        description="Whether a pod may be deleted with grace period 0 despite its disruption budget, as the last "
-        "resort at a hard threshold. Requires evict_pods.",
-    )
-    delete_failed_after: Duration = Field(
-        "0s",
-        description="Minimum age, since the last status change, of failed pods of this node that are deleted at the "
-        "API server. Only pods that failed by an eviction or a shutdown and have a controller are deleted. 0 "
-        "disables; otherwise at least 1m.",
-    )
-    kubeconfig: OptionalPath = Field(
-        "",
-        description="kubeconfig with server, CA and credentials of its current context. Mutually exclusive with the "
-        "five settings below. TLS is always verified; plug-ins that run a program are refused.",
-    )
-    server: str = Field(
-        "",
-        json_schema_extra={"form": "https://HOST:PORT"},
-        description="URL of the API server; in a pod https://kubernetes.default.svc.",
-    )
-    ca_file: OptionalPath = Field(
-        "", description="File with the CA certificates of the API server. Empty: the CA certificates of the system."
-    )
-    token_file: OptionalPath = Field(
-        "", description="File with a bearer token, such as that of a service account; read again when it changes."
-    )
-    certificate_file: OptionalPath = Field(
-        "",
-        description="File with a client certificate, PEM, optionally with its key; read again when it changes.",
-    )
-    key_file: OptionalPath = Field(
-        "", description="File with the key of the client certificate. Empty: in certificate_file."
-    )
-    labels: Annotated[str, _parsed_by(parse_labels), Field(json_schema_extra={"form": _LABELS_FORM})] = Field(
-        "", description="Labels of a new Node object; in an adopted object missing labels are added."
-    )
+        str,
+        Check(parse_condition_taints),
+        form(_TAINTS_FORM),
+        about(
+            "Taints that the daemon sets while the condition of the same name is true, and removes otherwise: "
+            "nodeagent.dev/image-gc-degraded, nodeagent.dev/container-gc-degraded; effects: NoSchedule, "
+            "PreferNoSchedule. Requires publish_conditions, and a service account, since a node certificate may not "
+            "change taints."
+        ),
+    ] = ""
+    publish_events: Annotated[
+        Switch,
+        about(
+            "Whether the daemon creates Events about pods and the node, for evictions, failed passes and shutdowns. "
+            "Events about a registered node are created in any case."
+        ),
+    ] = False
+    evict_pods: Annotated[
+        Switch,
+        about(
+            "Whether pods are evicted through the API server beside a kubelet, with their disruption budgets "
+            "respected. Requires watch_pods. Without a kubelet pods are evicted through the runtime."
+        ),
+    ] = False
+    override_disruption_budgets: Annotated[
+        Switch,
+        about(
+            "Whether a pod may be deleted with grace period 0 despite its disruption budget, as the last resort at "
+            "a hard threshold. Requires evict_pods."
+        ),
+    ] = False
+    delete_failed_after: Annotated[
+        Duration,
+        about(
+            "Minimum age, since the last status change, of failed pods of this node that are deleted at the API "
+            "server. Only pods that failed by an eviction or a shutdown and have a controller are deleted. 0 "
+            "disables; otherwise at least 1m."
+        ),
+    ] = "0s"
+    kubeconfig: Annotated[
+        OptionalPath,
+        about(
+            "kubeconfig with server, CA and credentials of its current context. Mutually exclusive with the five "
+            "settings below. TLS is always verified; plug-ins that run a program are refused."
+        ),
+    ] = ""
+    server: Annotated[
+        str, form("https://HOST:PORT"), about("URL of the API server; in a pod https://kubernetes.default.svc.")
+    ] = ""
+    ca_file: Annotated[
+        OptionalPath,
+        about("File with the CA certificates of the API server. Empty: the CA certificates of the system."),
+    ] = ""
+    token_file: Annotated[
+        OptionalPath, about("File with a bearer token, such as that of a service account; read again when it changes.")
+    ] = ""
+    certificate_file: Annotated[
+        OptionalPath, about("File with a client certificate, PEM, optionally with its key; read again when it changes.")
+    ] = ""
+    key_file: Annotated[
+        OptionalPath, about("File with the key of the client certificate. Empty: in certificate_file.")
+    ] = ""
+    labels: Annotated[
+        str,
+        Check(parse_labels),
+        form(_LABELS_FORM),
+        about("Labels of a new Node object; in an adopted object missing labels are added."),
+    ] = ""
     provider_id: Annotated[
-        str, AfterValidator(_checked_provider_id), Field(json_schema_extra={"form": "PROVIDER://ID, or empty"})
-    ] = Field("", description="Id of the machine at its provider (spec.providerID); an existing id is kept.")
-    unschedulable: Switch = Field(
-        True, description="Register the node cordoned, since no kubelet starts the pods that are bound to the node."
-    )
-    no_kubelet_taint: Switch = Field(
-        True,
-        description="Register the node with the taint nodeagent.dev/no-kubelet (NoSchedule and NoExecute).",
-    )
+        str,
+        Check(forms.provider_id),
+        form("PROVIDER://ID, or empty"),
+        about("Id of the machine at its provider (spec.providerID); an existing id is kept."),
+    ] = ""
+    unschedulable: Annotated[
+        Switch, about("Register the node cordoned, since no kubelet starts the pods that are bound to the node.")
+    ] = True
+    no_kubelet_taint: Annotated[
+        Switch, about("Register the node with the taint nodeagent.dev/no-kubelet (NoSchedule and NoExecute).")
+    ] = True
     node_ip: Annotated[
         str,
-        _parsed_by(parse_node_ips),
-        Field(json_schema_extra={"form": "IP addresses, at most one of each family, or empty"}),
-    ] = Field(
-        "",
-        description="IP addresses of the node. Empty: of each family, the first address on the interface of the "
-        "default route.",
-    )
-    reserved: Annotated[str, _parsed_by(parse_reserved), Field(json_schema_extra={"form": _RESERVED_FORM})] = Field(
-        "",
-        description="Resources that pods cannot use, such as systemReserved and kubeReserved of a kubelet. The "
-        "hard eviction thresholds on memory.available and nodefs.available are subtracted as well.",
-    )
-    max_pods: Count = Field(
-        0,
-        description="Pod capacity in the node status. With 0 the scheduler binds no pod to this node, not even a pod "
-        "that tolerates every taint: no kubelet would start the pod.",
-    )
+        Check(parse_node_ips),
+        form("IP addresses, at most one of each family, or empty"),
+        about(
+            "IP addresses of the node. Empty: of each family, the first address on the interface of the default route."
+        ),
+    ] = ""
+    reserved: Annotated[
+        str,
+        Check(parse_reserved),
+        form(_RESERVED_FORM),
+        about(
+            "Resources that pods cannot use, such as systemReserved and kubeReserved of a kubelet. The hard "
+            "eviction thresholds on memory.available and nodefs.available are subtracted as well."
+        ),
+    ] = ""
+    max_pods: Annotated[
+        Count,
+        about(
+            "Pod capacity in the node status. With 0 the scheduler binds no pod to this node, not even a pod that "
+            "tolerates every taint: no kubelet would start the pod."
+        ),
+    ] = 0
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         if self.evict_pods and not self.watch_pods:
             raise ValueError("evict_pods = true requires watch_pods = true: the watch proves which pod is evicted")
         if self.condition_taints and not self.publish_conditions:
@@ -245,7 +250,6 @@ class KubernetesSection(Section):
             api_access(self)
         except ConfigError as error:
             raise ValueError(str(error)) from error
-        return self
 
 
 def api_access(section: KubernetesSection) -> ApiAccess | None:

@@ -9,19 +9,22 @@ import re
 import tomllib
 from typing import TYPE_CHECKING, Final, Literal, get_origin
 
-from pydantic import BaseModel, ValidationError
-
+from nodeagent.config.fields import settings_of, value_of
 from nodeagent.config.files import ENVIRONMENT_PREFIX, FOREIGN_PREFIXES, read_files
 from nodeagent.config.models import Config
+from nodeagent.config.policies import settings
 from nodeagent.config.settings import DEFAULT_SOURCE
+from nodeagent.config.toml_writer import toml_value
+from nodeagent.config.validation import InvalidDocumentError, convert
 from nodeagent.errors import ConfigError
-from nodeagent.record import Record, field
+from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from pydantic_core import ErrorDetails
+    from nodeagent.config.settings import Origin, Settings
+    from nodeagent.config.validation import Fault
 
 _SERVICE_SUFFIX: Final = re.compile(
     r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -84,15 +87,13 @@ def load(
     for key, value in (overrides or {}).items():
         _put(document, key, value)
         origins[key] = _COMMAND_LINE
-    for name in _sections():  # a default section would be validated by its own validator, which takes time to build
-        document.setdefault(name, {})
     try:
-        config = Config.model_validate(document)
-    except ValidationError as error:
+        config = convert(Config, document)
+    except InvalidDocumentError as error:
         given = {
             key: f"{options[key]} {value}" for key, value in (overrides or {}).items() if options and key in options
         }
-        errors += [_error_line(each, source, origins, given, options or {}) for each in error.errors(include_url=False)]
+        errors += [_error_line(each, source, origins, given, options or {}) for each in error.faults]
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
     return Loaded(config, source, dropins, origins)
@@ -100,31 +101,28 @@ def load(
 
 def effective(loaded: Loaded) -> dict[str, tuple[object, str]]:
     """Return the value and the source of every setting, by dotted key."""
-    values: dict[str, tuple[object, str]] = {}
-    for name in Config.model_fields:
-        value = getattr(loaded.config, name)
-        if isinstance(value, BaseModel):
-            for inner in type(value).model_fields:
-                key = f"{name}.{inner}"
-                values[key] = getattr(value, inner), _origin(key, loaded.origins) or DEFAULT_SOURCE
-        else:
-            values[name] = value, _origin(name, loaded.origins) or DEFAULT_SOURCE
-    return values
+    return {
+        each.key: (value_of(loaded.config, each), _origin(each.key, loaded.origins) or DEFAULT_SOURCE)
+        for each in settings_of(Config)
+    }
 
 
-def _sections() -> dict[str, type[BaseModel]]:
-    """Return the model of each section of the configuration, by name."""
-    kinds = {name: setting.annotation for name, setting in Config.model_fields.items()}
-    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+def checked(origin: Origin) -> Settings:
+    """Load the configuration of an origin and return its settings.
 
-
-def _variables() -> dict[str, str]:
-    """Return the dotted key of each environment variable, by variable name without the prefix."""
-    sections = _sections()
-    keys = {name.upper(): name for name in Config.model_fields if name not in sections}
-    for name, section in sections.items():
-        keys |= {f"{name}__{key}".upper(): f"{name}.{key}" for key in section.model_fields}
-    return keys
+    Raises:
+        ConfigError: the configuration is invalid; one line per error.
+    """
+    loaded = load(origin.path, dict(origin.overrides))
+    own = settings(loaded.config)
+    found = effective(loaded)
+    return replace(
+        own,
+        dry_run=own.dry_run or origin.dry_run,
+        origin=origin,
+        values=tuple((key, toml_value(value)) for key, (value, _) in found.items()),
+        sources=tuple((key, source) for key, (_, source) in found.items() if source != DEFAULT_SOURCE),
+    )
 
 
 def _key_of_variable(name: str) -> str:
@@ -133,7 +131,7 @@ def _key_of_variable(name: str) -> str:
     Raises:
         ValueError: no setting has this variable.
     """
-    known = _variables()
+    known = {each.key.replace(".", "__").upper(): each.key for each in settings_of(Config)}
     suffix = name.removeprefix(ENVIRONMENT_PREFIX)
     if suffix in known:
         return known[suffix]
@@ -149,13 +147,7 @@ def _key_of_variable(name: str) -> str:
 
 def _typed(key: str, text: str) -> object:
     """Return the text of a variable parsed as TOML, or unchanged for a text setting; the model validates the value."""
-    model: type[BaseModel] = Config
-    *sections, last = key.split(".")
-    for section in sections:
-        inner = model.model_fields[section].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            model = inner
-    kind = model.model_fields[last].annotation
+    kind = next(each.kind for each in settings_of(Config) if each.key == key)
     if kind is str or get_origin(kind) is Literal:
         return text
     try:
@@ -186,22 +178,19 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
 
 
 def _error_line(
-    error: ErrorDetails,
+    fault: Fault,
     source: Path | None,
     origins: Mapping[str, str],
     given: Mapping[str, str],
     options: Mapping[str, str],
 ) -> str:
     """Return an error on one line; ``given`` are the options of the command line with their values, by dotted key."""
-    location = error["loc"]
-    key = ".".join(_key(part) for part in location)
+    key = ".".join(map(_key, fault.location))
     where = _origin(key, origins) or (str(source) if source is not None else "defaults")
-    if error["type"] == "extra_forbidden":
-        return f"{where}: {key} = {_value(error['input'])}: unknown key{_nearest(location)}"
-    cause = error_text(error)
-    if not location or isinstance(error["input"], dict | BaseModel):
+    cause = fault.cause
+    if not key or (isinstance(fault.value, dict) and not fault.unknown):
         return f"{where}: {key or 'configuration'}: {cause}"
-    setting = f"{key} = {_value(error['input'])}"
+    setting = f"{key} = {_value(fault.value)}"
     other = next((each for each in options if _sibling(key, each) and f"{each.rpartition('.')[2]} = " in cause), "")
     if key in given:
         add = f" ({given[other]})" if other in given else f"; or add {options[other]}" if other else ""
@@ -222,43 +211,9 @@ def _key(part: int | str) -> str:
     return text if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", text) else _value(text)
 
 
-def error_text(error: ErrorDetails) -> str:
-    """Return the cause of a validation error and the allowed form."""
-    kind, context = error["type"], error.get("ctx", {})
-    if kind == "value_error":
-        return str(context.get("error", error["msg"]))
-    if kind == "literal_error":
-        return f"must be {context.get('expected')}"
-    bounds = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
-    if kind in bounds:
-        word, name = bounds[kind]
-        return f"must be {word} {context.get(name)}"
-    forms = {
-        "int_type": "must be a whole number",
-        "bool_type": "must be true or false",
-        "string_type": "must be a quoted string",
-        "tuple_type": "must be a list",
-        "model_type": "must be a table of settings",
-    }
-    return forms.get(kind, error["msg"])
-
-
 def _value(value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except ValueError:
         text = str(value)
     return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."
-
-
-def _nearest(location: Sequence[int | str]) -> str:
-    """Return a hint with the most similar key, or with all keys of the section; empty outside a section."""
-    model: type[BaseModel] = Config
-    for part in location[:-1]:
-        field = model.model_fields.get(str(part))
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
-            return ""
-        model = field.annotation
-    known = list(model.model_fields)
-    near = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; allowed keys: {', '.join(known)}"

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings, StallSettings
+from nodeagent.config.eviction_models import kubelet_access
+from nodeagent.config.kubernetes_models import kubernetes_settings
 from nodeagent.config.metrics import MetricsSettings, parse_listen, tls_files
 from nodeagent.config.settings import Settings
 from nodeagent.config.shutdown import ShutdownSettings
+from nodeagent.config.shutdown_models import shutdown_phases
 from nodeagent.model import Role
 from nodeagent.model.pressure import MemorySource
 from nodeagent.plan.eviction.grammar import parse_thresholds
@@ -17,23 +20,16 @@ from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
-from nodeagent.plan.shutdown.phases import two_bands
 from nodeagent.record import replace
 from nodeagent.units import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
-    from nodeagent.config.kubernetes import KubernetesSettings
     from nodeagent.config.models import Config, MetricsSection
-    from nodeagent.config.shutdown_models import ShutdownSection
-    from nodeagent.plan.shutdown.phases import Phase
 
 
-def settings(config: Config, *, kubernetes: KubernetesSettings | None = None) -> Settings:
-    """Return the settings for a validated configuration; ``kubernetes`` replaces its section ``[kubernetes]``."""
-    if kubernetes is None:
-        from nodeagent.config.kubernetes_models import kubernetes_settings  # noqa: PLC0415 - imports pydantic
-
-        kubernetes = kubernetes_settings(config.kubernetes)
+def settings(config: Config) -> Settings:
+    """Return the settings for a validated configuration."""
+    kubernetes = kubernetes_settings(config.kubernetes)
     runtime, images, containers = config.runtime, config.image_gc, config.container_gc
     return Settings(
         role=None if config.role == "auto" else Role(config.role),
@@ -84,15 +80,7 @@ def metrics_settings(section: MetricsSection) -> MetricsSettings:
 def shutdown(config: Config) -> ShutdownSettings:
     """Return the settings of graceful shutdown."""
     enabled = {"auto": None, "on": True, "off": False}[config.shutdown.enabled]
-    return ShutdownSettings(enabled, _phases(config.shutdown), config.shutdown.restart_logind)
-
-
-def _phases(section: ShutdownSection) -> tuple[Phase, ...]:
-    if section.phases or section.by_priority:
-        from nodeagent.config.shutdown_models import shutdown_phases  # noqa: PLC0415 - imports pydantic
-
-        return shutdown_phases(section)
-    return two_bands(parse_duration_s(section.grace_period), parse_duration_s(section.grace_period_critical))
+    return ShutdownSettings(enabled, shutdown_phases(config.shutdown), config.shutdown.restart_logind)
 
 
 def eviction(config: Config) -> EvictionSettings:
@@ -138,12 +126,7 @@ def kubelet(config: Config) -> KubeletSettings:
     """Return the settings of the sources of pod facts beyond CRI."""
     section = config.kubelet
     manifests = Path(section.manifests) if section.manifests else None
-    access = None
-    if section.url:
-        from nodeagent.config.eviction_models import kubelet_access  # noqa: PLC0415 - imports pydantic
-
-        access = kubelet_access(section)
-    return KubeletSettings(access, manifests, section.node_name)
+    return KubeletSettings(kubelet_access(section), manifests, section.node_name)
 
 
 def policies(config: Config) -> GCPolicy:

@@ -1,4 +1,4 @@
-"""Validated configuration in the form used by the agent: seconds, bytes, paths and policies, without pydantic."""
+"""Validated configuration in the form used by the agent: seconds, bytes, paths and policies."""
 
 from __future__ import annotations
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
+from msgspec import structs
 
+from nodeagent.config import fields
 from nodeagent.config.models import Config
 from nodeagent.record import Record
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from pydantic.fields import FieldInfo
 
 _BEGIN = "<!-- config reference: begin -->"
 _END = "<!-- config reference: end -->"
@@ -25,20 +24,12 @@ _END = "<!-- config reference: end -->"
 def to_toml(config: Config, *, commented: bool) -> str:
     """Return a configuration as TOML; ``commented`` adds descriptions and comments out the defaults."""
     lines: list[str] = []
-    default = Config()
-    for name, field in Config.model_fields.items():
-        value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            continue
-        lines += _setting(name, field, value, getattr(default, name), commented=commented)
-    for name in Config.model_fields:
-        section = getattr(config, name)
-        if not isinstance(section, BaseModel):
-            continue
-        lines += ["", f"[{name}]"]
-        for key, field in type(section).model_fields.items():
-            before = getattr(getattr(default, name), key)
-            lines += _setting(key, field, getattr(section, key), before, commented=commented)
+    section = ""
+    for each in fields.settings_of(Config):
+        if each.section != section:
+            section = each.section
+            lines += ["", f"[{section}]"]
+        lines += _setting(each, fields.value_of(config, each), commented=commented)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -59,20 +50,20 @@ def _one_line(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
-def _setting(name: str, field: FieldInfo, value: object, default: object, *, commented: bool) -> list[str]:
-    line = f"{name} = {toml_value(value)}"
+def _setting(setting: fields.Setting, value: object, *, commented: bool) -> list[str]:
+    line = f"{setting.name} = {toml_value(value)}"
     if not commented:
         return [line]
-    text = textwrap.wrap(f"{field.description} Form: {_form(field)}.", 110)
-    return ["", *(f"# {each}" for each in text), f"#{line}" if value == default else line]
+    text = textwrap.wrap(f"{setting.description} Form: {setting.form}.", 110)
+    return ["", *(f"# {each}" for each in text), f"#{line}" if value == setting.default else line]
 
 
 def toml_value(value: object) -> str:
     """Return the value of a setting as TOML."""
     if isinstance(value, tuple | list):
         return "[" + ", ".join(toml_value(each) for each in value) + "]"
-    if isinstance(value, BaseModel):
-        value = {name: each for name in type(value).model_fields if (each := getattr(value, name)) is not None}
+    if isinstance(value, fields.Section):
+        value = {name: each for name, each in structs.asdict(value).items() if each is not None}
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, bool | int | float):
@@ -83,22 +74,6 @@ def toml_value(value: object) -> str:
 def _toml_key(key: object) -> str:
     text = str(key)
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else toml_value(text)
-
-
-def _form(field: FieldInfo) -> str:
-    if get_origin(field.annotation) is Literal:
-        return " or ".join(json.dumps(each) for each in get_args(field.annotation))
-    extra = field.json_schema_extra
-    if isinstance(extra, dict) and "form" in extra:
-        return str(extra["form"])
-    return "text"
-
-
-def _fields() -> Iterator[tuple[str, type[BaseModel]]]:
-    yield "", Config
-    for name, field in Config.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield name, field.annotation
 
 
 class Setting(Record):
@@ -113,12 +88,8 @@ class Setting(Record):
 
 def settings_of(config: Config) -> Iterator[Setting]:
     """Yield the documentation of every setting, in the order of the configuration reference."""
-    for section, model in _fields():
-        table = getattr(config, section) if section else config
-        for name, field in model.model_fields.items():
-            value = getattr(table, name)
-            if not isinstance(value, BaseModel):
-                yield Setting(section, name, _form(field), toml_value(value), field.description or "")
+    for each in fields.settings_of(Config):
+        yield Setting(each.section, each.name, each.form, toml_value(fields.value_of(config, each)), each.description)
 
 
 def reference() -> str:

@@ -1,11 +1,9 @@
-"""Validators of single values: each returns the value as stored, and raises ``ValueError`` for an invalid value."""
+"""Rules of values: each raises ``ValueError`` for an invalid value, those of any type return the value as stored."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from nodeagent.config.metrics import parse_listen, parse_textfile
-from nodeagent.plan.gc.image_protection import parse_rule
 from nodeagent.plan.gc.linear_expression import glob_search
 from nodeagent.text import encodable
 from nodeagent.units import DURATION_FORM, QUANTITY_FORM, parse_bytes, parse_duration_s
@@ -13,6 +11,7 @@ from nodeagent.units import DURATION_FORM, QUANTITY_FORM, parse_bytes, parse_dur
 _MAX_TEXT_LENGTH: Final = 64
 _MAX_DURATION_S: Final = 100 * 365 * 86_400.0
 _MAX_SIZE_BYTES: Final = 2**63 - 1
+_MAX_PROVIDER_ID: Final = 512
 _MAX_SOCKET_PATH_BYTES: Final = 107
 """Maximum length of a socket path, without the final zero byte. Source: unix(7), ``sun_path``."""
 
@@ -22,7 +21,7 @@ def duration(value: object) -> object:
     if value == 0 and not isinstance(value, bool):
         return "0s"
     if not isinstance(value, str):
-        raise ValueError(f"a duration needs a unit: write {DURATION_FORM}")  # noqa: TRY004 - pydantic reports only ValueError
+        raise ValueError(f"a duration needs a unit: write {DURATION_FORM}")  # noqa: TRY004 - faults of values are ValueError
     if len(value) > _MAX_TEXT_LENGTH or parse_duration_s(value) > _MAX_DURATION_S:
         raise ValueError("longer than 100 years")
     return value.strip()
@@ -39,73 +38,65 @@ def period(value: object) -> object:
 def size(value: object) -> object:
     """Return a valid size as text; a plain number is a number of bytes."""
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"not a size: write {QUANTITY_FORM}")  # noqa: TRY004 - pydantic reports only ValueError
+        raise ValueError(f"not a size: write {QUANTITY_FORM}")  # noqa: TRY004 - faults of values are ValueError
     text = str(value)
     if len(text) > _MAX_TEXT_LENGTH or parse_bytes(text) > _MAX_SIZE_BYTES:
         raise ValueError("larger than 8Ei")
     return text.strip()
 
 
-def absolute(value: str) -> str:
-    """Check that a path is absolute, and return it."""
+def absolute(value: str) -> None:
+    """Check that a path is absolute."""
     if not value.startswith("/") or "\0" in value:
         raise ValueError("must be an absolute path, such as /var/log/pods")
-    return value
 
 
-def absolute_or_empty(value: str) -> str:
-    """Check that a path is absolute or empty, and return it."""
-    return absolute(value) if value else value
+def absolute_or_empty(value: str) -> None:
+    """Check that a path is absolute or empty."""
+    if value:
+        absolute(value)
 
 
-def socket_path(value: str) -> str:
-    """Check that a path is short enough for the address of a unix socket, and return it."""
+def socket_path(value: str) -> None:
+    """Check that a path is short enough for the address of a unix socket."""
     if len(value.encode()) > _MAX_SOCKET_PATH_BYTES:
         raise ValueError(f"longer than the maximum of a socket path ({_MAX_SOCKET_PATH_BYTES} bytes)")
-    return value
 
 
-def endpoint(value: str) -> str:
-    """Check that a runtime endpoint is a unix socket or empty, and return it."""
+def endpoint(value: str) -> None:
+    """Check that a runtime endpoint is a unix socket or empty."""
     if encodable(value) != value:
         raise ValueError("not UTF-8 text")
     if value and not value.removeprefix("unix://").startswith("/"):
         raise ValueError("must be a unix socket, such as unix:///run/containerd/containerd.sock, or empty to detect it")
-    return value
 
 
-def listen(value: str) -> str:
-    """Check the listen address of the metrics endpoint, and return it."""
-    parse_listen(value)
-    return value
-
-
-def textfile(value: str) -> str:
-    """Check that the path of the metrics file is valid or empty, and return it."""
-    return parse_textfile(value)
-
-
-def rule(value: str) -> str:
-    """Check an image protection rule, and return it."""
-    parse_rule(value)
-    return value
-
-
-def registry(value: str) -> str:
-    """Check that a registry has the form ``HOST`` or ``HOST:PORT``, and return it."""
+def registry(value: str) -> None:
+    """Check that a registry has the form ``HOST`` or ``HOST:PORT``."""
     if not value or not value.isprintable() or any(each in value for each in "/@ "):
         raise ValueError(f"{value!r} is not a registry: write HOST or HOST:PORT, without scheme and path")
     glob_search(value)
-    return value
 
 
-def check_thresholds(low_percent: int, high_percent: int) -> None:
+def below_high_threshold(low_percent: int, high_percent: int) -> None:
     """Check that the low threshold of image GC is below the high threshold."""
     if low_percent >= high_percent:
         raise ValueError(f"must be below high_threshold_percent = {high_percent}")
 
 
-def check_unused_age(unused: str, minimum: str) -> None:
+def beyond_minimum_age(unused: str, minimum: str) -> None:
     """Check that the maximum unused age of images is longer than their minimum age, or 0."""
     if 0 < parse_duration_s(unused) <= parse_duration_s(minimum):
         raise ValueError(f"must be longer than minimum_age = {minimum}, or 0")
+
+
+def stall_window(value: str) -> None:
+    """Check that a PSI window is within the limits of the kernel."""
+    if not 0.5 <= parse_duration_s(value) <= 10:
+        raise ValueError("must be from 500ms to 10s (kernel limit)")
+
+
+def provider_id(value: str) -> None:
+    """Check the id of a machine at its provider."""
+    if len(value) > _MAX_PROVIDER_ID or not value.isprintable() or (value and "://" not in value):
+        raise ValueError("must be PROVIDER://ID, such as example://machine-7")

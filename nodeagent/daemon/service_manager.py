@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import pickle  # pickles are exchanged only with the child process of read_again
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.config.loading import checked
 from nodeagent.daemon.health import status_line
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.reload_effect import Effect, Reloaded
 from nodeagent.daemon.reload_grace import grace_needed_s
 from nodeagent.daemon.reload_preview import log_effect, preview_effect, until_stopped
 from nodeagent.errors import ConfigError
-from nodeagent.host.processes import start_python
+from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from nodeagent.config.settings import Settings
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Preview = Callable[[Settings, Settings, DaemonContext], Awaitable[Effect]]
     """Returns the effect of the first settings when they replace the second settings; see ``preview_effect``."""
 
+_CHECK: Final[GuardedCall[Settings]] = GuardedCall()
 _CHECK_WITHIN_S: Final = 30.0
 MAX_WAIT_S = 3000.0
 
@@ -170,29 +172,15 @@ def _answer(callers: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | Con
 
 
 async def read_again(settings: Settings) -> Settings:
-    """Return the current settings of the configuration sources, validated by a child process.
-
-    The daemon does not import the configuration libraries, which would use a third of its memory.
+    """Return the current settings of the configuration sources; the files are read in a guarded thread.
 
     Raises:
-        ConfigError: the settings are invalid, or the check failed or timed out.
+        ConfigError: the settings are invalid, or a file is not readable in time.
     """
     try:
-        child = await start_python("-m", "nodeagent.config.handoff")
-    except OSError as error:
+        return await _CHECK.run(partial(checked, settings.origin), within_s=_CHECK_WITHIN_S)
+    except HangingCallError as error:
         raise ConfigError(f"cannot check the configuration: {error}") from error
-    try:
-        async with asyncio.timeout(_CHECK_WITHIN_S):
-            output, errors = await child.communicate(pickle.dumps(settings.origin))
-    except TimeoutError as error:
-        child.kill()
-        await child.wait()
-        raise ConfigError(f"cannot check the configuration: timeout after {_CHECK_WITHIN_S:g} s") from error
-    if child.returncode:
-        message = errors.decode(errors="replace").strip()
-        raise ConfigError(message or f"cannot check the configuration: exit status {child.returncode}")
-    settings_now: Settings = pickle.loads(output)  # noqa: S301 - written by this child process
-    return settings_now
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

@@ -16,7 +16,6 @@ import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Mapping
 
 WORKING_DIRECTORY: Final = "/"
@@ -90,24 +89,6 @@ def started_s() -> float:
         return int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return 0.0
-
-
-async def start_python(*arguments: str) -> asyncio.subprocess.Process:
-    """Return a started isolated interpreter with pipes for its standard streams.
-
-    Raises:
-        OSError: the interpreter cannot be started.
-    """
-    import asyncio  # noqa: PLC0415 - the command line does not need asyncio at its start
-
-    return await asyncio.create_subprocess_exec(
-        *python_command(*arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=WORKING_DIRECTORY,
-        env=_without_manager(child_environment()),
-    )
 
 
 def become_python(*arguments: str) -> NoReturn:

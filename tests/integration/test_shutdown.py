@@ -21,6 +21,7 @@ import pytest
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings
+from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
@@ -94,7 +95,8 @@ class Shutdown:
         self._directory = directory
         self._files = ShutdownFiles(directory / "state")
         self._settings = settings(
-            Config.model_validate(
+            convert(
+                Config,
                 {
                     "role": "standalone",
                     "runtime": {"endpoint": f"unix://{containerd.socket}"},
@@ -102,7 +104,7 @@ class Shutdown:
                     "shutdown": {
                         "by_priority": [{"min_priority": each, "seconds": limit_s / len(BANDS)} for each in BANDS]
                     },
-                }
+                },
             )
         )
 

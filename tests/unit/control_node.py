@@ -27,7 +27,7 @@ from nodeagent.api.client import encode_request
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.cli import main as command_line
 from nodeagent.clock import SystemClock
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control import server as control

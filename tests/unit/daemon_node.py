@@ -14,7 +14,7 @@ from unittest import mock
 
 from nodeagent.act.gc import measurement
 from nodeagent.api import requests as api
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon import service_manager as service
 from nodeagent.daemon import supervisor

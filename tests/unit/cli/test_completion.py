@@ -162,7 +162,7 @@ def test_completion_imports_no_clients_of_node_and_runtime(tmp_path: Path) -> No
     assert ended.stdout
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.stderr.splitlines()}
     assert "nodeagent" in imported
-    assert not imported & {"pydantic", "grpc", "rich", "structlog", "msgspec", "yaml", "asyncio", "sqlite3"}
+    assert not imported & {"grpc", "rich", "structlog", "msgspec", "yaml", "asyncio", "sqlite3"}
 
 
 def test_bash_inserts_the_rest_of_a_word_after_its_last_separator(tmp_path: Path) -> None:

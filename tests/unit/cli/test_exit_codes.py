@@ -14,7 +14,7 @@ import yaml
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.cli import control_client
 from nodeagent.cli.exit_codes import ExitCode, guarded, pass_exit_code
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.supervisor import supervise
 from nodeagent.errors import PassBusyError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -20,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.service_manager import read_again
-from nodeagent.host.processes import DEFAULT_PATH, child_environment, run, start_python
+from nodeagent.host.processes import DEFAULT_PATH, child_environment, run
 from tests.support.reclaim import poll
 
 if TYPE_CHECKING:
@@ -184,14 +183,13 @@ def test_doctor_runs_no_program_of_the_working_directory(hostile: Hostile) -> No
     assert hostile.executed() == []
 
 
-async def test_python_variables_do_not_reach_children(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_variables_do_not_reach_children(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(hostile.directory))
     monkeypatch.setenv("PYTHONSTARTUP", "x")
     monkeypatch.setenv("NODEAGENT_LOG__LEVEL", "debug")
-    child = await start_python("-c", "import os, pickle, sys; sys.stdout.buffer.write(pickle.dumps(dict(os.environ)))")
-    output, errors = await child.communicate()
-    assert errors == b""
-    environment = pickle.loads(output)
+    child = run(sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
+    assert child is not None
+    environment = json.loads(child.stdout)
     assert not [name for name in environment if name.startswith("PYTHON")]
     assert environment["NODEAGENT_LOG__LEVEL"] == "debug"
     assert hostile.executed() == []

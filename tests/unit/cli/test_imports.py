@@ -28,7 +28,6 @@ finally:
     sys.stderr.write("\\nmodules: " + " ".join(sorted(set(sys.modules) - before)))
 """
 LIBRARIES = {
-    "pydantic",
     "grpc",
     "google.protobuf",
     "structlog",
@@ -68,8 +67,6 @@ FORBIDDEN = {
 DIRECT = LIBRARIES - {"grpc", "google.protobuf"} | {
     "nodeagent.act.agent",
     "nodeagent.act.gc.collector",
-    "nodeagent.config.loading",
-    "nodeagent.config.models",
     "nodeagent.kube.podspec",
     "nodeagent.store.history",
 }

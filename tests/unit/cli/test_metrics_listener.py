@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli.doctor_metrics import metrics_finding
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.metrics import Listen, MetricsSettings, TlsFiles
 from nodeagent.config.settings import Origin
 from nodeagent.plan.node_checks import Verdict

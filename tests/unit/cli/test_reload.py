@@ -13,7 +13,7 @@ import pytest
 from nodeagent import __version__
 from nodeagent.api import operations
 from nodeagent.cli import control_client
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.host.notify import Notifier

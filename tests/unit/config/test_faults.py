@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.config.fields import fields_of, settings_of
 from nodeagent.config.loading import load
 from nodeagent.config.models import Config
 from nodeagent.config.policies import policies
 from nodeagent.config.toml_writer import reference, to_toml
+from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 
 
@@ -78,6 +80,25 @@ from nodeagent.errors import ConfigError
             "metrics.listen = \"localhost:1\": 'localhost' is not an IP address (names are not",
         ),
         ("[metrics]\nlisten = 9100", "metrics.listen = 9100: must be a quoted string"),
+        (
+            "[shutdown]\nby_priority = [{min_prioritie = 5, seconds = 1}]",
+            "shutdown.by_priority.0.min_prioritie = 5: unknown key; did you mean min_priority?",
+        ),
+        ("[shutdown]\nphases = [{seconds = 1}]", "shutdown.phases.0.name: required key is missing"),
+        (
+            "[shutdown]\nphases = [{name = 'x', seconds = '2'}]",
+            'shutdown.phases.0.seconds = "2": must be a number',
+        ),
+        (
+            "[shutdown]\nphases = [{name = 'x', seconds = nan}]",
+            "shutdown.phases.0.seconds = NaN: must be at least 0",
+        ),
+        ("[shutdown]\nphases = [1]", "shutdown.phases.0 = 1: must be a table of settings"),
+        (
+            "[shutdown]\nphases = [{name = 'x', seconds = 1, select = [{labels = {a = 1}}]}]",
+            "shutdown.phases.0.select.0.labels.a = 1: must be a quoted string",
+        ),
+        ("log = 1", "log = 1: must be a table of settings"),
         ("[shutdown]\nenabled = true", "shutdown.enabled = true: must be 'auto', 'on' or 'off'"),
     ],
 )
@@ -96,6 +117,23 @@ def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert len(str(caught.value).splitlines()) == 3
+
+
+def test_rule_of_two_settings_is_skipped_if_the_other_setting_is_invalid(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[image_gc]\nhigh_threshold_percent = 101\nlow_threshold_percent = 99\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value) == f"{path}: image_gc.high_threshold_percent = 101: must be at most 100"
+
+
+def test_variable_that_is_not_utf_8_is_reported_with_the_allowed_form() -> None:
+    with pytest.raises(ConfigError, match=r"log\.level = .*: must be 'debug', 'info', 'warning' or 'error'"):
+        load(None, environment={"NODEAGENT_LOG__LEVEL": "\udc80"})
+
+
+def test_every_default_is_valid_and_stored_unchanged() -> None:
+    assert convert(Config, {}) == Config()
 
 
 def test_command_line_is_the_source_of_its_errors(tmp_path: Path) -> None:
@@ -121,11 +159,8 @@ def test_commented_default_file_loads_to_the_defaults(tmp_path: Path) -> None:
 
 def test_reference_lists_every_key() -> None:
     text = reference()
-    for name, field in Config.model_fields.items():
-        section = getattr(Config(), name)
-        assert field.description
-        for key in type(section).model_fields if hasattr(type(section), "model_fields") else [name]:
-            assert f"| `{key}` |" in text
+    assert all(each.description for each in (*fields_of(Config), *settings_of(Config)))
+    assert [each.key for each in settings_of(Config) if f"| `{each.name}` |" not in text] == []
 
 
 def test_settings_of_the_file_are_in_the_policies(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from nodeagent.config.kubernetes_models import parse_condition_taints, parse_node_ips, parse_reserved
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
+from nodeagent.config.validation import convert
+from nodeagent.errors import ConfigError
 from nodeagent.model import Role
 from nodeagent.plan.kubernetes.policy import Reservation
 
@@ -48,15 +49,15 @@ def test_node_ips_are_one_of_each_family() -> None:
     ],
 )
 def test_setting_of_evictions_without_the_one_that_it_requires_is_refused(section: dict[str, bool], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        Config.model_validate({"kubernetes": {"server": "https://192.0.2.1:6443", **section}})
+    with pytest.raises(ConfigError, match=words):
+        convert(Config, {"kubernetes": {"server": "https://192.0.2.1:6443", **section}})
 
 
 @pytest.mark.parametrize(("evict_pods", "off"), [(False, True), (True, False)])
 def test_eviction_beside_a_kubelet_is_enabled_through_the_api_server_only(evict_pods: bool, off: bool) -> None:
     section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "watch_pods": True, "evict_pods": evict_pods}
     for enabled in ("auto", "on"):
-        found = settings_of(Config.model_validate({"kubernetes": section, "eviction": {"enabled": enabled}})).eviction
+        found = settings_of(convert(Config, {"kubernetes": section, "eviction": {"enabled": enabled}})).eviction
         assert bool(found.off_because(Role.BESIDE_KUBELET)) is off
         assert found.refused(Role.BESIDE_KUBELET) is (off and enabled == "on")
         assert not found.off_because(Role.STANDALONE)
@@ -65,7 +66,7 @@ def test_eviction_beside_a_kubelet_is_enabled_through_the_api_server_only(evict_
 @pytest.mark.parametrize(("text", "seconds"), [("0s", 0.0), ("1m", 60.0), ("24h", 86400.0)])
 def test_failed_pods_are_deleted_from_the_configured_age_on(text: str, seconds: float) -> None:
     section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "delete_failed_after": text}
-    found = settings_of(Config.model_validate({"kubernetes": section})).kubernetes
+    found = settings_of(convert(Config, {"kubernetes": section})).kubernetes
     assert (found.delete_failed_after_s, found.delete_failed_after) == (seconds, seconds > 0)
 
 
@@ -79,14 +80,14 @@ def test_failed_pods_are_deleted_from_the_configured_age_on(text: str, seconds: 
 def test_deletion_of_failed_pods_that_is_too_early_or_without_a_server_is_refused(
     section: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(ValidationError, match=words):
-        Config.model_validate({"kubernetes": section})
+    with pytest.raises(ConfigError, match=words):
+        convert(Config, {"kubernetes": section})
 
 
 def test_taints_of_conditions_are_read() -> None:
     taints = "nodeagent.dev/image-gc-degraded:NoSchedule, nodeagent.dev/container-gc-degraded:PreferNoSchedule"
     section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "publish_conditions": True, "condition_taints": taints}
-    assert settings_of(Config.model_validate({"kubernetes": section})).kubernetes.condition_taints == {
+    assert settings_of(convert(Config, {"kubernetes": section})).kubernetes.condition_taints == {
         "nodeagent.dev/image-gc-degraded": "NoSchedule",
         "nodeagent.dev/container-gc-degraded": "PreferNoSchedule",
     }
@@ -120,5 +121,5 @@ def test_other_taints_of_conditions_are_refused(text: str, words: str) -> None:
 )
 def test_taints_without_conditions_or_without_a_server_are_refused(section: dict[str, object], words: str) -> None:
     taints = {"condition_taints": "nodeagent.dev/image-gc-degraded:NoSchedule"}
-    with pytest.raises(ValidationError, match=words):
-        Config.model_validate({"kubernetes": {**section, **taints}})
+    with pytest.raises(ConfigError, match=words):
+        convert(Config, {"kubernetes": {**section, **taints}})

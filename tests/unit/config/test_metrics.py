@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from nodeagent.config.metrics import DEFAULT_LISTEN, Listen, MetricsSettings, TlsFiles, parse_listen
 from nodeagent.config.models import Config, MetricsSection
 from nodeagent.config.policies import settings
+from nodeagent.config.validation import convert
+from nodeagent.errors import ConfigError
 
 IPV6_SOME = "2001:db8::1"
 
@@ -87,8 +89,8 @@ def test_default_is_a_loopback_address() -> None:
     ],
 )
 def test_incomplete_tls_files_are_rejected(fields: dict[str, str], error: str) -> None:
-    with pytest.raises(ValueError, match=error):
-        MetricsSection(**fields)
+    with pytest.raises(ConfigError, match=error):
+        convert(MetricsSection, fields)
 
 
 def test_tls_files_are_part_of_the_endpoint() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from nodeagent.config.eviction import EvictionSettings
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.health import not_alive, not_ready

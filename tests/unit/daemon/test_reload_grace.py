@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.daemon.reload_grace import ReloadGrace, grace_needed_s

@@ -9,13 +9,14 @@ import json
 import os
 import signal
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
 
 from nodeagent.config.control import ControlSettings
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.config.shutdown import ShutdownSettings
 from nodeagent.daemon import service_manager as service
@@ -219,13 +220,18 @@ async def test_request_during_a_reload_gets_the_outcome_of_the_next(
     assert outcomes == [(), ("image_gc.high_threshold_percent: 85 -> 95",)]
 
 
-async def test_check_that_cannot_be_started_rejects_the_configuration(
+async def test_file_that_is_not_readable_in_time_rejects_the_configuration(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = context(config, io.StringIO())
-    monkeypatch.setattr("sys.executable", "/no/such/python")
-    with pytest.raises(ConfigError, match=r"cannot check the configuration: .*No such file"):
-        await reload_once(made)
+    readable = threading.Event()
+    monkeypatch.setattr(service, "checked", lambda _: readable.wait())
+    monkeypatch.setattr(service, "_CHECK_WITHIN_S", 0.01)
+    try:
+        with pytest.raises(ConfigError, match="cannot check the configuration: does not answer within"):
+            await reload_once(made)
+    finally:
+        readable.set()
     assert "cannot check the configuration" in made.config_problem
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from nodeagent.api import requests as api
 from nodeagent.clock import SystemClock
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.loop_status import LoopStatuses

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from nodeagent.act.agent import open_agent
 from nodeagent.config.eviction import EvictionSettings
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.metrics import OPENMETRICS, Exposition, SignalReader

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.metrics import Listen, MetricsSettings, TlsFiles
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext

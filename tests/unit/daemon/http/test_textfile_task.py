@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeagent.config.handoff import checked
+from nodeagent.config.loading import checked
 from nodeagent.config.metrics import MetricsSettings, parse_textfile
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.config.models import Config
+from nodeagent.config.validation import convert
 from nodeagent.daemon.kubernetes import POD_WATCH
 from nodeagent.daemon.kubernetes.pod_watch import PodWatchTask
 from nodeagent.daemon.loop_status import Activity
@@ -108,7 +109,7 @@ async def test_node_without_a_watch_has_no_task_row_and_no_list(authority: Autho
 
 def test_watch_without_a_server_is_refused() -> None:
     with pytest.raises((ConfigError, ValueError), match="watch_pods = true requires kubeconfig or server"):
-        Config.model_validate({"kubernetes": {"watch_pods": True}})
+        convert(Config, {"kubernetes": {"watch_pods": True}})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
+from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.kubernetes import NAME
 from nodeagent.daemon.kubernetes.task import RUNTIME_LOST_S, FactsSource, LastFacts, RegistrationTask
@@ -73,7 +74,7 @@ def registering(authority: Authority, url: str, directory: Path, **changes: Any)
     token.write_text("token-of-the-agent")
     section = {"register_node": True, "server": url, "ca_file": str(authority.ca_file), "token_file": str(token)}
     document = {"kubernetes": section, "kubelet": {"node_name": "node-1"}, "role": "standalone", **changes}
-    return settings_of(Config.model_validate(document))
+    return settings_of(convert(Config, document))
 
 
 @asynccontextmanager

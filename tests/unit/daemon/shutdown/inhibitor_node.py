@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
+from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
@@ -108,14 +109,15 @@ class Place:
     def settings(self, **shutdown: Any) -> Settings:
         dry_run = shutdown.pop("dry_run", False)
         return settings_of(
-            Config.model_validate(
+            convert(
+                Config,
                 {
                     "role": "standalone",
                     "dry_run": dry_run,
                     "runtime": {"endpoint": self.server.endpoint, "timeout": "1s"},
                     "state": {"directory": str(self.directory / "state")},
                     "shutdown": {"by_priority": BANDS, **shutdown},
-                }
+                },
             )
         )
 
