@@ -7,6 +7,7 @@ therefore called for single values.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin
@@ -160,6 +161,8 @@ def _check_bounds(metadata: tuple[Any, ...], value: Any) -> None:  # noqa: ANN40
     Raises:
         ValueError: the value is out of bounds, or not a number.
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("must be a finite number")
     for each in metadata:
         if isinstance(each, Meta):
             if each.ge is not None and not value >= each.ge:

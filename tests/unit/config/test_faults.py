@@ -91,7 +91,11 @@ from nodeagent.errors import ConfigError
         ),
         (
             "[shutdown]\nphases = [{name = 'x', seconds = nan}]",
-            "shutdown.phases.0.seconds = NaN: must be at least 0",
+            "shutdown.phases.0.seconds = NaN: must be a finite number",
+        ),
+        (
+            "[shutdown]\nphases = [{name = 'x', seconds = inf}]",
+            "shutdown.phases.0.seconds = Infinity: must be a finite number",
         ),
         ("[shutdown]\nphases = [1]", "shutdown.phases.0 = 1: must be a table of settings"),
         (
