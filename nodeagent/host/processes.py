@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,14 +89,3 @@ def started_s() -> float:
         return int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return 0.0
-
-
-def become_python(*arguments: str) -> NoReturn:
-    """Replace this process with an isolated interpreter in ``/``; relative paths must be resolved first.
-
-    Raises:
-        OSError: the interpreter cannot be started.
-    """
-    command = python_command(*arguments)
-    os.chdir(WORKING_DIRECTORY)
-    os.execve(command[0], command, child_environment())  # noqa: S606 - the interpreter of this process

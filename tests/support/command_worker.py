@@ -18,11 +18,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Final, Self
 from unittest import mock
 
 import nodeagent
-from nodeagent.cli.run import main as daemon_main
 from nodeagent.cli.start import main
 from nodeagent.clock import SystemClock
 from tests.support.terminal import Shown, in_pipe, on_terminal
@@ -156,17 +155,9 @@ def _view(role: Role) -> Iterator[None]:
         mock.patch.object(SystemClock, "now", now),
         mock.patch.object(SystemClock, "monotonic_s", lambda clock: role.started_s + elapsed_s(clock)),
         mock.patch("nodeagent.config.files.DEFAULT_PATH", Path(role.config)),
-        mock.patch("nodeagent.host.processes.become_python", _continue),
         mock.patch("nodeagent.config.socket_path.CONFIG_FILE", role.config),
     ):
         yield
-
-
-def _continue(*arguments: str) -> NoReturn:
-    """Run the bare daemon in this process, since a new interpreter would use the clocks of the machine."""
-    sys.argv[1:] = arguments[2:]
-    daemon_main()
-    sys.exit()
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ GOOD = 'role = "standalone"\nstate.directory = "{}"\ncontrol.socket = ""\n'
 BAD = 'role = "nonsense"\n'
 
 
-class Executed(Exception):  # noqa: N818 - no error, replaces exec
-    """Raised instead of the exec that starts the daemon."""
+class Started(Exception):  # noqa: N818 - no error
+    """Raised instead of the start of the daemon's tasks."""
 
 
 @pytest.fixture
@@ -119,18 +119,19 @@ def test_failing_start_without_inhibitor_task_releases_the_stored_lock(
         messages.append(text)
         return True
 
-    def become_python(*words: str) -> NoReturn:
-        raise Executed(words)
+    def serve(settings: Settings, **_: object) -> NoReturn:
+        raise Started(settings)
 
     valid = tmp_path / "valid.toml"
     valid.write_text(f'role = "standalone"\nshutdown.enabled = "{enabled}"\n')
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    monkeypatch.setattr("nodeagent.host.fdstore.stored_descriptor", lambda: writer)
+    monkeypatch.setattr(run, "stored_descriptor", lambda: writer)
     monkeypatch.setattr("nodeagent.host.fdstore.send", send)
-    monkeypatch.setattr("nodeagent.config.standby.standby_settings", standby)
-    monkeypatch.setattr("nodeagent.host.processes.become_python", become_python)
+    monkeypatch.setattr(run, "standby_settings", standby)
+    monkeypatch.setattr(run, "_serve", serve)
+    monkeypatch.chdir("/")
     if enabled == "on":
-        with pytest.raises(Executed):
+        with pytest.raises(Started):
             run.run_daemon(config, {}, dry_run=False, once=False)
         assert messages == []
         os.close(writer)
