@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import os
 import signal
@@ -92,6 +93,7 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
         # The interpreter waits for threads, and a call on a dead mount never returns.
         signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
         signal.alarm(THREADS_END_WITHIN_S)
+        atexit.register(signal.alarm, 0)  # called after the threads: SIGALRM would kill an interpreter without handlers
         return code
 
     with ignore_hangup():
