@@ -170,14 +170,13 @@ def test_thread_that_never_returns_does_not_delay_the_exit() -> None:
 import asyncio, threading
 from nodeagent.cli import run
 from nodeagent.cli.session import load_settings
-from nodeagent.daemon import supervisor
 from nodeagent.act.gc.outcomes import PassEnd
 
 async def supervise(*_, **__):
     asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
     return PassEnd.SHORTFALL
 
-supervisor.supervise = supervise
+run.supervise = supervise
 raise SystemExit(run._serve(load_settings(None, {}), once=False))
 """
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False)
