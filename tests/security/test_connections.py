@@ -136,6 +136,7 @@ def test_loopback_connections_of_a_user_starve_neither_probes_nor_scrapes(
 def test_lack_of_file_descriptors_is_logged_once(attacker: Attacker, tmp_path: Path) -> None:
     del attacker  # requires root
     with simulated_daemon(tmp_path) as daemon:
+        poll("end of a pass", lambda: "pass_finished" in daemon.log.read_text())  # all modules of a pass are imported
         before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (24, before[1]))
         with ExitStack() as clients:
