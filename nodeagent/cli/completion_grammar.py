@@ -50,10 +50,10 @@ def program() -> dict[str, Any]:
 
 def settings() -> list[str]:
     """Return the keys of all settings."""
+    from nodeagent.config.fields import settings_of  # noqa: PLC0415
     from nodeagent.config.models import Config  # noqa: PLC0415 - slow to import
-    from nodeagent.config.toml_writer import settings_of  # noqa: PLC0415
 
-    return [f"{each.section}.{each.name}" if each.section else each.name for each in settings_of(Config())]
+    return [each.key for each in settings_of(Config)]
 
 
 class _Subcommands(Mapping[str, dict[str, Any]]):

@@ -265,18 +265,19 @@ def reference(key: str = "") -> None:
     Raises:
         UsageError: no setting has this key.
     """
+    from nodeagent.config.fields import settings_of  # noqa: PLC0415
     from nodeagent.config.models import Config  # noqa: PLC0415
     from nodeagent.config.toml_writer import reference as make_reference  # noqa: PLC0415
-    from nodeagent.config.toml_writer import settings_of  # noqa: PLC0415
+    from nodeagent.config.toml_writer import toml_value  # noqa: PLC0415
 
     if not key:
         sys.stdout.write(make_reference())
         return
-    known = {f"{each.section}.{each.name}" if each.section else each.name: each for each in settings_of(Config())}
+    known = {each.key: each for each in settings_of(Config)}
     if key not in known:
         raise UsageError(_unknown_key(key, known))
     found = known[key]
-    for line in (key, f"  {found.description}", f"  form     {found.form}", f"  default  {found.value}"):
+    for line in (key, f"  {found.description}", f"  form     {found.form}", f"  default  {toml_value(found.default)}"):
         say(line)
 
 

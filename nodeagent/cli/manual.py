@@ -16,8 +16,9 @@ from typer.core import TyperGroup, TyperOption
 from nodeagent.cli.examples import EXAMPLES
 from nodeagent.cli.manual_documents import document_pages, document_references
 from nodeagent.cli.roff import PROGRAM, head, italic, references, text_line, word
+from nodeagent.config.fields import settings_of
 from nodeagent.config.models import Config
-from nodeagent.config.toml_writer import settings_of
+from nodeagent.config.toml_writer import toml_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -151,12 +152,12 @@ def _settings_page() -> str:
         ),
     ]
     section = None
-    for each in settings_of(Config()):
+    for each in settings_of(Config):
         if each.section != section:
             section = each.section
             lines += [f".SH {word(f'[{section}]' if section else 'TOP LEVEL')}"]
         lines += [".TP", f".B {word(each.name)}", text_line(each.description)]
-        lines += [".br", text_line(f"Form: {each.form}."), ".br", text_line(f"Default: {each.value}")]
+        lines += [".br", text_line(f"Form: {each.form}."), ".br", text_line(f"Default: {toml_value(each.default)}")]
     lines += [".SH SEE ALSO", references([(PROGRAM, 1), (f"{PROGRAM}-config", 1)])]
     return "\n".join(lines) + "\n"
 

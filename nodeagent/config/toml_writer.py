@@ -11,11 +11,10 @@ from msgspec import structs
 
 from nodeagent.config import fields
 from nodeagent.config.models import Config
-from nodeagent.record import Record
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 _BEGIN = "<!-- config reference: begin -->"
 _END = "<!-- config reference: end -->"
@@ -76,35 +75,19 @@ def _toml_key(key: object) -> str:
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else toml_value(text)
 
 
-class Setting(Record):
-    """Documentation of a setting; ``section`` is empty at the top level, ``value`` is TOML."""
-
-    section: str
-    name: str
-    form: str
-    value: str
-    description: str
-
-
-def settings_of(config: Config) -> Iterator[Setting]:
-    """Yield the documentation of every setting, in the order of the configuration reference."""
-    for each in fields.settings_of(Config):
-        yield Setting(each.section, each.name, each.form, toml_value(fields.value_of(config, each)), each.description)
-
-
 def reference() -> str:
     """Return a Markdown table of all settings with form, default and effect."""
     lines = [
         "Durations have units (`2m`, `1h30m`, `7d`); sizes have suffixes (`500Mi`, `2G`) or are bytes.",
     ]
     section = None
-    for each in settings_of(Config()):
+    for each in fields.settings_of(Config):
         if each.section != section:
             section = each.section
             title = f"`[{section}]`" if section else "Top level"
             lines += ["", f"### {title}", "", "| key | form | default | effect |", "| --- | --- | --- | --- |"]
         form = each.form.replace("|", "\\|")
-        lines.append(f"| `{each.name}` | {form} | `{each.value}` | {each.description} |")
+        lines.append(f"| `{each.name}` | {form} | `{toml_value(each.default)}` | {each.description} |")
     return "\n".join(lines) + "\n"
 
 

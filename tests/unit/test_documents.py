@@ -15,8 +15,8 @@ import pytest
 
 import nodeagent
 from nodeagent.cli.completion_grammar import program
+from nodeagent.config.fields import settings_of
 from nodeagent.config.models import Config
-from nodeagent.config.toml_writer import settings_of
 from nodeagent.daemon.http.metrics import TEXTFILE_TIME
 from nodeagent.telemetry.counters import METRICS
 
@@ -131,8 +131,8 @@ def test_version_is_stated_in_the_package_only() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
 def test_settings_and_metrics_in_documents_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    settings = settings_of(Config())
-    keys = {f"{each.section}.{each.name}" for each in settings}
+    settings = [*settings_of(Config)]
+    keys = {each.key for each in settings}
     sections = {each.section for each in settings} - {""}
     named = {each for each in re.findall(r"`([a-z]+\.[a-z_]+)(?: = [^`]*)?`", text) if each.split(".")[0] in sections}
     assert named <= keys

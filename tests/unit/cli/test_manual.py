@@ -15,8 +15,8 @@ from typer.main import get_command
 from nodeagent.cli.main import app
 from nodeagent.cli.manual import pages
 from nodeagent.cli.topics import topics
+from nodeagent.config.fields import settings_of
 from nodeagent.config.models import Config
-from nodeagent.config.toml_writer import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def test_every_command_and_setting_is_documented(manual: dict[str, str]) -> None
     assert '.B "\\-n, \\-\\-dry\\-run"' in manual["nodeagent-gc.1"]
     assert ".BR nodeagent\\-gc (1)" in manual["nodeagent.1"]
     assert ".B 130" in manual["nodeagent.1"]
-    for each in settings_of(Config()):
+    for each in settings_of(Config):
         assert f".B {each.name}\n" in manual["nodeagent.toml.5"]
 
 
