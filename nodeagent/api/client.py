@@ -17,6 +17,7 @@ from nodeagent import __version__
 from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
 from nodeagent.config.socket_path import read_socket_path
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
+from nodeagent.host.peer import read_peer
 from nodeagent.http_exchange import PART_BYTES, HttpExchange, HttpProtocolError, TruncatedResponseError
 from nodeagent.parsing import parse_json
 from nodeagent.text import escape
@@ -32,7 +33,6 @@ _PROBE_WITHIN_S: Final = 5.0
 _CONNECT_WITHIN_S: Final = 2
 _DEFAULT_GROUP: Final = "nodeagent"
 _TIME_VALUE: Final = struct.Struct("ll")
-_PEER: Final = struct.Struct("iII")
 _PROBLEM: Final = b'{"problem": '
 """Start of the last line of a failed stream, which contains a problem document."""
 _UNRESERVED: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
@@ -267,22 +267,13 @@ def _connect(path: str) -> socket.socket:
     except OSError as error:
         connection.close()
         raise DaemonUnavailableError(f"{path}: {error.strerror or error}") from error
-    owner = _listener_uid(connection)  # root, or the user of this process
+    owner = read_peer(connection).uid  # of the process that called listen(): root, or the user of this process
     if owner not in (0, os.geteuid(), os.getuid()):
         connection.close()
         raise DaemonRefusedError(
             f"{path}: uid {owner} is listening, not root; check control.socket: nodeagent config show --effective"
         )
     return connection
-
-
-def _listener_uid(connection: socket.socket) -> int:
-    """Return the UID of the process that called listen(). Source: unix(7), ``SO_PEERCRED``: pid, uid and gid.
-
-    ``host.peer`` is not used, since it imports msgspec.
-    """
-    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(uid)
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

@@ -6,9 +6,7 @@ import grp
 import pwd
 import socket
 import struct
-from typing import Final
-
-from nodeagent.record import Record
+from typing import Final, NamedTuple
 
 _CONNECT_WITHIN_S: Final = 1.0
 _CREDENTIALS: Final = struct.Struct("=iII")
@@ -18,7 +16,7 @@ _MAX_GROUPS: Final = 256
 """Python limits the size of a socket option. A peer in more groups counts only as a member of its primary group."""
 
 
-class Peer(Record):
+class Peer(NamedTuple):
     """Credentials of a connecting process when it connected.
 
     Attributes:
