@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import PodInventory
 
 
-async def test_eviction_limit_stops_evictions_and_is_logged() -> None:
-    node = Node(
+def stalled_node() -> Node:
+    """Return a node with four stalled pods and a limit of two evictions; no eviction ends the stall."""
+    return Node(
         pods=tuple(pod(f"p{number}", stalled=50.0) for number in range(4)),
         limits="memory.psi.full>40",
         readings=lambda: (read("memory.psi.full", available=99.0, capacity=100),),
         policy=EvictionPolicy(max_evictions_per_window=2),
     )
+
+
+async def test_eviction_limit_stops_evictions_and_is_logged() -> None:
+    node = stalled_node()
     loop = node.loop()
     await run_passes(node, loop, 60)
     assert len(node.evicted) == 2
@@ -32,12 +37,7 @@ async def test_eviction_limit_stops_evictions_and_is_logged() -> None:
 
 
 async def test_pod_created_after_the_eviction_limit_is_reached_is_evicted_for_its_storage_limit() -> None:
-    node = Node(
-        pods=tuple(pod(f"p{number}", stalled=50.0) for number in range(4)),
-        limits="memory.psi.full>40",
-        readings=lambda: (read("memory.psi.full", available=99.0, capacity=100),),
-        policy=EvictionPolicy(max_evictions_per_window=2),
-    )
+    node = stalled_node()
     loop = node.loop()
     await run_passes(node, loop, 60)
     node.pods = (*node.pods, over_limit("greedy"))
