@@ -21,7 +21,7 @@ from nodeagent.record import Record
 
 S = TypeVar("S", bound=Section)
 _INVALID: Final = object()
-"""Result for a value whose fault is recorded."""
+"""Result for an invalid value."""
 _CAUSES: Final[Mapping[object, str]] = {
     int: "must be a whole number",
     float: "must be a number",

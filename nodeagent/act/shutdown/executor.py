@@ -98,7 +98,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
 
     @property
     def _minimum_end_ms(self) -> int | None:
-        """End of the minimum time of a late phase whose pods no other process stops; ``None`` for other phases."""
+        """End of the minimum time of a late phase without a successor process; ``None`` for other phases."""
         if self.has_successor or not self.budget.phases:
             return None
         share = self.budget.phases[self._current]
