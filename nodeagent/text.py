@@ -45,6 +45,11 @@ def escape(text: str) -> str:
     return "".join(each if _is_plain(each) else _escaped(each) for each in text)
 
 
+def masked(text: str) -> str:
+    """Return text with a question mark for each unprintable character, for foreign values in TOML and short texts."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
 def escape_lines(text: str) -> str:
     """Return text escaped line by line; only for text with trusted line breaks, such as a traceback."""
     return "\n".join(map(escape, text.split("\n")))

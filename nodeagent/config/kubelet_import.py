@@ -18,6 +18,7 @@ from nodeagent.errors import ConfigError
 from nodeagent.parsing import parse_yaml
 from nodeagent.plan.eviction.thresholds import DEFAULT_HARD
 from nodeagent.record import Record
+from nodeagent.text import masked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -239,7 +240,7 @@ def _of_file(path: Path, environment: Mapping[str, str]) -> KeptDryRun:
 
 def _one_line(text: str) -> str:
     """Return the first line of a text with unprintable characters replaced, for use in a TOML comment."""
-    return "".join(each if each.isprintable() else "?" for each in text.partition("\n")[0])
+    return masked(text.partition("\n")[0])
 
 
 Given = Mapping[str, object]
@@ -414,7 +415,7 @@ def _shown(value: object) -> str:
         text = f"a list of {len(value)}"
     else:
         text = str(value)
-    text = "".join(each if each.isprintable() else "?" for each in text)
+    text = masked(text)
     return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."
 
 

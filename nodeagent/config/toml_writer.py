@@ -11,7 +11,7 @@ from msgspec import structs
 
 from nodeagent.config import fields
 from nodeagent.config.models import Config
-from nodeagent.text import escape
+from nodeagent.text import escape, masked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,12 +41,8 @@ def sourced_toml(values: Mapping[str, tuple[object, str]]) -> str:
         if above != section:
             lines += [*([""] if lines else []), f"[{above}]"]
             section = above
-        lines.append(f"{name} = {toml_value(value)}  # {_one_line(source)}")
+        lines.append(f"{name} = {toml_value(value)}  # {masked(source)}")
     return "\n".join(lines) + "\n"
-
-
-def _one_line(text: str) -> str:
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _setting(setting: fields.Setting, value: object, *, commented: bool) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pod_list import Completeness
 from nodeagent.plan.node_checks import Finding, Verdict
+from nodeagent.text import masked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -202,5 +203,5 @@ def _used_percent(available: str) -> int:
 
 def _text(value: object) -> str:
     """Return a configuration value as printable text of limited length."""
-    text = "".join(each if each.isprintable() else "?" for each in str(value))
+    text = masked(str(value))
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
