@@ -21,7 +21,7 @@ Three typical changes, with the files to edit:
 
 An eviction signal
     ``model/pressure.py`` (member of ``Signal``), ``plan/eviction/signals.py`` (unit, resource and node condition),
-    ``host/signals.py`` (its reading), ``config/eviction_models.py`` (its name in the configuration reference),
+    ``host/signals.py`` (its reading), ``config/eviction.py`` (its name in the configuration reference),
     ``tests/unit/host/test_signals.py``. Thresholds, status and metrics need no change.
 A keep rule for images
     ``plan/reason_codes.py`` (reason code and sentence), ``plan/gc/image_keep_rules.py`` (the rule, at its precedence),

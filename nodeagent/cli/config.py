@@ -18,7 +18,6 @@ from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.config.loading import effective, load
-from nodeagent.config.policies import eviction, metrics_settings
 from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.errors import ConfigError, UsageError
 from nodeagent.plan.eviction.signals import MEANINGS
@@ -45,9 +44,9 @@ def check(path: Path | None) -> None:
     source = str(loaded.source) if loaded.source is not None else "no file: all settings have their defaults"
     say(f"configuration is valid ({source})")
     sys.stdout.flush()
-    if metrics_settings(loaded.config.metrics).is_open:
+    if loaded.config.metrics.settings().is_open:
         warn(f'nodeagent: warning: metrics.listen = "{loaded.config.metrics.listen}" {OPEN_LISTENER}: {OPEN_FIX}')
-    for each in eviction(loaded.config).thresholds:
+    for each in loaded.config.eviction.thresholds():
         if MEANINGS[each.signal].resource is None:
             warn(f"nodeagent: warning: no pod is evicted for {each.text}: the stalled pods need not cause the stall")
     if loaded.config.role == "beside-kubelet":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from nodeagent import __version__
-from nodeagent.config.kubernetes_models import KubernetesSection, kubernetes_settings
+from nodeagent.config.kubernetes import KubernetesSection
 from nodeagent.config.validation import InvalidDocumentError, convert
 from nodeagent.errors import UsageError
 from nodeagent.plan.kubernetes.rules import SETTINGS, role_documents, rules_for
@@ -91,7 +91,7 @@ def _check(workload: Workload) -> None:
         section = convert(KubernetesSection, workload.kubernetes and {**workload.kubernetes, **IN_CLUSTER})
     except InvalidDocumentError as error:
         raise UsageError(f"{error.faults[0].cause}; see --api") from error
-    in_force = kubernetes_settings(section)
+    in_force = section.settings()
     for name in workload.kubernetes:
         if not getattr(in_force, name):  # would grant permissions that are not used
             raise UsageError(f"--{name.replace('_', '-')}: the value disables the setting")

@@ -24,14 +24,13 @@ def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Sett
             form.
     """
     from nodeagent.config.loading import load  # noqa: PLC0415 - not needed if the daemon responds
-    from nodeagent.config.policies import settings  # noqa: PLC0415
 
     options = None
     if overrides:
         from nodeagent.cli.options import OPTIONS  # noqa: PLC0415 - imports the parser, which is loaded if overrides are set
 
         options = OPTIONS
-    return settings(load(path, overrides, options=options).config)
+    return load(path, overrides, options=options).config.settings()
 
 
 def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) -> AbstractAsyncContextManager[Agent]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.errors import ConfigError, NodeAgentError
 from nodeagent.model import Role
 from nodeagent.text import escape
@@ -20,7 +19,7 @@ def withdraw_from_cluster(configuration: Path) -> list[tuple[str, str]]:
     Without a configured API server no request is sent. A failure does not stop the uninstallation.
     """
     try:
-        settings = settings_of(load(configuration).config) if configuration.exists() else None
+        settings = load(configuration).config.settings() if configuration.exists() else None
     except ConfigError:
         return [("kept", "conditions on the Node object, if any (the configuration is invalid)")]
     if settings is None or settings.kubernetes.access is None:

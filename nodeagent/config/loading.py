@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, Literal, get_origin
 from nodeagent.config.fields import settings_of, value_of
 from nodeagent.config.files import ENVIRONMENT_PREFIX, FOREIGN_PREFIXES, read_files
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings
 from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.config.toml_writer import toml_value
 from nodeagent.config.validation import InvalidDocumentError, convert
@@ -114,7 +113,7 @@ def checked(origin: Origin) -> Settings:
         ConfigError: the configuration is invalid; one line per error.
     """
     loaded = load(origin.path, dict(origin.overrides))
-    own = settings(loaded.config)
+    own = loaded.config.settings()
     found = effective(loaded)
     return replace(
         own,

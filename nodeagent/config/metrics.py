@@ -1,12 +1,15 @@
-"""Settings of the metrics and health endpoint, in the form used by the daemon."""
+"""Section ``metrics``: endpoint of metrics and health checks, and the metrics file."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
-from typing import Final
+from typing import Annotated, Final
 
+from nodeagent.config.fields import Check, OptionalPath, Period, Section, about, form
 from nodeagent.record import Record
+from nodeagent.units import parse_duration_s
 
 LISTEN_FORM: Final = '"ADDRESS:PORT" such as "127.0.0.1:20310" or "[::1]:20310", "unix:///PATH", or "off"'
 OFF: Final = "off"
@@ -106,8 +109,6 @@ def parse_listen(text: str) -> Listen | None:
         return None
     if text.startswith("unix:"):
         return Listen(path=_socket_path(text))
-    import ipaddress  # noqa: PLC0415 - unused in the daemon, which receives parsed addresses
-
     found = _ADDRESS.fullmatch(text)
     if found is None:
         raise ValueError(f"must be {LISTEN_FORM}")
@@ -121,22 +122,6 @@ def parse_listen(text: str) -> Listen | None:
     if not 1 <= port <= 65535:
         raise ValueError("the port must be from 1 to 65535")
     return Listen(str(address), port)
-
-
-def tls_files(certificate: str, key: str, client_ca: str, listen: Listen | None) -> TlsFiles | None:
-    """Return the files of a TLS listener; ``None`` if no file is configured.
-
-    Raises:
-        ValueError: certificate or key is missing, or the listen address is a unix socket.
-    """
-    if not certificate and not key and not client_ca:
-        return None
-    if not certificate or not key:
-        given = "certificate_file" if certificate else "key_file" if key else "client_ca_file"
-        raise ValueError(f"{given} requires certificate_file and key_file")
-    if listen is not None and listen.path:
-        raise ValueError("certificate_file requires a TCP address: access to a unix socket is by owner and group")
-    return TlsFiles(certificate, key, client_ca)
 
 
 def parse_textfile(text: str) -> str:
@@ -166,3 +151,73 @@ def _socket_path(text: str) -> str:
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise ValueError(f"longer than the maximum of a socket path ({_MAX_PATH_BYTES} bytes)")
     return path
+
+
+class MetricsSection(Section):
+    """Endpoint of metrics and health checks."""
+
+    listen: Annotated[
+        str,
+        Check(parse_listen),
+        form(LISTEN_FORM),
+        about(
+            "Listen address of /metrics, /healthz and /readyz. Without certificate_file, requests are neither "
+            "encrypted nor authenticated. An address reachable from other machines exposes the names of thresholds "
+            "and namespaces, and must be allowed in the unit (IPAddressAllow). A unix socket is accessible to owner "
+            "and group; below /run/nodeagent, to the group nodeagent."
+        ),
+    ] = DEFAULT_LISTEN.text
+    textfile: Annotated[
+        str,
+        Check(parse_textfile),
+        form(TEXTFILE_FORM),
+        about(
+            "File of all metrics, for the textfile collector of node_exporter, such as "
+            "/var/lib/node_exporter/textfile/nodeagent.prom. Its directory must exist, be owned by root, be "
+            "writable by root only, and be allowed in the unit (ReadWritePaths). Removed when the daemon stops."
+        ),
+    ] = ""
+    textfile_interval: Annotated[Period, about("Time between two writes of the metrics file.")] = "30s"
+    certificate_file: Annotated[
+        OptionalPath,
+        about(
+            "File with the server certificate and its intermediate CAs, PEM, for TLS 1.2 and later. Requires "
+            "key_file and a TCP address. The three files are read again when one of them changes."
+        ),
+    ] = ""
+    key_file: Annotated[
+        OptionalPath,
+        about("File with the key of the server certificate, PEM, without a passphrase, not readable by all users."),
+    ] = ""
+    client_ca_file: Annotated[
+        OptionalPath,
+        about(
+            "File with CA certificates, PEM. Every client requires a certificate of one of these CAs. Empty: "
+            "clients are not authenticated."
+        ),
+    ] = ""
+
+    def __post_init__(self) -> None:
+        self._tls_files()
+
+    def settings(self) -> MetricsSettings:
+        """Return the settings of a valid section."""
+        listen = parse_listen(self.listen)
+        interval_s = parse_duration_s(self.textfile_interval)
+        return MetricsSettings(listen, self.textfile, interval_s, self._tls_files())
+
+    def _tls_files(self) -> TlsFiles | None:
+        """Return the files of the TLS listener; ``None`` if no file is configured.
+
+        Raises:
+            ValueError: certificate or key is missing, or the listen address is a unix socket.
+        """
+        certificate, key, client_ca = self.certificate_file, self.key_file, self.client_ca_file
+        if not certificate and not key and not client_ca:
+            return None
+        if not certificate or not key:
+            given = "certificate_file" if certificate else "key_file" if key else "client_ca_file"
+            raise ValueError(f"{given} requires certificate_file and key_file")
+        if self.listen.startswith("unix:"):
+            raise ValueError("certificate_file requires a TCP address: access to a unix socket is by owner and group")
+        return TlsFiles(certificate, key, client_ca)

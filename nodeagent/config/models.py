@@ -1,11 +1,13 @@
-"""Models of all settings with form, default, unit and effect; larger sections are in separate modules."""
+"""The whole configuration and its sections that have no module of their own."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from nodeagent.config import value_forms as forms
-from nodeagent.config.eviction_models import EvictionSection, KubeletSection
+from nodeagent.config.control import ControlSection
+from nodeagent.config.eviction import EvictionSection
 from nodeagent.config.fields import (
     Check,
     Count,
@@ -15,24 +17,19 @@ from nodeagent.config.fields import (
     Period,
     Section,
     Size,
-    SocketPath,
     Switch,
     about,
     form,
 )
-from nodeagent.config.gc_models import ContainerGCSection, ImageGCSection, ProtectSection
-from nodeagent.config.kubernetes_models import KubernetesSection
-from nodeagent.config.metrics import (
-    DEFAULT_LISTEN,
-    LISTEN_FORM,
-    TEXTFILE_FORM,
-    parse_listen,
-    parse_textfile,
-    tls_files,
-)
-from nodeagent.config.paths import CONTROL_SOCKET
-from nodeagent.config.shutdown_models import ShutdownSection
+from nodeagent.config.gc import ContainerGCSection, ImageGCSection, ProtectSection, gc_policy
+from nodeagent.config.kubelet import KubeletSection
+from nodeagent.config.kubernetes import KubernetesSection
+from nodeagent.config.metrics import MetricsSection
+from nodeagent.config.settings import Settings
+from nodeagent.config.shutdown import ShutdownSection
+from nodeagent.model import Role
 from nodeagent.record import field
+from nodeagent.units import parse_bytes, parse_duration_s
 
 
 class RuntimeSection(Section):
@@ -87,29 +84,6 @@ class HistorySection(Section):
     ] = 10_000
 
 
-class ControlSection(Section):
-    """Control API of the daemon."""
-
-    socket: Annotated[
-        SocketPath, about("Path of the control socket, at most 107 bytes; its directory must exist. Empty disables.")
-    ] = CONTROL_SOCKET
-    group: Annotated[
-        str,
-        about(
-            "Group with read access: status, plans, history, events. Root has full access. The socket's directory "
-            "must be owned by this group and have the set-group-ID bit."
-        ),
-    ] = "nodeagent"
-    group_may_act: Annotated[
-        Switch,
-        about(
-            "Whether the group also has write access: gc, gc undo, trigger, hold, pause and reload, limited to the "
-            "removals that this configuration permits. Only root can remove holds of other users, end their pauses, "
-            "or run a disabled GC."
-        ),
-    ] = False
-
-
 class LogSection(Section):
     """Log of the agent, on standard error."""
 
@@ -124,54 +98,6 @@ class LogSection(Section):
         Literal["debug", "info", "warning", "error"],
         about("Minimum severity of logged events. debug also logs each kept item."),
     ] = "info"
-
-
-class MetricsSection(Section):
-    """Endpoint of metrics and health checks."""
-
-    listen: Annotated[
-        str,
-        Check(parse_listen),
-        form(LISTEN_FORM),
-        about(
-            "Listen address of /metrics, /healthz and /readyz. Without certificate_file, requests are neither "
-            "encrypted nor authenticated. An address reachable from other machines exposes the names of thresholds "
-            "and namespaces, and must be allowed in the unit (IPAddressAllow). A unix socket is accessible to owner "
-            "and group; below /run/nodeagent, to the group nodeagent."
-        ),
-    ] = DEFAULT_LISTEN.text
-    textfile: Annotated[
-        str,
-        Check(parse_textfile),
-        form(TEXTFILE_FORM),
-        about(
-            "File of all metrics, for the textfile collector of node_exporter, such as "
-            "/var/lib/node_exporter/textfile/nodeagent.prom. Its directory must exist, be owned by root, be "
-            "writable by root only, and be allowed in the unit (ReadWritePaths). Removed when the daemon stops."
-        ),
-    ] = ""
-    textfile_interval: Annotated[Period, about("Time between two writes of the metrics file.")] = "30s"
-    certificate_file: Annotated[
-        OptionalPath,
-        about(
-            "File with the server certificate and its intermediate CAs, PEM, for TLS 1.2 and later. Requires "
-            "key_file and a TCP address. The three files are read again when one of them changes."
-        ),
-    ] = ""
-    key_file: Annotated[
-        OptionalPath,
-        about("File with the key of the server certificate, PEM, without a passphrase, not readable by all users."),
-    ] = ""
-    client_ca_file: Annotated[
-        OptionalPath,
-        about(
-            "File with CA certificates, PEM. Every client requires a certificate of one of these CAs. Empty: "
-            "clients are not authenticated."
-        ),
-    ] = ""
-
-    def __post_init__(self) -> None:
-        tls_files(self.certificate_file, self.key_file, self.client_ca_file, parse_listen(self.listen))
 
 
 class Config(Section):
@@ -224,3 +150,38 @@ class Config(Section):
     metrics: Annotated[MetricsSection, about("Endpoint of metrics and health checks.")] = field(
         default_factory=MetricsSection
     )
+
+    def settings(self) -> Settings:
+        """Return the settings of a valid configuration."""
+        kubernetes = self.kubernetes.settings()
+        runtime, images, containers = self.runtime, self.image_gc, self.container_gc
+        return Settings(
+            role=None if self.role == "auto" else Role(self.role),
+            dry_run=self.dry_run,
+            endpoint=runtime.endpoint,
+            containerd_api=runtime.containerd_api == "auto",
+            timeout_s=parse_duration_s(runtime.timeout),
+            removal_timeout_s=parse_duration_s(runtime.removal_timeout),
+            bulk_removal=images.removal == "auto",
+            settle_s=parse_duration_s(images.settle),
+            undo_window_s=parse_duration_s(images.undo_window),
+            imagefs_path=runtime.imagefs_path,
+            pod_log_root=Path(containers.pod_log_root),
+            container_log_root=Path(containers.container_log_root),
+            state_directory=Path(self.state.directory),
+            container_interval_s=parse_duration_s(containers.interval) if containers.enabled else None,
+            image_interval_s=parse_duration_s(images.interval) if images.enabled else None,
+            log_format=self.log.format,
+            log_level=self.log.level,
+            policy=gc_policy(images, containers, self.protect),
+            history_age_s=parse_duration_s(self.history.maximum_age),
+            history_bytes=parse_bytes(self.history.maximum_size),
+            history_records=self.history.maximum_records,
+            eviction=self.eviction.settings(through_api=kubernetes.evict_pods),
+            kubelet=self.kubelet.settings(),
+            shutdown=self.shutdown.settings(),
+            control=self.control.settings(),
+            metrics=self.metrics.settings(),
+            kubernetes=kubernetes,
+            reload_grace_s=parse_duration_s(self.reload_grace),
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.control import ControlSettings
-from nodeagent.config.eviction import EvictionSettings, KubeletSettings
+from nodeagent.config.eviction import EvictionSettings
+from nodeagent.config.kubelet import KubeletSettings
 from nodeagent.config.kubernetes import KubernetesSettings
 from nodeagent.config.metrics import MetricsSettings
 from nodeagent.config.shutdown import ShutdownSettings

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.loading import effective, load
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings
 from nodeagent.config.toml_writer import toml_value
 from nodeagent.errors import ConfigError
 from nodeagent.record import replace
@@ -42,7 +41,7 @@ def standby_settings(
         loaded = None
     if loaded is None and not has_lock:
         return None
-    own = settings(Config() if loaded is None else loaded.config)
+    own = (Config() if loaded is None else loaded.config).settings()
     found = {} if loaded is None else effective(loaded)
     return replace(
         own,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nodeagent.clock import Clock
-    from nodeagent.config.eviction import KubeletSettings
+    from nodeagent.config.kubelet import KubeletSettings
     from nodeagent.model.pods import PodSpec
     from nodeagent.observe.bound_pods import SandboxLister
     from nodeagent.observe.pod_definitions import ManifestLister

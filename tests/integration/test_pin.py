@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from nodeagent.cli.pin_fix import fix_pin
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
@@ -27,7 +26,7 @@ async def test_label_of_a_pin_is_set_without_other_changes(
 ) -> None:
     containerd = containerd_factory()
     overrides = {"runtime.endpoint": f"unix://{containerd.socket}"}
-    settings = replace(settings_of(load(None, overrides, {}).config), state_directory=tmp_path)
+    settings = replace(load(None, overrides, {}).config.settings(), state_directory=tmp_path)
     async with RuntimeConnection(str(containerd.socket)) as connection:
         client, name = ContainerdClient(connection), containerd.sandbox_image
         before = await client.get_image(name)

@@ -20,7 +20,6 @@ import pytest
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.loop_status import LoopStatuses
@@ -94,19 +93,17 @@ class Shutdown:
         self.released_s = 0.0
         self._directory = directory
         self._files = ShutdownFiles(directory / "state")
-        self._settings = settings(
-            convert(
-                Config,
-                {
-                    "role": "standalone",
-                    "runtime": {"endpoint": f"unix://{containerd.socket}"},
-                    "state": {"directory": str(directory / "state")},
-                    "shutdown": {
-                        "by_priority": [{"min_priority": each, "seconds": limit_s / len(BANDS)} for each in BANDS]
-                    },
+        self._settings = convert(
+            Config,
+            {
+                "role": "standalone",
+                "runtime": {"endpoint": f"unix://{containerd.socket}"},
+                "state": {"directory": str(directory / "state")},
+                "shutdown": {
+                    "by_priority": [{"min_priority": each, "seconds": limit_s / len(BANDS)} for each in BANDS]
                 },
-            )
-        )
+            },
+        ).settings()
 
     @asynccontextmanager
     async def agent(self, *, adopted: int | None = None) -> AsyncIterator[asyncio.Task[None]]:

@@ -18,7 +18,6 @@ from nodeagent.cli.doctor import summary
 from nodeagent.cli.logind_fix import fix_logind
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings
 from nodeagent.model import Role
 from nodeagent.plan.node_checks import Finding, Verdict
 from nodeagent.record import replace
@@ -38,7 +37,7 @@ def node_settings(tmp_path: Path) -> Settings:
     state = tmp_path / "state"
     state.mkdir(mode=0o750)
     overrides = {"runtime.endpoint": f"unix://{tmp_path}/none.sock", "role": "standalone"}
-    return replace(settings(load(None, overrides, {}).config), state_directory=state)
+    return replace(load(None, overrides, {}).config.settings(), state_directory=state)
 
 
 def write(root: Path, name: str, text: str = "") -> None:

@@ -12,7 +12,6 @@ import yaml
 
 from nodeagent.cli.node_description import description_lines, read_pressure
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings
 from nodeagent.model import Image
 from nodeagent.model.kubernetes import Node
 from nodeagent.model.machine import Machine
@@ -81,7 +80,7 @@ async def test_pressure_on_another_image_filesystem_is_that_of_the_node(
 
     monkeypatch.setattr("nodeagent.observe.eviction_signals.read_other_filesystem", read_full)
     thresholds = parse_thresholds(hard="imagefs.available<1Mi")
-    made = settings(load(None, {"role": "standalone"}, {}).config)
+    made = load(None, {"role": "standalone"}, {}).config.settings()
     made = replace(made, eviction=replace(made.eviction, thresholds=thresholds), pod_log_root=tmp_path)
     runtime = cast("CriClient", Runtime())
     assert await read_pressure(made, runtime, None) == frozenset()

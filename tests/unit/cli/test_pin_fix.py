@@ -12,7 +12,6 @@ from nodeagent.cli import pin_fix
 from nodeagent.cli.doctor_checks import runtime_findings
 from nodeagent.cli.pin_fix import fix_pin
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.errors import NodeAgentError
 from nodeagent.plan.node_checks import Verdict
 from nodeagent.record import replace
@@ -39,7 +38,7 @@ async def served(tmp_path: Path, *, honoured: bool = True, present: bool = True)
     sim.sandbox_image = PAUSE
     sim.add_image(PAUSE if present else "registry.test/other:1", layers=[Layer("pause", 1 << 20)])
     overrides = {"runtime.endpoint": f"unix://{tmp_path}/s", "role": "beside-kubelet"}
-    made = replace(settings_of(load(None, overrides, {}).config), state_directory=tmp_path / "state")
+    made = replace(load(None, overrides, {}).config.settings(), state_directory=tmp_path / "state")
     async with SimServer(sim, tmp_path / "s", profile=HONOURED if honoured else IGNORED):
         yield made
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from nodeagent.config.fields import fields_of, settings_of
 from nodeagent.config.loading import load
 from nodeagent.config.models import Config
-from nodeagent.config.policies import policies
 from nodeagent.config.toml_writer import reference, to_toml
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
@@ -175,7 +174,7 @@ def test_settings_of_the_file_are_in_the_policies(tmp_path: Path) -> None:
         '[container_gc]\nmax_containers = 7\nsandbox_minimum_age = "3s"\nlog_minimum_age = "4s"\n'
         '[protect]\nimages = ["*/pause"]\nkeep_last_n_tags_per_repository = 3\n'
     )
-    gc = policies(load(path).config)
+    gc = load(path).config.settings().policy
     images = gc.images
     assert (images.high_threshold_percent, images.low_threshold_percent, images.minimum_age_s) == (70, 60, 3600)
     assert (images.minimum_gain_bytes, images.protection.keep_last_n_tags_per_repository) == (1 << 20, 3)

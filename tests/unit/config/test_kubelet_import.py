@@ -14,7 +14,6 @@ from nodeagent.config.kubelet_import import Imported, import_kubelet, read_kubel
 from nodeagent.config.kubelet_report import import_report
 from nodeagent.config.loading import load
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 
@@ -112,7 +111,7 @@ def test_all_fields_with_a_counterpart_are_converted() -> None:
 def test_written_file_loads_to_the_same_settings(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(of(WHOLE).to_toml())
-    loaded = settings(load(path, {}, {}).config)
+    loaded = load(path, {}, {}).config.settings()
     hard = [each.text for each in loaded.eviction.thresholds if each.hard]
     assert hard == ["memory.available<200Mi", "nodefs.inodesFree<5000", "allocatableMemory.available<200Mi"]
     assert [phase.seconds for phase in loaded.shutdown.phases] == [45.0, 0.0]

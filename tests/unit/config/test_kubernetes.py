@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.config.kubernetes_models import parse_condition_taints, parse_node_ips, parse_reserved
+from nodeagent.config.kubernetes import parse_condition_taints, parse_node_ips, parse_reserved
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 from nodeagent.model import Role
@@ -57,7 +56,7 @@ def test_setting_of_evictions_without_the_one_that_it_requires_is_refused(sectio
 def test_eviction_beside_a_kubelet_is_enabled_through_the_api_server_only(evict_pods: bool, off: bool) -> None:
     section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "watch_pods": True, "evict_pods": evict_pods}
     for enabled in ("auto", "on"):
-        found = settings_of(convert(Config, {"kubernetes": section, "eviction": {"enabled": enabled}})).eviction
+        found = convert(Config, {"kubernetes": section, "eviction": {"enabled": enabled}}).settings().eviction
         assert bool(found.off_because(Role.BESIDE_KUBELET)) is off
         assert found.refused(Role.BESIDE_KUBELET) is (off and enabled == "on")
         assert not found.off_because(Role.STANDALONE)
@@ -66,7 +65,7 @@ def test_eviction_beside_a_kubelet_is_enabled_through_the_api_server_only(evict_
 @pytest.mark.parametrize(("text", "seconds"), [("0s", 0.0), ("1m", 60.0), ("24h", 86400.0)])
 def test_failed_pods_are_deleted_from_the_configured_age_on(text: str, seconds: float) -> None:
     section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "delete_failed_after": text}
-    found = settings_of(convert(Config, {"kubernetes": section})).kubernetes
+    found = convert(Config, {"kubernetes": section}).settings().kubernetes
     assert (found.delete_failed_after_s, found.delete_failed_after) == (seconds, seconds > 0)
 
 
@@ -87,7 +86,7 @@ def test_deletion_of_failed_pods_that_is_too_early_or_without_a_server_is_refuse
 def test_taints_of_conditions_are_read() -> None:
     taints = "nodeagent.dev/image-gc-degraded:NoSchedule, nodeagent.dev/container-gc-degraded:PreferNoSchedule"
     section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "publish_conditions": True, "condition_taints": taints}
-    assert settings_of(convert(Config, {"kubernetes": section})).kubernetes.condition_taints == {
+    assert convert(Config, {"kubernetes": section}).settings().kubernetes.condition_taints == {
         "nodeagent.dev/image-gc-degraded": "NoSchedule",
         "nodeagent.dev/container-gc-degraded": "PreferNoSchedule",
     }

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.metrics import DEFAULT_LISTEN, Listen, MetricsSettings, TlsFiles, parse_listen
-from nodeagent.config.models import Config, MetricsSection
-from nodeagent.config.policies import settings
+from nodeagent.config.metrics import DEFAULT_LISTEN, Listen, MetricsSection, MetricsSettings, TlsFiles, parse_listen
+from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 
@@ -74,7 +73,7 @@ def test_any_text_is_parsed_or_rejected(text: str) -> None:
 
 
 def test_default_is_a_loopback_address() -> None:
-    assert settings(Config()).metrics == MetricsSettings(DEFAULT_LISTEN)
+    assert Config().settings().metrics == MetricsSettings(DEFAULT_LISTEN)
     assert DEFAULT_LISTEN.host == "127.0.0.1"
 
 
@@ -95,7 +94,7 @@ def test_incomplete_tls_files_are_rejected(fields: dict[str, str], error: str) -
 
 def test_tls_files_are_part_of_the_endpoint() -> None:
     section = MetricsSection(listen="0.0.0.0:20310", certificate_file="/c", key_file="/k", client_ca_file="/a")
-    found = settings(Config(metrics=section)).metrics
+    found = Config(metrics=section).settings().metrics
     assert found.endpoint == (Listen("0.0.0.0", 20310), TlsFiles("/c", "/k", "/a"))
     assert not found.is_open
 
@@ -112,4 +111,4 @@ def test_tls_files_are_part_of_the_endpoint() -> None:
     ],
 )
 def test_endpoint_without_tls_is_open_at_addresses_that_other_machines_reach(listen: str, is_open: bool) -> None:
-    assert settings(Config(metrics=MetricsSection(listen=listen))).metrics.is_open is is_open
+    assert Config(metrics=MetricsSection(listen=listen)).settings().metrics.is_open is is_open

@@ -14,7 +14,6 @@ import pytest
 
 from nodeagent.act.agent import open_agent
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings
 from nodeagent.daemon import supervisor
 from nodeagent.observe.clock_reading import with_valid_times
 from nodeagent.plan.decision import Verdict
@@ -92,7 +91,7 @@ class Place:
             "container_gc.container_log_root": str(self.directory / "containers"),
             **more,
         }
-        made = settings(load(None, values, {}).config)
+        made = load(None, values, {}).config.settings()
         async with open_agent(made, record=True, dry_run=False, clock=self.clock) as agent:
             yield agent
 

@@ -13,7 +13,6 @@ import pytest
 from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
@@ -61,7 +60,7 @@ class Place:
             "image_gc.high_threshold_percent": 100,
             "image_gc.removal": removal,
         }
-        made = settings(load(None, values, {}).config)
+        made = load(None, values, {}).config.settings()
         policy = replace(made.policy.images, maximum_unused_age_s=maximum_s)
         made = replace(made, policy=replace(made.policy, images=policy))
         async with open_agent(made, record=record, dry_run=False, clock=self.node.clock) as agent:

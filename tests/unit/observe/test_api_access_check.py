@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from nodeagent.cli.doctor_cluster import cluster_findings
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings
 from nodeagent.kube.certificate_dates import expiry
 from nodeagent.model.api_access import ApiAccess
 from nodeagent.model.machine import Machine
@@ -215,7 +214,7 @@ def test_manifest_grants_exactly_the_permissions_of_the_settings_once_with_their
 def test_api_server_that_no_setting_uses_is_not_asked(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[kubernetes]\nserver = "https://127.0.0.1:9"\ntoken_file = "/nonexistent/token"\n')
-    (found,) = cluster_findings(settings(load(config, {}, {}).config))
+    (found,) = cluster_findings(load(config, {}, {}).config.settings())
     assert (found.verdict, found.evidence.startswith("no setting uses the API server")) == (Verdict.SKIPPED, True)
 
 

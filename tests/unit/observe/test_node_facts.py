@@ -8,7 +8,6 @@ import pytest
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import Image, RuntimeInfo
 from nodeagent.observe.node_facts import RUNTIME_DOWN, NodeFactsReader, plain_version
@@ -42,7 +41,7 @@ def cri(runtime: Runtime) -> CriClient:
 
 
 async def test_runtime_reports_version_images_and_causes_in_the_words_of_the_kubelet() -> None:
-    facts = await NodeFactsReader(settings(Config()), SystemClock()).read(cri(Runtime(PROBLEM)), frozenset())
+    facts = await NodeFactsReader(Config().settings(), SystemClock()).read(cri(Runtime(PROBLEM)), frozenset())
     assert facts.runtime_version == "containerd://1.6.20"
     assert facts.images == (Image("i"),)
     # Message recorded from a kubelet on a node in this state.
@@ -80,7 +79,7 @@ def test_version_of_the_runtime_has_a_suffix_only_if_it_is_semantic(text: str, e
 async def test_runtime_without_answer_leaves_images_unknown() -> None:
     error = RuntimeUnavailableError("no socket")
     for runtime, unread in ((None, ()), (cri(Runtime(error=error)), ("no socket",))):
-        facts = await NodeFactsReader(settings(Config()), SystemClock()).read(runtime, None, not_ready=("also",))
+        facts = await NodeFactsReader(Config().settings(), SystemClock()).read(runtime, None, not_ready=("also",))
         assert facts.not_ready == (RUNTIME_DOWN, "also")
         assert facts.images is None
         assert facts.unread == unread

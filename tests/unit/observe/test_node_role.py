@@ -12,7 +12,6 @@ import pytest
 from nodeagent.act.agent import open_agent
 from nodeagent.config.eviction import EvictionSettings
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.eviction.composition import EvictionTask, eviction_tasks, refusal
 from nodeagent.daemon.loop_status import Activity, LoopStatuses
@@ -157,7 +156,7 @@ class Evicting:
         clock = watched.kubelet.clock
         self.context = DaemonContext(None, watched.logger, clock, LoopStatuses(clock), PassLock(clock))  # type: ignore[arg-type]
         self.context.roles = watched.roles
-        self.settings = settings_of(load(None, {}, {}).config)
+        self.settings = load(None, {}, {}).config.settings()
         self.settings = replace(self.settings, role=configured, eviction=EvictionSettings(enabled=enabled))
         self.watched = watched
         self.loops = 0
@@ -271,7 +270,7 @@ def configured(tmp_path: Path, **more: str | int) -> Settings:
         "container_gc.log_minimum_age": "0s",
         **more,
     }
-    return settings_of(load(None, words, {}).config)
+    return load(None, words, {}).config.settings()
 
 
 @pytest.fixture

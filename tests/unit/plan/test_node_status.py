@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.kubernetes_models import parse_reserved
+from nodeagent.config.kubernetes import parse_reserved
 from nodeagent.model import Image
 from nodeagent.model.kubernetes import Node, StatusCondition
 from nodeagent.model.machine import Machine, NodeFacts

@@ -17,7 +17,6 @@ import pytest
 
 from nodeagent.api.history import History as HistoryDocument
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings
 from nodeagent.errors import ConfigError
 from nodeagent.model import ImageUsage
 from nodeagent.model.node_stop import LastActivity, StopEnd
@@ -168,7 +167,7 @@ def test_saved_plan_of_0_1_is_refused(state: Path) -> None:
 
 
 def test_configuration_of_0_1_is_accepted(state: Path) -> None:
-    in_force = settings(load(state / "config.toml", environment={}).config)
+    in_force = load(state / "config.toml", environment={}).config.settings()
     assert in_force.policy.images.high_threshold_percent == 2
 
 

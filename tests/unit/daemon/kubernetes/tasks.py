@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.loop_status import LoopStatuses
@@ -48,7 +47,7 @@ def settings_with(
     token = directory / "token"
     token.write_text("token-of-the-agent")
     section = {"server": url, "ca_file": str(authority.ca_file), "token_file": str(token), **kubernetes}
-    return settings_of(convert(Config, {**document, "kubernetes": section, "kubelet": {"node_name": "node-1"}}))
+    return convert(Config, {**document, "kubernetes": section, "kubelet": {"node_name": "node-1"}}).settings()
 
 
 def context_of(settings: Settings, stream: io.StringIO) -> DaemonContext:

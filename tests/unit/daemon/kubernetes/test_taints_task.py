@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.config.validation import convert
 from nodeagent.daemon.kubernetes import TAINTS
 from nodeagent.daemon.kubernetes.reporting import START_FAILURES
@@ -275,7 +274,7 @@ async def test_reload_without_an_api_server_removes_the_taint(authority: Authori
     with serving_api(api, partial(authority.server_context, "server")) as url:
         async with running(tainting(authority, url, tmp_path), io.StringIO()) as context:
             await until(lambda: OWN in taints(api))
-            context.settings = settings_of(convert(Config, {"dry_run": False}))
+            context.settings = convert(Config, {"dry_run": False}).settings()
             await until(lambda: taints(api) == FOREIGN)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.kubernetes import NAME
@@ -74,7 +73,7 @@ def registering(authority: Authority, url: str, directory: Path, **changes: Any)
     token.write_text("token-of-the-agent")
     section = {"register_node": True, "server": url, "ca_file": str(authority.ca_file), "token_file": str(token)}
     document = {"kubernetes": section, "kubelet": {"node_name": "node-1"}, "role": "standalone", **changes}
-    return settings_of(convert(Config, document))
+    return convert(Config, document).settings()
 
 
 @asynccontextmanager
@@ -125,7 +124,7 @@ async def test_nothing_is_sent_in_a_dry_run(authority: Authority, tmp_path: Path
 
 
 async def test_default_configuration_has_no_registration_in_status_and_log() -> None:
-    async with running(settings_of(Config()), KubeletDouble()) as made:
+    async with running(Config().settings(), KubeletDouble()) as made:
         await asyncio.sleep(0)
         assert made.context.loop_statuses.all == ()
     assert made.stream.getvalue() == ""
@@ -185,7 +184,7 @@ LOST = replace(READ, runtime_version="", images=None, not_ready=("container runt
 
 async def test_short_absence_of_the_runtime_is_not_reported_and_a_shutdown_is() -> None:
     clock = ManualClock()
-    settings = settings_of(Config())
+    settings = Config().settings()
     context = DaemonContext(
         settings, log.configure("json", "info", io.StringIO()), clock, LoopStatuses(clock), PassLock(clock)
     )

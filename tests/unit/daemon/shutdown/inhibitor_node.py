@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.loop_status import LoopStatuses
@@ -108,18 +107,16 @@ class Place:
 
     def settings(self, **shutdown: Any) -> Settings:
         dry_run = shutdown.pop("dry_run", False)
-        return settings_of(
-            convert(
-                Config,
-                {
-                    "role": "standalone",
-                    "dry_run": dry_run,
-                    "runtime": {"endpoint": self.server.endpoint, "timeout": "1s"},
-                    "state": {"directory": str(self.directory / "state")},
-                    "shutdown": {"by_priority": BANDS, **shutdown},
-                },
-            )
-        )
+        return convert(
+            Config,
+            {
+                "role": "standalone",
+                "dry_run": dry_run,
+                "runtime": {"endpoint": self.server.endpoint, "timeout": "1s"},
+                "state": {"directory": str(self.directory / "state")},
+                "shutdown": {"by_priority": BANDS, **shutdown},
+            },
+        ).settings()
 
     def pod(self, name: str, priority: int | None = 0, **more: Any) -> str:
         """Run a pod with one container; return the container's id."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.config.validation import convert
 from nodeagent.daemon.shutdown import pod_cache
 from nodeagent.daemon.shutdown.pod_cache import PodRuntime
@@ -54,7 +53,7 @@ async def opened(tmp_path: Path) -> AsyncIterator[tuple[Node, PodRuntime, SimSer
         "state": {"directory": str(tmp_path / "state")},
     }
     async with SimServer(node.sim, tmp_path / "cri.sock") as server:
-        runtime = PodRuntime(settings_of(convert(Config, document)), SystemClock(), lambda: Role.STANDALONE)
+        runtime = PodRuntime(convert(Config, document).settings(), SystemClock(), lambda: Role.STANDALONE)
         try:
             yield node, runtime, server
         finally:

@@ -17,7 +17,6 @@ import pytest_asyncio
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
-from nodeagent.config.policies import settings as settings_of
 from nodeagent.config.validation import convert
 from nodeagent.daemon.shutdown.recorder import STALLED_AFTER_S
 from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
@@ -64,17 +63,15 @@ class StopHookNode:
 
     def configured(self, directory: Path, **shutdown: Any) -> Settings:
         bands = [{"min_priority": 0, "seconds": 1.0}, {"min_priority": 1000, "seconds": 0.5}]
-        return settings_of(
-            convert(
-                Config,
-                {
-                    "role": "standalone",
-                    "runtime": {"endpoint": self.server.endpoint, "timeout": "1s"},
-                    "state": {"directory": str(directory / "state")},
-                    "shutdown": {"by_priority": bands, **shutdown},
-                },
-            )
-        )
+        return convert(
+            Config,
+            {
+                "role": "standalone",
+                "runtime": {"endpoint": self.server.endpoint, "timeout": "1s"},
+                "state": {"directory": str(directory / "state")},
+                "shutdown": {"by_priority": bands, **shutdown},
+            },
+        ).settings()
 
     async def stop(
         self,

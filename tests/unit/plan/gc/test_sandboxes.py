@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.config.models import Config
-from nodeagent.config.policies import policies
 from nodeagent.model import Role
 from nodeagent.plan.gc.policy import SandboxGCPolicy
 from nodeagent.plan.gc.sandboxes import plan_sandbox_gc
@@ -48,7 +47,7 @@ def test_only_old_inactive_sandbox_of_a_deleted_pod_is_removed(change: dict[str,
 @pytest.mark.difference("sandbox-minimum-age")
 @pytest.mark.parametrize(("age_s", "code"), [(59.9, "created-recently"), (60, "pod-deleted")])
 def test_sandbox_is_kept_for_a_minute_by_default(age_s: float, code: str) -> None:
-    policy = policies(Config()).sandboxes
+    policy = Config().settings().policy.sandboxes
     assert policy == SandboxGCPolicy()
     node = snapshot(sandboxes=(sandbox(created_s=age_s),))
     plan = plan_sandbox_gc(node, policy, statuses=check_pods(node, 0))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from nodeagent.config.loading import load
-from nodeagent.config.policies import settings
 from nodeagent.model import Role
 from nodeagent.plan.kubernetes.host_paths import STATE, host_paths
 from nodeagent.plan.kubernetes.rules import SETTINGS, role_documents
@@ -100,7 +99,7 @@ def test_configuration_is_valid_with_the_role_of_a_node_with_a_kubelet(
     workload = replace(WORKLOAD, dry_run=dry_run, scraped=scraped, socket="/run/k3s/containerd/containerd.sock")
     path = tmp_path / "config.toml"
     path.write_text(printed(workload)["ConfigMap"]["data"]["config.toml"])
-    found = settings(load(path, {}).config)
+    found = load(path, {}).config.settings()
     assert (found.dry_run, found.role) == (dry_run, Role.BESIDE_KUBELET)
     assert found.endpoint == "unix:///run/k3s/containerd/containerd.sock"
     assert found.metrics.listen is not None
@@ -138,7 +137,7 @@ def test_access_to_the_api_is_that_of_the_documented_pod_with_an_account_of_its_
     made = printed(workload)
     path = tmp_path / "config.toml"
     path.write_text(made["ConfigMap"]["data"]["config.toml"])
-    found = settings(load(path, {}).config).kubernetes
+    found = load(path, {}).config.settings().kubernetes
     used = {each for each in SETTINGS if getattr(found, each)}
     assert used == {"watch_pods", "publish_conditions", "publish_events", "delete_failed_after"}
     text = (Path(__file__).parents[4] / "nodeagent/docs/kubernetes.md").read_text()
@@ -172,7 +171,7 @@ def test_name_of_the_node_is_that_of_the_cluster(spec: dict[str, Any]) -> None:
     (variable,) = spec["containers"][0]["env"]
     assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
     loaded = load(None, {}, {variable["name"]: "ip-10-0-0-1.example.com"})
-    assert settings(loaded.config).kubelet.node_name == "ip-10-0-0-1.example.com"
+    assert loaded.config.settings().kubelet.node_name == "ip-10-0-0-1.example.com"
 
 
 def test_static_pod_refers_to_no_object_of_the_cluster() -> None:
@@ -188,7 +187,7 @@ def test_directory_of_static_pods_is_mounted_and_configured(tmp_path: Path, mani
     workload = replace(WORKLOAD, manifests=manifests)
     path = tmp_path / "config.toml"
     path.write_text(workload.config())
-    found = settings(load(path, {}).config).kubelet.manifests
+    found = load(path, {}).config.settings().kubelet.manifests
     assert (str(found or "")) == manifests
     for spec in specs(workload):
         assert ("manifests" in {each["name"] for each in spec["volumes"]}) is mounted

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config.models import Config
-from nodeagent.config.policies import shutdown
 from nodeagent.plan.shutdown.budget import DelayLimit, required_delay_s, shutdown_budget
 from nodeagent.plan.shutdown.phases import (
     Phase,
@@ -34,7 +33,7 @@ def test_fractions_of_a_second_are_kept() -> None:
 
 @pytest.mark.difference("shutdown-default")
 def test_graceful_shutdown_is_enabled_with_30_seconds_by_default() -> None:
-    default = shutdown(Config())
+    default = Config().shutdown.settings()
     assert default.enabled is None
     assert default.phases == two_bands(30, 10)
 
