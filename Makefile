@@ -39,7 +39,7 @@ test: ## set up and run all checks and tests of this machine; skipped tests are 
 	$(BIN)/python -m pytest $(UNIT_TESTS) $(PARALLEL)
 	$(BESIDE) $(BIN)/python -m pytest $(CONTAINERD_TESTS) tests/cluster
 
-check: ## format, lint, types, import directions, generated files, vocabulary, sizes
+check: ## format, lint, types, import directions, generated files, vocabulary; reports sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -1,72 +1,76 @@
-"""Check the sizes of files, functions and classes: ``python -m tests.sizes [PATH...]``, part of ``make check``.
+"""Report of code sizes, a part of ``make check``: ``python -m tests.sizes [DIRECTORY]``, by default of the package.
 
-A size above its limit is an error unless a comment gives a reason. The comment states a higher limit, on any line of a
-file (``# 450 lines: a table``) or on the line of a class (``# 12 attributes: one per source of the snapshot``); for a
-constructor, the reason of ``noqa: PLR0913`` is sufficient. Functions have no exceptions.
+Lines of code are lines with a token other than comments and docstrings. The report has no limits: a size is a question
+for the reader of a change, not an error.
 """
 
 from __future__ import annotations
 
 import ast
-import re
+import io
+import statistics
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-FILE_LINES: Final = 500
-FUNCTION_LINES: Final = 60
-ATTRIBUTES: Final = 10
-PARAMETERS: Final = 7
-
-_EXCLUDED = ("nodeagent/_proto/",)
-_LINES_REASON = re.compile(r"^# (\d+) lines: \S", re.MULTILINE)
-_ATTRIBUTES_REASON = re.compile(r"# (\d+) attributes: \S")
-_PARAMETERS_REASON = re.compile(r"# noqa: [\w, ]*PLR0913[\w, ]* - \S")
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-class Finding(NamedTuple):
-    """Size of a file, function or class above its limit."""
-
-    line: int
-    text: str
+_LISTED: Final = 8
+_GENERATED: Final = "/_proto/"
+_NO_CODE: Final = frozenset(
+    {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+        tokenize.ENCODING,
+    }
+)
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def find(text: str) -> Iterator[Finding]:
-    """Yield the sizes in a file that are above their limits."""
-    lines = text.splitlines()
-    reason = _LINES_REASON.search(text)
-    limit = int(reason[1]) if reason else FILE_LINES
-    if len(lines) > limit:
-        yield Finding(1, f"{len(lines)} lines, limit {limit}")
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, Function):
-            yield from _function(node, lines)
+class Sizes(NamedTuple):
+    """Sizes of one file: lines of code, those of imports, lines of each function, and attributes of each class."""
+
+    code: int
+    imports: int
+    functions: dict[str, int]
+    attributes: dict[str, int]
+
+
+def measure(text: str) -> Sizes:
+    """Return the sizes of a source text; fields of a class and the attributes that its constructor sets count alike."""
+    tree = ast.parse(text)
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    imports: set[int] = set()
+    functions: dict[str, int] = {}
+    attributes: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, _Documented) and ast.get_docstring(node) is not None:
+            code.difference_update(_lines(node.body[0]))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.update(_lines(node))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions[node.name] = len(_lines(node))
         elif isinstance(node, ast.ClassDef):
-            reason = _ATTRIBUTES_REASON.search(lines[node.lineno - 1])
-            limit = int(reason[1]) if reason else ATTRIBUTES
-            count = len(_attributes(node))
-            if count > limit:
-                yield Finding(node.lineno, f"class {node.name} has {count} attributes, limit {limit}")
+            attributes[node.name] = len(_attributes(node))
+    return Sizes(len(code), len(imports & code), functions, attributes)
 
 
-def _function(node: Function, lines: list[str]) -> Iterator[Finding]:
-    length = (node.end_lineno or node.lineno) - node.lineno + 1
-    if length > FUNCTION_LINES:
-        yield Finding(node.lineno, f"function {node.name} has {length} lines, limit {FUNCTION_LINES}")
-    parameters = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs) - 1
-    if node.name == "__init__" and parameters > PARAMETERS and not _PARAMETERS_REASON.search(lines[node.lineno - 1]):
-        yield Finding(node.lineno, f"constructor has {parameters} parameters, limit {PARAMETERS}")
+def _lines(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:
-    """Return the attributes that a constructor assigns; fields of a dataclass do not count."""
-    return {
+    fields = {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    assigned = {
         part.attr
         for function in node.body
         if isinstance(function, ast.FunctionDef) and function.name == "__init__"
@@ -74,25 +78,35 @@ def _attributes(node: ast.ClassDef) -> set[str]:
         if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
         if isinstance(part.value, ast.Name) and part.value.id == "self"
     }
+    return fields | assigned
 
 
-def _tracked() -> list[str]:
-    listed = subprocess.run(["git", "ls-files", "-z", "*.py"], capture_output=True, text=True, check=True).stdout
-    return [each for each in listed.split("\0") if each]
+def report(directory: str) -> str:
+    """Return the report of the tracked files of a directory."""
+    command = ["git", "ls-files", "-z", f"{directory}/*.py"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    found = {
+        name: measure(Path(name).read_text(encoding="utf-8")) for name in listed if name and _GENERATED not in name
+    }
+    code, imports = sum(each.code for each in found.values()), sum(each.imports for each in found.values())
+    functions = {f"{name}: {key}": size for name, each in found.items() for key, size in each.functions.items()}
+    attributes = {f"{name}: {key}": size for name, each in found.items() for key, size in each.attributes.items()}
+    p90 = statistics.quantiles(functions.values(), n=10)[-1]
+    totals = f"{len(found)} modules, {code} lines of code, {imports / code:.1%} of them imports"
+    return "\n".join(
+        (
+            f"{totals}; 90 % of the functions have at most {p90:.0f} lines",
+            *_largest("files, lines of code", {name: each.code for name, each in found.items()}),
+            *_largest("functions, lines", functions),
+            *_largest("classes, attributes", attributes),
+        )
+    )
 
 
-def main(paths: list[str]) -> int:
-    """Print the findings of files, by default of all tracked files; return 1 if there are findings, otherwise 0."""
-    failed = False
-    for name in paths or _tracked():
-        path = Path(name)
-        if name.startswith(_EXCLUDED) or not path.is_file():
-            continue
-        for each in find(path.read_text(encoding="utf-8")):
-            failed = True
-            print(f"{name}:{each.line}: {each.text}; split it, or write the reason beside it")
-    return int(failed)
+def _largest(title: str, sizes: dict[str, int]) -> list[str]:
+    names = sorted(sizes, key=lambda each: -sizes[each])[:_LISTED]
+    return [f"largest {title}:", *(f"  {sizes[each]:5} {each}" for each in names)]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(report(sys.argv[1] if len(sys.argv) > 1 else "nodeagent"))

@@ -73,7 +73,7 @@ class ObserverSettings(Record):
     confirm_s: float = CONFIRM_S
 
 
-class Observer:  # 12 attributes: one for each source of the snapshot
+class Observer:
     """Observer of a node through its runtime, its filesystems and the agent's state database.
 
     Attributes:

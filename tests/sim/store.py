@@ -112,7 +112,7 @@ def on_disk(size_bytes: int) -> int:
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
-class MetadataStore:  # 13 attributes: one for each table of containerd's database, and their reference counts
+class MetadataStore:
     """Metadata of one namespace, on a blob store shared with other namespaces.
 
     Attributes:

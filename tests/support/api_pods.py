@@ -37,7 +37,7 @@ def pod(name: str, uid: str = "", **fields: Any) -> dict[str, Any]:
     }
 
 
-class Pods:  # 12 attributes: pods, their history and the scripted refusals of one server
+class Pods:
     """Pods of the fake API server and the history of their changes.
 
     Attributes:

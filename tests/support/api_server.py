@@ -70,7 +70,7 @@ class Received:
     content_type: str
 
 
-class ApiServer:  # 15 attributes: state, faults and requests of one server
+class ApiServer:
     """State of the fake API server; tests set its attributes and read ``requests``.
 
     Attributes:

@@ -86,7 +86,7 @@ class StopActions(Protocol):
         """Stop a sandbox; success if it is already stopped or does not exist."""
 
 
-class CriEvictor:  # 11 attributes: one per dependency, two time limits
+class CriEvictor:
     """Evictor of pods through the container runtime.
 
     Source: CRI ``StopContainer``, ``StopPodSandbox``; kubelet ``killPod``.

@@ -24,7 +24,7 @@ def new_pass_id(started_at: datetime) -> str:
     return f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
-class PassProgress:  # 12 attributes: every part of the final report
+class PassProgress:
     """Plans, results and warnings of a pass so far."""
 
     def __init__(self, started_at: datetime, preview: Preview, trigger: str) -> None:

@@ -73,7 +73,7 @@ class Attempts:
         }
 
 
-class EvictionPass:  # 13 attributes: the six arguments, the parts of a pass, and the results of its steps
+class EvictionPass:
     """One eviction pass: acts on one evaluation of the thresholds and evicts at most one pod.
 
     Attributes:

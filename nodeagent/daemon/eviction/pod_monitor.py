@@ -25,7 +25,7 @@ _EVICTING_S: Final = 2.5
 LISTED_WITHIN_S: Final = 0.5
 
 
-class PodMonitor:  # 13 attributes: the six arguments, and the cache with its list in progress
+class PodMonitor:
     """Reads the pods of the node and logs their OOM kills."""
 
     def __init__(  # noqa: PLR0913 - each argument is a dependency

@@ -50,7 +50,7 @@ ANNOUNCE_WITHIN_S: Final = 2.0
 """Time from the signal until which the lock is kept for the announcement to the API server."""
 
 
-class InhibitorSession:  # 14 attributes: its collaborators, and the shutdown in progress
+class InhibitorSession:
     """Holds the inhibitor lock, refreshes the pod cache, and stops the pods at logind's signal."""
 
     def __init__(  # noqa: PLR0913 - its collaborators

@@ -121,7 +121,7 @@ def _pod_reasons(statuses: Mapping[str, PodDeletionStatus], *, include_finished:
     return reasons
 
 
-class _Classifier:  # 11 attributes: the inputs of the rules, and their results
+class _Classifier:
     """Classification of containers: kept regardless of the limits, of deleted or finished pods, or subject to limits.
 
     Attributes:

@@ -59,7 +59,7 @@ CLOCKS = st.sampled_from(["right", "right", "1970", "stopped", "+5h", "-5h"])
 SHUTDOWNS = st.sampled_from([0.0, 5.0, 59.0])
 
 
-class Clocks(RuleBasedStateMachine):  # 12 attributes: the expected state, changed by rules and compared by invariants
+class Clocks(RuleBasedStateMachine):
     """State machine of a node with an agent: rules change the clocks and items, and run passes."""
 
     def __init__(self) -> None:
