@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nodeagent.model import RuntimeInfo
 
-_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+_VERSION_NUMBER = re.compile(r"v?(\d+)\.(\d+)")
 
 
 def mounts_images(info: RuntimeInfo) -> bool:
@@ -16,7 +16,7 @@ def mounts_images(info: RuntimeInfo) -> bool:
 
     containerd 2.1 and CRI-O 1.31 or newer mount images; an unknown runtime is assumed to mount images.
     """
-    match = _VERSION.match(info.version)
+    match = _VERSION_NUMBER.match(info.version)
     if match is None:
         return True
     version = (int(match[1]), int(match[2]))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
 # Enum members used for every sandbox are module constants: a lookup in the enum class takes ten times as long.
-_SANDBOX, _KEEP, _REMOVAL_FAILED, _FAILED = ItemKind.SANDBOX, Verdict.KEEP, Verdict.FAILED, ReasonCode.FAILED_EARLIER
+_SANDBOX = ItemKind.SANDBOX
 
 _SANDBOX_ID = attrgetter("sandbox_id")
 _READY = Reason(ReasonCode.SANDBOX_READY)
@@ -76,7 +76,8 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of earlier plans
         in_force = without_minimum_age if status is not None and status.evicted else policy
         reason = _keep_reason(sandbox, snapshot, in_force, container_counts[sandbox.id], failed)
         if reason is not None:
-            kept.append(_decision(sandbox, _REMOVAL_FAILED if reason.code is _FAILED else _KEEP, reason))
+            verdict = Verdict.FAILED if reason.code is ReasonCode.FAILED_EARLIER else Verdict.KEEP
+            kept.append(_decision(sandbox, verdict, reason))
             continue
         reason = _pod_reason(status, include_finished=evict_non_deleted_pods)
         if reason is not None:

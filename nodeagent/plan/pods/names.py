@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nodeagent.model import Container, Sandbox
+    from nodeagent.model.workload import Container, Sandbox
 
 
 def container_name(container: Container) -> str:
