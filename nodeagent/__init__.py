@@ -20,12 +20,12 @@ Each package imports only packages below it (import contracts in ``pyproject.tom
 Three typical changes, with the files to edit:
 
 An eviction signal
-    ``model/pressure.py`` (member of ``Signal``), ``plan/eviction/signals.py`` (unit, resource and node condition),
+    ``model/pressure.py`` (member of ``Signal``), ``plan/eviction/thresholds.py`` (unit, resource and node condition),
     ``host/signals.py`` (its reading), ``config/eviction.py`` (its name in the configuration reference),
     ``tests/unit/host/test_signals.py``. Thresholds, status and metrics need no change.
 A keep rule for images
-    ``plan/reason_codes.py`` (reason code and sentence), ``plan/gc/image_keep_rules.py`` (the rule, at its precedence),
-    ``plan/gc/removal_condition.py`` (condition of a later removal), ``tests/unit/plan/gc/test_image_keep_rules.py``.
+    ``plan/reason_codes.py`` (reason code and sentence), ``plan/gc/keep_rules.py`` (the rule, at its precedence),
+    ``plan/gc/explanation.py`` (condition of a later removal), ``tests/unit/plan/gc/test_image_keep_rules.py``.
     For a separate setting: a field of ``ProtectionPolicy`` and the option in ``config``.
 A column in a list
     ``api/lists.py`` (field of the document), ``cli/list_views.py`` (column of the table),

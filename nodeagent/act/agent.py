@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.agent_parts import open_parts, pass_lock
 from nodeagent.act.gc.collector import MAX_ROUNDS, Collector, RemovalCompletion
-from nodeagent.act.gc.history_record import past_pass, past_undo
+from nodeagent.act.gc.history import HistoryRecorder, past_pass, past_undo
 from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.act.gc.pass_record import HistoryRecorder
-from nodeagent.act.gc.preview import Preview
-from nodeagent.act.gc.removal_recovery import RemovalRecovery
-from nodeagent.act.gc.undo import ImageUndo, NotUndoableError
+from nodeagent.act.gc.pass_state import Preview
+from nodeagent.act.gc.restore import ImageUndo, NotUndoableError, RemovalRecovery
 from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
@@ -31,8 +29,8 @@ from nodeagent.observe.node_role import RoleWatch
 from nodeagent.observe.storage_usage import read_breakdown
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.leaks import plan_leaks
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.plan.gc.saved_plan import plan_id as make_plan_id
-from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from nodeagent.store.history import History, configured_retention
 
@@ -43,18 +41,17 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.act.agent_parts import AgentParts
-    from nodeagent.act.gc.dry_run_changes import DryRunWatch
-    from nodeagent.act.gc.outcomes import PassReport, Result
-    from nodeagent.act.gc.pass_record import PassStart
-    from nodeagent.act.gc.undo import UndoReport
+    from nodeagent.act.gc.history import PassStart
+    from nodeagent.act.gc.outcomes import DryRunWatch, PassReport, Result
+    from nodeagent.act.gc.restore import UndoReport
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.model import NodeSnapshot, RoleDecision
-    from nodeagent.observe.bound_pods import BoundPods
     from nodeagent.observe.node_snapshot import Observer
+    from nodeagent.observe.pod_definitions import BoundPods
     from nodeagent.observe.pods import PodReader
     from nodeagent.observe.watched_pods import WatchedPods
-    from nodeagent.plan.gc.storage_breakdown import Breakdown
+    from nodeagent.plan.gc.breakdown import Breakdown
     from nodeagent.runtime.connection import CallObserver
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend

@@ -14,16 +14,15 @@ from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import lock_identity
 from nodeagent.host.node import boot_id
 from nodeagent.observe.clock_reading import read_clocks
-from nodeagent.observe.node_snapshot import Observer, ObserverSettings
+from nodeagent.observe.node_snapshot import Observer, ObserverSettings, StoredSnapshotUsage
 from nodeagent.observe.pod_images import make_bound_pods, make_pod_image_reader
-from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
 from nodeagent.observe.watched_pods import WatchedPods
 from nodeagent.record import Record
-from nodeagent.runtime.configured_connection import configured_connection
+from nodeagent.runtime.connection import configured_connection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.cri_storage import CriOnlyStorage
-from nodeagent.runtime.disk_format import DiskFormat, disk_format
+from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
 from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.store import HoldFile, Store, gap_limits
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.act.gc.remover_factory import RemoverFactory
-    from nodeagent.act.gc.undo import ImageUndo
+    from nodeagent.act.gc.restore import ImageUndo
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.model import FsObservation, Role
-    from nodeagent.observe.bound_pods import BoundPods
+    from nodeagent.observe.images import PodImageSource
     from nodeagent.observe.node_role import RoleWatch
-    from nodeagent.observe.snapshot_sources import PodImageSource
+    from nodeagent.observe.pod_definitions import BoundPods
     from nodeagent.runtime.connection import CallObserver, RuntimeConnection
     from nodeagent.runtime.storage_backend import StorageBackend
 
@@ -125,7 +124,7 @@ class AgentParts(Record):
 
     def make_removers(self, observer: Observer) -> RemoverFactory:
         """Return the factory of removers; ``observer`` searches for unreferenced blobs and snapshots again."""
-        from nodeagent.act.gc.log_removal import HostLogs  # noqa: PLC0415 - not needed for a preview
+        from nodeagent.act.gc.logs import HostLogs  # noqa: PLC0415 - not needed for a preview
         from nodeagent.act.gc.remover_factory import RemoverFactory  # noqa: PLC0415
 
         settings = self.settings
@@ -143,7 +142,7 @@ class AgentParts(Record):
 
     def make_undo(self) -> ImageUndo:
         """Return the undo service for image removals; removals through CRI RemoveImage have no undo window."""
-        from nodeagent.act.gc.undo import ImageUndo  # noqa: PLC0415 - not needed for a preview
+        from nodeagent.act.gc.restore import ImageUndo  # noqa: PLC0415 - not needed for a preview
 
         window = timedelta(seconds=self.settings.undo_window_s if self.settings.bulk_removal else 0.0)
         return ImageUndo(self.storage, self.cri, self.pass_lock, self.clock, window)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.store.history import History, PastAction, PastPass
-    from nodeagent.store.pass_records import Retention
+    from nodeagent.store.pass_tables import Retention
 
 WRITTEN_WITHIN_S: Final = 5.0
 """Maximum wait of a pass for a history write; a slow disk does not delay removals for longer."""

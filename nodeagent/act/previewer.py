@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.agent_parts import open_parts
-from nodeagent.act.gc.preview import preview_pass
+from nodeagent.act.gc.pass_state import preview_pass
 from nodeagent.clock import SystemClock
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.record import Record
@@ -18,9 +18,9 @@ from nodeagent.record import Record
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nodeagent.act.gc.preview import Observer, Preview
+    from nodeagent.act.gc.pass_state import Observer, Preview
     from nodeagent.config.settings import Settings
-    from nodeagent.plan.gc.scope import Scope
+    from nodeagent.plan.gc.policy import Scope
 
 
 class Previews(Protocol):

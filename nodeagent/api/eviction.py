@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from nodeagent.plan import decision
     from nodeagent.plan.eviction import planner
     from nodeagent.plan.eviction.ranking import RankedPod
+    from nodeagent.plan.eviction.readings import ThresholdStatus as ThresholdState
     from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus as ThresholdState
 
 
 class ThresholdStatus(Part, frozen=True, kw_only=True):

@@ -28,8 +28,9 @@ from nodeagent.model import NodeSnapshot
 from nodeagent.model.node import RuntimeInfo
 from nodeagent.plan import decision
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
-from nodeagent.plan.gc import saved_plan, storage_breakdown
-from nodeagent.plan.gc.storage_breakdown import Part as StoragePart
+from nodeagent.plan.gc import breakdown as storage_breakdown
+from nodeagent.plan.gc import saved_plan
+from nodeagent.plan.gc.breakdown import Part as StoragePart
 from nodeagent.schemas import SchemaId
 from nodeagent.text import raw_bytes
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from nodeagent.api.codec import Document, Part, Time
 from nodeagent.model import ALL_IMAGES, TRUSTED
-from nodeagent.plan.gc.holds import holds_in_force, left_in_boot_s
+from nodeagent.plan.gc.keep_rules import holds_in_force, left_in_boot_s
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from nodeagent import model
     from nodeagent.plan.decision import Decision
-    from nodeagent.plan.gc import layer_sharing
+    from nodeagent.plan.gc import breakdown as layer_sharing
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
 

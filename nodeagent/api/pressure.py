@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from nodeagent.model.memory import MemoryCounters, NodeMemory
     from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
+    from nodeagent.plan.eviction.readings import ThresholdStatus
     from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 
 class Threshold(Part, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from nodeagent.act.gc.preview import Preview as GCPreview
+    from nodeagent.act.gc.pass_state import Preview as GCPreview
 
 
 class Apply(Document, frozen=True, kw_only=True, tag=SchemaId.APPLY.value):

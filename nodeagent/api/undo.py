@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.act.gc.undo import UndoOutcome, by_image
+from nodeagent.act.gc.restore import UndoOutcome, by_image
 from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nodeagent.act.gc import undo
-    from nodeagent.runtime.undo_leases import UndoableRemoval
+    from nodeagent.act.gc import restore as undo
+    from nodeagent.runtime.leases import UndoableRemoval
 
 
 class RemovedImage(Part, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.config.loading import effective, load
 from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.errors import ConfigError, UsageError
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.plan.metrics_checks import OPEN_FIX, OPEN_LISTENER
 from nodeagent.text import Cut
 

@@ -33,7 +33,7 @@ from nodeagent.kube.kubelet_config import read_kubelet_config
 from nodeagent.model import Role
 from nodeagent.observe.node_role import read_role
 from nodeagent.plan.clock_checks import check_clock, check_image_use
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
 from nodeagent.plan.node_checks import (
     Finding,

@@ -11,7 +11,7 @@ from nodeagent.cli.reading import OBSERVED_WITHIN_S, print_document, read, typed
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import short_reference, size_cell
 from nodeagent.errors import UsageError
-from nodeagent.plan.gc.storage_breakdown import Part
+from nodeagent.plan.gc.breakdown import Part
 from nodeagent.text import Cut
 from nodeagent.units import parse_duration_s
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.cli.source import Source
-    from nodeagent.plan.gc.storage_breakdown import Breakdown
+    from nodeagent.plan.gc.breakdown import Breakdown
 
 _BAR: Final = 80
 _SHORTEST_S: Final = 1e-3

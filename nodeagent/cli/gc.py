@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
-from nodeagent.act.gc.preview import Preview
+from nodeagent.act.gc.pass_state import Preview
 from nodeagent.act.gc.undo_terms import offered_window_s
 from nodeagent.api import gc as documents
 from nodeagent.api.codec import encode
@@ -23,9 +23,8 @@ from nodeagent.cli.reading import OBSERVED_WITHIN_S
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
-from nodeagent.plan.gc.policy import ImageGCPolicy
+from nodeagent.plan.gc.policy import ImageGCPolicy, Scope
 from nodeagent.plan.gc.saved_plan import parse_plan
-from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import Record, field, replace
 from nodeagent.units import format_bytes, format_duration, format_time
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from nodeagent.act.previewer import Previews
     from nodeagent.cli.control_client import ControlConnection
     from nodeagent.config.settings import Settings
-    from nodeagent.plan.gc.storage_breakdown import Breakdown
+    from nodeagent.plan.gc.breakdown import Breakdown
 
 _PLAN_LIFETIME_S: Final = 600.0
 

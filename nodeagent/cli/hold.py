@@ -22,9 +22,9 @@ from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
 from nodeagent.observe.clock_reading import read_clocks, stored_trust
-from nodeagent.plan.gc.holds import images_named
 from nodeagent.plan.gc.image_protection import parse_rule
-from nodeagent.plan.gc.image_references import ImageIndex
+from nodeagent.plan.gc.image_users import ImageIndex
+from nodeagent.plan.gc.keep_rules import images_named
 from nodeagent.store import HoldFile
 from nodeagent.units import format_time, parse_duration_s
 

@@ -14,7 +14,7 @@ from nodeagent.errors import UsageError
 from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.cli.exit_codes import ExitCode
     from nodeagent.config.settings import Settings
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
-from nodeagent.act.gc.preview import plans_for
+from nodeagent.act.gc.pass_state import plans_for
 from nodeagent.act.gc.undo_terms import offered_window_s
 from nodeagent.api.codec import encode
 from nodeagent.api.gc import Drift, Report
@@ -26,8 +26,8 @@ from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.files import replace_file
 from nodeagent.host.node import node_identity
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.plan.gc.saved_plan import compare, parse_plan, refusal_of
-from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import Record, field
 from nodeagent.units import format_time, parse_duration_s
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.act.gc.outcomes import PassReport
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.api.saved_plan import SavedItem
     from nodeagent.config.settings import Settings
     from nodeagent.plan.gc import saved_plan

@@ -10,7 +10,7 @@ from nodeagent.cli.display import Line
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import short_id, short_reference, size, size_cell
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
-from nodeagent.plan.gc.pass_limits import LIMITS
+from nodeagent.plan.gc.policy import LIMITS
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes, format_duration, format_time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.act.gc.undo import UndoOutcome
+from nodeagent.act.gc.restore import UndoOutcome
 from nodeagent.api.codec import encode
 from nodeagent.api.node.gc import list_undoable
 from nodeagent.api.undo import UndoList, Undone

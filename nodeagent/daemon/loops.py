@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.gc.dry_run_changes import Changes
-    from nodeagent.act.gc.outcomes import PassReport, Result
-    from nodeagent.act.gc.pass_record import PassStart
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.history import PassStart
+    from nodeagent.act.gc.outcomes import Changes, PassReport, Result
+    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.daemon.loop_status import LoopStatuses
     from nodeagent.daemon.pass_lock import PassLock
-    from nodeagent.plan.gc.scope import Scope
+    from nodeagent.plan.gc.policy import Scope
     from nodeagent.telemetry.logging import StateLog
 
 FIRST_RETRY_S = 1.0

@@ -9,7 +9,7 @@ from nodeagent.api.node_report import NodeReport
 from nodeagent.daemon.status import status_document
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.node import node_name
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 
 if TYPE_CHECKING:
     from nodeagent.act.agent import Agent

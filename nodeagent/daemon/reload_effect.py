@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.eviction.preview import PodEviction
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+    from nodeagent.plan.eviction.readings import ThresholdStatus
 
 SHOWN: Final = 10
 """Maximum number of items or pods named in a log line or a document."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.preview import plans_for
+from nodeagent.act.gc.pass_state import plans_for
 from nodeagent.api import gc, reload
 from nodeagent.api.common import Reason
 from nodeagent.api.reload import EvictedPod, Grace, KindCount, MetThreshold, Reload
@@ -18,9 +18,9 @@ from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.local_storage import has_limit
 from nodeagent.plan.eviction.preview import first_victim, pods_over_limits
-from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.eviction.thresholds import MEANINGS
+from nodeagent.plan.gc.policy import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from nodeagent.observe.eviction_signals import SignalLayout
     from nodeagent.plan.decision import Decision, Plan
     from nodeagent.plan.eviction.preview import PodEviction
+    from nodeagent.plan.eviction.readings import ThresholdStatus
     from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 WITHIN_S: Final = 10.0
 """Time limit of a preview in seconds; a preview delays the start of the loops under new settings."""

@@ -37,7 +37,7 @@ from nodeagent.model import pressure as model
 from nodeagent.observe.eviction_signals import EvictionSignalReader, LayoutCache
 from nodeagent.plan.eviction.planner import eviction_order
 from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.plan.gc.holds import holds_in_force
+from nodeagent.plan.gc.keep_rules import holds_in_force
 from nodeagent.store import HoldFile
 
 if TYPE_CHECKING:

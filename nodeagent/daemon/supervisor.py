@@ -12,12 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.dry_run_changes import DryRunWatch
-from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.act.gc.outcomes import DryRunWatch, PassEnd
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.control.server import ControlServer
-from nodeagent.daemon.control.socket import refuse_second_agent
+from nodeagent.daemon.control.server import ControlServer, refuse_second_agent
 from nodeagent.daemon.eviction.composition import eviction_tasks
 from nodeagent.daemon.health import status_line
 from nodeagent.daemon.http.metrics_task import MetricsTask
@@ -46,13 +44,12 @@ from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
 from nodeagent.host.lock import daemon_lock
 from nodeagent.host.notify import Notifier
 from nodeagent.host.systemd import is_node_stopping
-from nodeagent.plan.gc.scope import Scope
-from nodeagent.plan.gc.storage_breakdown import describe
+from nodeagent.plan.gc.breakdown import describe
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
 from nodeagent.runtime.connection import check_permission
 from nodeagent.store.last_settings import write_last_settings
-from nodeagent.telemetry.event_bus import subscribe, unsubscribe
-from nodeagent.telemetry.logging import StateLog
+from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,11 +59,11 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.act.gc.outcomes import PassReport, Result
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonTask
     from nodeagent.daemon.loops import Pass
-    from nodeagent.plan.gc.storage_breakdown import Breakdown
+    from nodeagent.plan.gc.breakdown import Breakdown
 
 STOP_WITHIN_S = 8.0
 GRACE_POLL_S = 0.5

@@ -14,7 +14,7 @@ from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.kube.pod_api import PAGE_SIZE, PODS
 from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.kubernetes.failed_pods import FAILED, FailedPod
-from nodeagent.plan.pods.annotations import ANNOTATION_MIRROR
+from nodeagent.plan.pods.definitions import ANNOTATION_MIRROR
 
 if TYPE_CHECKING:
     from nodeagent.kube.api_client import ApiClient

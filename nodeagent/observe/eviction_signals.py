@@ -19,10 +19,9 @@ from nodeagent.host.meminfo import MemoryReader
 from nodeagent.host.signals import SignalPaths, read_filesystem_signals, read_other_filesystem, read_signals
 from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem
 from nodeagent.plan.eviction.memory_model import is_near
-from nodeagent.plan.eviction.poll_interval import SOONEST_S
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.preview import SOONEST_S
 from nodeagent.plan.eviction.state import evaluate
-from nodeagent.plan.eviction.thresholds import find_contradictions, for_layout
+from nodeagent.plan.eviction.thresholds import MEANINGS, find_contradictions, for_layout
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError, StoreError
 from nodeagent.model import ImageUseRecord, StorageGraph
-from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.image_users import images_in_use
+from nodeagent.plan.gc.keep_rules import holds_in_force
 from nodeagent.record import replace
 from nodeagent.runtime.bounded_calls import gather_all
-from nodeagent.runtime.containerd_facts import pull_times, with_pins
 from nodeagent.runtime.cri_storage import CriOnlyStorage
+from nodeagent.runtime.image_records import pull_times, with_pins
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+    from datetime import datetime
 
-    from nodeagent.model import Hold, Image, ImageFilesystem, NodeSnapshot, UnreferencedPiece
+    from nodeagent.model import (
+        ClockTrust,
+        GapCause,
+        Hold,
+        Image,
+        ImageFilesystem,
+        NodeSnapshot,
+        PodImages,
+        Role,
+        UnreferencedPiece,
+    )
+    from nodeagent.observe.clock_reading import FirstSeenReader
     from nodeagent.observe.image_filesystems import ImageFilesystemReader
     from nodeagent.observe.list_check import CheckedLists
-    from nodeagent.observe.snapshot_sources import HoldReader, NodeMemory, PodImageSource
     from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import RuntimeStatus
@@ -193,3 +204,49 @@ class ImageObserver:
         elif isinstance(self._storage, CriOnlyStorage):
             return None
         return self._sources
+
+
+class NodeMemory(Protocol):
+    """State kept between observations; its methods block. Implemented by ``Store``."""
+
+    @property
+    def first_seen(self) -> FirstSeenReader:
+        """Return the reader of the first observations of items with a time that contradicts the clock."""
+
+    def read_clock(self, at: ClockReading) -> ClockTrust:
+        """Record a reading of the clocks and return the trust in its wall clock."""
+
+    def observe(
+        self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading
+    ) -> ImageUseRecord:
+        """Record one detection and return the usage of each listed image.
+
+        Args:
+            listed: image id to time of pull; ``None`` if unknown.
+            in_use: ids of the images in use.
+            at: reading of the clocks at the detection.
+        """
+
+    def interrupt(self, cause: GapCause) -> None:
+        """Record the cause of a gap in the observation of image use that begins now."""
+
+
+class HoldReader(Protocol):
+    """Reader of the image holds of operators. Blocks."""
+
+    def __call__(self) -> tuple[Hold, ...]:
+        """Return the holds. Raises StoreError if the holds cannot be read."""
+
+
+class PodImageSource(Protocol):
+    """Source of the images named by the pods of this node."""
+
+    async def __call__(self) -> PodImages:
+        """Return the images named by pods; the result includes the errors of failed readings."""
+
+
+class RoleReader(Protocol):
+    """Source of the role of the agent on this node."""
+
+    async def __call__(self) -> Role:
+        """Return the current role."""

@@ -22,7 +22,7 @@ from nodeagent.plan.gc.consistency import (
     find_suspicions,
     persistent,
 )
-from nodeagent.plan.gc.image_references import bare_id
+from nodeagent.plan.gc.image_users import bare_id
 from nodeagent.record import replace
 from nodeagent.runtime.bounded_calls import gather_all
 

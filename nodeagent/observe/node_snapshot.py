@@ -10,42 +10,102 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from nodeagent.errors import (
-    RuntimeUnavailableError,
-)
-from nodeagent.model import GapCause, ImageUseRecord, NodeSnapshot
+from nodeagent.errors import ObservationError, RuntimeUnavailableError
+from nodeagent.host import podlogs
+from nodeagent.host.log_trees import MAX_TREE_S, read_log_tree
+from nodeagent.host.podlogs import FAR_FUTURE
+from nodeagent.model import GapCause, ImageUseRecord, LogTree, NodeSnapshot
 from nodeagent.observe.clock_reading import read_clocks, with_valid_times
-from nodeagent.observe.dead_layers import DeadLayers
 from nodeagent.observe.image_filesystems import ImageFilesystemReader
 from nodeagent.observe.images import ImageObserver
-from nodeagent.observe.item_details import ItemDetails
+from nodeagent.observe.item_details import DeadLayers, ItemDetails
 from nodeagent.observe.list_check import CONFIRM_S, ListCheck
-from nodeagent.observe.log_trees import PodLogReader
 from nodeagent.observe.pod_images import no_pod_images
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.plan.pods.deletion import checked_pod_list
 from nodeagent.record import Record, replace
 from nodeagent.runtime.bounded_calls import gather_all
-from nodeagent.runtime.containerd_facts import unlisted_containers
+from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
+from nodeagent.runtime.image_records import unlisted_containers
+from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
+from nodeagent.store import SnapshotFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from nodeagent.clock import Clock
-    from nodeagent.model import (
-        ContainerLogLink,
-        FsObservation,
-        PodList,
-        PodLogDirectory,
-    )
+    from nodeagent.model import ContainerLogLink, FsObservation, PodList, PodLogDirectory, Sandbox
+    from nodeagent.observe.images import HoldReader, NodeMemory, PodImageSource, RoleReader
     from nodeagent.observe.list_check import FindRunning
-    from nodeagent.observe.snapshot_sources import HoldReader, NodeMemory, PodImageSource, RoleReader
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
-    from nodeagent.store import ClockReading
+    from nodeagent.store import ClockReading, Store
+
+MAX_TREES_S: Final = 30.0
+"""Time limit in seconds for all log trees of one observation; unread trees count as incomplete."""
+
+
+class PodLogReader:
+    """Reader of pod logs, which records the time since which each removable directory is unchanged."""
+
+    def __init__(self, root: Path, link_root: Path, clock: Clock) -> None:
+        """Create a reader of pod log directories in ``root`` and of links to container logs in ``link_root``."""
+        self._root = root
+        self._link_root = link_root
+        self._clock = clock
+        self._first_equal: Mapping[str, tuple[str, float]] = {}
+
+    def list_entries(self, warnings: list[str]) -> tuple[tuple[PodLogDirectory, ...], tuple[ContainerLogLink, ...]]:
+        """Return the pod log directories and the links without target; none, with a warning, if unreadable. Blocks."""
+        directories: tuple[PodLogDirectory, ...] = ()
+        links: tuple[ContainerLogLink, ...] = ()
+        try:
+            directories = podlogs.list_pod_log_directories(self._root)
+            if self._root.is_dir():  # without this directory the target of every link is missing
+                links = podlogs.list_dead_log_links(self._link_root)
+        except ObservationError as error:
+            warnings.append(f"pod logs are kept: {error}")
+        return directories, links
+
+    async def read(
+        self, directories: Sequence[PodLogDirectory], sandboxes: Iterable[Sandbox]
+    ) -> tuple[PodLogDirectory, ...]:
+        """Return the directories; directories of pods without a ready sandbox include their trees."""
+        ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
+        read = [each for each in directories if each.is_directory and each.uid and each.uid not in ready]
+        if not read:
+            self._first_equal = {}
+            return tuple(directories)
+        trees = await asyncio.to_thread(self._read, [each.name for each in read])
+        # a directory removed since the listing is omitted
+        return tuple(
+            replace(each, tree=trees.get(each.name))
+            for each in directories
+            if each.name not in trees or trees[each.name] is not None
+        )
+
+    def _read(self, names: Sequence[str]) -> dict[str, LogTree | None]:
+        before, first_equal = self._first_equal, {}
+        trees: dict[str, LogTree | None] = {}
+        deadline_s = self._clock.monotonic_s() + MAX_TREES_S
+        for name in names:
+            now_s = self._clock.monotonic_s()
+            if now_s >= deadline_s:
+                trees[name] = LogTree(FAR_FUTURE, "", f"not reached within {MAX_TREES_S:.0f} s of this observation")
+                continue
+            tree = read_log_tree(self._root, name, self._clock, within_s=min(MAX_TREE_S, deadline_s - now_s))
+            if tree is not None and not tree.problem:
+                digest, since_s = before.get(name, ("", now_s))
+                since_s = since_s if digest == tree.digest else now_s
+                first_equal[name] = tree.digest, since_s
+                tree = replace(tree, unchanged_s=max(0.0, now_s - since_s))
+            trees[name] = tree
+        self._first_equal = first_equal
+        return trees
+
 
 T = TypeVar("T")
 
@@ -187,3 +247,31 @@ class Observer:
         if scope is Scope.IMAGES:
             return (), ()
         return await asyncio.to_thread(self._logs.list_entries, warnings)
+
+
+class StoredSnapshotUsage:
+    """Snapshot usage recorded by earlier processes, by node of the storage graph."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def read(self) -> dict[Node, tuple[Stamp, SnapshotUsage]]:
+        """Return the usage of each recorded snapshot, with the creation time of the snapshot."""
+        return {
+            Node(SNAPSHOTS + snapshotter, key): (
+                Stamp(figures.created_s, figures.created_ns),
+                SnapshotUsage(figures.size_bytes, figures.inodes),
+            )
+            for (snapshotter, key), figures in self._store.snapshot_usage().items()
+        }
+
+    def write(self, read: Mapping[Node, tuple[Stamp, SnapshotUsage]], removed: Collection[Node]) -> None:
+        """Record the usage of ``read`` and delete the records of ``removed``."""
+        self._store.note_snapshot_usage(
+            {_store_key(node): SnapshotFigures(*created, *used) for node, (created, used) in read.items()},
+            [_store_key(node) for node in removed],
+        )
+
+
+def _store_key(node: Node) -> tuple[str, str]:
+    return node.kind.removeprefix(SNAPSHOTS), node.id

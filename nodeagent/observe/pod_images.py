@@ -15,7 +15,7 @@ from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import NO_POD_IMAGES, PodImages
 from nodeagent.model.pod_list import Completeness
 from nodeagent.model.pods import ENDED
-from nodeagent.observe.bound_pods import MAX_AGE_S, BoundPods
+from nodeagent.observe.pod_definitions import MAX_AGE_S, BoundPods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.config.kubelet import KubeletSettings
     from nodeagent.model.pods import PodSpec
-    from nodeagent.observe.bound_pods import SandboxLister
-    from nodeagent.observe.pod_definitions import ManifestLister
+    from nodeagent.observe.pod_definitions import ManifestLister, SandboxLister
     from nodeagent.observe.watched_pods import WatchedPods
 
 _MANIFESTS_S: Final = 5.0

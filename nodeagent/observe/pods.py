@@ -18,7 +18,7 @@ from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import Role
 from nodeagent.model.pods import PodInventory, PodReading
 from nodeagent.model.pressure import LayerUsage, Moment
-from nodeagent.observe.exited_layers import AT_LEAST_ZERO, ExitedLayers, with_further_layers
+from nodeagent.observe.layers import AT_LEAST_ZERO, ExitedLayers, measure_missing, with_further_layers
 from nodeagent.observe.pod_cgroups import PodCgroups
 from nodeagent.observe.pod_definitions import PodDefinitions
 from nodeagent.observe.pod_details import RuntimeDetails, active_sandboxes
@@ -30,11 +30,10 @@ from nodeagent.observe.pod_disk_usage import (
     with_layers,
     with_stats,
 )
-from nodeagent.observe.unmeasured_layers import measure_missing
-from nodeagent.plan.eviction.signals import MEANINGS, Unit
+from nodeagent.plan.eviction.thresholds import MEANINGS, Unit
 from nodeagent.plan.pods.facts import ignored_marks, merge_facts
 from nodeagent.plan.pods.groups import group_pods
-from nodeagent.plan.pods.shutdown_pods import shutdown_pods
+from nodeagent.plan.pods.inference import shutdown_pods
 from nodeagent.record import Record
 from nodeagent.runtime.bounded_calls import gather_all
 
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
     from nodeagent.model import Container, Sandbox
     from nodeagent.model.kubelet_access import KubeletAccess
     from nodeagent.model.pods import PodHandle, RuntimePod
+    from nodeagent.observe.layers import MeasureLayer
     from nodeagent.observe.pod_definitions import ManifestLister
-    from nodeagent.observe.unmeasured_layers import MeasureLayer
     from nodeagent.observe.watched_pods import WatchedPods
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import ContainerUsage

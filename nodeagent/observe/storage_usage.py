@@ -19,7 +19,7 @@ from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestErr
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_files import KUBELET_ROOT
-from nodeagent.plan.gc.storage_breakdown import MeasuredUsage, Walk, break_down
+from nodeagent.plan.gc.breakdown import MeasuredUsage, Walk, break_down
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from nodeagent.model import FsObservation, NodeSnapshot, UnreferencedPiece
     from nodeagent.observe.node_snapshot import Observer
-    from nodeagent.plan.gc.storage_breakdown import Breakdown, Share
+    from nodeagent.plan.gc.breakdown import Breakdown, Share
     from nodeagent.runtime.storage_backend import StorageBackend
 
 POD_VOLUMES: Final = KUBELET_ROOT / "pods"

@@ -33,9 +33,8 @@ from nodeagent.runtime.containerd_records import (
     decode_snapshot,
     decode_stored_image,
 )
-from nodeagent.runtime.decode_cache import DecodeCache
+from nodeagent.runtime.decode_cache import DecodeCache, PartCache
 from nodeagent.runtime.long_lists import LongList
-from nodeagent.runtime.part_cache import PartCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

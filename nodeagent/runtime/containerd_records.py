@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
@@ -250,3 +250,14 @@ def _sources(labels: Iterable[tuple[str, str]]) -> frozenset[str]:
 @lru_cache(maxsize=4096)
 def _interned(repositories: tuple[str, ...]) -> frozenset[str]:
     return frozenset(repositories)
+
+
+KIND_LABEL: Final = "nodeagent/image-removal"
+
+REMOVED: Final = "removed"
+"""Value of ``KIND_LABEL`` after the decision to remove: the names can be restored until the lease expires."""
+
+
+def is_undo(lease: Lease) -> bool:
+    """Return whether a lease keeps the content of removed images until their undo window ends."""
+    return lease.labels.get(KIND_LABEL) == REMOVED

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.containerd_records import KIND_LABEL
 from nodeagent.runtime.metadata_graph import EXPIRE
-from nodeagent.runtime.removal_label import KIND_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -25,8 +26,7 @@ from nodeagent.runtime.cri_messages import (
     merge_images,
 )
 from nodeagent.runtime.decode_cache import DecodeCache
-from nodeagent.runtime.long_lists import LongList, is_too_large
-from nodeagent.runtime.prefix_list import PrefixList
+from nodeagent.runtime.long_lists import LongList, PrefixList, is_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -328,3 +328,19 @@ def _sandbox_ids(answer: api.ListPodSandboxResponse) -> Iterable[str]:
 
 def _container_ids(answer: api.ListContainersResponse) -> Iterable[str]:
     return [each.id for each in answer.containers]
+
+
+_VERSION_NUMBER = re.compile(r"v?(\d+)\.(\d+)")
+
+
+def mounts_images(info: RuntimeInfo) -> bool:
+    """Return whether this runtime may mount images as volumes, so that the mounts of containers must be read.
+
+    containerd 2.1 and CRI-O 1.31 or newer mount images; an unknown runtime is assumed to mount images.
+    """
+    match = _VERSION_NUMBER.match(info.version)
+    if match is None:
+        return True
+    version = (int(match[1]), int(match[2]))
+    first = {"containerd": (2, 1), "cri-o": (1, 31)}.get(info.name.lower())
+    return first is None or version >= first

@@ -16,7 +16,7 @@ from nodeagent.model.pods import ContainerTraits
 from nodeagent.model.workload import LABEL_POD_UID
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record, replace
-from nodeagent.runtime.shared_text import shared_text
+from nodeagent.runtime.decode_cache import shared_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 from nodeagent.errors import ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.record import Record
 from nodeagent.runtime.bounded_calls import gather_all, run_bounded
-from nodeagent.runtime.containerd_facts import PINNED_LABEL
-from nodeagent.runtime.disk_format import NO_STORES, Stores
+from nodeagent.runtime.image_records import PINNED_LABEL
 from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER
-from nodeagent.runtime.namespace_lists import StorageLists, list_namespace
+from nodeagent.runtime.namespace_lists import NO_STORES, StorageLists, Stores, list_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -32,12 +31,10 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import SnapshotUsage, StoredContainer, StoredImage
     from nodeagent.runtime.creations import Creations
-    from nodeagent.runtime.disk_format import DiskFormat
-    from nodeagent.runtime.image_leases import ImageLeases
     from nodeagent.runtime.image_records import ImageExtent
-    from nodeagent.runtime.namespace_lists import NamespaceLists
+    from nodeagent.runtime.leases import ImageLeases, UndoLeases
+    from nodeagent.runtime.namespace_lists import DiskFormat, NamespaceLists
     from nodeagent.runtime.storage_graph import LayerCache
-    from nodeagent.runtime.undo_leases import UndoLeases
 
 
 class RemovalRecords(Record):
@@ -327,8 +324,7 @@ class ContainerdStorage:
     def removals(self) -> RemovalRecords:
         """Records for image removals that can be undone."""
         from nodeagent.runtime.creations import Creations  # noqa: PLC0415 - not needed by a preview
-        from nodeagent.runtime.image_leases import ImageLeases  # noqa: PLC0415 - not needed by a preview
-        from nodeagent.runtime.undo_leases import UndoLeases  # noqa: PLC0415 - not needed by a preview
+        from nodeagent.runtime.leases import ImageLeases, UndoLeases  # noqa: PLC0415
 
         leases = ImageLeases(self._client, self._clock, self._read_owner)
         undo = UndoLeases(self._client, leases)

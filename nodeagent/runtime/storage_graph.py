@@ -20,8 +20,7 @@ from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeT
 from nodeagent.model import ImageRecord, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
 from nodeagent.record import Record, replace
 from nodeagent.runtime.bounded_calls import run_bounded
-from nodeagent.runtime.containerd_records import SnapshotKind, SnapshotUsage, Stamp
-from nodeagent.runtime.disk_format import NO_STORES, DiskFormat, DiskFormats
+from nodeagent.runtime.containerd_records import SnapshotKind, SnapshotUsage, Stamp, is_undo
 from nodeagent.runtime.image_records import ImageExtent, image_extent, resolve_images
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
@@ -31,9 +30,7 @@ from nodeagent.runtime.metadata_graph import (
     Node,
     sum_by_store,
 )
-from nodeagent.runtime.namespace_cache import NamespaceCache
-from nodeagent.runtime.namespace_lists import make_inventory
-from nodeagent.runtime.removal_label import is_undo
+from nodeagent.runtime.namespace_lists import NO_STORES, DiskFormat, DiskFormats, NamespaceCache, make_inventory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence

@@ -10,10 +10,8 @@ Files of earlier versions are read; databases are migrated with the first write.
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.store.database import SnapshotFigures, Store
 from nodeagent.store.holds import HoldFile
-from nodeagent.store.image_usage import merge_usage
-from nodeagent.store.item_times import ItemKey
-from nodeagent.store.observation import GapLimits, gap_limits
-from nodeagent.store.state_file import StoreHealth
+from nodeagent.store.observation import GapLimits, ItemKey, gap_limits
+from nodeagent.store.state_file import StoreHealth, merge_usage
 
 __all__ = [
     "ClockReading",

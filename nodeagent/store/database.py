@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import ClockTrust, GapCause, ImageUsage, ImageUseRecord, ObservationGap
 from nodeagent.record import replace
 from nodeagent.store.clock_record import PLAUSIBLE_FROM, TOLERANCE_S, ClockReading, ClockRecord, advance, later, trust
-from nodeagent.store.image_usage import merge_usage
-from nodeagent.store.item_times import FirstSeen, ItemKey, ItemReadings, update_first_seen
-from nodeagent.store.observation import GapLimits, ObservationTracker
+from nodeagent.store.observation import (
+    FirstSeen,
+    GapLimits,
+    ItemKey,
+    ItemReadings,
+    ObservationTracker,
+    update_first_seen,
+)
 from nodeagent.store.sqlite import BROKEN, micros
-from nodeagent.store.state_file import StateFile, StoreHealth
+from nodeagent.store.state_file import StateFile, StoreHealth, merge_usage
 from nodeagent.store.usage_file import StoredUsage
 
 if TYPE_CHECKING:

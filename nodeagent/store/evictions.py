@@ -17,7 +17,7 @@ from nodeagent.files import read_file, replace_file
 from nodeagent.model.pressure import Signal
 from nodeagent.parsing import parse_json
 from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
-from nodeagent.plan.eviction.shortage import Shortage
+from nodeagent.plan.eviction.reclaim import Shortage
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

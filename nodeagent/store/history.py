@@ -21,20 +21,24 @@ from nodeagent.model.process import ProcessIdentity
 from nodeagent.record import replace
 from nodeagent.store import shutdown_history as node_stops
 from nodeagent.store import write_ahead
-from nodeagent.store.pass_history import (
+from nodeagent.store.pass_tables import (
     EVICTION_TABLES,
     PASS_INDEXES,
     PASS_TABLES,
     SETTLE_TABLE,
+    CountedPass,
+    PastAction,
+    PastPass,
+    Retention,
     count_passes,
     has_passes,
     insert_pass,
     prune_passes,
     read_passes,
 )
-from nodeagent.store.pass_records import CountedPass, PastAction, PastPass, Retention
 from nodeagent.store.sqlite import (
     BROKEN,
+    WriteConnection,
     check,
     check_version,
     is_corrupt,
@@ -42,8 +46,7 @@ from nodeagent.store.sqlite import (
     open_for_reading,
     quarantine,
 )
-from nodeagent.store.unfinished import UnfinishedPass
-from nodeagent.store.write_connection import WriteConnection
+from nodeagent.store.write_ahead import UnfinishedPass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -16,8 +16,8 @@ from nodeagent.errors import StoreError, UsageError
 from nodeagent.files import read_file, replace_file
 from nodeagent.model import Hold
 from nodeagent.parsing import parse_json
-from nodeagent.plan.gc.holds import has_ended
 from nodeagent.plan.gc.image_protection import length_from_wildcard
+from nodeagent.plan.gc.keep_rules import has_ended
 from nodeagent.record import Record, replace
 from nodeagent.schemas import SchemaId
 from nodeagent.text import to_json

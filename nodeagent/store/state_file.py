@@ -1,21 +1,68 @@
-"""Database file of image and snapshot usage: reading, writing and health."""
+"""Database file of image and snapshot usage: reading, writing and health.
+
+Interval between writes of image usage if only times have changed.
+
+Each write syncs the disk, which takes longer than all other parts of an observation, and every read request of the
+control API is an observation. If only times have changed since the written observation, the write is therefore deferred
+to a later observation. A process that ends before that write leaves slightly earlier times of use in the file. A first
+detection, the first use of an image, a gap or a jump of the clock is written immediately.
+"""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
+from nodeagent.model import ImageUsage
 from nodeagent.record import Record
 from nodeagent.store.sqlite import BUSY_TIMEOUT_S, check, connect, identity, is_corrupt, quarantine
 from nodeagent.store.usage_file import ADDITIONS, MIGRATIONS, StoredUsage, last_write, read_usage, write_usage
-from nodeagent.store.write_interval import is_due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
+
+    from nodeagent.store.clock_record import ClockRecord
+
+UNWRITTEN_S: Final = 5.0
+"""Maximum difference of the current and the written times, in seconds."""
+
+
+def is_due(now: StoredUsage, written: StoredUsage | None) -> bool:
+    """Return whether a state has to be written: not if only times changed, by less than ``UNWRITTEN_S`` seconds."""
+    if written is None or now.observation is None or written.observation is None:
+        return True
+    before, after = written.observation, now.observation
+    return not (
+        (after.boot_id, after.since_s, after.stopped_s) == (before.boot_id, before.since_s, before.stopped_s)
+        and 0 <= after.last_s - before.last_s < UNWRITTEN_S
+        and now.gaps == written.gaps
+        and now.first_seen == written.first_seen
+        and _fixed_clock(now.clock) == _fixed_clock(written.clock)
+        and now.usage.keys() == written.usage.keys()
+        and all(_adds_little(usage, written.usage[image_id]) for image_id, usage in now.usage.items())
+    )
+
+
+def _fixed_clock(record: ClockRecord | None) -> tuple[object, ...]:
+    """Return the fields of a clock record that do not change with every reading."""
+    if record is None:
+        return ()
+    known = (record.known_wall is None, record.calendar_zero is None)
+    return record.boot_id, record.first_s, record.anchor, record.node_zero, record.jumped_s, record.jump_s, *known
+
+
+def _adds_little(now: ImageUsage, written: ImageUsage) -> bool:
+    fixed = now.first_detected, now.pulled_at, now.present_since
+    if fixed != (written.first_detected, written.pulled_at, written.present_since):
+        return False
+    if now.last_used is None or written.last_used is None:
+        return now.last_used is written.last_used
+    return abs((now.last_used - written.last_used).total_seconds()) < UNWRITTEN_S
 
 
 class StoreHealth(Record):
@@ -162,3 +209,65 @@ class StateFile:
             f"cannot use state database {self._path}: {cause}; continuing in memory, a restart would lose the usage "
             "of images"
         )
+
+
+_RESOLUTION: Final = timedelta(microseconds=1)
+_ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def merge_usage(  # noqa: PLR0913 - the arguments are the facts of one detection
+    known: Mapping[str, ImageUsage],
+    listed: Mapping[str, datetime | None],
+    in_use: Collection[str],
+    now: datetime,
+    *,
+    previous_at: datetime | None = None,
+    ahead: timedelta = timedelta(0),
+    pulls_valid_since: datetime = _ALWAYS,
+) -> dict[str, ImageUsage]:
+    """Return the usage of every listed image after a detection at ``now``; other images are dropped.
+
+    The first detection of a new image is ``now``, never its pull time, since use was not observed between the two
+    times. The pull time is only the start of the minimum age, unless it is in the future, or the image was missing in
+    the previous detection although that detection was after the pull. A known image with another pull time than in the
+    previous detection was pulled again and has a new first detection. Times in the future are set to ``now``, so that
+    ages restart at zero.
+
+    Args:
+        known: usage after the previous detection.
+        listed: ids of the listed images with the time of the last pull, which is the creation time of the newest name
+            in the runtime; ``None`` if the runtime does not report that time. Pull times may be by another clock than
+            ``now``.
+        in_use: ids of the images in use.
+        now: time of this detection.
+        previous_at: time of the previous detection; ``None`` if use was not observed since then. An image in use at
+            ``previous_at`` and unused at ``now`` may have been used until a moment before ``now``.
+        ahead: difference of two clocks: that of the pull times minus that of all other times.
+        pulls_valid_since: start of the current setting of the pull clock; earlier pull times are ignored.
+
+    Source: kubelet image manager, ``detectImages``.
+    """
+    merged = {}
+    for image_id, reported_at in listed.items():
+        pulled_at = reported_at
+        before = known.get(image_id)
+        if before is None:
+            first, used = now, None
+            present = now
+            if pulled_at is not None and pulls_valid_since <= pulled_at <= now + ahead:
+                present = pulled_at - ahead
+            if previous_at is not None and present < previous_at:
+                present = now
+        else:
+            first = min(now, before.first_detected)
+            present = before.present_since or first
+            present = min(now, present)
+            if pulled_at is None:
+                pulled_at = before.pulled_at
+            elif before.pulled_at is not None and pulled_at != before.pulled_at:
+                first = present = now
+            used = min(before.last_used, now) if before.last_used is not None else None
+            if used is not None and previous_at is not None and used >= previous_at:
+                used = now - _RESOLUTION  # a last use equal to ``now`` would count as use in the next detection
+        merged[image_id] = ImageUsage(first, now if image_id in in_use else used, pulled_at, present)
+    return merged

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from nodeagent.store.item_times import FirstSeen, ItemKey
+    from nodeagent.store.observation import FirstSeen, ItemKey
 
 MIGRATIONS: Final = (
     (

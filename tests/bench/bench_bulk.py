@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient

@@ -34,7 +34,7 @@ from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
 from nodeagent.daemon.memory import configure_malloc, release_memory
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.runtime.connection import Method, RuntimeConnection
 from tests.sim.scenario import scale_node
 from tests.sim.server import SimServer

@@ -30,7 +30,7 @@ from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.consistency import RuntimeLists, SuspicionKind, find_suspicions
 from nodeagent.plan.gc.planner import plan_all
 from nodeagent.plan.gc.policy import GCPolicy
-from nodeagent.plan.shutdown.stop_signals import signal_number
+from nodeagent.plan.shutdown.phases import signal_number
 from nodeagent.runtime.containerd_records import decode_blob, decode_snapshot, decode_stored_image
 from nodeagent.runtime.cri_messages import (
     decode_container,

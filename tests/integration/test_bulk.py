@@ -10,7 +10,7 @@ import pytest
 from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.cli.session import load_settings
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.runtime.cri import CriClient
 from tests.support import many
 from tests.support.containerd import LoopFs

@@ -9,7 +9,7 @@ import pytest
 from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
 from nodeagent.host.database_revision import read_database_revision
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from tests.support import images
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import pytest
 
 from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
-from nodeagent.plan.gc.accounting import LayerLedger
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.image_targets import LayerLedger
+from nodeagent.plan.gc.policy import Scope
 from tests.support import reclaim, stacked
 from tests.support.containerd import LoopFs
 from tests.support.stacked import StackedNode, chain_ids, stack

@@ -18,7 +18,7 @@ from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from tests.support import images
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from nodeagent.config.loading import load
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
-from nodeagent.runtime.containerd_facts import is_pinned
 from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.image_records import is_pinned
 
 if TYPE_CHECKING:
     from pathlib import Path

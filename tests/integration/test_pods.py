@@ -18,8 +18,7 @@ from nodeagent.host.signals import read_memory_capacity
 from nodeagent.model import Role
 from nodeagent.model.pressure import Fact, FactSource, QosClass
 from nodeagent.observe.pods import PodReader, PodSettings
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.protection import Protection
+from nodeagent.plan.eviction.policy import EvictionPolicy, Protection
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 from tests.support import images, reclaim

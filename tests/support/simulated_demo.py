@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.act.gc.collector import Collector, RemovalCompletion
-from nodeagent.act.gc.log_removal import HostLogs
+from nodeagent.act.gc.logs import HostLogs
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.act.gc.remover_factory import RemoverFactory
 from nodeagent.cli.display import Line, standard_output
@@ -22,8 +22,7 @@ from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import run_async
 from nodeagent.model import Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, Scope
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient

@@ -28,7 +28,7 @@ from nodeagent.model import (
     StorageGraph,
     StoredPiece,
 )
-from nodeagent.plan.gc.image_references import repository_of
+from nodeagent.plan.gc.image_users import repository_of
 from nodeagent.record import replace
 
 if TYPE_CHECKING:

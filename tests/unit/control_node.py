@@ -31,7 +31,7 @@ from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control import server as control
-from nodeagent.daemon.control import socket as control_socket
+from nodeagent.daemon.control import server as control_socket
 from nodeagent.daemon.control.server import ControlServer
 from nodeagent.daemon.http import server as http_server
 from nodeagent.daemon.loop_status import LoopStatuses

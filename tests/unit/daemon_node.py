@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from nodeagent.act.gc import measurement
+from nodeagent.act.gc import pass_state as measurement
 from nodeagent.api import requests as api
 from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon import service_manager as service
 from nodeagent.daemon import supervisor
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.control.caller import CALLER, Caller
+from nodeagent.daemon.control.requests import CALLER, Caller
 from nodeagent.daemon.control.service import ControlService
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.guarded_call import call_kernel
-from nodeagent.plan.eviction.protection import Protection
+from nodeagent.plan.eviction.policy import Protection
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.model.pods import PodHandle, PodInventory
-    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.ranking import Eviction
 
 POLL_S: Final = 0.05
 _SHOWN: Final = 5

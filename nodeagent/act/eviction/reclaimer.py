@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.act.gc.preview import Preview
+from nodeagent.act.gc.pass_state import Preview
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnsupportedError
 from nodeagent.model.pressure import FilesystemRole
 from nodeagent.observe.pod_cgroups import total
@@ -14,7 +14,7 @@ from nodeagent.plan.eviction.reclaim import ReclaimAction, on_device, until_free
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.planner import plan_containers
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import OtherImageFilesystem
     from nodeagent.plan.decision import Plan
     from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.gc.accounting import SpaceNeeded
+    from nodeagent.plan.gc.image_targets import SpaceNeeded
     from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 
 

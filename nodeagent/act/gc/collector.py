@@ -11,16 +11,22 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from nodeagent.act.gc.executor import DryRunRemover, Interrupted, carry_out
-from nodeagent.act.gc.measurement import Measurement, is_relieved, readings_of
+from nodeagent.act.gc.history import NoRecorder
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, Result
-from nodeagent.act.gc.pass_record import NoRecorder
-from nodeagent.act.gc.preview import Preview, plans_for_saved, preview_pass
-from nodeagent.act.gc.progress import PassProgress
+from nodeagent.act.gc.pass_state import (
+    Measurement,
+    PassProgress,
+    Preview,
+    is_relieved,
+    plans_for_saved,
+    preview_pass,
+    readings_of,
+)
 from nodeagent.act.gc.undo_terms import undo_terms
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -28,9 +34,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from nodeagent.act.gc.executor import BatchRemover, Remover
+    from nodeagent.act.gc.history import PassRecorder
     from nodeagent.act.gc.outcomes import MeasuredFilesystem, PassReport
-    from nodeagent.act.gc.pass_record import PassRecorder
-    from nodeagent.act.gc.preview import Observer
+    from nodeagent.act.gc.pass_state import Observer
     from nodeagent.act.gc.undo_terms import UndoTerms
     from nodeagent.clock import Clock
     from nodeagent.model import FsObservation, NodeSnapshot

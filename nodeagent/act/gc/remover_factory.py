@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.act.gc.leak_removal import LeakRemover
-from nodeagent.act.gc.pod_log_removers import LogLinkRemover, PodLogRemover
-from nodeagent.act.gc.recheck import RuntimeReader
+from nodeagent.act.gc.guard import DEFAULT_SETTLE_S, HURRIED_SETTLE_S, RuntimeReader
+from nodeagent.act.gc.image_removers import TransactionalImageRemover
+from nodeagent.act.gc.logs import LeakRemover, LogLinkRemover, PodLogRemover
 from nodeagent.act.gc.removers import ContainerRemover, ImageRemover, ImageRemoverWithoutLeases, SandboxRemover
-from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, HURRIED_SETTLE_S
-from nodeagent.act.gc.transactional_remover import TransactionalImageRemover
 from nodeagent.host import podlogs
 from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.decision import ItemKind
 from nodeagent.record import Record
+from nodeagent.runtime.cri import mounts_images
 from nodeagent.runtime.cri_storage import CriOnlyStorage
-from nodeagent.runtime.features import mounts_images
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

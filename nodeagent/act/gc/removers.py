@@ -14,8 +14,8 @@ from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, RuntimeUnsupportedError, StoreError
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import ReasonCode, Verdict
-from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.keep_rules import holds_in_force
 from nodeagent.record import replace
 from nodeagent.units import format_duration
 

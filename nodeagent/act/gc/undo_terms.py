@@ -10,7 +10,7 @@ from nodeagent.record import Record
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.config.settings import Settings
     from nodeagent.plan.decision import Decision
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import SentTerm, StoppedPod
-from nodeagent.plan.shutdown.outcome import ContainerEnd, exit_note, pod_outcome
+from nodeagent.plan.shutdown.timing import ContainerEnd, exit_note, pod_outcome
 from nodeagent.record import Record
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.relief import SAMPLE_EVERY_S, UsageSample
-from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import replace
 from nodeagent.store.evictions import EvictionFile
 

@@ -6,20 +6,20 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.act.gc.preview import plans_by_loop
+from nodeagent.act.gc.pass_state import plans_by_loop
 from nodeagent.act.gc.undo_terms import offered_window_s
 from nodeagent.api.explain import Explained, Explanation, PastRemoval
 from nodeagent.api.gc import DiskUsage, Preview
 from nodeagent.api.undo import UndoList
 from nodeagent.errors import StoreError
 from nodeagent.plan.gc.explanation import explain
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 
 if TYPE_CHECKING:
     import threading
 
     from nodeagent.act.agent import Agent
-    from nodeagent.act.gc import preview as gc_preview
+    from nodeagent.act.gc import pass_state as gc_preview
     from nodeagent.model import NodeSnapshot
 
 _PAST_PASSES: Final = 5

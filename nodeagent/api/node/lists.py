@@ -13,13 +13,13 @@ from nodeagent.api.lists import LayerStack, list_header
 from nodeagent.errors import ObservationError
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.image_origin import describe_origins
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.plan.pods.deletion import check_pods
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.act.previewer import Previews
     from nodeagent.model import Container, NodeSnapshot, Sandbox
 
@@ -58,7 +58,7 @@ async def list_image_layers(agent: Previews) -> lists.ImageTree:
 
 
 def _image_tree(snapshot: NodeSnapshot) -> lists.ImageTree:
-    from nodeagent.plan.gc.layer_sharing import Stack, sharing_tree  # noqa: PLC0415 - needed only for --tree
+    from nodeagent.plan.gc.breakdown import Stack, sharing_tree  # noqa: PLC0415 - needed only for --tree
 
     if snapshot.storage is None:
         why = "; ".join(snapshot.warnings) or "runtime.containerd_api is off, or the runtime is not containerd"

@@ -19,10 +19,8 @@ from nodeagent.api.history import History
 from nodeagent.api.holds import HoldList
 from nodeagent.api.node import eviction, gc, lists, shutdown
 from nodeagent.api.saved_plan import encode_saved_plan
-from nodeagent.daemon.control.caller import CALLER
-from nodeagent.daemon.control.exclusive import run_exclusively
-from nodeagent.daemon.control.request_fields import check_number, check_text, parse_scope
 from nodeagent.daemon.control.requested_pass import require_agent
+from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope, run_exclusively
 from nodeagent.daemon.node_report import report_document
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
@@ -32,8 +30,7 @@ from nodeagent.host.node import node_identity
 from nodeagent.observe.clock_reading import read_clocks, stored_trust
 from nodeagent.schemas import SchemaId
 from nodeagent.store import HoldFile
-from nodeagent.telemetry.event_bus import Subscription
-from nodeagent.telemetry.logging import REPEATED
+from nodeagent.telemetry.logging import REPEATED, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping

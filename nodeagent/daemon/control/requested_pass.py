@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api.gc import Report
-from nodeagent.daemon.control.caller import CALLER
+from nodeagent.daemon.control.requests import CALLER
 from nodeagent.daemon.health import not_composed
 from nodeagent.daemon.loops import log_report, log_result, log_start
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, UsageError
 from nodeagent.host.node import node_identity
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.plan.gc.saved_plan import parse_plan, refusal_of
-from nodeagent.plan.gc.scope import Scope
 from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.act.gc import outcomes
-    from nodeagent.act.gc import preview as gc_preview
+    from nodeagent.act.gc import pass_state as gc_preview
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.plan.gc.saved_plan import Drift

@@ -7,16 +7,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import model
-from nodeagent.act.gc.undo import UndoOutcome
+from nodeagent.act.gc.restore import UndoOutcome
 from nodeagent.api.codec import encode_line
 from nodeagent.api.control import Paused, Resumed, Triggered
 from nodeagent.api.gc import Result
 from nodeagent.api.holds import Hold
 from nodeagent.api.undo import Undone
-from nodeagent.daemon.control.caller import CALLER
 from nodeagent.daemon.control.readings import Readings
-from nodeagent.daemon.control.request_fields import check_number, check_text, parse_scope
 from nodeagent.daemon.control.requested_pass import RequestedPass, require_agent
+from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.pause import pause, resume

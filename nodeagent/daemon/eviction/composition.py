@@ -11,19 +11,18 @@ from nodeagent.act.eviction.container_removal import CriContainerCleaner
 from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult
 from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.freed_space import make_visible
-from nodeagent.act.gc.log_removal import HostLogs
+from nodeagent.act.gc.logs import HostLogs
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api import eviction as documents
 from nodeagent.api.codec import encode_line
 from nodeagent.daemon.eviction import LOOP_NAME
+from nodeagent.daemon.eviction.actions import Monitors, PassActions
 from nodeagent.daemon.eviction.consumers import find_consumers
+from nodeagent.daemon.eviction.effects import OutstandingEffects
 from nodeagent.daemon.eviction.image_observation import ImageObservation
 from nodeagent.daemon.eviction.loop import EvictionLoop
-from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
-from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
 from nodeagent.daemon.eviction.page_cache import PageCache
-from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
-from nodeagent.daemon.eviction.pod_monitor import PodMonitor
+from nodeagent.daemon.eviction.pod_monitor import OomKillMonitor, PodMonitor
 from nodeagent.daemon.eviction.reporting import EvictionReporter
 from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
 from nodeagent.daemon.loops import log_result, log_start, wait_for_any
@@ -51,10 +50,9 @@ if TYPE_CHECKING:
     from nodeagent.act.eviction.container_removal import ContainerCleaner
     from nodeagent.act.eviction.evictor import Evictor
     from nodeagent.act.gc.outcomes import PassReport, Result
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.daemon.context import DaemonContext, DaemonTask
-    from nodeagent.daemon.eviction.pass_actions import Admission
-    from nodeagent.daemon.eviction.pass_result import EvictionRecord
+    from nodeagent.daemon.eviction.actions import Admission, EvictionRecord
     from nodeagent.model.pods import PodInventory
     from nodeagent.observe.pods import PodReader
     from nodeagent.runtime.storage_backend import StorageBackend

@@ -12,9 +12,9 @@ from nodeagent.errors import NodeAgentError
 from nodeagent.host.cgroups import read_processes
 from nodeagent.model.pressure import FilesystemRole, Resource
 from nodeagent.plan.eviction.reclaim import device_role
-from nodeagent.plan.eviction.signals import MEANINGS
-from nodeagent.plan.gc.scope import Scope
-from nodeagent.plan.gc.storage_breakdown import Part
+from nodeagent.plan.eviction.thresholds import MEANINGS
+from nodeagent.plan.gc.breakdown import Part
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.text import escape
 from nodeagent.units import format_bytes
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import Signal
     from nodeagent.observe.eviction_signals import SignalLayout
-    from nodeagent.plan.gc.storage_breakdown import Breakdown, Share
+    from nodeagent.plan.gc.breakdown import Breakdown, Share
 
 _SHOWN: Final = 4
 _WALK_WITHIN_S: Final = 5.0

@@ -9,30 +9,28 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.evictor import EvictionOutcome
 from nodeagent.act.eviction.reclaimer import IMAGE_ACTIONS
-from nodeagent.daemon.eviction.effect_wait import EffectWait
+from nodeagent.daemon.eviction.actions import NO_VICTIM, PassResult, PodMeasurement
 from nodeagent.daemon.eviction.node_reclaim import NodeReclaim, StepEnd
-from nodeagent.daemon.eviction.pass_result import NO_VICTIM, PassResult
-from nodeagent.daemon.eviction.pod_eviction import PodEviction, relieves_disk
-from nodeagent.daemon.eviction.pod_measurement import PodMeasurement
+from nodeagent.daemon.eviction.pod_eviction import EffectWait, PodEviction, relieves_disk
 from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.relief import UsageSample, add_sample
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
+    from nodeagent.daemon.eviction.actions import Monitors, PassActions
     from nodeagent.model.pods import PodInventory
     from nodeagent.observe.eviction_signals import SignalReadings
-    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.planner import EvictionPlan
     from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.ranking import Eviction
+    from nodeagent.plan.eviction.readings import ThresholdStatus
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
     from nodeagent.plan.kubernetes.eviction import HeldBack
 

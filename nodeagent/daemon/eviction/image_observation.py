@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

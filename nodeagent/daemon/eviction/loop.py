@@ -15,23 +15,22 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nodeagent.daemon.eviction import LOOP_NAME
-from nodeagent.daemon.eviction.effect_wait import may_act
+from nodeagent.daemon.eviction.actions import PassResult
 from nodeagent.daemon.eviction.eviction_pass import Attempts, EvictionPass
-from nodeagent.daemon.eviction.pass_result import PassResult
-from nodeagent.daemon.eviction.pod_eviction import SLACK_S
+from nodeagent.daemon.eviction.pod_eviction import SLACK_S, may_act
 from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.guarded_call import start_kernel_threads
 from nodeagent.host.psi_triggers import MEMORY_EVENTS
-from nodeagent.plan.eviction.poll_interval import FALLING_S, SOONEST_S
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.preview import FALLING_S, SOONEST_S
+from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import replace
 from nodeagent.telemetry.logging import stable
 
 if TYPE_CHECKING:
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
+    from nodeagent.daemon.eviction.actions import Monitors, PassActions
     from nodeagent.host.psi_triggers import PressureTriggers
     from nodeagent.observe.eviction_signals import SignalReadings
     from nodeagent.plan.eviction.state import Evaluation

@@ -13,7 +13,7 @@ from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableEr
 from nodeagent.model.pressure import FilesystemLayout
 from nodeagent.plan.eviction.effects import effect_of_reclaim, is_insufficient
 from nodeagent.plan.eviction.reclaim import device_role, space_needed
-from nodeagent.plan.eviction.signals import MEANINGS, Unit
+from nodeagent.plan.eviction.thresholds import MEANINGS, Unit
 from nodeagent.telemetry.logging import stable
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from nodeagent.act.eviction.reclaimer import Reclaimable
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
+    from nodeagent.daemon.eviction.actions import Monitors, PassActions
     from nodeagent.model.pressure import FilesystemRole
+    from nodeagent.plan.eviction.readings import ThresholdStatus
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
 _RECLAIM_S: Final = 600.0

@@ -11,11 +11,11 @@ from nodeagent.plan.eviction.cache_reclaim import StepReading, fault_of_step, mi
 if TYPE_CHECKING:
     from nodeagent.act.eviction.cache_reclaimer import CacheReclaimer
     from nodeagent.clock import Clock
-    from nodeagent.daemon.eviction.pass_actions import Monitors
+    from nodeagent.daemon.eviction.actions import Monitors
     from nodeagent.model.pods import PodHandle, PodInventory
     from nodeagent.model.pressure import Observation
     from nodeagent.plan.eviction.cache_reclaim import CacheStep
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+    from nodeagent.plan.eviction.readings import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
 WITHIN_S: Final = 5.0

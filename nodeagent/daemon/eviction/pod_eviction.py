@@ -1,35 +1,35 @@
-"""One eviction within a pass: recorded before it begins, watched while the pod stops, with its outstanding effect."""
+"""One eviction within a pass: recorded before it begins, watched while the pod stops, and the wait for its effect."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
-from nodeagent.act.gc.progress import new_pass_id
+from nodeagent.act.gc.pass_state import new_pass_id
 from nodeagent.daemon.eviction import LOOP_NAME
-from nodeagent.daemon.eviction.pass_result import EvictionRecord
+from nodeagent.daemon.eviction.actions import EvictionRecord
 from nodeagent.daemon.eviction.reporting import eviction_fields
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.plan.eviction.effects import effects_of_eviction, extended
-from nodeagent.plan.eviction.poll_interval import SOONEST_S
+from nodeagent.plan.eviction.effects import VISIBLE_WITHIN_S, effects_of_eviction, extended
+from nodeagent.plan.eviction.preview import SOONEST_S
 from nodeagent.plan.eviction.ranking import Placement
-from nodeagent.plan.eviction.shortage import Shortage, shortage_of
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.reclaim import Shortage, shortage_of
 from nodeagent.plan.eviction.state import record_eviction
+from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.eviction.effect_wait import EffectWait
-    from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
+    from nodeagent.daemon.eviction.actions import Monitors, PassActions
+    from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
     from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import FilesystemLayout
     from nodeagent.observe.eviction_signals import SignalReadings
-    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.planner import EvictionPlan
+    from nodeagent.plan.eviction.ranking import Eviction
     from nodeagent.plan.eviction.thresholds import Threshold
 
 SLACK_S: Final = 60.0
@@ -199,3 +199,54 @@ def _is_for_logs(threshold: Threshold, layout: FilesystemLayout) -> bool:
 def _available(plan: EvictionPlan) -> float | None:
     observation = plan.selected.observation if plan.selected is not None else None
     return None if observation is None else observation.available
+
+
+class Visible(NamedTuple):
+    """Readings after an action.
+
+    Attributes:
+        readings: the last readings; ``None`` if the plan has no threshold.
+        available: available amount of the signal; ``None`` without readings or if the signal is unreadable.
+    """
+
+    readings: SignalReadings | None
+    available: float | None
+
+
+class EffectWait:
+    """Reads the signals after an action until its effect is measured."""
+
+    def __init__(self, context: DaemonContext, actions: PassActions, signals: SignalMonitor) -> None:
+        self._context = context
+        self._actions = actions
+        self._signals = signals
+
+    async def wait(self, plan: EvictionPlan, *, unrecorded_effect: bool = False) -> Visible:
+        """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the last readings.
+
+        A slower effect remains outstanding for the next passes. ``unrecorded_effect`` waits although no effect is
+        recorded, such as for a pod that ended by itself.
+        """
+        if plan.selected is None:
+            return Visible(None, None)
+        effects, clock = self._actions.effects, self._context.clock
+        threshold, ends_s = plan.selected.threshold, clock.monotonic_s() + VISIBLE_WITHIN_S
+        shortage = shortage_of(threshold.signal, (await self._signals.layout()).layout, threshold.filesystem)
+        while True:
+            readings = await self._signals.read()
+            await effects.update(readings, may_act=may_act(self._context, self._actions))
+            reading = next((each for each in readings.observations if each.measurand == threshold.measurand), None)
+            if reading is None:
+                return Visible(readings, None)
+            cleared = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
+            if cleared:
+                effects.end_cleared(shortage)
+            waiting = unrecorded_effect or effects.is_outstanding(shortage, threshold.measurand.path)
+            if cleared or not waiting or clock.monotonic_s() >= ends_s:
+                return Visible(readings, reading.available)
+            await asyncio.sleep(self._actions.settle_step_s)
+
+
+def may_act(context: DaemonContext, actions: PassActions) -> bool:
+    """Return whether containers may be removed: not in a dry run, and not while passes are paused."""
+    return not actions.dry_run and context.pass_lock.pause() is None

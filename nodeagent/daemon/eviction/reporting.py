@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import ReasonCode
+from nodeagent.plan.eviction.local_storage import estimate_note
 from nodeagent.plan.eviction.memory_model import explain_difference, find_evidence, is_disputed, lowest_estimate
-from nodeagent.plan.eviction.message import estimate_note
 from nodeagent.telemetry.logging import StateLog, stable
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.plan.decision import Reason
-    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.planner import EvictionPlan
+    from nodeagent.plan.eviction.ranking import Eviction
+    from nodeagent.plan.eviction.readings import ThresholdStatus
     from nodeagent.plan.eviction.relief import Unrelieved
     from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 _OF_A_PRESSURE: Final = (
     "eviction_withheld",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths
 from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S
-from nodeagent.plan.eviction.poll_interval import (
+from nodeagent.plan.eviction.preview import (
     FALLING_S,
     SOONEST_S,
     WHILE_MET_S,
@@ -17,7 +17,7 @@ from nodeagent.plan.eviction.poll_interval import (
     measured_rate,
     next_poll_s,
 )
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from nodeagent.daemon.eviction.reporting import EvictionReporter
     from nodeagent.model.pressure import Moment
     from nodeagent.observe.eviction_signals import EvaluatedSignals, SignalLayout, SignalReadings
+    from nodeagent.plan.eviction.readings import ThresholdStatus
     from nodeagent.plan.eviction.state import Evaluation, EvictionState
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
 WATCH_S: Final = 0.5

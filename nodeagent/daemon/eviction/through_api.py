@@ -6,8 +6,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nodeagent.act.eviction.api_evictor import ApiEvictor
-from nodeagent.act.eviction.by_role import RoleCleaner, RoleEvictor
+from nodeagent.act.eviction.api_evictor import ApiEvictor, RoleCleaner, RoleEvictor
 from nodeagent.errors import ConfigError
 from nodeagent.host.cgroups import read_processes
 from nodeagent.kube.api_client import ApiClient

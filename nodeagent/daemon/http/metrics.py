@@ -21,7 +21,7 @@ from nodeagent.model.pod_list import Completeness
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S, EvictionSignalReader
 from nodeagent.plan.clock import not_before
-from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
+from nodeagent.plan.eviction.thresholds import MEANINGS, Operator, Unit
 from nodeagent.telemetry.counters import METRICS, Counters, Kind
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
-from nodeagent.act.gc.progress import new_pass_id
+from nodeagent.act.gc.pass_state import new_pass_id
 from nodeagent.daemon.kubernetes import FAILED_PODS
 from nodeagent.daemon.kubernetes.session_task import SessionTask
 from nodeagent.errors import ApiServerError, ApiServerRefusedError

@@ -16,8 +16,8 @@ from nodeagent.plan.kubernetes.events import (
     put_back,
     take_event,
 )
-from nodeagent.telemetry.event_bus import subscribe, unsubscribe
 from nodeagent.telemetry.event_catalogue import sentence
+from nodeagent.telemetry.logging import subscribe, unsubscribe
 from nodeagent.text import escape
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from nodeagent.act.shutdown.executor import ShutdownRun
 from nodeagent.daemon.shutdown.recorder import summary
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import LastActivity, NodeStop, StopEnd, StopKind
-from nodeagent.plan.shutdown.outcome import outcome_summary
 from nodeagent.plan.shutdown.planner import elapsed_since
+from nodeagent.plan.shutdown.timing import outcome_summary
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.act.shutdown.pod_record import Stopper
-    from nodeagent.daemon.shutdown.pod_cache import PodCache
+    from nodeagent.daemon.shutdown.pods import PodCache
     from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
     from nodeagent.model.node_stop import StoppedPod
     from nodeagent.plan.shutdown.budget import ShutdownBudget

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.plan.shutdown.outcome import outcome_summary
+from nodeagent.plan.shutdown.timing import outcome_summary
 from nodeagent.record import replace
 from nodeagent.store.history import History, Retention, configured_retention
 from nodeagent.store.shutdown import ShutdownFiles

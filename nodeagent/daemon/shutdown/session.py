@@ -15,7 +15,7 @@ from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.daemon.shutdown.environment import NAME, read_enablement
 from nodeagent.daemon.shutdown.execution import ShutdownInProgress
-from nodeagent.daemon.shutdown.pod_monitor import PodMonitor
+from nodeagent.daemon.shutdown.pods import PodMonitor
 from nodeagent.errors import InhibitorError
 from nodeagent.host.logind import ShutdownInhibitor
 from nodeagent.host.logind_config import LogindDelay, read_delay

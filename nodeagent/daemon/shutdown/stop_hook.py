@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.clock import SystemClock
 from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.daemon.shutdown.execution import ShutdownInProgress
-from nodeagent.daemon.shutdown.pod_cache import PodCache
+from nodeagent.daemon.shutdown.pods import PodCache
 from nodeagent.daemon.shutdown.recorder import STALLED_AFTER_S, ShutdownRecorder
 from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.host.systemd import userspace_id
@@ -26,7 +26,7 @@ from nodeagent.observe.node_role import RoleWatch
 from nodeagent.observe.watched_pods import WatchedPods, restore_pods
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.record import replace
-from nodeagent.runtime.configured_connection import configured_connection
+from nodeagent.runtime.connection import configured_connection
 from nodeagent.runtime.cri import CriClient
 from nodeagent.store.pause import PauseFile
 

@@ -19,12 +19,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import FilesystemRole, Footprint, Measurand, Signal
-from nodeagent.plan.eviction.layers import on_filesystem, on_first
 from nodeagent.plan.eviction.memory_model import is_cache_in_use
-from nodeagent.plan.eviction.ranking import freed_by_eviction
-from nodeagent.plan.eviction.reclaim import device_role
-from nodeagent.plan.eviction.shortage import DEVICES, DISKS, Shortage, shortage_of
-from nodeagent.plan.eviction.signals import MEANINGS, Unit
+from nodeagent.plan.eviction.ranking import freed_by_eviction, on_filesystem, on_first
+from nodeagent.plan.eviction.reclaim import DEVICES, DISKS, Shortage, device_role, shortage_of
+from nodeagent.plan.eviction.thresholds import MEANINGS, Unit
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -32,10 +30,9 @@ if TYPE_CHECKING:
 
     from nodeagent.model.pressure import FilesystemLayout, Moment, Observation
     from nodeagent.plan.decision import Detail
-    from nodeagent.plan.eviction.eviction import Eviction
-    from nodeagent.plan.eviction.ranking import Placement
+    from nodeagent.plan.eviction.ranking import Eviction, Placement
+    from nodeagent.plan.eviction.readings import ThresholdStatus
     from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 FREED_WITHIN_S: Final = 30.0
 """Seconds until the deadline of an effect on a filesystem. Source: kubelet, ``podCleanupTimeout``."""

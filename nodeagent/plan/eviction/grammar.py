@@ -12,8 +12,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from nodeagent.model.pressure import Signal
-from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
-from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, Amount, Threshold
+from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, MEANINGS, Amount, Operator, Threshold, Unit
 from nodeagent.record import Record, replace
 from nodeagent.units import parse_bytes, parse_duration_s
 

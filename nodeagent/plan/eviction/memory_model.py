@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from nodeagent.model.memory import MemoryCounters, NodeMemory
     from nodeagent.model.pressure import Observation
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+    from nodeagent.plan.eviction.readings import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
 STALL_PERCENT: Final = 5.0

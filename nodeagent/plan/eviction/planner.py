@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import Resource
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
-from nodeagent.plan.eviction.eviction import Eviction
-from nodeagent.plan.eviction.eviction_limit import limit_reached
-from nodeagent.plan.eviction.layers import not_there_reason
-from nodeagent.plan.eviction.local_storage import find_violation
+from nodeagent.plan.eviction.local_storage import find_violation, limit_message, offenders, pressure_message
 from nodeagent.plan.eviction.memory_model import is_cache_in_use
-from nodeagent.plan.eviction.message import limit_message, offenders, pressure_message
-from nodeagent.plan.eviction.protection import Protection
-from nodeagent.plan.eviction.ranking import Placement, rank_pods
+from nodeagent.plan.eviction.policy import Protection
+from nodeagent.plan.eviction.ranking import Eviction, Placement, not_there_reason, rank_pods
 from nodeagent.plan.eviction.reclaim import reclaim_steps
 from nodeagent.plan.eviction.relief import drives_shortage, measure_growth, no_relief_reasons, unrelieved
 from nodeagent.plan.eviction.selected_threshold import select_threshold
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.state import limit_reached
+from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -29,11 +26,11 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.local_storage import Violation
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.ranking import RankedPod
+    from nodeagent.plan.eviction.readings import ThresholdStatus
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.relief import Unrelieved
     from nodeagent.plan.eviction.selected_threshold import SelectedThreshold
     from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
 DEFAULT_TERMINATION_GRACE_S: Final = 30.0

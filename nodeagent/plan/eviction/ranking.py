@@ -1,8 +1,11 @@
-"""Eviction order of pods."""
+"""Eviction order of pods, their writable layers by image filesystem, and the eviction of one pod.
+
+The kubelet monitors only the first image filesystem and attributes all writable layers to it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.model.pressure import (
     FactSource,
@@ -13,16 +16,80 @@ from nodeagent.model.pressure import (
     Resource,
     Signal,
 )
-from nodeagent.plan.eviction.layers import on_filesystem, on_first
-from nodeagent.plan.eviction.signals import MEANINGS, Unit
+from nodeagent.plan.decision import Reason, ReasonCode
+from nodeagent.plan.eviction.thresholds import MEANINGS, Unit
 from nodeagent.record import Record, replace
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from nodeagent.model.pressure import Fact, OtherImageFilesystem, PodFacts, PodUsage
+    from nodeagent.model.pressure import Fact, LayerUsage, OtherImageFilesystem, PodFacts, PodUsage
     from nodeagent.plan.decision import Detail
+    from nodeagent.plan.eviction.readings import ThresholdStatus
+    from nodeagent.plan.eviction.thresholds import Threshold
+
+
+def is_on(layer: LayerUsage, other: OtherImageFilesystem) -> bool | None:
+    """Return whether a writable layer is on this image filesystem; ``None`` if unknown or contradictory.
+
+    The device of the layer or its snapshotter identifies the filesystem; if both are known, they must agree.
+    """
+    by_device = None if layer.device_id is None else layer.device_id == other.device_id
+    by_store = layer.snapshotter in other.stores if layer.snapshotter else None
+    if by_device is None or by_store is None:
+        return by_store if by_device is None else by_device
+    return by_device if by_device is by_store else None
+
+
+def on_first(usage: PodUsage, others: Collection[OtherImageFilesystem]) -> Footprint:
+    """Return the usage of a pod's writable layers, except the layers known to be on the filesystems ``others``."""
+    first = [each for each in usage.layers if not any(is_on(each, other) for other in others)]
+    return usage.writable if len(first) == len(usage.layers) else total_footprint(each.used for each in first)
+
+
+def on_filesystem(usage: PodUsage, other: OtherImageFilesystem) -> Footprint | None:
+    """Return the usage of a pod's writable layers on this filesystem; ``None`` if no layer is known to be on it."""
+    found = [each.used for each in usage.layers if is_on(each, other)]
+    return total_footprint(found) if found else None
+
+
+def not_there_reason(
+    pod: PodFacts, threshold: Threshold, layout: FilesystemLayout, others: Collection[OtherImageFilesystem]
+) -> Reason | None:
+    """Return the reason why a pod is no eviction candidate for the threshold's filesystem; ``None`` for a candidate.
+
+    For an image filesystem besides the first, a candidate has a writable layer on this filesystem. For a dedicated
+    first image filesystem, every pod is a candidate unless all its layers are known to be on other image filesystems.
+    """
+    usage, other = pod.usage, threshold.filesystem
+    layers = () if usage is None else usage.layers
+    if other is not None:
+        there = [is_on(each, other) for each in layers]
+        if any(there):
+            return None
+        if not there or None in there:
+            return Reason(ReasonCode.LAYERS_UNKNOWN, {"filesystem": other.path})
+        return Reason(ReasonCode.LAYERS_ELSEWHERE, {"filesystem": other.path})
+    role = MEANINGS[threshold.signal].filesystem
+    if role in {None, FilesystemRole.NODEFS} or layout is not FilesystemLayout.DEDICATED_IMAGEFS:
+        return None
+    if layers and all(any(is_on(each, one) for one in others) for each in layers):
+        return Reason(ReasonCode.LAYERS_ELSEWHERE, {"filesystem": str(role)})
+    return None
+
+
+def total_footprint(parts: Iterable[Footprint]) -> Footprint:
+    """Return the sum of the parts: unknown if a part is unknown, a lower bound if a part is a lower bound."""
+    listed = tuple(parts)
+    sizes = [each.used_bytes for each in listed if each.used_bytes is not None]
+    inodes = [each.used_inodes for each in listed if each.used_inodes is not None]
+    return Footprint(
+        sum(sizes) if len(sizes) == len(listed) else None,
+        sum(inodes) if len(inodes) == len(listed) else None,
+        any(each.is_lower_bound for each in listed),
+    )
+
 
 _GUESSED = frozenset({FactSource.INFERRED, FactSource.ASSUMED})
 _BYTES = frozenset({Resource.MEMORY, Resource.EPHEMERAL_STORAGE})
@@ -288,3 +355,33 @@ def _key_pids(each: RankedPod) -> tuple[int, bool, int, str]:
 
 def _key_stall(each: RankedPod) -> tuple[int, float, str]:
     return each.priority, -(each.stalled_percent or 0.0), each.pod.uid
+
+
+_URGENT: Final = frozenset({Resource.MEMORY, Resource.PIDS})
+
+
+class Eviction(Record):
+    """The pod to evict in a pass; a pass evicts at most one pod.
+
+    Attributes:
+        signal: name of the signal or storage limit, as in the label of the kubelet's eviction metric.
+        starved: the resource in shortage.
+        status: the selected threshold with the latest reading; ``None`` for a storage limit.
+        ranked: the pod with its rank; ``None`` for a storage limit.
+        grace_s: termination grace period of the eviction in seconds; 0 kills immediately.
+        message: message of the pod status, in the kubelet's wording.
+    """
+
+    pod: PodFacts
+    reason: Reason
+    signal: str
+    starved: Resource
+    status: ThresholdStatus | None
+    ranked: RankedPod | None
+    grace_s: float
+    message: str
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the starved resource, memory or PIDs, can be exhausted within a second."""
+        return self.starved in _URGENT

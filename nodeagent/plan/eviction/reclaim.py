@@ -7,10 +7,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.model.pressure import FilesystemLayout, FilesystemRole
+from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Resource, Signal
 from nodeagent.plan.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
-from nodeagent.plan.eviction.signals import MEANINGS, Unit
-from nodeagent.plan.gc.accounting import SpaceNeeded
+from nodeagent.plan.eviction.thresholds import MEANINGS, Operator, Unit
+from nodeagent.plan.gc.image_targets import SpaceNeeded
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from nodeagent.model import Container, NodeSnapshot
     from nodeagent.model.logs import LogSpace
-    from nodeagent.model.pressure import OtherImageFilesystem, Signal
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
-
+    from nodeagent.model.pressure import OtherImageFilesystem
+    from nodeagent.plan.eviction.readings import ThresholdStatus
 
 GROWTH_S: Final = 30.0
 """Seconds of growth that a removal outlasts to end a shortage; the eviction of a pod may take as long."""
@@ -197,3 +196,44 @@ def _log_of(container: Container) -> str:
 
 
 _ENOUGH: Final = Reason(ReasonCode.ENOUGH_FREED)
+
+
+class Shortage(StrEnum):
+    """Resource in shortage that one action can relieve. Bytes and inodes of one device are one shortage.
+
+    A device is named by the first of nodefs and imagefs, as in :class:`ReclaimStep`; an image filesystem other than the
+    first is ``OTHER_IMAGEFS`` with its path, unless it is nodefs.
+    """
+
+    MEMORY = "memory"
+    MEMORY_STALL = "memory-stall"
+    PIDS = "pids"
+    NODEFS = "nodefs"
+    IMAGEFS = "imagefs"
+    OTHER_IMAGEFS = "other-imagefs"
+
+
+DEVICES: Final = {FilesystemRole.NODEFS: Shortage.NODEFS, FilesystemRole.IMAGEFS: Shortage.IMAGEFS}
+DISKS: Final[Mapping[Shortage, Signal]] = MappingProxyType(
+    {
+        Shortage.NODEFS: Signal.NODEFS_AVAILABLE,
+        Shortage.IMAGEFS: Signal.IMAGEFS_AVAILABLE,
+        Shortage.OTHER_IMAGEFS: Signal.IMAGEFS_AVAILABLE,
+    }
+)
+"""Shortages of filesystems, with the signal that measures the available bytes of each."""
+
+
+def shortage_of(signal: Signal, layout: FilesystemLayout, other: OtherImageFilesystem | None = None) -> Shortage | None:
+    """Return the resource in shortage when a threshold on this signal is met; ``None`` for a signal without a resource.
+
+    ``other`` is the filesystem of a threshold on an image filesystem other than the first.
+    """
+    meaning = MEANINGS[signal]
+    if other is not None:
+        return Shortage.NODEFS if other.on_nodefs else Shortage.OTHER_IMAGEFS
+    if meaning.filesystem is not None:
+        return DEVICES[device_role(meaning.filesystem, layout)]
+    if meaning.resource is Resource.MEMORY:
+        return Shortage.MEMORY_STALL if meaning.operator is Operator.GREATER_THAN else Shortage.MEMORY
+    return Shortage.PIDS if meaning.resource is Resource.PIDS else None

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import Reason, ReasonCode
-from nodeagent.plan.eviction.message import format_reading
+from nodeagent.plan.eviction.local_storage import format_reading
 from nodeagent.plan.eviction.ranking import usage_of
-from nodeagent.plan.eviction.signals import MEANINGS, Unit
+from nodeagent.plan.eviction.thresholds import MEANINGS, Unit
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Detail
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.ranking import Placement, RankedPod
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
+    from nodeagent.plan.eviction.readings import ThresholdStatus
 
 RESPITE_S: Final = 10.0
 """Seconds of unexplained loss that an eviction has to outweigh. Source: kubelet, ``evictionMonitoringPeriod``."""

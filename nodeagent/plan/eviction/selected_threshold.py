@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.eviction.effects import withholding
-from nodeagent.plan.eviction.message import estimate_note, format_reading
-from nodeagent.plan.eviction.observations import validate
-from nodeagent.plan.eviction.reclaim import reclaim_steps
-from nodeagent.plan.eviction.shortage import shortage_of
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.local_storage import estimate_note, format_reading
+from nodeagent.plan.eviction.readings import validate
+from nodeagent.plan.eviction.reclaim import reclaim_steps, shortage_of
+from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -20,11 +19,10 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import FilesystemLayout, Moment, Observation
     from nodeagent.plan.decision import Detail
     from nodeagent.plan.eviction.effects import OutstandingEffect
-    from nodeagent.plan.eviction.observations import ValidatedReadings
     from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.readings import ThresholdStatus, ValidatedReadings
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
 

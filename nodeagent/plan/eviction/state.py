@@ -3,17 +3,22 @@
 The steps follow the kubelet's ``synchronize``: thresholds met now; thresholds due in the last pass and not cleared by
 their minimum reclaim; time of the first met reading of each; node conditions; grace periods. A threshold is acted on
 only after a new reading.
+
+Limits of evictions per window, which protect pods if evictions do not relieve the shortage.
+
+Evictions for node pressure and evictions for storage limits of pods are counted in separate windows: a tenant with many
+small pods over their limits cannot use up the evictions that protect the node. Above the limit, evictions for a hard
+memory threshold are spaced out and not suspended, since the alternative is an OOM kill of an arbitrary pod.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.pressure import NodeCondition
-from nodeagent.plan.eviction.observations import validate
-from nodeagent.plan.eviction.signals import MEANINGS
-from nodeagent.plan.eviction.threshold_status import ThresholdStatus
-from nodeagent.plan.eviction.thresholds import in_order
+from nodeagent.model.pressure import NodeCondition, Signal
+from nodeagent.plan.decision import Reason, ReasonCode
+from nodeagent.plan.eviction.readings import ThresholdStatus, validate
+from nodeagent.plan.eviction.thresholds import MEANINGS, in_order
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
@@ -21,8 +26,8 @@ if TYPE_CHECKING:
 
     from nodeagent.model.pressure import Measurand, Moment, Observation
     from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
-    from nodeagent.plan.eviction.observations import Rejection
     from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.readings import Rejection
     from nodeagent.plan.eviction.relief import Unrelieved, UsageSample
     from nodeagent.plan.eviction.thresholds import Threshold
 
@@ -257,3 +262,39 @@ def _conditions(
         changed = active is not (condition in previous.reported)
         conditions.append(ConditionStatus(condition, active, changed))
     return tuple(conditions), observed_s
+
+
+SLOWED_EVERY_S: Final = 10.0
+"""Minimum seconds between evictions for hard memory thresholds above the limit.
+
+Source: kubelet, ``evictionMonitoringPeriod``.
+"""
+_ENDS_IN_OOM_KILLS: Final = frozenset({Signal.MEMORY_AVAILABLE, Signal.ALLOCATABLE_MEMORY_AVAILABLE})
+
+
+def limit_reached(
+    state: EvictionState, policy: EvictionPolicy, now: Moment, threshold: Threshold | None
+) -> Reason | None:
+    """Return the reason why the eviction limit permits no eviction now; ``None`` if it permits one.
+
+    Args:
+        state: eviction state, with the times of the evictions in both windows.
+        policy: policy with the two limits and their window.
+        now: the instant of the decision.
+        threshold: the selected threshold; ``None`` for the storage limit of a pod.
+    """
+    times_s = state.limit_evicted_s if threshold is None else state.evicted_s
+    limit = policy.max_limit_evictions_per_window if threshold is None else policy.max_evictions_per_window
+    recent = policy.within_window(times_s, now)
+    if not 0 < limit <= len(recent):
+        return None
+    numbers = {"count": len(recent), "window_s": policy.eviction_window_s, "limit": limit}
+    if threshold is None or not never_suspended(threshold):
+        return Reason(ReasonCode.EVICTION_LIMIT, numbers)
+    left_s = max(recent) + SLOWED_EVERY_S - now.monotonic_s
+    return Reason(ReasonCode.EVICTION_SLOWED, {**numbers, "left_s": left_s}) if left_s > 0 else None
+
+
+def never_suspended(threshold: Threshold) -> bool:
+    """Return whether evictions for a threshold are spaced out above the limit, rather than suspended."""
+    return threshold.hard and threshold.signal in _ENDS_IN_OOM_KILLS

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.last_result import keep_last_result
 from nodeagent.plan.decision import Reason, ReasonCode, Verdict
-from nodeagent.plan.gc.image_references import ImageIndex, bare_id
-from nodeagent.plan.gc.image_users import image_references
+from nodeagent.plan.gc.image_users import ImageIndex, bare_id, image_references
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import Reason, ReasonCode
-from nodeagent.plan.gc.image_references import normalise, repository_of
+from nodeagent.plan.gc.image_users import normalise, repository_of
 from nodeagent.plan.gc.linear_expression import glob_search
 
 if TYPE_CHECKING:

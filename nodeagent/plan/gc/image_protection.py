@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.gc.image_origin import Irreplaceable
-from nodeagent.plan.gc.image_references import bare_id, digest_of, repository_of
+from nodeagent.plan.gc.image_users import bare_id, digest_of, repository_of
 from nodeagent.plan.gc.linear_expression import (
     NO_MATCH,
     ExpressionError,

@@ -1,22 +1,22 @@
-"""Selection of images for removal, in a given order, until the target bytes are freed."""
+"""Order of removal of images, and their selection until the target bytes are freed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
-from nodeagent.plan.gc.accounting import ledger_for
 from nodeagent.plan.gc.image_origin import removal_reason
+from nodeagent.plan.gc.image_targets import ledger_for
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from nodeagent.model import Image, NodeSnapshot
-    from nodeagent.plan.gc.accounting import Gain
-    from nodeagent.plan.gc.image_order import ImageCandidate
-    from nodeagent.plan.gc.image_targets import Target
-    from nodeagent.plan.gc.pass_limits import PassLimits
+    from nodeagent.model import Image, ImageUsage, NodeSnapshot
+    from nodeagent.plan.gc.image_targets import Gain, Target
+    from nodeagent.plan.gc.policy import PassLimits
 
 # Enum members used for every image are module constants: a lookup in the enum class takes ten times as long.
 _IMAGE, _FAILED = ItemKind.IMAGE, ReasonCode.FAILED_EARLIER
@@ -220,3 +220,62 @@ class Selection:
 def _plus(freed: tuple[int, int], gain: Gain) -> tuple[int, int]:
     """Return the sum of freed space and a gain; an unknown gain counts as 0."""
     return freed[0] + (gain[0] or 0), freed[1] + (gain[1] or 0)
+
+
+NEVER: Final = datetime.min.replace(tzinfo=UTC)
+
+
+class ImageCandidate(NamedTuple):
+    """An image with its times of use; candidates sort in removal order.
+
+    The class is a tuple, since tuples sort without a key function.
+
+    Attributes:
+        last_used: time of the last use; ``NEVER`` for an image without observed use, which sorts first.
+        first_detected: time of the first detection; at most the time of observation.
+        pulled_at: time of the pull; ``NEVER`` if not reported. The time orders images that were first detected in one
+            pass.
+        present_since: time from which the minimum age counts; at most the time of observation.
+        position: index in the snapshot; makes candidates with the same id distinct.
+    """
+
+    last_used: datetime
+    first_detected: datetime
+    pulled_at: datetime
+    id: str
+    position: int
+    image: Image
+    present_since: datetime
+
+
+_AS_CANDIDATE: Final = cast("Callable[[tuple[object, ...]], ImageCandidate]", partial(tuple.__new__, ImageCandidate))
+"""Convert a row to a candidate, in a quarter of the time that the constructor takes."""
+
+
+def in_order_of_use(snapshot: NodeSnapshot) -> list[ImageCandidate]:
+    """Return the images in removal order: images without observed use first, then least recently used first.
+
+    Ties are broken by first detection, then by pull, then by id. An image without a usage record, or with a first
+    detection in the future, counts as first detected now.
+    """
+    now, usage_of = snapshot.observed_at, snapshot.image_usage
+    rows: list[tuple[datetime, datetime, datetime, str, int, Image, datetime]] = []
+    for position, image in enumerate(snapshot.images):
+        usage = usage_of.get(image.id)
+        if usage is None:
+            rows.append((NEVER, now, NEVER, image.id, position, image, now))
+            continue
+        first = min(usage.first_detected, now)  # inline, to avoid a call for each image
+        present = usage.present_since or first
+        used, pulled = usage.last_used or NEVER, usage.pulled_at or NEVER
+        rows.append((used, first, pulled, image.id, position, image, min(present, now)))
+    rows.sort()  # plain tuples sort in half the time of named tuples
+    return list(map(_AS_CANDIDATE, rows))
+
+
+def unused_since(usage: ImageUsage, observed_since: datetime) -> datetime:
+    """Return the time since which an image is known to be unused.
+
+    A pull counts as use. An image counts as used until the start of the observation, since earlier use is unknown.
+    """
+    return max(usage.last_used or usage.first_detected, usage.first_detected, observed_since)

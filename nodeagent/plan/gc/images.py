@@ -14,18 +14,17 @@ from nodeagent.plan.decision import (
     ReasonCode,
 )
 from nodeagent.plan.gc.consistency import withheld
-from nodeagent.plan.gc.image_keep_rules import first_keep_reasons, keep_context, use_unknown
-from nodeagent.plan.gc.image_order import in_order_of_use
 from nodeagent.plan.gc.image_origin import (
     Irreplaceable,
     irreplaceable_images,
     origin_warning,
     with_last_reasons,
 )
-from nodeagent.plan.gc.image_selection import Selection
+from nodeagent.plan.gc.image_selection import Selection, in_order_of_use
 from nodeagent.plan.gc.image_targets import collected_filesystems
 from nodeagent.plan.gc.image_users import find_users
-from nodeagent.plan.gc.pass_limits import LIMITS, PassLimits, Spent
+from nodeagent.plan.gc.keep_rules import first_keep_reasons, keep_context, use_unknown
+from nodeagent.plan.gc.policy import LIMITS, PassLimits, Spent
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
 
     from nodeagent.model import Image, NodeSnapshot
     from nodeagent.plan.decision import Detail
-    from nodeagent.plan.gc.accounting import SpaceNeeded
-    from nodeagent.plan.gc.image_keep_rules import KeepContext
-    from nodeagent.plan.gc.image_order import ImageCandidate
-    from nodeagent.plan.gc.image_targets import CollectedFilesystem, Target
+    from nodeagent.plan.gc.image_selection import ImageCandidate
+    from nodeagent.plan.gc.image_targets import CollectedFilesystem, SpaceNeeded, Target
     from nodeagent.plan.gc.image_users import ImageUsers
+    from nodeagent.plan.gc.keep_rules import KeepContext
     from nodeagent.plan.gc.policy import ImageGCPolicy
 
 

@@ -21,7 +21,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from nodeagent.parsing import parse_json
 from nodeagent.plan.decision import ItemKind, Verdict, sentence_of
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import Record
 from nodeagent.schemas import SchemaId
 from nodeagent.units import format_time

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.model.pod_list import Completeness, PodList, PodListReading, PodListSource
 from nodeagent.model.pods import ENDED
 from nodeagent.model.workload import ANNOTATION_SOURCE
-from nodeagent.plan.pods.annotations import ANNOTATION_HASH, ANNOTATION_MIRROR
+from nodeagent.plan.pods.definitions import ANNOTATION_HASH, ANNOTATION_MIRROR
 from nodeagent.record import Record, field, replace
 from nodeagent.units import format_duration
 

@@ -33,13 +33,13 @@ from nodeagent.model.pressure import (
 )
 from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.model.workload import ANNOTATION_SOURCE
-from nodeagent.plan.pods.annotations import (
+from nodeagent.plan.pods.definitions import (
     ANNOTATION_MIRROR,
     ANNOTATION_PRIORITY,
+    PodDefinition,
     read_marks,
     static_by_source,
 )
-from nodeagent.plan.pods.definitions import PodDefinition
 from nodeagent.plan.pods.inference import (
     inconsistencies,
     infer_qos,

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from nodeagent.act.gc.collector import Collector, RemovalCompletion
-from nodeagent.act.gc.log_removal import HostLogs
-from nodeagent.act.gc.removal_recovery import RemovalRecovery
+from nodeagent.act.gc.logs import HostLogs
 from nodeagent.act.gc.remover_factory import RemoverFactory
-from nodeagent.act.gc.undo import ImageUndo
+from nodeagent.act.gc.restore import ImageUndo, RemovalRecovery
 from nodeagent.host.lock import lock_identity
 from nodeagent.model import Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.model import Hold
-    from nodeagent.observe.snapshot_sources import NodeMemory, PodImageSource
+    from nodeagent.observe.images import NodeMemory, PodImageSource
     from tests.sim.node import SimNode
     from tests.sim.scenario import Scenario
 

@@ -16,8 +16,8 @@ from nodeagent.api.requests import AddHoldRequest
 from nodeagent.cli import control_client
 from nodeagent.errors import NodeAgentError
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.plan.gc.scope import Scope
-from nodeagent.runtime.image_leases import ImageName
+from nodeagent.plan.gc.policy import Scope
+from nodeagent.runtime.leases import ImageName
 from nodeagent.store.history import Retention
 from tests.unit.control_node import IMAGE, MEMBER, Node, say, serving
 

@@ -202,7 +202,7 @@ async def test_blocked_plan_exits_with_1_and_its_reason(
     def refused(snapshot: NodeSnapshot, *_: object, **__: object) -> Plan:
         return Plan("images", snapshot.observed_at, (), Accounting.UPPER_BOUND, blocked="layers unknown")
 
-    monkeypatch.setattr("nodeagent.act.gc.preview.plan_image_gc", refused)
+    monkeypatch.setattr("nodeagent.act.gc.pass_state.plan_image_gc", refused)
     for source in ((), ("--config", str(as_actor.config))):
         code, out, _ = await say(capsys, "gc", "images", "--yes", *source)
         assert (code, "layers unknown" in out) == (1, True)

@@ -11,7 +11,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Signal
 from nodeagent.plan.eviction.effects import OutstandingEffect
-from nodeagent.plan.eviction.shortage import Shortage
+from nodeagent.plan.eviction.reclaim import Shortage
 from nodeagent.store.evictions import EvictionFile
 from tests.support.command import nodeagent
 from tests.unit.cli.served_process import served

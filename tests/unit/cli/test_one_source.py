@@ -17,8 +17,7 @@ from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import Decision, ItemKind, ReasonCode, Verdict
 from nodeagent.plan.gc.image_origin import Irreplaceable, irreplaceable_images
 from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.pass_limits import LIMITS
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import LIMITS, Scope
 from nodeagent.plan.pods.deletion import check_pods
 from nodeagent.record import replace
 from nodeagent.units import format_bytes
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.pass_state import Preview
 
 SEEDS: Final = range(60)
 MIB: Final = 1 << 20
@@ -133,7 +132,7 @@ async def test_space_in_the_undo_window_is_freed_by_the_printed_command(
     sim.add_image("registry.example/web:v1", layers=[Layer("web", 300 * MIB)], age_s=DAY_S)
     sim.fill_to(90)
     monkeypatch.setattr("nodeagent.act.agent.SystemClock", lambda: sim.clock)
-    monkeypatch.setattr("nodeagent.act.gc.measurement.SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr("nodeagent.act.gc.pass_state.SETTLE_WITHIN_S", 0.0)
     for name in ("add_signal_handler", "remove_signal_handler"):  # possible only in the main thread
         monkeypatch.setattr(asyncio.SelectorEventLoop, name, lambda *_: None)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)

@@ -17,7 +17,7 @@ from nodeagent.config.loading import load
 from nodeagent.daemon import supervisor
 from nodeagent.observe.clock_reading import with_valid_times
 from nodeagent.plan.decision import Verdict
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
 from nodeagent.store import Store
 from tests.sim.clock import SimClock

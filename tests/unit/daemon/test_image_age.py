@@ -14,7 +14,7 @@ from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.config.loading import load
 from nodeagent.plan.decision import Verdict
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
 from nodeagent.store.clock_record import GRACE_S
 from tests.sim.content import Layer

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.act.gc.history import PassStart
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
-from nodeagent.act.gc.pass_record import PassStart
-from nodeagent.act.gc.preview import Preview
+from nodeagent.act.gc.pass_state import Preview
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import Interval, Loop, Pass, RuntimeWatch, log_result, log_start
@@ -23,11 +23,10 @@ from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
 from nodeagent.model import NodeSnapshot, RuntimeInfo
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import Counters
-from nodeagent.telemetry.event_bus import subscribe, unsubscribe
-from nodeagent.telemetry.logging import StateLog
+from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe
 from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from nodeagent.config.shutdown import ShutdownSettings
 from nodeagent.daemon import service_manager as service
 from nodeagent.daemon import supervisor
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.control.socket import ControlUnavailableError, refuse_second_agent
+from nodeagent.daemon.control.server import ControlUnavailableError, refuse_second_agent
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.daemon.reload_effect import Effect

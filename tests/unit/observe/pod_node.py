@@ -9,8 +9,7 @@ from nodeagent.errors import ObservationError
 from nodeagent.model import Role
 from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.observe.pods import PodReader, PodSettings
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.protection import Protection
+from nodeagent.plan.eviction.policy import EvictionPolicy, Protection
 from tests.sim import workload
 from tests.support.kernel_tree import add_cgroup
 

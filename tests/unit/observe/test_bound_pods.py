@@ -12,7 +12,7 @@ from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailabl
 from nodeagent.model.pod_list import Completeness
 from nodeagent.model.pods import PodSpec
 from nodeagent.model.workload import ANNOTATION_SOURCE
-from nodeagent.observe.bound_pods import VANISHED_S, BoundPods
+from nodeagent.observe.pod_definitions import VANISHED_S, BoundPods
 from nodeagent.observe.pod_images import PodImageReader
 from nodeagent.record import replace
 from tests.sim.clock import SimClock

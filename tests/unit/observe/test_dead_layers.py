@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.model import ContainerState
-from nodeagent.observe.dead_layers import DeadLayers, LayerSize
+from nodeagent.observe.item_details import DeadLayers, LayerSize
 from nodeagent.runtime.containerd_records import SnapshotUsage
 from nodeagent.runtime.cri_messages import ContainerUsage
 from tests.unit.builders import container

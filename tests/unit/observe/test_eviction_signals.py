@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.act.eviction.evictor import EvictionOutcome
 from nodeagent.config.eviction import EvictionSettings
-from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
+from nodeagent.daemon.eviction.pod_monitor import OomKillMonitor
 from nodeagent.host.signals import read_filesystem_signals
 from nodeagent.model import Role
 from nodeagent.model.pods import PodInventory, RuntimePod

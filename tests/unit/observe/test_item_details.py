@@ -10,7 +10,7 @@ import pytest
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.model import ContainerState, RuntimeInfo
 from nodeagent.observe.item_details import ItemDetails
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient

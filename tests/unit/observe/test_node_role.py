@@ -23,9 +23,9 @@ from nodeagent.model.pressure import NodeCondition, Signal
 from nodeagent.observe import node_role
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
-from nodeagent.plan.eviction.shortage import Shortage
+from nodeagent.plan.eviction.reclaim import Shortage
 from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.plan.node_role import ABSENT_S
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log

@@ -13,8 +13,8 @@ from nodeagent.model import Container, ContainerState, ImageFilesystem
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherImageFilesystem
 from nodeagent.observe.eviction_signals import EvictionSignalReader, SignalLayout, others_of
+from nodeagent.observe.layers import measure_missing
 from nodeagent.observe.pod_disk_usage import with_layers
-from nodeagent.observe.unmeasured_layers import measure_missing
 from nodeagent.record import replace
 from nodeagent.runtime.containerd_records import SnapshotUsage
 from nodeagent.runtime.cri_messages import ContainerUsage

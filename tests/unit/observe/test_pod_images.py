@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nodeagent.errors import ObservationError
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model.pods import PodSpec
-from nodeagent.observe.bound_pods import BoundPods
+from nodeagent.observe.pod_definitions import BoundPods
 from nodeagent.observe.pod_images import PodImageReader
 from tests.sim.clock import SimClock
 

@@ -9,8 +9,8 @@ import pytest
 
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.model import Image, ReferenceKind
-from nodeagent.runtime.containerd_facts import PINNED_LABEL
 from nodeagent.runtime.containerd_records import StoredContainer
+from nodeagent.runtime.image_records import PINNED_LABEL
 from nodeagent.runtime.namespace_lists import StorageLists
 from nodeagent.runtime.storage_graph import LayerCache
 from tests.sim.clock import SimClock

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent._proto.containerd.services.content.v1 import content_pb2
-from nodeagent.runtime.message_digest import message_digest
-from nodeagent.runtime.part_cache import PartCache
+from nodeagent.runtime.decode_cache import PartCache, message_digest
 
 Stores = list[list[tuple[str, str]]]
 

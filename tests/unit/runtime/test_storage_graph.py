@@ -10,8 +10,8 @@ import pytest
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.model import Image, ReferenceKind
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
-from nodeagent.runtime.disk_format import DiskFormat, disk_format
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
+from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
 from nodeagent.runtime.storage_graph import LayerCache
 from tests.unit.runtime.conftest import REF, Store
 from tests.unit.runtime.graph_cases import A, B, keys, records_with_references

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from nodeagent.runtime.undo_leases import UndoableRemoval
+from nodeagent.runtime.leases import UndoableRemoval
 
 REMOVED_AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 WINDOW = timedelta(minutes=10)

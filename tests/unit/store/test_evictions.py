@@ -10,7 +10,7 @@ import pytest
 from nodeagent.errors import StoreError
 from nodeagent.model.pressure import Signal
 from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
-from nodeagent.plan.eviction.shortage import Shortage
+from nodeagent.plan.eviction.reclaim import Shortage
 from nodeagent.store.evictions import FILE_NAME, EvictionFile
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from nodeagent.errors import StoreError
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention
-from nodeagent.store.pass_history import PASS_TABLES
+from nodeagent.store.pass_tables import PASS_TABLES
 from nodeagent.store.sqlite import connect
 from nodeagent.text import encodable, raw_bytes
 

@@ -10,9 +10,9 @@ import pytest
 
 from nodeagent.errors import StoreError
 from nodeagent.model import ALL_IMAGES, TRUSTED, Hold
-from nodeagent.plan.gc.holds import held_images, holds_in_force
-from nodeagent.plan.gc.image_references import ImageIndex
+from nodeagent.plan.gc.image_users import ImageIndex
 from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.keep_rules import held_images, holds_in_force
 from nodeagent.plan.gc.policy import ImageGCPolicy
 from nodeagent.store import HoldFile
 from tests.unit.builders import NOW, ago, codes, filesystem, image, removed, snapshot, used

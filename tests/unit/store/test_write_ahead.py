@@ -18,8 +18,7 @@ from nodeagent.host.process_identity import is_running, own_process
 from nodeagent.model.process import ProcessIdentity
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention
-from nodeagent.store.sqlite import connect
-from nodeagent.store.write_connection import WriteConnection
+from nodeagent.store.sqlite import WriteConnection, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from nodeagent.record import replace
 from nodeagent.store import ClockReading, Store
 from nodeagent.store.clock_record import ClockRecord
 from nodeagent.store.observation import Observation
+from nodeagent.store.state_file import UNWRITTEN_S, is_due
 from nodeagent.store.usage_file import StoredUsage
-from nodeagent.store.write_interval import UNWRITTEN_S, is_due
 
 if TYPE_CHECKING:
     from pathlib import Path

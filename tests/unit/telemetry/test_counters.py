@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.eviction.signals import MEANINGS, Unit
+from nodeagent.plan.eviction.thresholds import MEANINGS, Unit
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import COUNTED_EVENTS, MAX_SERIES, METRICS, OTHER, Counters, Kind
-from nodeagent.telemetry.event_bus import subscribe, unsubscribe
 from nodeagent.telemetry.event_catalogue import EVENTS
+from nodeagent.telemetry.logging import subscribe, unsubscribe
 from tests.support.manual_clock import ManualClock
 
 T0 = datetime(2026, 1, 10, tzinfo=UTC)

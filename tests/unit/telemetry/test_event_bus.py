@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import UsageError
-from nodeagent.telemetry import event_bus
+from nodeagent.telemetry import logging as event_bus
 from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:

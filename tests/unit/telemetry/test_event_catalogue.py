@@ -16,7 +16,7 @@ from nodeagent.act.gc.outcomes import MeasuredFilesystem
 from nodeagent.model import FsObservation
 from nodeagent.model.pressure import Signal
 from nodeagent.plan.eviction.effects import EffectEnd, EndedEffect, OutstandingEffect
-from nodeagent.plan.eviction.shortage import Shortage
+from nodeagent.plan.eviction.reclaim import Shortage
 from nodeagent.telemetry.event_catalogue import EVENTS, journal_fields, sentence
 
 if TYPE_CHECKING:

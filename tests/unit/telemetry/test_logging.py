@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.telemetry import logging as log
-from nodeagent.telemetry.event_bus import subscribe, unsubscribe
+from nodeagent.telemetry.logging import subscribe, unsubscribe
 from nodeagent.text import encodable, escape, escape_lines
 from tests.support.manual_clock import ManualClock
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.eviction.api_evictor import ApiEvictor
     from nodeagent.model.pressure import PodFacts
-    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.ranking import Eviction
 
 BUDGET = "The disruption budget webpdb needs 2 healthy pods and has 2 currently"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.model.pressure import PodFacts
-    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.ranking import Eviction
 
 HANDLE = PodHandle("uid-web", ("s1",), (ContainerHandle("c1", "app"), ContainerHandle("c2", "proxy")), "/cgroup/web")
 CGROUPS = ["/cgroup/web/cri-containerd-c1.scope", "/cgroup/web/c2"]

@@ -14,16 +14,15 @@ from nodeagent.model import NodeSnapshot, Role
 from nodeagent.model.logs import LogSpace
 from nodeagent.model.pressure import FilesystemRole
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.gc.accounting import SpaceNeeded
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.image_targets import SpaceNeeded
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, Scope
 from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW, RUNTIME, ago, container, image, log_directory, sandbox, used
 
 if TYPE_CHECKING:
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.model import Sandbox
 
 EVERYTHING = SpaceNeeded(300 * MIB)

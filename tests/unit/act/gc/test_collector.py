@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc import measurement
+from nodeagent.act.gc import pass_state as measurement
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.errors import StoreError
 from nodeagent.model import Hold
 from nodeagent.plan.decision import Accounting, ItemKind
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
 from tests.unit.act.conftest import POLICY
 from tests.unit.act.gc.transactions import outcomes

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.act.gc.removal_recovery import RemovalRecovery
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.act.gc.restore import RemovalRecovery
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
 from tests.unit.act.gc.transactions import outcomes, remove_all
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.act.eviction.reclaimer import Reclaimer
-from nodeagent.act.gc import measurement
+from nodeagent.act.gc import pass_state as measurement
 from nodeagent.act.gc.collector import Collector, RemovalCompletion
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.api import codec
@@ -17,9 +17,8 @@ from nodeagent.errors import ObservationError
 from nodeagent.model.pressure import FilesystemRole, OtherImageFilesystem
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.gc.accounting import SpaceNeeded
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.image_targets import SpaceNeeded
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, Scope
 from nodeagent.record import replace
 from tests.support.manual_clock import ManualClock
 from tests.unit.builders import MIB, NOW, container, removed
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.act.gc.executor import Remover
-    from nodeagent.act.gc.preview import Preview as PreviewOfPass
+    from nodeagent.act.gc.pass_state import Preview as PreviewOfPass
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.plan.decision import Decision
 

@@ -12,8 +12,7 @@ from nodeagent._proto.runtime.v1 import api_pb2
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.plan.gc.image_origin import Irreplaceable
 from nodeagent.plan.gc.image_protection import ProtectionPolicy
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.record import replace
 from tests.sim.store import Lease
 from tests.unit.act.gc.transactions import RECENT, begin_creation, outcomes, remove_all

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.gc import measurement
+from nodeagent.act.gc import pass_state as measurement
 from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.act.gc.undo import ImageUndo, NotUndoableError, UndoOutcome
+from nodeagent.act.gc.restore import ImageUndo, NotUndoableError, UndoOutcome
 from nodeagent.act.gc.undo_terms import undo_terms
 from nodeagent.errors import NodeAgentError, PassBusyError, UsageError
 from nodeagent.host.lock import process_lock
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.record import replace
 from nodeagent.runtime.cri_storage import CriOnlyStorage
 from tests.sim.store import BLOCK_BYTES

@@ -10,7 +10,7 @@ import pytest
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.plan.gc.image_users import images_in_use
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable

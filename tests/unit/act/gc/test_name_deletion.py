@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 
 if TYPE_CHECKING:
     from tests.unit.act.conftest import Opener

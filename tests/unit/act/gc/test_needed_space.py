@@ -14,8 +14,8 @@ from nodeagent.act.gc.collector import EVICTION_TRIGGER
 from nodeagent.model.pressure import FilesystemRole
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.gc.accounting import SpaceNeeded
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.image_targets import SpaceNeeded
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
 from tests.sim.scenario import example_node
 from tests.unit.act.conftest import POLICY
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nodeagent.act.gc.outcomes import PassReport
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.plan.decision import Decision
     from tests.unit.act.conftest import Opener, Rig
 

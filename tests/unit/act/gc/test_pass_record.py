@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.history_record import past_pass
+from nodeagent.act.gc.history import HistoryRecorder, past_pass
 from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.act.gc.pass_record import HistoryRecorder
 from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.process_identity import is_running, own_process
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.store.history import History, Retention
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.act.gc.pass_record import PassStart
-    from nodeagent.act.gc.preview import Preview
+    from nodeagent.act.gc.history import PassStart
+    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.store.history import PastPass
     from tests.unit.act.conftest import Opener, Rig
 

@@ -15,10 +15,9 @@ from nodeagent.host import log_trees
 from nodeagent.host.open_files import find_openers
 from nodeagent.host.podlogs import list_pod_log_directories
 from nodeagent.model import LogOpeners
-from nodeagent.observe.log_trees import PodLogReader
+from nodeagent.observe.node_snapshot import PodLogReader
 from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.gc.policy import PodLogPolicy
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import PodLogPolicy, Scope
 from nodeagent.record import replace
 from nodeagent.store import Store
 from tests.unit.act.conftest import POLICY

@@ -12,7 +12,7 @@ import pytest
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.model import ContainerState, PodImages
 from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc import transactional_remover
+from nodeagent.act.gc import image_removers as transactional_remover
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.plan.decision import ReasonCode
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
-from nodeagent.runtime.containerd_facts import PINNED_LABEL
+from nodeagent.runtime.image_records import PINNED_LABEL
 from tests.unit.act.gc.transactions import CHANGES, begin_creation, outcomes, remove_all
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 from nodeagent.api import requests as api
 from nodeagent.api.operations import OPERATIONS, Access, method_name
 from nodeagent.config.control import ControlSettings
-from nodeagent.daemon.control.access import access_of
+from nodeagent.daemon.control.requests import access_of
 from nodeagent.daemon.control.service import ControlService
 from nodeagent.host.peer import Peer, read_peer
 from nodeagent.record import replace

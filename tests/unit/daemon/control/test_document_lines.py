@@ -7,7 +7,7 @@ import gc
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.daemon.control.document_lines import DocumentLines
+from nodeagent.daemon.control.requests import DocumentLines
 from nodeagent.daemon.http.messages import problem
 from nodeagent.errors import UsageError
 

@@ -17,7 +17,7 @@ from nodeagent.daemon.control import service
 from nodeagent.daemon.control.requested_pass import RequestedPass
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.disk_usage import Tree
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from tests.unit.control_node import MEMBER, ROOT, Node, serving
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ async def test_lookups_of_closed_requests_occupy_one_thread_and_root_is_answered
     assert most[0] == 1
 
 
-_PREVIEW, _LISTS, _GC = "nodeagent.act.gc.preview.", "nodeagent.api.node.lists.", "nodeagent.api.node.gc."
+_PREVIEW, _LISTS, _GC = "nodeagent.act.gc.pass_state.", "nodeagent.api.node.lists.", "nodeagent.api.node.gc."
 _READINGS = "nodeagent.daemon.control.readings."
 
 
@@ -100,7 +100,7 @@ _READINGS = "nodeagent.daemon.control.readings."
         ("Images", None, f"{_READINGS}encode_line"),
         ("Images", None, "nodeagent.runtime.storage_graph.resolve_images"),
         ("Images", None, "nodeagent.runtime.namespace_lists.Stored"),
-        ("ImageLayers", None, "nodeagent.plan.gc.layer_sharing.sharing_tree"),
+        ("ImageLayers", None, "nodeagent.plan.gc.breakdown.sharing_tree"),
         ("Containers", None, f"{_LISTS}list_header"),
         ("PodList", None, f"{_LISTS}check_pods"),
         ("Plan", api.PlanRequest(scope="all"), f"{_PREVIEW}plans_for"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.act.gc.removal_recovery import RemovalRecovery
+from nodeagent.act.gc.restore import RemovalRecovery
 from nodeagent.api import requests as api
 from nodeagent.api.codec import Document, decode, encode
 from nodeagent.api.config import EffectiveConfig

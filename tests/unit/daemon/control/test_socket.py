@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.daemon.control import socket as control_socket
-from nodeagent.daemon.control.socket import ControlUnavailableError, open_socket, socket_users
+from nodeagent.daemon.control import server as control_socket
+from nodeagent.daemon.control.server import ControlUnavailableError, open_socket, socket_users
 from nodeagent.record import replace
 
 if TYPE_CHECKING:

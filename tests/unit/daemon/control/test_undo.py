@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.preview import Preview
+from nodeagent.act.gc.pass_state import Preview
 from nodeagent.api import requests as api
 from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.policy import ImageGCPolicy
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import ImageGCPolicy, Scope
 from nodeagent.record import replace
 from tests.sim.content import Layer
 from tests.unit.control_node import MEMBER, Node, say, serving

@@ -14,11 +14,10 @@ from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.act.eviction.reclaimer import IMAGE_ACTIONS, UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
 from nodeagent.config.eviction import EvictionSettings
 from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.eviction.actions import Monitors, PassActions
+from nodeagent.daemon.eviction.effects import OutstandingEffects
 from nodeagent.daemon.eviction.loop import EvictionLoop
-from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
-from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
-from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
-from nodeagent.daemon.eviction.pod_monitor import PodMonitor
+from nodeagent.daemon.eviction.pod_monitor import OomKillMonitor, PodMonitor
 from nodeagent.daemon.eviction.reporting import EvictionReporter
 from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
 from nodeagent.daemon.loop_status import LoopStatuses
@@ -38,16 +37,16 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from datetime import datetime
 
-    from nodeagent.act.eviction.by_role import RoleEvictor
+    from nodeagent.act.eviction.api_evictor import RoleEvictor
+    from nodeagent.daemon.eviction.actions import EvictionRecord
     from nodeagent.daemon.eviction.image_observation import ImageObservation
     from nodeagent.daemon.eviction.page_cache import PageCache
-    from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.host.psi_triggers import PressureTriggers
     from nodeagent.plan.eviction.effects import Victim
-    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.ranking import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import EvictionState
-    from nodeagent.plan.gc.accounting import SpaceNeeded
+    from nodeagent.plan.gc.image_targets import SpaceNeeded
     from nodeagent.store.evictions import EvictionFile
 
 

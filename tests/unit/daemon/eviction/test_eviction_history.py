@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.act.agent import Agent
-    from nodeagent.daemon.eviction.pass_result import EvictionRecord
+    from nodeagent.daemon.eviction.actions import EvictionRecord
     from nodeagent.store.history import PastPass
 
 KEEP = Retention(timedelta(days=3650), 16 << 20)

@@ -13,7 +13,7 @@ from nodeagent.daemon.eviction.image_observation import ImageObservation
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.host.psi_triggers import PressureTriggers
 from nodeagent.model import NodeSnapshot, RuntimeInfo
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from tests.unit.daemon.eviction.eviction_node import Clock, disk_node, run_pass
 from tests.unit.plan.eviction.cases import read
 

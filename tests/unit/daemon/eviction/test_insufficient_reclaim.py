@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from nodeagent.model.pods import PodHandle
     from nodeagent.model.pressure import Observation
-    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.ranking import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.gc.accounting import SpaceNeeded
+    from nodeagent.plan.gc.image_targets import SpaceNeeded
 
 IMAGES = ["unused-images on imagefs", "irreplaceable-images on imagefs"]
 STEPS = ["dead-containers on imagefs", *IMAGES]

@@ -15,8 +15,7 @@ from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verd
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.telemetry.counters import Counters
-from nodeagent.telemetry.event_bus import subscribe, unsubscribe
-from nodeagent.telemetry.logging import STATE_REPEAT_S
+from nodeagent.telemetry.logging import STATE_REPEAT_S, subscribe, unsubscribe
 from tests.unit.daemon.eviction.eviction_node import Node, disk_node, run_pass, run_passes
 from tests.unit.plan.eviction.cases import at, disk, known, pod, read
 

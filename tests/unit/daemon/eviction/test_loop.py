@@ -16,7 +16,7 @@ from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
 from nodeagent.model.memory import MemoryCounters, NodeMemory
-from nodeagent.plan.eviction.poll_interval import FALLING_S
+from nodeagent.plan.eviction.preview import FALLING_S
 from nodeagent.record import replace
 from tests.unit.daemon.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass
 from tests.unit.plan.eviction.cases import disk, known, pod, read
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from nodeagent.model.pods import PodHandle, PodInventory
     from nodeagent.model.pressure import Observation
-    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.ranking import Eviction
 
 
 async def test_pass_without_pressure_takes_no_action() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nodeagent.daemon.eviction.pod_measurement import PodMeasurement
+from nodeagent.daemon.eviction.actions import PodMeasurement
 from nodeagent.errors import RuntimeRequestError
 from tests.unit.daemon.eviction.eviction_node import Node, disk_node, run_pass
 from tests.unit.plan.eviction.cases import read

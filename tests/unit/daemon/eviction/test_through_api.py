@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.act.eviction.by_role import KUBELET_FREED_WITHIN_S, RoleCleaner, RoleEvictor
+from nodeagent.act.eviction.api_evictor import KUBELET_FREED_WITHIN_S, RoleCleaner, RoleEvictor
 from nodeagent.act.eviction.container_removal import CleanupResult
 from nodeagent.errors import ApiServerUnavailableError
 from nodeagent.model import ContainerState

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.daemon.eviction import signal_monitor
-from nodeagent.plan.eviction.poll_interval import SOONEST_S
+from nodeagent.plan.eviction.preview import SOONEST_S
 from tests.unit.daemon.eviction.eviction_node import Node, run_pass, run_passes
 from tests.unit.plan.eviction.cases import disk, pod, read
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.eviction.loop import EvictionLoop
     from nodeagent.model.pods import PodHandle, PodInventory
     from nodeagent.observe.eviction_signals import SignalLayout
-    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.ranking import Eviction
 
 ON_DISK = "memory.available<100Mi,nodefs.available<10%"
 UNDER_PRESSURE = frozenset({"measurement", "pass lock", "reclaim", "eviction", "record"})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.daemon.http.admission import ROOT, Admission, ConnectionLimits
+from nodeagent.daemon.http.server import ROOT, Admission, ConnectionLimits
 
 LIMITS = ConnectionLimits(total=4, per_user=2, root=2)
 

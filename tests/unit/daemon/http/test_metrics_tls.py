@@ -15,8 +15,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from nodeagent.config.metrics import Listen, TlsFiles
-from nodeagent.daemon.http.metrics_certificate import MetricsCertificate
-from nodeagent.daemon.http.metrics_task import LIMITS, NAME
+from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsCertificate
 from nodeagent.errors import ConfigError
 from nodeagent.host.server_certificate import server_context
 from nodeagent.record import replace

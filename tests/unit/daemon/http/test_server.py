@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config.metrics import Listen
-from nodeagent.daemon.http.admission import ConnectionLimits
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
-from nodeagent.daemon.http.server import HttpServer, bind
+from nodeagent.daemon.http.server import ConnectionLimits, HttpServer, bind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

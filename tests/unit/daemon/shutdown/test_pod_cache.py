@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
-from nodeagent.daemon.shutdown import pod_cache
-from nodeagent.daemon.shutdown.pod_cache import PodRuntime
+from nodeagent.daemon.shutdown import pods as pod_cache
+from nodeagent.daemon.shutdown.pods import PodRuntime
 from nodeagent.model import Role
 from tests.sim.content import Layer
 from tests.sim.node import SimNode

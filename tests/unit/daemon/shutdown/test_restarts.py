@@ -13,8 +13,9 @@ import pytest
 from nodeagent.act.shutdown import executor
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.loop_status import Activity, LoopStatuses
-from nodeagent.daemon.shutdown import execution, pod_monitor
-from nodeagent.daemon.shutdown.pod_cache import PodRuntime
+from nodeagent.daemon.shutdown import execution
+from nodeagent.daemon.shutdown import pods as pod_monitor
+from nodeagent.daemon.shutdown.pods import PodRuntime
 from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.host.systemd import STOPPING, UnitStop

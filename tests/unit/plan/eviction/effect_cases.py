@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Signal
 from nodeagent.plan.eviction.effects import FREED_WITHIN_S, OutstandingEffect
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.eviction.shortage import Shortage
+from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep, Shortage
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import at
 

@@ -27,10 +27,9 @@ from nodeagent.plan.eviction.effects import (
     withholding,
 )
 from nodeagent.plan.eviction.ranking import Placement
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.eviction.shortage import Shortage, shortage_of
+from nodeagent.plan.eviction.readings import ThresholdStatus
+from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep, Shortage, shortage_of
 from nodeagent.plan.eviction.state import EvictionState, begin_eviction, drop_eviction, evaluate
-from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import POLICY, SINGLE, at, disk, planned, pod, read, thresholds

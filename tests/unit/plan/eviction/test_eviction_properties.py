@@ -31,9 +31,8 @@ from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.reclaim import reclaim_steps
-from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.plan.eviction.state import EvictionState, evaluate
-from nodeagent.plan.eviction.thresholds import Amount, Threshold
+from nodeagent.plan.eviction.thresholds import MEANINGS, Amount, Threshold, Unit
 from nodeagent.record import replace
 from tests.unit.plan.eviction.cases import at
 

@@ -18,7 +18,7 @@ from nodeagent.plan.eviction.memory_model import (
     lowest_estimate,
     memory_parts,
 )
-from nodeagent.plan.eviction.poll_interval import SOONEST_S, WHILE_MET_S, next_poll_s
+from nodeagent.plan.eviction.preview import SOONEST_S, WHILE_MET_S, next_poll_s
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import at, evaluated, thresholds

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherImageFilesystem, Resource, Signal
 from nodeagent.plan.eviction.effects import OutstandingEffect, effects_of_eviction, withholding
 from nodeagent.plan.eviction.ranking import Placement, usage_of
-from nodeagent.plan.eviction.reclaim import reclaim_steps
-from nodeagent.plan.eviction.shortage import Shortage
+from nodeagent.plan.eviction.reclaim import Shortage, reclaim_steps
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.eviction.thresholds import for_layout
 from nodeagent.record import replace

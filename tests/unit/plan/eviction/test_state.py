@@ -8,9 +8,9 @@ import pytest
 
 from nodeagent.model.pressure import NodeCondition, Observation, Signal
 from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.poll_interval import next_poll_s
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.preview import next_poll_s
 from nodeagent.plan.eviction.state import Evaluation, EvictionState, evaluate, record_eviction
+from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import EMPTY_STATE, POLICY, at, evaluated, read, thresholds

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.plan.eviction.effects import OutstandingEffect, withholding
-from nodeagent.plan.eviction.shortage import Shortage, shortage_of
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.reclaim import Shortage, shortage_of
+from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import (

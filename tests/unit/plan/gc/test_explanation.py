@@ -6,14 +6,13 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.act.gc.preview import plans_by_loop
+from nodeagent.act.gc.pass_state import plans_by_loop
 from nodeagent.model import ContainerState, Hold, NodeSnapshot, ReferenceKind
 from nodeagent.plan.decision import Reason, ReasonCode, Verdict
-from nodeagent.plan.gc.explanation import Explanation, explain
+from nodeagent.plan.gc.explanation import Explanation, condition_of, explain, image_condition
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.planner import plan_all
 from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
-from nodeagent.plan.gc.removal_condition import condition_of, image_condition
 from nodeagent.record import replace
 from nodeagent.text import escape
 from tests.unit.builders import (

@@ -12,8 +12,8 @@ from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.policy import ImageGCPolicy
-from nodeagent.runtime.containerd_facts import unlisted_containers
 from nodeagent.runtime.containerd_records import StoredContainer
+from nodeagent.runtime.image_records import unlisted_containers
 from tests.unit.builders import MIB, codes, container, decided, filesystem, image, removed, sandbox, used
 from tests.unit.image_nodes import POLICY, aged, node
 

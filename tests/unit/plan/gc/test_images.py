@@ -8,9 +8,9 @@ import pytest
 
 from nodeagent.model import Image, NodeSnapshot
 from nodeagent.plan.decision import Accounting, ReasonCode
-from nodeagent.plan.gc.accounting import SpaceNeeded
+from nodeagent.plan.gc.image_targets import SpaceNeeded
 from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.pass_limits import Spent
+from nodeagent.plan.gc.policy import Spent
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,

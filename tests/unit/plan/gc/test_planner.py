@@ -9,9 +9,8 @@ import pytest
 from nodeagent.model import ReferenceKind
 from nodeagent.plan.gc.image_users import find_users
 from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.planner import plan_all, plan_containers
+from nodeagent.plan.gc.planner import plan_all, plan_containers, project_with_users
 from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
-from nodeagent.plan.gc.projection import project_with_users
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,

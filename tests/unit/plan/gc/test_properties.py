@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.act.gc.preview import Preview, plans_for
+from nodeagent.act.gc.pass_state import Preview, plans_for
 from nodeagent.model import (
     Container,
     ContainerState,
@@ -24,10 +24,8 @@ from nodeagent.model import (
 from nodeagent.plan.decision import Accounting, ItemKind, Plan, Verdict
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.pass_limits import Spent
 from nodeagent.plan.gc.planner import GCPlan, plan_all
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy, Scope, Spent
 from nodeagent.plan.pods.deletion import check_pods
 from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW, ago, filesystem, removed, snapshot

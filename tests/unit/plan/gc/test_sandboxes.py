@@ -8,8 +8,8 @@ import pytest
 
 from nodeagent.config.models import Config
 from nodeagent.model import Role
+from nodeagent.plan.gc.containers import plan_sandbox_gc
 from nodeagent.plan.gc.policy import SandboxGCPolicy
-from nodeagent.plan.gc.sandboxes import plan_sandbox_gc
 from nodeagent.plan.pods.deletion import check_pods
 from nodeagent.record import replace
 from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.act.gc.preview import Preview, plans_for_saved
+from nodeagent.act.gc.pass_state import Preview, plans_for_saved
 from nodeagent.api.codec import encode
 from nodeagent.api.saved_plan import encode_saved_plan
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.planner import plan_all
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy
+from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, Scope
 from nodeagent.plan.gc.saved_plan import (
     SavedPlan,
     compare,
@@ -26,7 +26,6 @@ from nodeagent.plan.gc.saved_plan import (
     refusal_of,
     seal,
 )
-from nodeagent.plan.gc.scope import Scope
 from nodeagent.record import replace
 from tests.unit.builders import NOW, container, filesystem, image, log_directory, sandbox, snapshot, used
 

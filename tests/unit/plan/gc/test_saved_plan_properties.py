@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.gc.preview import plans_for, plans_for_saved
+from nodeagent.act.gc.pass_state import plans_for, plans_for_saved
 from nodeagent.model import ImageUsage, NodeSnapshot
 from nodeagent.plan.decision import ItemKind, Plan, Verdict
-from nodeagent.plan.gc.image_keep_rules import keep_reasons
+from nodeagent.plan.gc.keep_rules import keep_reasons
 from nodeagent.plan.gc.planner import plan_containers
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.plan.gc.saved_plan import SavedItem, SavedPlan, item_digests
-from nodeagent.plan.gc.scope import Scope
 from tests.unit.builders import NOW, removed
 from tests.unit.gc_strategies import EXAMPLES, PODS, image_id, nodes, policies
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.model import ContainerState, ReferenceKind, UnreferencedPiece
-from nodeagent.plan.gc.layer_sharing import sharing_tree
-from nodeagent.plan.gc.storage_breakdown import MeasuredUsage, Part, Walk, break_down
+from nodeagent.plan.gc.breakdown import MeasuredUsage, Part, Walk, break_down, sharing_tree
 from tests.unit.builders import MIB, container, filesystem, graph, image, piece, sandbox, snapshot, used
 
 PIECES = [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.plan.kubernetes.conditions import (
     MAX_MESSAGE,
     PREFIX,

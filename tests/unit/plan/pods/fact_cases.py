@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nodeagent.model.pressure import FactSource, PodFacts
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.protection import Protection
+from nodeagent.plan.eviction.policy import EvictionPolicy, Protection
 
 K, M, C, I, A = (  # noqa: E741 - short names for tables of sources
     FactSource.KUBELET,

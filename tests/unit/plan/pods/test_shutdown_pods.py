@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.plan.pods.definitions import SpecIndex
-from nodeagent.plan.pods.shutdown_pods import shutdown_pods
+from nodeagent.plan.pods.inference import shutdown_pods
 from tests.unit.plan.pod_cases import API, UID, merged, runtime_pod, spec, traits
 from tests.unit.plan.pods.fact_cases import FILE
 
