@@ -14,7 +14,7 @@ from nodeagent.plan.kubernetes.withdrawal import plan_withdrawal
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from nodeagent.model.api_access import ApiAccess
+    from nodeagent.model.access import ApiAccess
     from nodeagent.plan.kubernetes.withdrawal import WithdrawalPlan
 
 WITHIN_S: Final = 15.0

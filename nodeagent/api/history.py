@@ -16,7 +16,7 @@ from nodeagent.text import raw_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nodeagent.model import node_stop
+    from nodeagent.model import stops as node_stop
     from nodeagent.store import history
 
 

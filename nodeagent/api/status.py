@@ -16,7 +16,7 @@ from nodeagent.api.pressure import Signal
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
-    from nodeagent.model.pod_list import PodListReading
+    from nodeagent.model.pods import PodListReading
     from nodeagent.store.history import CountedPass
 
 

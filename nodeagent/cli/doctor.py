@@ -13,7 +13,7 @@ from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.doctor_checks import run_checks
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings
-from nodeagent.config.file_trust import UNTRUSTED
+from nodeagent.config.files import UNTRUSTED
 from nodeagent.errors import ConfigError
 from nodeagent.plan.node_checks import Finding, Verdict
 from nodeagent.text import display_width

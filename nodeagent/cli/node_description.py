@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
-    from nodeagent.model.api_access import ApiAccess
+    from nodeagent.model.access import ApiAccess
     from nodeagent.model.kubernetes import Node, NodeSpec, StatusCondition
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.observe.eviction_signals import FindImageFilesystems

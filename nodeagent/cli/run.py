@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
-from nodeagent.config.file_trust import absolute_path
+from nodeagent.config.files import absolute_path
 from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.config.standby import standby_settings

@@ -11,7 +11,7 @@ from nodeagent.config import value_forms as forms
 from nodeagent.config.fields import Check, Count, Duration, OptionalPath, Section, Switch, about, form
 from nodeagent.errors import ConfigError
 from nodeagent.model import Role
-from nodeagent.model.api_access import ApiAccess
+from nodeagent.model.access import ApiAccess
 from nodeagent.plan.kubernetes.policy import (
     NO_RESERVATION,
     TAINT_EFFECTS,

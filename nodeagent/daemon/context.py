@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.act.agent import Agent
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.loop_status import LoopStatuses
-    from nodeagent.daemon.pass_lock import PassLock
+    from nodeagent.daemon.passes import LoopStatuses, PassLock
     from nodeagent.daemon.reload_effect import Reloaded
 
 _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})

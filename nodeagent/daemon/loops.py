@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.history import PassStart
     from nodeagent.act.gc.outcomes import Changes, PassReport, Result
     from nodeagent.act.gc.pass_state import Preview
-    from nodeagent.daemon.loop_status import LoopStatuses
-    from nodeagent.daemon.pass_lock import PassLock
+    from nodeagent.daemon.passes import LoopStatuses, PassLock
     from nodeagent.plan.gc.policy import Scope
     from nodeagent.telemetry.logging import StateLog
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.daemon.pass_lock import Pause, PausedBy
+from nodeagent.daemon.passes import Pause, PausedBy
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.record import replace

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.pass_lock import PassLock
+    from nodeagent.daemon.passes import PassLock
 
 BY_RELOAD = "dry_run was true before the reload"
 BY_RESTART = "dry_run was true before the restart"

@@ -28,7 +28,7 @@ from nodeagent.api.status import (
     Status,
     WaitStatus,
 )
-from nodeagent.daemon import loop_status
+from nodeagent.daemon import passes as loop_status
 from nodeagent.daemon.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem

@@ -21,7 +21,6 @@ from nodeagent.daemon.health import status_line
 from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.http.textfile_task import TextfileTask
 from nodeagent.daemon.kubernetes.all_tasks import kubernetes_tasks
-from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import (
     SILENCE_S,
     Interval,
@@ -33,7 +32,7 @@ from nodeagent.daemon.loops import (
     log_start,
     wait_for_any,
 )
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.daemon.pause import PauseTask, restore_pause
 from nodeagent.daemon.reload_grace import restore_grace
 from nodeagent.daemon.reload_preview import log_reload_effect

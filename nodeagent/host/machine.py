@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.meminfo import parse_meminfo
 from nodeagent.host.node import boot_id, node_name
-from nodeagent.model.machine import Machine
+from nodeagent.model.kubernetes import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.host.node import boot_id
-from nodeagent.model.process import ProcessIdentity
+from nodeagent.model.stops import ProcessIdentity
 
 _ROOT: Final = Path("/")
 _ENDED: Final = frozenset({"Z", "X", "x"})

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.config.file_trust import open_trusted
+from nodeagent.config.files import open_trusted
 from nodeagent.errors import ConfigError
 from nodeagent.file_stamp import FileStamp, file_stamp
 

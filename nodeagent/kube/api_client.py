@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from nodeagent.kube.api_connection import ApiRequest
     from nodeagent.kube.api_credentials import ApiCredentials
-    from nodeagent.model.api_access import ApiAccess
+    from nodeagent.model.access import ApiAccess
 
 T = TypeVar("T")
 APPLY_PATCH: Final = "application/apply-patch+yaml"

@@ -10,17 +10,17 @@ import binascii
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.config.file_trust import open_trusted
+from nodeagent.config.files import open_trusted
 from nodeagent.errors import ApiServerUnavailableError, ConfigError
 from nodeagent.file_stamp import FileStamp, file_stamp
 from nodeagent.guarded_call import GuardedCall
-from nodeagent.model.api_access import check_server_url
+from nodeagent.model.access import check_server_url
 from nodeagent.parsing import parse_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.model.api_access import ApiAccess
+    from nodeagent.model.access import ApiAccess
 
 _MAX_FILE_BYTES: Final = 1 << 20
 _REFUSED: Final = {

@@ -12,7 +12,7 @@ import msgspec
 from nodeagent.errors import ApiServerUnavailableError
 from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.kube.pod_api import PAGE_SIZE, PODS
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.plan.kubernetes.failed_pods import FAILED, FailedPod
 from nodeagent.plan.pods.definitions import ANNOTATION_MIRROR
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import ssl
     from pathlib import Path
 
-    from nodeagent.model.kubelet_access import KubeletAccess
+    from nodeagent.model.access import KubeletAccess
     from nodeagent.model.pods import PodSpec
 
 _PATH: Final = "/pods"

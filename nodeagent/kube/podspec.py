@@ -12,9 +12,8 @@ from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
-from nodeagent.model.pods import ContainerSpec, EmptyDirSpec, PodSpec
+from nodeagent.model.pods import CRITICAL_CLASS_PRIORITIES, ContainerSpec, EmptyDirSpec, PodSpec
 from nodeagent.model.pressure import QosClass
-from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES
 from nodeagent.units import parse_quantity
 
 if TYPE_CHECKING:

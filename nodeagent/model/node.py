@@ -13,14 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from nodeagent.model.filesystem import FsObservation, ImageFilesystem
     from nodeagent.model.hold import Hold
-    from nodeagent.model.image import Image, ImageUsage
-    from nodeagent.model.list_contradiction import ListContradiction
     from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
-    from nodeagent.model.pod_list import PodList
-    from nodeagent.model.storage import StorageGraph
-    from nodeagent.model.workload import Container, Sandbox
+    from nodeagent.model.pods import PodList
+    from nodeagent.model.runtime import Container, Image, ImageUsage, ListContradiction, Sandbox
+    from nodeagent.model.storage import FsObservation, ImageFilesystem, StorageGraph
 
 
 class RuntimeInfo(Record):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from datetime import datetime
 
-    from nodeagent.model.api_access import ApiAccess
+    from nodeagent.model.access import ApiAccess
     from nodeagent.model.kubernetes import Node
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

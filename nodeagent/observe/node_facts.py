@@ -13,14 +13,14 @@ from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.machine import read_machine
 from nodeagent.host.node import node_name
-from nodeagent.model.machine import NodeFacts
+from nodeagent.model.kubernetes import NodeFacts
 from nodeagent.observe.eviction_signals import nodefs_path
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.model.image import Image
     from nodeagent.model.pressure import NodeCondition
+    from nodeagent.model.runtime import Image
     from nodeagent.runtime.cri import CriClient
 
 RUNTIME_DOWN: Final = "container runtime is down"

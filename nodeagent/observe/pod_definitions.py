@@ -20,9 +20,8 @@ import socket
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError
-from nodeagent.model.pod_list import Completeness, PodListReading, PodListSource
-from nodeagent.model.pods import ENDED
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.pods import ENDED, Completeness, PodListReading, PodListSource
+from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.plan.pods.definitions import SpecIndex
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import NO_POD_IMAGES, PodImages
-from nodeagent.model.pod_list import Completeness
-from nodeagent.model.pods import ENDED
+from nodeagent.model.pods import ENDED, Completeness
 from nodeagent.observe.pod_definitions import MAX_AGE_S, BoundPods
 
 if TYPE_CHECKING:

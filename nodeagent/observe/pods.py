@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.kube.listing import PodLister
     from nodeagent.model import Container, Sandbox
-    from nodeagent.model.kubelet_access import KubeletAccess
+    from nodeagent.model.access import KubeletAccess
     from nodeagent.model.pods import PodHandle, RuntimePod
     from nodeagent.observe.layers import MeasureLayer
     from nodeagent.observe.pod_definitions import ManifestLister

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.clock import Clock
-    from nodeagent.model.pod_list import PodList, PodListReading
-    from nodeagent.model.pods import PodSpec
+    from nodeagent.model.pods import PodList, PodListReading, PodSpec
     from nodeagent.plan.kubernetes.pod_watch import PodEvent
 
 _MAX_EVENTS: Final = 1000

@@ -6,14 +6,14 @@ import math
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.pod_list import Completeness
+from nodeagent.model.pods import Completeness
 from nodeagent.plan.node_checks import Finding, Verdict
 from nodeagent.text import masked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nodeagent.model.pod_list import PodListReading
+    from nodeagent.model.pods import PodListReading
 
 _DEFAULT_HIGH_PERCENT: Final = 85
 _DEFAULT_IMAGEFS: Final = "15%"

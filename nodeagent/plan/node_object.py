@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from nodeagent.model.kubernetes import StatusCondition
-    from nodeagent.model.machine import NodeFacts
+    from nodeagent.model.kubernetes import NodeFacts, StatusCondition
     from nodeagent.plan.node_status import NodeStatusPolicy
 
 

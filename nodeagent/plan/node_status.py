@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from nodeagent.model.image import Image
-    from nodeagent.model.machine import NodeFacts
+    from nodeagent.model.kubernetes import NodeFacts
+    from nodeagent.model.runtime import Image
     from nodeagent.plan.eviction.thresholds import Threshold
 
 MAX_IMAGES: Final = 50

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.model import Container, ContainerState, Image, Sandbox
 from nodeagent.model.pods import ContainerTraits
-from nodeagent.model.workload import LABEL_POD_UID
+from nodeagent.model.runtime import LABEL_POD_UID
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record, replace
 from nodeagent.runtime.decode_cache import shared_text

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.model.process import ProcessIdentity
+from nodeagent.model.stops import ProcessIdentity
 from nodeagent.record import replace
 from nodeagent.store import shutdown_history as node_stops
 from nodeagent.store import write_ahead
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
-    from nodeagent.model.node_stop import NodeStop
+    from nodeagent.model.stops import NodeStop
     from nodeagent.store.write_ahead import InterruptedPass
 
 __all__ = ["FILE_NAME", "MIGRATIONS", "CountedPass", "History", "PastAction", "PastPass", "Retention"]

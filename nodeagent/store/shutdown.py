@@ -22,8 +22,16 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import StoreError
 from nodeagent.files import overwrite_file, read_file, replace_file
-from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
-from nodeagent.model.shutdown import PodOutcome
+from nodeagent.model.stops import (
+    BootRecord,
+    LastActivity,
+    NodeStop,
+    PodOutcome,
+    SentTerm,
+    StopEnd,
+    StopKind,
+    StoppedPod,
+)
 from nodeagent.parsing import parse_json
 from nodeagent.schemas import SchemaId
 

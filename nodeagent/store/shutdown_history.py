@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.model.shutdown import PodOutcome
+from nodeagent.model.stops import NodeStop, PodOutcome, StopEnd, StopKind, StoppedPod
 from nodeagent.store.clock_record import PLAUSIBLE_FROM
 from nodeagent.store.sqlite import micros, moment, storable, stored_text
 

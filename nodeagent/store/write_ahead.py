@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.process import ProcessIdentity
+from nodeagent.model.stops import ProcessIdentity
 from nodeagent.record import Record, replace
 from nodeagent.store.pass_tables import insert_pass, read_pass, write_actions
 from nodeagent.store.sqlite import storable, stored_text

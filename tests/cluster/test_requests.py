@@ -16,7 +16,7 @@ from nodeagent.kube.eviction_api import EvictionApi
 from nodeagent.kube.failed_pod_api import FailedPodApi
 from nodeagent.kube.node_api import NodeApi
 from nodeagent.kube.pod_api import PodApi, PodWatch
-from nodeagent.model.api_access import ApiAccess
+from nodeagent.model.access import ApiAccess
 from nodeagent.model.kubernetes import StatusCondition
 from nodeagent.plan.kubernetes.events import Occurrence, PodReference, event_body
 from nodeagent.plan.kubernetes.eviction import SEVERAL_BUDGETS

@@ -15,7 +15,7 @@ from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.pod_api import PodApi, PodWatch, parse_event
-from nodeagent.model.api_access import ApiAccess
+from nodeagent.model.access import ApiAccess
 from nodeagent.model.kubernetes import Lease, Node, NodeStatus, NodeSystemInfo, ObjectMeta
 from nodeagent.plan.kubernetes.heartbeat import (
     ReportMemory,

@@ -22,8 +22,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.daemon.shutdown.environment import HostServices, Intervals
 from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.store.shutdown import ShutdownFiles
@@ -34,7 +33,7 @@ from tests.support.descriptor_store import CopyingStore
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterator
 
-    from nodeagent.model.node_stop import StoppedPod
+    from nodeagent.model.stops import StoppedPod
     from tests.support.containerd import Containerd
     from tests.support.pods import Container, Pods
 

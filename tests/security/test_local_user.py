@@ -23,7 +23,7 @@ from nodeagent.host.kubelet_detection import read_kubelet_traces
 from nodeagent.host.port_owners import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model import TRUSTED, Hold
-from nodeagent.model.kubelet_access import KubeletAccess
+from nodeagent.model.access import KubeletAccess
 from nodeagent.store import HoldFile
 from tests.support.command import nodeagent
 from tests.support.simulated_daemon import simulated_daemon

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from nodeagent.model import ContainerState, PieceKind
-from nodeagent.model.workload import LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID
+from nodeagent.model.runtime import LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID
 from nodeagent.record import replace
 from tests.sim.disk import GIB, DiskProperties
 from tests.sim.images import SimImages

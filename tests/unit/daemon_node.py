@@ -21,8 +21,7 @@ from nodeagent.daemon import supervisor
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control.requests import CALLER, Caller
 from nodeagent.daemon.control.service import ControlService
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.daemon.pause import pause, restore_pause, resume
 from nodeagent.daemon.reload_grace import restore_grace
 from nodeagent.daemon.service_manager import ReloadTask

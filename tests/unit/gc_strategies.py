@@ -20,7 +20,7 @@ from nodeagent.model import (
     StorageGraph,
     StoredPiece,
 )
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from tests.unit.builders import MIB, ago, container, filesystem, log_directory, log_link, sandbox, snapshot

@@ -17,7 +17,7 @@ from nodeagent.act.shutdown.delivery import NO_ANSWER, RETRY_S, Delivery
 from nodeagent.act.shutdown.pod_record import NO_TERM, ContainerStop, NoProcesses, PodRecord, RunningPod
 from nodeagent.errors import NodeAgentError
 from nodeagent.model import PodOutcome, ShutdownPod
-from nodeagent.model.node_stop import StoppedPod
+from nodeagent.model.stops import StoppedPod
 from nodeagent.plan.shutdown.planner import Placement, place, stop_order
 from nodeagent.plan.shutdown.timing import (
     MINIMUM_AFTER_TERM_MS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import SentTerm, StoppedPod
+from nodeagent.model.stops import SentTerm, StoppedPod
 from nodeagent.plan.shutdown.timing import ContainerEnd, exit_note, pod_outcome
 from nodeagent.record import Record
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.host.login1 import LogindFacts
     from nodeagent.host.logind_config import LogindDelay
-    from nodeagent.model import node_stop
-    from nodeagent.model.shutdown import ShutdownPod
+    from nodeagent.model import stops as node_stop
+    from nodeagent.model.stops import ShutdownPod
 
 _WHO: Final = "nodeagent"
 _READ_WITHIN_S: Final = 5.0

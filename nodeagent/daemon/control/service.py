@@ -16,8 +16,8 @@ from nodeagent.api.undo import Undone
 from nodeagent.daemon.control.readings import Readings
 from nodeagent.daemon.control.requested_pass import RequestedPass, require_agent
 from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope
-from nodeagent.daemon.loop_status import Activity
 from nodeagent.daemon.loops import wait_for_any
+from nodeagent.daemon.passes import Activity
 from nodeagent.daemon.pause import pause, resume
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.errors import NodeAgentError, UsageError

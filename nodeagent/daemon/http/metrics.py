@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from nodeagent import __version__
 from nodeagent.daemon.health import not_ready
-from nodeagent.daemon.loop_status import Activity
-from nodeagent.model.pod_list import Completeness
+from nodeagent.daemon.passes import Activity
+from nodeagent.model.pods import Completeness
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S, EvictionSignalReader
 from nodeagent.plan.clock import not_before
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.model.pod_list import PodListReading
+    from nodeagent.model.pods import PodListReading
     from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
     from nodeagent.telemetry.counters import Histogram
 

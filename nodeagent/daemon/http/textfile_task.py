@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.config.file_trust import open_trusted
+from nodeagent.config.files import open_trusted
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import ConfigError
 from nodeagent.files import replace_file

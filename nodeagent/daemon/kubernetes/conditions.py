@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.kubernetes import CONDITIONS
 from nodeagent.daemon.kubernetes.session_task import SessionTask, open_node_api
-from nodeagent.daemon.loop_status import Activity
+from nodeagent.daemon.passes import Activity
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.telemetry.logging import StateLog
 

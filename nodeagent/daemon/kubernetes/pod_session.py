@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
-    from nodeagent.daemon.loop_status import LoopStatuses
+    from nodeagent.daemon.passes import LoopStatuses
     from nodeagent.model.pods import PodSpec
     from nodeagent.observe.watched_pods import WatchedPods
     from nodeagent.plan.kubernetes.pod_watch import PodEvent

@@ -9,7 +9,7 @@ from nodeagent.errors import ApiServerRefusedError
 from nodeagent.plan.kubernetes.heartbeat import retry_delay_s
 
 if TYPE_CHECKING:
-    from nodeagent.daemon.loop_status import LoopStatuses
+    from nodeagent.daemon.passes import LoopStatuses
     from nodeagent.errors import ApiServerError
     from nodeagent.plan.kubernetes.registration import RegistrationPlan
     from nodeagent.telemetry.logging import StateLog

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
-    from nodeagent.model.kubernetes import Lease, Node, NodeStatus, StatusCondition
-    from nodeagent.model.machine import NodeFacts
+    from nodeagent.model.kubernetes import Lease, Node, NodeFacts, NodeStatus, StatusCondition
     from nodeagent.plan.kubernetes.heartbeat import LeaseSighting
     from nodeagent.plan.kubernetes.policy import RegistrationPolicy
     from nodeagent.plan.kubernetes.registration import RegistrationPlan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.kubernetes import NAME
 from nodeagent.daemon.loops import wait_for_any
-from nodeagent.daemon.pass_lock import PausedBy
+from nodeagent.daemon.passes import PausedBy
 from nodeagent.model import Role
 from nodeagent.observe.node_role import ROLE_POLL_S
 from nodeagent.plan.node_status import SHUTTING_DOWN
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.kubernetes.outbox import EventOutbox
-    from nodeagent.model.machine import NodeFacts
+    from nodeagent.model.kubernetes import NodeFacts
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.runtime.cri import CriClient
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.act.shutdown.executor import ShutdownRun
 from nodeagent.daemon.shutdown.recorder import summary
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import LastActivity, NodeStop, StopEnd, StopKind
+from nodeagent.model.stops import LastActivity, NodeStop, StopEnd, StopKind
 from nodeagent.plan.shutdown.planner import elapsed_since
 from nodeagent.plan.shutdown.timing import outcome_summary
 from nodeagent.record import replace
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.act.shutdown.pod_record import Stopper
     from nodeagent.daemon.shutdown.pods import PodCache
     from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
-    from nodeagent.model.node_stop import StoppedPod
+    from nodeagent.model.stops import StoppedPod
     from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 _EXIT_CODES_S: Final = 3.0

@@ -10,7 +10,7 @@ from nodeagent.act.shutdown.pod_record import RunningPod
 from nodeagent.daemon.shutdown.recorder import running_pods
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.container_processes import ContainerProcesses
-from nodeagent.model.node_stop import LastActivity
+from nodeagent.model.stops import LastActivity
 from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.shutdown.phases import signal_number
 from nodeagent.runtime.connection import configured_connection
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
     from nodeagent.model import Role
-    from nodeagent.model.node_stop import StoppedPod
     from nodeagent.model.pods import PodInventory
+    from nodeagent.model.stops import StoppedPod
     from nodeagent.observe.watched_pods import WatchedPods
     from nodeagent.runtime.connection import CallObserver
 

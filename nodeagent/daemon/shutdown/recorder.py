@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.shutdown.timing import outcome_summary
 from nodeagent.record import replace
 from nodeagent.store.history import History, Retention, configured_retention

@@ -12,14 +12,14 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.loops import wait_for_any
-from nodeagent.daemon.pass_lock import Pause, PausedBy
+from nodeagent.daemon.passes import Pause, PausedBy
 from nodeagent.daemon.shutdown.environment import NAME, read_enablement
 from nodeagent.daemon.shutdown.execution import ShutdownInProgress
 from nodeagent.daemon.shutdown.pods import PodMonitor
 from nodeagent.errors import InhibitorError
 from nodeagent.host.logind import ShutdownInhibitor
 from nodeagent.host.logind_config import LogindDelay, read_delay
-from nodeagent.model.node_stop import StopEnd, StopKind
+from nodeagent.model.stops import StopEnd, StopKind
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.inhibitor import (
     Command,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.shutdown.environment import HostServices, Intervals
     from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
     from nodeagent.host.logind import ReportedCommand
-    from nodeagent.model.node_stop import NodeStop
+    from nodeagent.model.stops import NodeStop
     from nodeagent.plan.shutdown.budget import ShutdownBudget
     from nodeagent.plan.shutdown.inhibitor import Event
 

@@ -20,7 +20,7 @@ from nodeagent.daemon.shutdown.pods import PodCache
 from nodeagent.daemon.shutdown.recorder import STALLED_AFTER_S, ShutdownRecorder
 from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.host.systemd import userspace_id
-from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
+from nodeagent.model.stops import LastActivity, StopEnd, StopKind
 from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.observe.watched_pods import WatchedPods, restore_pods
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.host.systemd import UnitStop
     from nodeagent.model import Role
-    from nodeagent.model.node_stop import NodeStop
+    from nodeagent.model.stops import NodeStop
     from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 _LIST_WITHIN_S: Final = 5.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from nodeagent.model.pods import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.model.pressure import PodLifecycle, QosClass, Resource
-from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.record import Record
 

@@ -1,7 +1,7 @@
 """State of the watch of this node's pods: a consistent list, then every change of a pod in order.
 
 A pod missing in the watch counts as deleted only under the conditions of :func:`proof_problem` and, per pod, of
-:meth:`nodeagent.model.pod_list.PodList.lacks`. The API server that serves the watch may lag behind the API server of
+:meth:`nodeagent.model.pods.PodList.lacks`. The API server that serves the watch may lag behind the API server of
 the kubelet, so that a new pod may not be in the watch yet.
 
 Source: Kubernetes API concepts, efficient detection of changes; client-go ``Reflector``.
@@ -13,9 +13,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.pod_list import Completeness, PodList, PodListReading, PodListSource
-from nodeagent.model.pods import ENDED
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.pods import ENDED, Completeness, PodList, PodListReading, PodListSource
+from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.plan.pods.definitions import ANNOTATION_HASH, ANNOTATION_MIRROR
 from nodeagent.record import Record, field, replace
 from nodeagent.units import format_duration

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from nodeagent.model.pod_list import PodListSource
+from nodeagent.model.pods import PodListSource
 from nodeagent.model.pressure import UNKNOWN, Fact, FactSource
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.record import Record
 
 if TYPE_CHECKING:

@@ -17,8 +17,16 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from nodeagent.model.pod_list import PodListSource
-from nodeagent.model.pods import ENDED, EmptyDirSpec, PodReading, PodSpec, RuntimePod
+from nodeagent.model.pods import (
+    CRITICAL_CLASS_PRIORITIES,
+    CRITICAL_PRIORITY,
+    ENDED,
+    EmptyDirSpec,
+    PodListSource,
+    PodReading,
+    PodSpec,
+    RuntimePod,
+)
 from nodeagent.model.pressure import (
     UNKNOWN,
     ContainerFacts,
@@ -31,8 +39,7 @@ from nodeagent.model.pressure import (
     PodUsage,
     QosClass,
 )
-from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.plan.pods.definitions import (
     ANNOTATION_MIRROR,
     ANNOTATION_PRIORITY,

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pods import RuntimePod
-from nodeagent.model.workload import LABEL_POD_UID, ContainerState
+from nodeagent.model.runtime import LABEL_POD_UID, ContainerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nodeagent.model.pods import ContainerTraits
-    from nodeagent.model.workload import Container, Sandbox
+    from nodeagent.model.runtime import Container, Sandbox
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UP: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})

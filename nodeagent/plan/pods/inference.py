@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING, Final, TypeGuard
 
 from nodeagent.model.pressure import UNKNOWN, Fact, FactSource, QosClass
-from nodeagent.model.shutdown import ShutdownPod
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.runtime import ANNOTATION_SOURCE
+from nodeagent.model.stops import ShutdownPod
 from nodeagent.plan.pods.definitions import ANNOTATION_MIRROR, ANNOTATION_PRIORITY, read_marks
 
 if TYPE_CHECKING:

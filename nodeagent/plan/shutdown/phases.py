@@ -7,7 +7,7 @@ import re
 import signal
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.priority import CRITICAL_PRIORITY
+from nodeagent.model.pods import CRITICAL_PRIORITY
 from nodeagent.record import Record, field
 from nodeagent.units import format_duration
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.priority import CRITICAL_PRIORITY
+from nodeagent.model.pods import CRITICAL_PRIORITY
 from nodeagent.plan.shutdown.timing import phase_end_ms
 from nodeagent.record import Record
 

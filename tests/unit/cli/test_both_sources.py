@@ -15,7 +15,7 @@ from nodeagent.api.operations import OPERATIONS
 from nodeagent.api.requests import AddHoldRequest
 from nodeagent.cli import control_client
 from nodeagent.errors import NodeAgentError
-from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.gc.policy import Scope
 from nodeagent.runtime.leases import ImageName
 from nodeagent.store.history import Retention

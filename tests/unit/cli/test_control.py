@@ -16,7 +16,7 @@ from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.errors import PassBusyError
 from nodeagent.host.lock import process_lock
-from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Plan
 from nodeagent.plan.gc.policy import ImageGCPolicy
 from nodeagent.record import replace

@@ -13,8 +13,7 @@ import yaml
 from nodeagent.cli.node_description import description_lines, read_pressure
 from nodeagent.config.loading import load
 from nodeagent.model import Image
-from nodeagent.model.kubernetes import Node
-from nodeagent.model.machine import Machine
+from nodeagent.model.kubernetes import Machine, Node
 from nodeagent.model.pressure import Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.node_object import node_object

@@ -16,7 +16,7 @@ import pytest_asyncio
 from nodeagent.host.dbus import Bus
 from nodeagent.host.login1 import acquire_lock
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.store.history import History, Retention
 from nodeagent.store.shutdown import ShutdownFiles
 from tests.sim.content import Layer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.cli.withdrawal import withdraw_from_cluster
-from nodeagent.model.machine import Machine
+from nodeagent.model.kubernetes import Machine
 from tests.support.api_server import NODES, TOKEN, ApiServer, Fault, Received, serving_api
 from tests.support.certificates import Authority
 

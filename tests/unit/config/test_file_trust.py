@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.config.file_trust import open_trusted
+from nodeagent.config.files import open_trusted
 from nodeagent.config.loading import load
 from nodeagent.errors import ConfigError
 from tests.support.command import nodeagent

@@ -13,8 +13,7 @@ from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.health import not_alive, not_ready
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
+from nodeagent.daemon.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.model import Role
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log

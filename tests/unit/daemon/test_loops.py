@@ -17,9 +17,8 @@ from nodeagent.act.gc.history import PassStart
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.act.gc.pass_state import Preview
 from nodeagent.clock import SystemClock
-from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import Interval, Loop, Pass, RuntimeWatch, log_result, log_start
-from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
+from nodeagent.daemon.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
 from nodeagent.model import NodeSnapshot, RuntimeInfo
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.daemon.loop_status import Activity, LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
+from nodeagent.daemon.passes import Activity, LoopStatuses, PassLock, Pause, PausedBy
 
 
 class ManualClock:

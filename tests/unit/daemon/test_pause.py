@@ -11,8 +11,7 @@ import pytest
 from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.daemon.pause import PauseTask, pause, restore_pause
 from nodeagent.observe import clock_reading
 from nodeagent.store.clock_record import GRACE_S

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.api import requests as api
 from nodeagent.cli.doctor_checks import runtime_findings
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.plan.node_checks import Verdict
 from tests.sim.content import Layer
 from tests.sim.node import SimNode

@@ -11,7 +11,7 @@ import pytest
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.model import ContainerState
 from nodeagent.model.pods import PodSpec
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.plan.gc.policy import Scope
 from nodeagent.plan.kubernetes.pod_watch import SYNC_GRACE_S, WatchState, after_interruption, after_list
 from nodeagent.record import replace

@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
+from nodeagent.daemon.passes import PassLock, Pause, PausedBy
 from nodeagent.daemon.reload_grace import ReloadGrace, grace_needed_s
 from nodeagent.record import replace
 from tests.sim.clock import SimClock

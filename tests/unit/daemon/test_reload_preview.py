@@ -14,8 +14,7 @@ from nodeagent.act.agent import open_agent
 from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.daemon.reload_preview import WITHIN_S, log_reload_effect, preview_effect
 from nodeagent.model import ContainerState, Role
 from nodeagent.observe.node_role import RoleWatch

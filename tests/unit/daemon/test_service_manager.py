@@ -23,8 +23,7 @@ from nodeagent.daemon import service_manager as service
 from nodeagent.daemon import supervisor
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control.server import ControlUnavailableError, refuse_second_agent
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.daemon.reload_effect import Effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differences, read_again
 from nodeagent.errors import ConfigError, PassBusyError, RuntimeUnavailableError

@@ -19,7 +19,7 @@ from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUna
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_connection import ApiRequest, tls_context
 from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
-from nodeagent.model.api_access import ApiAccess
+from nodeagent.model.access import ApiAccess
 from nodeagent.model.kubernetes import Node
 from nodeagent.record import replace
 from tests.support.api_server import NODES, TOKEN, ApiServer, Fault, serving_api

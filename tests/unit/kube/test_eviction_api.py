@@ -12,7 +12,7 @@ from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.eviction_api import EvictionApi
-from nodeagent.model.api_access import ApiAccess
+from nodeagent.model.access import ApiAccess
 from tests.support.api_pods import pod
 from tests.support.api_server import ApiServer, Fault, serving_api
 

@@ -16,7 +16,7 @@ from nodeagent.kube.api_client import ApiClient, ApiStream
 from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.pod_api import PAGE_SIZE, PodApi, PodWatch
-from nodeagent.model.api_access import ApiAccess
+from nodeagent.model.access import ApiAccess
 from nodeagent.plan.kubernetes.pod_watch import EventKind
 from tests.support.api_pods import pod
 from tests.support.api_server import PODS, TOKEN, ApiServer, Fault, serving_api

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.errors import ObservationError
 from nodeagent.model import Role
-from nodeagent.model.kubelet_access import KubeletAccess
+from nodeagent.model.access import KubeletAccess
 from nodeagent.observe.pods import PodReader, PodSettings
 from nodeagent.plan.eviction.policy import EvictionPolicy, Protection
 from tests.sim import workload
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.model.kubelet_access import KubeletAccess
+    from nodeagent.model.access import KubeletAccess
     from nodeagent.model.pods import PodInventory, PodSpec
     from nodeagent.model.pressure import PodFacts
     from nodeagent.observe.watched_pods import WatchedPods

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from nodeagent.cli.doctor_cluster import cluster_findings
 from nodeagent.config.loading import load
 from nodeagent.kube.certificate_dates import expiry
-from nodeagent.model.api_access import ApiAccess
-from nodeagent.model.machine import Machine
+from nodeagent.model.access import ApiAccess
+from nodeagent.model.kubernetes import Machine
 from nodeagent.observe.api_access_check import read_api_access, read_pod_access
 from nodeagent.plan.kubernetes.access_check import check_api_access, check_pod_access
 from nodeagent.plan.kubernetes.rules import RULES, SETTINGS, access_reviews, role_documents, rules_for

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
-from nodeagent.model.pod_list import Completeness
-from nodeagent.model.pods import PodSpec
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.pods import Completeness, PodSpec
+from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.observe.pod_definitions import VANISHED_S, BoundPods
 from nodeagent.observe.pod_images import PodImageReader
 from nodeagent.record import replace

@@ -14,8 +14,7 @@ from nodeagent.config.eviction import EvictionSettings
 from nodeagent.config.loading import load
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.eviction.composition import EvictionTask, eviction_tasks, refusal
-from nodeagent.daemon.loop_status import Activity, LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import Activity, LoopStatuses, PassLock
 from nodeagent.daemon.status import role_warnings
 from nodeagent.errors import NodeAgentError
 from nodeagent.model import ContainerState, KubeletTraces, Role, RoleBasis

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model import ClockTrust, GapCause, ObservationGap
-from nodeagent.model.pod_list import Completeness, PodListReading, PodListSource
+from nodeagent.model.pods import Completeness, PodListReading, PodListSource
 from nodeagent.plan.clock_checks import check_clock, check_image_use
 from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
 from nodeagent.plan.node_checks import (

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from nodeagent.config.kubernetes import parse_reserved
 from nodeagent.model import Image
-from nodeagent.model.kubernetes import Node, StatusCondition
-from nodeagent.model.machine import Machine, NodeFacts
+from nodeagent.model.kubernetes import Machine, Node, NodeFacts, StatusCondition
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.node_object import node_object

@@ -20,7 +20,7 @@ from msgspec import UNSET
 from nodeagent.api.codec import encode
 from nodeagent.api.history import History as HistoryDocument
 from nodeagent.errors import StoreError
-from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention
 from nodeagent.store.pass_tables import PASS_TABLES

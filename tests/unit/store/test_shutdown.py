@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.errors import StoreError
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
 from nodeagent.store.history import History, Retention
 from nodeagent.store.shutdown import BOOT_FILE, STOP_FILE, ShutdownFiles

@@ -19,7 +19,7 @@ from nodeagent.api.history import History as HistoryDocument
 from nodeagent.config.loading import load
 from nodeagent.errors import ConfigError
 from nodeagent.model import ImageUsage
-from nodeagent.model.node_stop import LastActivity, StopEnd
+from nodeagent.model.stops import LastActivity, StopEnd
 from nodeagent.plan.gc.saved_plan import parse_plan
 from nodeagent.record import replace
 from nodeagent.store import ClockReading, HoldFile, Store

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.act.shutdown.pod_record import Processes
-    from nodeagent.model.node_stop import StoppedPod
+    from nodeagent.model.stops import StoppedPod
     from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 TEN_AND_FIVE = two_bands(15, 5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.act.shutdown.executor import ShutdownRun
 from nodeagent.daemon.shutdown.execution import shifted
 from nodeagent.model import PodOutcome
-from nodeagent.model.priority import CRITICAL_PRIORITY as CRITICAL
+from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
 from nodeagent.plan.shutdown.budget import DelayLimit, ShutdownBudget, shutdown_budget
 from nodeagent.plan.shutdown.phases import by_priority
 from nodeagent.plan.shutdown.timing import MINIMUM_AFTER_TERM_MS
@@ -22,7 +22,7 @@ from tests.unit.act.shutdown.shutdown_node import Node, pod
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from nodeagent.model.node_stop import StoppedPod
+    from nodeagent.model.stops import StoppedPod
 
 PRIORITIES = (0, 1000, CRITICAL)
 BUDGET = shutdown_budget(by_priority([(each, 10) for each in PRIORITIES]), DelayLimit(31_000_000))

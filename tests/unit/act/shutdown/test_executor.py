@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.act.shutdown.executor import ShutdownRun
 from nodeagent.act.shutdown.pod_record import RunningPod
 from nodeagent.model import PodOutcome, ShutdownPod
-from nodeagent.model.priority import CRITICAL_PRIORITY as CRITICAL
+from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.phases import Phase
 from nodeagent.plan.shutdown.timing import MINIMUM_AFTER_TERM_MS
@@ -22,7 +22,7 @@ from tests.unit.act.shutdown.shutdown_node import TEN_AND_FIVE, Node, pod, run_d
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from nodeagent.model.node_stop import StoppedPod
+    from nodeagent.model.stops import StoppedPod
 
 BOTH_SOURCES = pytest.mark.parametrize("located", [(), None], ids=["runtime-only", "cgroups"])
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import SentTerm, StoppedPod
-from nodeagent.model.priority import CRITICAL_PRIORITY as CRITICAL
+from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
+from nodeagent.model.stops import SentTerm, StoppedPod
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.phases import by_priority
 from nodeagent.record import replace

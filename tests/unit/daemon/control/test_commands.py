@@ -17,9 +17,8 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import Loop
-from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
+from nodeagent.daemon.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.daemon.pause import restore_pause
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.daemon.supervisor import agent_tasks

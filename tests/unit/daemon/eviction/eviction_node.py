@@ -20,8 +20,7 @@ from nodeagent.daemon.eviction.loop import EvictionLoop
 from nodeagent.daemon.eviction.pod_monitor import OomKillMonitor, PodMonitor
 from nodeagent.daemon.eviction.reporting import EvictionReporter
 from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pods import PodHandle, PodInventory

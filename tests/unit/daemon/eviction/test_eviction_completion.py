@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.act.eviction.container_removal import CleanupResult
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
-from nodeagent.daemon.pass_lock import Pause, PausedBy
+from nodeagent.daemon.passes import Pause, PausedBy
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.host.node import boot_id
 from nodeagent.plan.eviction.state import suspended

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.daemon.eviction.composition import past_eviction
-from nodeagent.daemon.pass_lock import Pause, PausedBy
+from nodeagent.daemon.passes import Pause, PausedBy
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
 from nodeagent.model.memory import MemoryCounters, NodeMemory

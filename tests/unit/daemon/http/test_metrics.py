@@ -18,10 +18,9 @@ from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.metrics import OPENMETRICS, Exposition, SignalReader
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
+from nodeagent.daemon.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.host.signals import SignalPaths
-from nodeagent.model.pod_list import Completeness, PodListReading, PodListSource
+from nodeagent.model.pods import Completeness, PodListReading, PodListSource
 from nodeagent.model.pressure import FilesystemLayout, Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
 from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
 from nodeagent.plan.eviction.grammar import parse_thresholds

@@ -22,8 +22,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.connection import Deadlines
 from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsTask
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock

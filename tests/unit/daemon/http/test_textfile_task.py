@@ -21,8 +21,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.metrics import Exposition
 from nodeagent.daemon.http.textfile_task import NAME, TextfileTask
-from nodeagent.daemon.loop_status import Activity, LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import Activity, LoopStatuses, PassLock
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.daemon.kubernetes.outbox import EventOutbox
 from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
 from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts
-from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.passes import LoopStatuses
 from nodeagent.daemon.shutdown_announcement import ShutdownAnnouncement
-from nodeagent.model.machine import Machine, NodeFacts
+from nodeagent.model.kubernetes import Machine, NodeFacts
 from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 from nodeagent.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
 from nodeagent.record import replace

@@ -10,8 +10,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:

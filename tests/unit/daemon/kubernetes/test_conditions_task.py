@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.daemon.kubernetes import CONDITIONS
 from nodeagent.daemon.kubernetes.conditions import ConditionsTask
-from nodeagent.model.machine import Machine
+from nodeagent.model.kubernetes import Machine
 from tests.support.api_server import NODES, ApiServer, Fault, serving_api
 from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
 from tests.unit.daemon.kubernetes.tasks import running as run_task

@@ -12,8 +12,8 @@ import pytest
 from nodeagent.daemon.kubernetes import EVENTS as TASK
 from nodeagent.daemon.kubernetes.events import EventsTask
 from nodeagent.daemon.kubernetes.task import RegistrationTask
-from nodeagent.daemon.loop_status import Activity
-from nodeagent.model.machine import Machine
+from nodeagent.daemon.passes import Activity
+from nodeagent.model.kubernetes import Machine
 from nodeagent.record import replace
 from tests.support.api_server import EVENTS, NODES, ApiServer, Fault, serving_api
 from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.daemon.kubernetes.failed_pods import FailedPodsTask
-from nodeagent.daemon.pass_lock import Pause, PausedBy
-from nodeagent.model.machine import Machine
+from nodeagent.daemon.passes import Pause, PausedBy
+from nodeagent.model.kubernetes import Machine
 from nodeagent.record import replace
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, ApiServer, Fault, serving_api

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.daemon.kubernetes.pod_session import EVENT_S, STORE_S, PodWatchParts, PodWatchSession
-from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.passes import LoopStatuses
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError, StoreError
 from nodeagent.kube.pod_api import parse_event
 from nodeagent.kube.podspec import parse_listed_pod
-from nodeagent.model.pod_list import Completeness
-from nodeagent.model.pods import PodSpec
+from nodeagent.model.pods import Completeness, PodSpec
 from nodeagent.observe.watched_pods import WatchedPods
 from nodeagent.plan.kubernetes.pod_watch import EventKind, PodEvent, compact, proof_problem
 from nodeagent.record import replace

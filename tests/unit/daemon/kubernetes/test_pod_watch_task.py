@@ -13,9 +13,9 @@ from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
 from nodeagent.daemon.kubernetes import POD_WATCH
 from nodeagent.daemon.kubernetes.pod_watch import PodWatchTask
-from nodeagent.daemon.loop_status import Activity
+from nodeagent.daemon.passes import Activity
 from nodeagent.errors import ConfigError, StoreError
-from nodeagent.model.machine import Machine
+from nodeagent.model.kubernetes import Machine
 from nodeagent.store.watched_pods import FILE_NAME, MAX_BYTES, read_watched_pods, write_watched_pods
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, ApiServer, serving_api

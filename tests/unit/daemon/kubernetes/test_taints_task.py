@@ -15,7 +15,7 @@ from nodeagent.config.validation import convert
 from nodeagent.daemon.kubernetes import TAINTS
 from nodeagent.daemon.kubernetes.reporting import START_FAILURES
 from nodeagent.daemon.kubernetes.taints import TaintsTask
-from nodeagent.model.machine import Machine
+from nodeagent.model.kubernetes import Machine
 from tests.support.api_server import NODES, ApiServer, Fault, Received, serving_api
 from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
 from tests.unit.daemon.kubernetes.tasks import running as run_task

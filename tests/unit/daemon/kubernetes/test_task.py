@@ -16,9 +16,8 @@ from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.kubernetes import NAME
 from nodeagent.daemon.kubernetes.task import RUNTIME_LOST_S, FactsSource, LastFacts, RegistrationTask
-from nodeagent.daemon.loop_status import Activity, LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
-from nodeagent.model.machine import Machine, NodeFacts
+from nodeagent.daemon.passes import Activity, LoopStatuses, PassLock, Pause, PausedBy
+from nodeagent.model.kubernetes import Machine, NodeFacts
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.node_status import SHUTTING_DOWN
 from nodeagent.record import replace

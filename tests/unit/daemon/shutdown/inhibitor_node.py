@@ -13,8 +13,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.daemon.shutdown.environment import HostServices, Intervals
 from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.errors import InhibitorError
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.model.node_stop import NodeStop, StopEnd
+    from nodeagent.model.stops import NodeStop, StopEnd
     from tests.sim.server import SimServer
     from tests.support.login1 import Login1, PrivateBus
     from tests.unit.kubelet_double import KubeletDouble

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from nodeagent.daemon.loop_status import Activity
-from nodeagent.daemon.pass_lock import Pause, PausedBy
+from nodeagent.daemon.passes import Activity, Pause, PausedBy
 from nodeagent.model import Role
 from tests.unit.daemon.shutdown.inhibitor_node import (
     QUICK,

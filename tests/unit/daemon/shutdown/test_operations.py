@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind
+from nodeagent.model.stops import NodeStop, StopEnd, StopKind
 from nodeagent.record import replace
 from tests.unit.daemon.shutdown.inhibitor_node import BOOT, Place, daemon_on, ready
 

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.act.shutdown import executor
 from nodeagent.clock import SystemClock
-from nodeagent.daemon.loop_status import Activity, LoopStatuses
+from nodeagent.daemon.passes import Activity, LoopStatuses
 from nodeagent.daemon.shutdown import execution
 from nodeagent.daemon.shutdown import pods as pod_monitor
 from nodeagent.daemon.shutdown.pods import PodRuntime
@@ -20,7 +20,7 @@ from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.shutdown import inhibitor
 from nodeagent.record import replace
 from tests.unit.daemon.shutdown.inhibitor_node import (

@@ -24,7 +24,7 @@ from nodeagent.errors import StoreError
 from nodeagent.host import kubelet_detection
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.record import replace
 from nodeagent.store.pause import PauseFile, StoredPause

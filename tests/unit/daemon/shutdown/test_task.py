@@ -15,7 +15,7 @@ from nodeagent.daemon.shutdown.environment import Enablement, read_enablement
 from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
+from nodeagent.model.stops import LastActivity, StopEnd, StopKind
 from nodeagent.store.shutdown import ShutdownFiles
 from tests.unit.daemon.shutdown.inhibitor_node import (
     BOOT,
@@ -27,7 +27,7 @@ from tests.unit.daemon.shutdown.inhibitor_node import (
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.model.node_stop import BootRecord, NodeStop
+    from nodeagent.model.stops import BootRecord, NodeStop
 
 
 async def test_pods_are_stopped_in_order_and_the_lock_is_released(place: Place) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nodeagent.model.pods import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.model.pressure import (
     UNKNOWN,
     EmptyDirFacts,
@@ -24,7 +25,6 @@ from nodeagent.model.pressure import (
     Resource,
     Signal,
 )
-from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.eviction.local_storage import find_violation
 from nodeagent.plan.eviction.planner import plan_eviction

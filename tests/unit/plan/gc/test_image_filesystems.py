@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.model import ImageFilesystem, ReferenceKind, StorageGraph
-from nodeagent.model.pod_list import PodList, PodListSource
+from nodeagent.model.pods import PodList, PodListSource
 from nodeagent.plan.decision import FilesystemTarget, ReasonCode
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.planner import plan_all

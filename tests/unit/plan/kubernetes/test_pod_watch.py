@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from nodeagent.errors import ApiServerRefusedError
 from nodeagent.kube.pod_api import parse_event
 from nodeagent.kube.podspec import parse_listed_pod
-from nodeagent.model.pod_list import Completeness, PodListSource
-from nodeagent.model.pods import PodSpec
+from nodeagent.model.pods import Completeness, PodListSource, PodSpec
 from nodeagent.plan.kubernetes.pod_watch import (
     FRESH_S,
     LAST_RETRY_S,

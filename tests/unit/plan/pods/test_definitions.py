@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from nodeagent.model import ContainerState
-from nodeagent.model.pods import EmptyDirSpec, PodReading, PodSpec
+from nodeagent.model.pods import CRITICAL_PRIORITY, EmptyDirSpec, PodReading, PodSpec
 from nodeagent.model.pressure import UNKNOWN, EmptyDirFacts, Fact, PodLifecycle, QosClass
-from nodeagent.model.priority import CRITICAL_PRIORITY
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.pod_cases import API, container_spec, merged, runtime_pod, spec, traits

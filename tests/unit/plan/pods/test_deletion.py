@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.model import ContainerState, PodList, Role
-from nodeagent.model.workload import ANNOTATION_SOURCE
+from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.plan.pods.deletion import check_pods, checked_pod_list, is_in_pod_list
 from nodeagent.record import replace
 from tests.unit.builders import ago, container, kubelet_list, sandbox, snapshot, synced

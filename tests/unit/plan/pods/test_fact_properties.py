@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.model import ContainerState
+from nodeagent.model.pods import CRITICAL_PRIORITY
 from nodeagent.model.pressure import Fact, FactSource, PodFacts, PodLifecycle, QosClass
-from nodeagent.model.priority import CRITICAL_PRIORITY
 from nodeagent.plan.pods.definitions import SpecIndex
 from nodeagent.plan.pods.facts import merge_facts
 from tests.unit.builders import MIB

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model.pods import PodReading
+from nodeagent.model.pods import CRITICAL_PRIORITY, PodReading
 from nodeagent.model.pressure import UNKNOWN, Fact, FactSource, Footprint, PodLifecycle, QosClass
-from nodeagent.model.priority import CRITICAL_PRIORITY
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.pod_cases import API, merged, runtime_pod, spec, traits

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from nodeagent.model import ShutdownPod
-from nodeagent.model.priority import CRITICAL_PRIORITY
+from nodeagent.model.pods import CRITICAL_PRIORITY
 from nodeagent.plan.shutdown.budget import DelayLimit, ShutdownBudget, shutdown_budget
 from nodeagent.plan.shutdown.phases import (
     Phase,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import PodOutcome, PodProgress, ShutdownPod
-from nodeagent.model.priority import CRITICAL_PRIORITY, NODE_CRITICAL_PRIORITY
+from nodeagent.model.pods import CRITICAL_PRIORITY, NODE_CRITICAL_PRIORITY
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.phases import (
     Phase,
