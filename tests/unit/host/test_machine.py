@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from nodeagent.host.machine import choose_addresses, default_interfaces, interface_addresses, read_machine
@@ -14,6 +13,7 @@ from tests.support.kernel_tree import UNUSED_MEMORY, VMSTAT
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("proc")
 FILES = {
     "etc/machine-id": "abc123\n",
     "etc/os-release": 'NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n',
@@ -40,11 +40,6 @@ ADDRESSES = {
     "cni0": ["10.88.0.1", "fe80::1%cni0"],
     "eth0": ["192.0.2.10", "198.51.100.1", "fe80::2%eth0", "2001:db8::10"],
 }
-
-
-@pytest.fixture(autouse=True)
-def _proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
 
 
 def tree(root: Path, changes: dict[str, str | None] | None = None) -> Path:

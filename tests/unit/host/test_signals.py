@@ -15,6 +15,7 @@ from tests.support.kernel_tree import UNUSED_MEMORY, VMSTAT
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("proc")
 NOW = datetime(2026, 1, 10, 12, tzinfo=UTC)
 MIB = 1 << 20
 MEMINFO = f"""\
@@ -46,11 +47,6 @@ V1 = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))  # replaced by read(), and restored
-
-
 class StoppedClock:
     def now(self) -> datetime:
         return NOW
@@ -66,7 +62,7 @@ def read(
         if text is not None:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
-    psutil.PROCFS_PATH = str(root / "proc")
+    psutil.PROCFS_PATH = str(root / "proc")  # restored by the fixture
     signals, warnings = read_signals(SignalPaths(str(root)), StoppedClock(), source=source, root=root)
     assert {each.observed_at.at for each in signals} <= {NOW}
     return {each.signal: (each.available, each.capacity) for each in signals}, warnings

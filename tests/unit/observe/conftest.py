@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from nodeagent.runtime.connection import RuntimeConnection
@@ -19,12 +18,6 @@ from tests.unit.observe.pod_node import IMAGE, MIB, Clock, Node
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-@pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make psutil read ``proc`` in the temporary directory."""
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
 
 
 @pytest.fixture(params=["1.7"])
