@@ -22,9 +22,9 @@ _EVERY_S: Final = 60.0
 _ON_CHANGE_EVERY_S: Final = 30.0
 _IN_USE: Final = re.compile(rb"^TCP6?: inuse (\d+)", re.MULTILINE)
 _HEADER: Final = b"  sl "
-_LISTEN: Final = b"0A"
-_READ_BYTES: Final = 4096
-_MAX_TABLE_BYTES: Final = 16 << 20
+LISTEN: Final = b"0A"
+_READ_BYTES: Final = 16384
+_MAX_SOCKETS: Final = 400_000
 
 
 class ListenerReader:
@@ -45,12 +45,6 @@ class ListenerReader:
         self._directories = tuple(str(root / each) for each in _NETWORKS)
         self._uids = uids
         self._ports = {f"{port:04X}".encode(): port for port in ports}
-        # Columns: slot, local and remote address, state, queues, timer, retransmits, user. Source: proc(5), net/tcp.
-        self._listener = re.compile(
-            rb"^ *\d+: [0-9A-F]+:(" + b"|".join(self._ports) + rb") [0-9A-F]+:[0-9A-F]{4} 0A "
-            rb"[0-9A-F:]+ [0-9A-F:]+ [0-9A-F]+ +(\d+) ",
-            re.MULTILINE,
-        )
         self._read_s: float | None = None
         self._in_use: tuple[bytes, ...] | None = None
         self._found: tuple[int, ...] = ()
@@ -91,37 +85,38 @@ class ListenerReader:
         self._found = tuple(sorted(found))
 
     def _listeners(self, path: str) -> set[int]:
-        """Return the ports with a listener in one table.
-
-        The kernel lists listeners first, so reading stops at the first socket in another state.
-
-        Raises:
-            OSError: the table cannot be read.
-            ValueError: the table does not start with the header of a socket table, or is too large.
-        """
+        """Return the ports with a listener in one table; raises the errors of :func:`read_sockets`."""
         found: set[int] = set()
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            rest, total = os.read(descriptor, _READ_BYTES), 0
-            if not rest.startswith(_HEADER):
-                raise ValueError("not a socket table")
-            while True:
-                rows, _, rest = rest.rpartition(b"\n")
-                for match in self._listener.finditer(rows):
-                    if int(match[2]) in self._uids:
-                        found.add(self._ports[match[1]])
-                last = rows.rpartition(b"\n")[2].split()
-                if len(last) > 3 and last[0] != b"sl" and last[3] != _LISTEN:
-                    return found
-                more = os.read(descriptor, 16 * _READ_BYTES)
-                total += len(more)
-                if not more:
-                    return found
-                if total > _MAX_TABLE_BYTES:
-                    raise ValueError(f"more than {_MAX_TABLE_BYTES} bytes of listeners")
-                rest += more
-        finally:
-            os.close(descriptor)
+        for fields in read_sockets(path):
+            if fields[3] != LISTEN:  # the kernel lists listeners first
+                break
+            port = self._ports.get(fields[1][-4:])
+            if port is not None and int(fields[7]) in self._uids:
+                found.add(port)
+        return found
+
+
+def read_sockets(path: str) -> Iterator[list[bytes]]:
+    """Yield the columns of each socket in a TCP table, listeners first. Blocks.
+
+    The columns are slot, local and remote address (which end with the port), state, queues, timer, retransmits, user.
+    psutil is not used, since it omits the user, and searches the descriptors of all processes.
+
+    Raises:
+        OSError: the table cannot be read.
+        ValueError: the file is not a table of at most ``_MAX_SOCKETS`` sockets.
+
+    Source: proc(5), ``net/tcp``.
+    """
+    with open(path, "rb", _READ_BYTES) as table:  # noqa: PTH123 - paths are texts here
+        if not table.readline().startswith(_HEADER):
+            raise ValueError(f"{path}: not a table of sockets")
+        for number, row in enumerate(table):
+            if number == _MAX_SOCKETS:
+                raise ValueError(f"{path}: more than {_MAX_SOCKETS} sockets")
+            fields = row.split(None, 8)
+            if len(fields) > 7:
+                yield fields
 
 
 def _in_use(networks: Iterable[str]) -> tuple[bytes, ...] | None:
