@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.host.cgroups import read_cpu_us
 from nodeagent.host.container_cgroups import find_directories
 from nodeagent.host.process_identity import read_stat
-from nodeagent.host.process_kill import signal_member
+from nodeagent.host.process_kill import read_cgroup_names, signal_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -262,11 +262,7 @@ class ContainerProcesses:
         return signal_member(pid, number, lambda each: self._belongs_to(container_id, each)) == ""
 
     def _belongs_to(self, container_id: str, pid: int) -> bool:
-        try:
-            lines = (self._root / f"proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return False
-        return any(container_id in part for line in lines for part in line.split(":", 2)[-1].split("/"))
+        return any(container_id in name for name in read_cgroup_names(pid, self._root / "proc"))
 
 
 def _is_populated(directory: str) -> bool:
