@@ -67,7 +67,7 @@ def read_machine(
         machine_id=_first_text(root, "etc/machine-id", "var/lib/dbus/machine-id"),
         system_uuid=_first_text(root, "sys/class/dmi/id/product_uuid", "etc/machine-id"),
         boot_id=boot_id(root),
-        kernel_version=_first_text(root, "proc/sys/kernel/osrelease") or names.release,
+        kernel_version=names.release,
         os_image=_os_image(root),
         architecture=_ARCHITECTURES.get(names.machine, names.machine),
         unread=unread,

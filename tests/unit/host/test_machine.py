@@ -19,7 +19,6 @@ FILES = {
     "etc/os-release": 'NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n',
     "proc/meminfo": f"MemTotal: 4194304 kB\nMemFree: 1 kB\n{UNUSED_MEMORY}SwapTotal: 1024 kB\nSwapFree: 0 kB\n",
     "proc/vmstat": VMSTAT,
-    "proc/sys/kernel/osrelease": "6.1.0-test\n",
     "proc/sys/kernel/random/boot_id": "b00t\n",
     "proc/net/route": (
         "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
@@ -55,7 +54,7 @@ def test_machine_is_read_from_kernel_and_distribution(tmp_path: Path) -> None:
     assert (machine.cpus, machine.memory_bytes, machine.swap_bytes) == (os.cpu_count(), 4 << 30, 1 << 20)
     assert machine.hugepages == ((2 << 20, 6 << 20), (1 << 30, 0))
     assert (machine.machine_id, machine.system_uuid, machine.boot_id) == ("abc123", "u-u-i-d", "b00t")
-    assert (machine.kernel_version, machine.os_image) == ("6.1.0-test", "Debian GNU/Linux 12 (bookworm)")
+    assert (machine.kernel_version, machine.os_image) == (os.uname().release, "Debian GNU/Linux 12 (bookworm)")
     assert machine.addresses == ("192.0.2.10", "2001:db8::10")
     assert machine.unread == ()
 
