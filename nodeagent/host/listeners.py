@@ -7,7 +7,6 @@ reported, and are no trace of a kubelet.
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +18,6 @@ _NETWORKS: Final = ("proc/1/net", "proc/self/net")
 """Network directories of process 1 and of the agent, normally of the same network namespace."""
 
 _EVERY_S: Final = 60.0
-_ON_CHANGE_EVERY_S: Final = 30.0
-_IN_USE: Final = re.compile(rb"^TCP6?: inuse (\d+)", re.MULTILINE)
 _HEADER: Final = b"  sl "
 LISTEN: Final = b"0A"
 _READ_BYTES: Final = 16384
@@ -31,7 +28,7 @@ class ListenerReader:
     """Repeated readings of the listeners on given ports.
 
     For each reading the kernel walks its complete table of connections, empty slots included: 3.4 ms were measured for
-    262144 slots. Therefore the tables are read once a minute, and every 30 s while the number of sockets changes.
+    262144 slots. Therefore the tables are read once a minute.
     """
 
     def __init__(self, root: Path, ports: Iterable[int], uids: frozenset[int]) -> None:
@@ -46,7 +43,6 @@ class ListenerReader:
         self._uids = uids
         self._ports = {f"{port:04X}".encode(): port for port in ports}
         self._read_s: float | None = None
-        self._in_use: tuple[bytes, ...] | None = None
         self._found: tuple[int, ...] = ()
 
     def read(self, now_s: float) -> tuple[int, ...]:
@@ -55,13 +51,8 @@ class ListenerReader:
         Args:
             now_s: current monotonic time in seconds.
         """
-        networks = tuple(self._networks())
-        in_use = _in_use(networks)
-        age_s = None if self._read_s is None else now_s - self._read_s
-        every_s = _EVERY_S if in_use is not None and in_use == self._in_use else _ON_CHANGE_EVERY_S
-        if age_s is None or not 0 <= age_s < every_s:
-            self._read_tables(networks)
-            self._read_s, self._in_use = now_s, in_use
+        if self._read_s is None or not 0 <= now_s - self._read_s < _EVERY_S:
+            self._found, self._read_s = self._read_tables(), now_s
         return self._found
 
     def _networks(self) -> Iterator[str]:
@@ -76,13 +67,13 @@ class ListenerReader:
                 inodes.add((table.st_dev, table.st_ino))
                 yield directory
 
-    def _read_tables(self, networks: Iterable[str]) -> None:
+    def _read_tables(self) -> tuple[int, ...]:
         found: set[int] = set()
-        for directory in networks:
+        for directory in self._networks():
             for name in ("tcp", "tcp6"):  # the second one is absent without IPv6
                 with suppress(OSError, ValueError):
                     found |= self._listeners(f"{directory}/{name}")
-        self._found = tuple(sorted(found))
+        return tuple(sorted(found))
 
     def _listeners(self, path: str) -> set[int]:
         """Return the ports with a listener in one table; raises the errors of :func:`read_sockets`."""
@@ -117,23 +108,3 @@ def read_sockets(path: str) -> Iterator[list[bytes]]:
             fields = row.split(None, 8)
             if len(fields) > 7:
                 yield fields
-
-
-def _in_use(networks: Iterable[str]) -> tuple[bytes, ...] | None:
-    """Return the numbers of sockets in use; ``None`` if unreadable. Source: proc(5), ``net/sockstat``."""
-    found: list[bytes] = []
-    for directory in networks:
-        for name in ("sockstat", "sockstat6"):
-            try:
-                descriptor = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                if name == "sockstat":
-                    return None
-                continue
-            try:
-                found += _IN_USE.findall(os.read(descriptor, _READ_BYTES))
-            except OSError:
-                return None
-            finally:
-                os.close(descriptor)
-    return tuple(found)
