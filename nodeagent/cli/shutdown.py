@@ -75,7 +75,7 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
     from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop  # noqa: PLC0415
     from nodeagent.daemon.unix_signals import ignore_hangup  # noqa: PLC0415
     from nodeagent.errors import ConfigError  # noqa: PLC0415
-    from nodeagent.host.processes import started_s  # noqa: PLC0415
+    from nodeagent.host.process_identity import started_s  # noqa: PLC0415
     from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
     from nodeagent.telemetry import logging as log  # noqa: PLC0415 - not needed by every command
 

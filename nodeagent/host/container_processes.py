@@ -14,28 +14,23 @@ import resource
 import select
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.cgroups import read_cpu_us
 from nodeagent.host.container_cgroups import find_directories
-from nodeagent.host.process_kill import signal_member
+from nodeagent.host.process_identity import read_stat
+from nodeagent.host.process_kill import read_cgroup_names, signal_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from nodeagent.clock import Clock
+    from nodeagent.host.process_identity import ProcessStat
 
 _READ_BYTES: Final = 65536
 _MAX_PROCESSES: Final = 4096
 _STOPPED_STATES: Final = frozenset({"T", "t"})
 _DELAYED_STATES: Final = frozenset({"R", "D"})
-
-
-class _Process(NamedTuple):
-    pid: int
-    state: str
-    parent: int
-    started_ticks: int
 
 
 class ContainerProcesses:
@@ -118,7 +113,7 @@ class ContainerProcesses:
         Source: proc(5), states ``T`` and ``t``. A stopped shim answers no request until it continues.
         """
         main = self._main_process(container_id)
-        shim = None if main is None else self._process(main.parent)
+        shim = None if main is None else self._stat(main.parent)
         return shim is not None and shim.state in _STOPPED_STATES
 
     def has_pending_term(self, container_id: str) -> bool:
@@ -241,22 +236,18 @@ class ContainerProcesses:
                 if line.isdigit():
                     yield int(line)
 
-    def _main_process(self, container_id: str) -> _Process | None:
+    def _main_process(self, container_id: str) -> ProcessStat | None:
         """Return the oldest process whose parent is outside of the container; processes of ``exec`` are younger."""
-        found = [each for pid in self._processes(container_id) if (each := self._process(pid)) is not None]
+        found = [each for pid in self._processes(container_id) if (each := self._stat(pid)) is not None]
         inside = {each.pid for each in found}
-        return min((each for each in found if each.parent not in inside), key=_age, default=None)
+        outside = (each for each in found if each.parent not in inside)
+        return min(outside, key=lambda each: (each.started_ticks, each.pid), default=None)
 
-    def _process(self, pid: int) -> _Process | None:
-        """Return a process, or ``None``. Source: proc(5), state, ppid and starttime of ``/proc/PID/stat``."""
+    def _stat(self, pid: int) -> ProcessStat | None:
         try:
-            text = (self._root / f"proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+            return read_stat(pid, self._root)
         except OSError:
             return None
-        fields = text.rpartition(")")[2].split()  # the name in parentheses may contain spaces
-        if len(fields) < 20 or not fields[1].isdecimal() or not fields[19].isdecimal():
-            return None
-        return _Process(pid, fields[0], int(fields[1]), int(fields[19]))
 
     def _has_pending(self, pid: int, number: int) -> bool:
         try:
@@ -271,15 +262,7 @@ class ContainerProcesses:
         return signal_member(pid, number, lambda each: self._belongs_to(container_id, each)) == ""
 
     def _belongs_to(self, container_id: str, pid: int) -> bool:
-        try:
-            lines = (self._root / f"proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return False
-        return any(container_id in part for line in lines for part in line.split(":", 2)[-1].split("/"))
-
-
-def _age(process: _Process) -> tuple[int, int]:
-    return process.started_ticks, process.pid
+        return any(container_id in name for name in read_cgroup_names(pid, self._root / "proc"))
 
 
 def _is_populated(directory: str) -> bool:

@@ -1,4 +1,10 @@
-"""Usage, type and mount of filesystems."""
+"""Usage, type and mount of filesystems.
+
+Mounts are read from ``mountinfo``, which contains their ids and devices, unlike the mounts of psutil. psutil also cuts
+lines at 4096 bytes, which is less than the options of an overlay of many layers, and reads with Python's global lock
+held: on a disk that does not answer, the kernel can block in the name of a Btrfs subvolume, and all threads with it.
+Capacity, inodes and flags of a filesystem are read in one ``statvfs``, since psutil returns no inodes and no flags.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ PID namespace of the agent. Set-user-ID programs of other users do not count: an
 of a kubelet. Processes of nested PID namespaces do not count: a kubelet needs the PIDs of its host, so that "kubelet"
 in a nested namespace is a node in a container (kind, k3d) with a runtime of its own, or a tenant's attempt to disable
 eviction. A kubelet in a container with the host's PID namespace (RKE, Talos) counts, and so does a tenant's process
-there: such a pod is privileged anyway. ``/proc/PID/exe`` is not read, since that requires ``CAP_SYS_PTRACE``.
+there: such a pod is privileged anyway. ``/proc/PID/exe`` is not read, since that requires ``CAP_SYS_PTRACE``. psutil
+reads no PID namespaces, and reads command lines for long names, even if command lines must not be read.
 
 Listeners of root or the agent's user on the ports 10248 and 10250 are reported, and do not count: the listening process
 is unknown, and can be a root process without capabilities of a pod in the host's network.

@@ -12,7 +12,10 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.host.meminfo import parse_meminfo
+import psutil
+
+from nodeagent.errors import ObservationError
+from nodeagent.host.meminfo import read_totals
 from nodeagent.host.node import boot_id, node_name
 from nodeagent.model.kubernetes import Machine
 
@@ -26,7 +29,6 @@ _UP, _REJECT = 0x1, 0x200
 _NOT_LASTING: Final = 0x01 | 0x20 | 0x40
 _SIOCGIFADDR: Final = 0x8915
 _HUGEPAGES: Final = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
-_CPU_RANGE: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 _ARCHITECTURES: Final = {
     "x86_64": "amd64",
     "i386": "386",
@@ -45,35 +47,38 @@ def read_machine(
     """Return the facts of this machine; an unreadable value is omitted and listed in ``unread``.
 
     Args:
-        root: parent of ``etc``, ``proc`` and ``sys``.
+        root: parent of ``etc``, ``proc`` and ``sys`` for the values that psutil does not return.
         list_addresses: returns the IP addresses by network interface; by default the addresses of this machine.
     """
-    unread: list[str] = []
-    memory = _meminfo(root, unread)
+    totals, unread = None, tuple[str, ...]()
+    try:
+        totals = read_totals()
+    except ObservationError as error:
+        unread = (str(error),)
     names = os.uname()
     interfaces = interface_addresses(root) if list_addresses is None else list_addresses()
     return Machine(
         name=node_name(),
         addresses=choose_addresses(interfaces, default_interfaces(root)),
-        cpus=_cpus(root, unread),
-        memory_bytes=memory.get("MemTotal"),
-        swap_bytes=memory.get("SwapTotal"),
+        cpus=psutil.cpu_count(),
+        memory_bytes=None if totals is None else totals.memory,
+        swap_bytes=None if totals is None else totals.swap,
         hugepages=_hugepages(root),
         machine_id=_first_text(root, "etc/machine-id", "var/lib/dbus/machine-id"),
         system_uuid=_first_text(root, "sys/class/dmi/id/product_uuid", "etc/machine-id"),
         boot_id=boot_id(root),
-        kernel_version=_first_text(root, "proc/sys/kernel/osrelease") or names.release,
+        kernel_version=names.release,
         os_image=_os_image(root),
         architecture=_ARCHITECTURES.get(names.machine, names.machine),
-        unread=tuple(unread),
+        unread=unread,
     )
 
 
 def interface_addresses(root: Path = _ROOT) -> dict[str, list[str]]:
     """Return the IP addresses of this machine by network interface: the first IPv4 address, then the IPv6 addresses.
 
-    Netlink is not used, since the unit's ``RestrictAddressFamilies=`` denies it. Temporary, deprecated and tentative
-    addresses are omitted.
+    Netlink, from which psutil reads addresses, is denied by the unit's ``RestrictAddressFamilies=``. Temporary,
+    deprecated and tentative addresses are omitted.
 
     Source: netdevice(7), ``SIOCGIFADDR``; kernel ``if_inet6``: address, index, prefix, scope, flags, interface.
     """
@@ -147,29 +152,6 @@ def _global_addresses(texts: Sequence[str], version: int) -> list[str]:
         excluded = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
         if address.version == version and not excluded:
             found.append(str(address))
-    return found
-
-
-def _cpus(root: Path, unread: list[str]) -> int | None:
-    """Return the number of online CPUs. Source: kernel cputopology, ``online``, such as ``0-3,8``."""
-    path = root / "sys/devices/system/cpu/online"
-    text = _text(path)
-    count = 0
-    for part in text.split(","):
-        found = _CPU_RANGE.fullmatch(part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
-        if last < first:
-            unread.append(f"{path}: {text[:40]!r} is not a list of CPUs")
-            return None
-        count += last - first + 1
-    return count
-
-
-def _meminfo(root: Path, unread: list[str]) -> dict[str, int]:
-    path = root / "proc/meminfo"
-    found = parse_meminfo(_text(path))
-    if "MemTotal" not in found:
-        unread.append(f"{path}: MemTotal missing")
     return found
 
 

@@ -2,6 +2,10 @@
 
 ``/proc/meminfo`` and the root cgroup are read every time. ``/proc/vmstat``, the ZFS cache and the cgroup of all pods
 are read only while an estimate is near a threshold; the watermarks, which rarely change, once a minute.
+
+Totals and swap are read with psutil. The estimates need counters of ``/proc/meminfo`` that psutil does not return, all
+of one reading, and the kernel's own ``MemAvailable``: psutil replaces 0, the reading of a node without free memory, and
+values above the memory by estimates.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ import os
 import re
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import psutil
 
 from nodeagent.errors import ObservationError
 from nodeagent.model.memory import ArcSize, MemoryCounters, NodeMemory, PodsMemory, ReclaimActivity
@@ -29,6 +35,14 @@ _WINDOW_S: Final = 11.0
 """Age of the earlier reading with which reclaim activity is computed: the poll interval, with a margin."""
 _KEPT_S: Final = 60.0
 _ZONE_FIELD: Final = re.compile(r"^ +(min|high|managed|protection:) +(.+)$", re.MULTILINE)
+
+
+class MemoryTotals(NamedTuple):
+    """Memory, swap and free swap of the node in bytes."""
+
+    memory: int
+    swap: int
+    swap_free: int
 
 
 class Watermarks(NamedTuple):
@@ -175,6 +189,19 @@ class MemoryReader:
                 if "total_rss" in stat:
                     return PodsMemory(stat["total_rss"], stat.get("total_shmem", 0))
         return None
+
+
+def read_totals() -> MemoryTotals:
+    """Return memory and swap of the node.
+
+    Raises:
+        ObservationError: the kernel does not report them.
+    """
+    try:
+        swap = psutil.swap_memory()
+        return MemoryTotals(psutil.virtual_memory().total, swap.total, swap.free)
+    except (OSError, LookupError, ValueError) as error:
+        raise ObservationError(f"cannot read memory and swap of the node: {error}") from error
 
 
 def parse_meminfo(text: str) -> dict[str, int]:

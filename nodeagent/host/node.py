@@ -11,6 +11,8 @@ _ROOT = Path("/")
 def boot_id(root: Path = _ROOT) -> str:
     """Return the id of this boot; empty if the kernel does not report it.
 
+    psutil offers only the time of the boot, which changes when the clock is set.
+
     Source: ``/proc/sys/kernel/random/boot_id``.
     """
     try:

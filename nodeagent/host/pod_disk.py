@@ -8,6 +8,8 @@ import stat
 import time
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
 from nodeagent.host.disk_usage import Tree, TreeReader
 from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.record import Record, field
@@ -344,7 +346,6 @@ def _sum(trees: Iterable[Tree], *, ended: bool) -> Footprint:
 def _filesystem_bytes(path: str) -> int | None:
     """Return the used bytes of a memory filesystem; ``None`` if unreadable."""
     try:
-        status = os.statvfs(path)
+        return psutil.disk_usage(path).used
     except OSError:
         return None
-    return (status.f_blocks - status.f_bfree) * status.f_frsize

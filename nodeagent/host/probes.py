@@ -6,13 +6,14 @@ Each function reads one fact; the verdicts are in ``nodeagent.plan.node_checks``
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import stat
 import sys
 import tempfile
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
+
+import psutil
 
 from nodeagent.host.processes import run
 from nodeagent.record import Record
@@ -84,11 +85,11 @@ def probe_directory(directory: Path) -> DirectoryProbe:
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
-        filesystem = os.statvfs(existing)
+        available_bytes = psutil.disk_usage(str(existing)).free
         mode = stat.S_IMODE(directory.stat().st_mode) if directory.exists() else 0
     except OSError as error:
         return DirectoryProbe(error.strerror or str(error), None, 0)
-    return DirectoryProbe("", filesystem.f_bavail * filesystem.f_frsize, mode)
+    return DirectoryProbe("", available_bytes, mode)
 
 
 def has_journald(root: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from nodeagent.host.node import boot_id
 from nodeagent.model.stops import ProcessIdentity
@@ -13,37 +13,67 @@ _ROOT: Final = Path("/")
 _ENDED: Final = frozenset({"Z", "X", "x"})
 
 
+class ProcessStat(NamedTuple):
+    """State letter, PID of the parent, and start in clock ticks since boot, of a process."""
+
+    pid: int
+    state: str
+    parent: int
+    started_ticks: int
+
+
+def read_stat(pid: int, root: Path = _ROOT) -> ProcessStat:
+    """Return state, parent and start of a process.
+
+    psutil is not used, since it offers no start since boot: ``create_time`` is wall time, which changes whenever the
+    clock is set, and reads ``/proc/stat`` for each process.
+
+    Raises:
+        OSError: the process cannot be read.
+
+    Source: proc(5), state, ppid and starttime of ``/proc/PID/stat``.
+    """
+    text = (root / f"proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    fields = text.rpartition(")")[2].split()  # the name in parentheses may contain spaces
+    try:
+        return ProcessStat(pid, fields[0], int(fields[1]), int(fields[19]))
+    except (IndexError, ValueError) as error:
+        raise OSError(f"/proc/{pid}/stat is malformed") from error
+
+
 def own_process(root: Path = _ROOT) -> ProcessIdentity:
     """Return the identity of this process."""
     pid = os.getpid()
     try:
-        _, started_ticks = _read_stat(root, pid)
+        return ProcessIdentity(pid, boot_id(root), read_stat(pid, root).started_ticks)
     except OSError:
-        started_ticks = 0
-    return ProcessIdentity(pid, boot_id(root), started_ticks)
+        return ProcessIdentity(pid, boot_id(root), 0)
+
+
+def started_s() -> float:
+    """Return the start of this process, in seconds since boot, suspend included; 0 if it cannot be read."""
+    return own_process().started_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def is_running(process: ProcessIdentity, root: Path = _ROOT) -> bool:
-    """Return whether a process of this machine still runs; true if unknown.
-
-    A zombie counts as ended. Source: proc(5), state and starttime of ``/proc/PID/stat``.
-    """
+    """Return whether a process of this machine still runs; true if unknown. A zombie counts as ended."""
     current = boot_id(root)
     if current and process.boot_id and process.boot_id != current:
         return False
     try:
-        state, started_ticks = _read_stat(root, process.pid)
+        found = read_stat(process.pid, root)
     except (FileNotFoundError, ProcessLookupError):
         return _exists(process.pid)
     except OSError:
         return True
-    if state in _ENDED:
-        return False
-    return not (process.started_ticks and started_ticks) or process.started_ticks == started_ticks
+    return found.state not in _ENDED and process.started_ticks in (0, found.started_ticks)
 
 
 def _exists(pid: int) -> bool:
-    """Return whether a process exists, even if hidden in ``/proc``. Source: proc(5), ``hidepid``; kill(2)."""
+    """Return whether a process exists, even if hidden in ``/proc``, unlike ``psutil.pid_exists``.
+
+    Source: proc(5), ``hidepid``; kill(2).
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -51,11 +81,3 @@ def _exists(pid: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def _read_stat(root: Path, pid: int) -> tuple[str, int]:
-    """Return state and start time of a process; 0 for a start time that cannot be parsed."""
-    text = (root / f"proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    fields = text.rpartition(")")[2].split()  # the name in parentheses may contain spaces
-    started = fields[19] if len(fields) > 19 else ""
-    return (fields[0] if fields else ""), int(started) if started.isdecimal() else 0

@@ -57,20 +57,11 @@ def kill_processes(
         proc: the kernel's ``proc`` directory.
         free_memory: frees the memory of a killed process.
 
-    Source: pidfd_open(2), pidfd_send_signal(2); kernel cgroup-v2.rst, ``cgroup.procs``; proc(5), ``/proc/PID/cgroup``.
+    Source: pidfd_open(2), pidfd_send_signal(2); kernel cgroup-v2.rst, ``cgroup.procs``.
     """
     listed = tuple(directories)
     excluded = {1, os.getpid()}
-
     names = {Path(each).name for each in listed}
-
-    def is_member(pid: int) -> bool:
-        try:
-            lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return False
-        return any(not names.isdisjoint(line.split(":", 2)[-1].split("/")) for line in lines)
-
     error = ""
     killed: list[int] = []
     for _ in range(_ROUNDS):
@@ -83,13 +74,25 @@ def kill_processes(
             break
         excluded |= fresh
         for pid in sorted(fresh):
-            refused = signal_member(pid, signal.SIGKILL, is_member)
+            refused = signal_member(pid, signal.SIGKILL, lambda each: bool(names & read_cgroup_names(each, proc)))
             error = refused or error
             if refused == "":
                 killed.append(pid)
     if killed:
         threading.Thread(target=lambda: [free_memory(pid) for pid in killed], daemon=True).start()
     return error
+
+
+def read_cgroup_names(pid: int, proc: Path) -> frozenset[str]:
+    """Return the names of the cgroups of a process and of their parents; empty if unreadable.
+
+    Source: proc(5), ``/proc/PID/cgroup``, which psutil does not read.
+    """
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(name for line in lines for name in line.split(":", 2)[-1].split("/"))
 
 
 def signal_member(pid: int, number: int, is_member: Callable[[int], bool]) -> str | None:

@@ -76,16 +76,3 @@ def run(
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-
-
-def started_s() -> float:
-    """Return the start of this process, in seconds since boot, suspend included; 0 if it cannot be read.
-
-    Source: proc(5), ``starttime`` of ``/proc/PID/stat``.
-    """
-    try:
-        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - one call, no object
-            fields = file.read().rpartition(")")[2].split()
-        return int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0

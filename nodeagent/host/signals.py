@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.host.filesystems import is_read_only, read_filesystem
-from nodeagent.host.meminfo import MemoryReader, parse_meminfo, parse_pairs, read_number, read_text, require
+from nodeagent.host.meminfo import MemoryReader, parse_pairs, read_number, read_text, read_totals, require
 from nodeagent.model.pressure import MemorySource, Moment, Observation, Signal
 from nodeagent.plan.eviction.memory_model import estimate_memory
 from nodeagent.record import Record, replace
@@ -84,7 +84,7 @@ def read_signals(  # noqa: PLR0913 - one argument for each source of the reading
         lambda: [_memory(memory, _moment(clock), source, _stall_percent(stalls), kernel_estimate=kernel_estimate)],
         lambda: _allocatable(root, _moment(clock)),
         lambda: [_pids(root, _moment(clock))],
-        lambda: _swap(root, _moment(clock)),
+        lambda: _swap(_moment(clock)),
         lambda: _stalls(root, _moment(clock), "io", Signal.IO_PSI_SOME, Signal.IO_PSI_FULL),
     )
     of_filesystems, unread = read_filesystem_signals(paths, clock)
@@ -109,17 +109,6 @@ def _read_each(*readers: Callable[[], Iterable[Observation]]) -> tuple[tuple[Obs
         except ObservationError as error:
             warnings.append(str(error))
     return tuple(found), tuple(warnings)
-
-
-def read_memory_capacity(root: Path = _ROOT) -> int:
-    """Return the memory of the node in bytes.
-
-    Raises:
-        ObservationError: ``/proc/meminfo`` is unreadable or has no ``MemTotal``.
-
-    Source: proc(5), ``MemTotal``, from which the kubelet derives OOM scores.
-    """
-    return require(parse_meminfo(read_text(root / "proc/meminfo")), "MemTotal", root / "proc/meminfo")
 
 
 def _moment(clock: Clock) -> Moment:
@@ -173,12 +162,10 @@ def _pids(root: Path, now: Moment) -> Observation:
     return Observation(Signal.PID_AVAILABLE, max(0, min(limits) - int(tasks)), min(limits), now)
 
 
-def _swap(root: Path, now: Moment) -> list[Observation]:
-    """Return the free swap; empty on a node without swap. Source: proc(5), ``meminfo``."""
-    path = root / "proc/meminfo"
-    info = parse_meminfo(read_text(path))
-    total = require(info, "SwapTotal", path)
-    return [Observation(Signal.SWAP_FREE, require(info, "SwapFree", path), total, now)] if total else []
+def _swap(now: Moment) -> list[Observation]:
+    """Return the free swap; empty on a node without swap."""
+    _, swap, free = read_totals()
+    return [Observation(Signal.SWAP_FREE, free, swap, now)] if swap else []
 
 
 def _stalls(root: Path, now: Moment, resource: str, some: Signal, full: Signal) -> list[Observation]:

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import psutil
 
 from nodeagent.config.kubelet_import import read_kubelet
 from nodeagent.errors import ConfigError
@@ -86,7 +89,7 @@ def read_kubelet_config(root: Path, pids: Iterable[int] = ()) -> KubeletConfig:
     """Return the configuration of the kubelet of this node. Blocks.
 
     Args:
-        root: directory that all absolute paths are below, normally ``/``.
+        root: directory that the absolute paths of files are below, normally ``/``.
         pids: PIDs of kubelet processes; the first process with a readable command line is used.
 
     Source: kubelet ``NewKubeletCommand``: ``loadConfigFile``, ``mergeKubeletConfigurations`` (RFC 7386), then flags.
@@ -154,8 +157,9 @@ class _Reader:
         """Return the kubelet's flags, and whether they are the command line of a separate kubelet process."""
         words: list[str] = []
         for pid in pids:
-            words = self._text(f"/proc/{pid}/cmdline").split("\0")
-            if words[0]:
+            with suppress(psutil.Error, OSError):
+                words = psutil.Process(pid).cmdline()
+            if words:
                 break
         name = os.path.basename(words[0]) if words else ""  # noqa: PTH119 - a string, not a Path
         if "kubelet" in name or "kubelet" in words[1:2]:
@@ -210,13 +214,12 @@ class _Reader:
         return fields
 
     def _text(self, path: str) -> str:
-        """Return the text of a file; empty after a read error, which is recorded except for files of ``/proc``."""
+        """Return the text of a file; empty after a read error, which is recorded."""
         try:
             with (self._root / path.lstrip("/")).open("rb") as file:
                 return file.read(_MAX_BYTES + 1).decode(errors="replace")
         except OSError as error:
-            if not path.startswith("/proc/"):
-                self._problems.append(f"cannot read {path}: {error.strerror or error}")
+            self._problems.append(f"cannot read {path}: {error.strerror or error}")
             return ""
 
 

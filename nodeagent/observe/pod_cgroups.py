@@ -22,8 +22,8 @@ from nodeagent.host.cgroups import (
 )
 from nodeagent.host.filesystems import read_mounts
 from nodeagent.host.kubelet_files import KUBELET_ROOT
+from nodeagent.host.meminfo import read_totals
 from nodeagent.host.pod_disk import memory_volumes_bytes
-from nodeagent.host.signals import read_memory_capacity
 from nodeagent.model.pods import ContainerHandle, PodHandle, PodReading
 from nodeagent.plan.pods.inference import qos_of_cgroup
 from nodeagent.record import replace
@@ -75,7 +75,7 @@ class PodCgroups:
         """Return the memory of the node in bytes; ``None``, with a warning added, after a failed reading."""
         if self._capacity_bytes is None:
             try:
-                self._capacity_bytes = read_memory_capacity(self._root)
+                self._capacity_bytes = read_totals().memory
             except ObservationError as error:
                 warnings.append(f"memory requests cannot be inferred: {error}")
         return self._capacity_bytes

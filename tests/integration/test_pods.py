@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.clock import SystemClock
-from nodeagent.host.signals import read_memory_capacity
+from nodeagent.host.meminfo import read_totals
 from nodeagent.model import Role
 from nodeagent.model.pressure import Fact, FactSource, QosClass
 from nodeagent.observe.pods import PodReader, PodSettings
@@ -96,7 +96,7 @@ def test_facts_of_real_pods_match_their_definitions(
     annotated = run(pods, "annotated", image, 0, annotations={"nodeagent.dev/priority": "-10"})
     inventory, calls = read_pods(containerd, tmp_path, with_usage=False)
 
-    capacity = read_memory_capacity()
+    capacity = read_totals().memory
     assert len(inventory.warnings) == 2  # two pods have annotations that are ignored
     assert calls == {"ListPodSandbox": 1, "ListContainers": 1}
     found = facts_of(inventory, burstable)

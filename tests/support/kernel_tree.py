@@ -26,6 +26,9 @@ unevictable 0
 workingset_refault_file 17
 pgfault 8123
 """
+UNUSED_MEMORY = "Buffers: 0 kB\nCached: 0 kB\nShmem: 0 kB\nActive: 0 kB\nInactive: 0 kB\n"
+"""Lines of ``meminfo`` that psutil expects of every kernel, and that the agent does not use."""
+VMSTAT = "pswpin 0\npswpout 0\n"
 _EVENTS = "low 0\nhigh 0\nmax 0\noom {kills}\noom_kill {kills}\noom_group_kill 0\n"
 
 
@@ -35,7 +38,9 @@ def make_tree(root: Path, *, memory_bytes: int = 16 * GIB, controllers: str = "c
     base.mkdir(parents=True)
     (base / "cgroup.controllers").write_text(f"{controllers}\n")
     (root / "proc").mkdir()
-    (root / "proc/meminfo").write_text(f"MemTotal:       {memory_bytes // 1024} kB\nMemFree: 1 kB\n")
+    memory = f"MemTotal: {memory_bytes // 1024} kB\nMemFree: 1 kB\n{UNUSED_MEMORY}SwapTotal: 0 kB\nSwapFree: 0 kB\n"
+    (root / "proc/meminfo").write_text(memory)
+    (root / "proc/vmstat").write_text(VMSTAT)
     return base
 
 

@@ -69,6 +69,7 @@ def add_process(
     directory = root / "proc" / str(pid)
     directory.mkdir(exist_ok=True)
     (directory / "comm").write_text(f"{name[:15]}\n")
+    (directory / "stat").write_text(f"{pid} ({name[:15]}) {state[0]} 1{' 0' * 48}\n")
     (directory / "cmdline").write_text("".join(f"{each}\0" for each in arguments))
     numbers = "\t".join(map(str, (pid, *inside)))
     (directory / "status").write_text(

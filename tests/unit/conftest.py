@@ -1,4 +1,4 @@
-"""Fixtures of tests that require Debian programs: skipped with a reason if missing, failed in CI."""
+"""Fixtures of unit tests. Tests of a missing Debian program are skipped with a reason, and fail in CI."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.support.login1 import PrivateBus, unavailable
@@ -38,6 +39,12 @@ def private_bus(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Priv
     bus.start()
     yield bus
     bus.stop()
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make psutil read ``proc`` in the temporary directory."""
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
 
 
 @pytest.fixture

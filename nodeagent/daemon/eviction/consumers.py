@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -59,14 +60,20 @@ async def find_consumers(
 
 
 def _largest_processes(pods: PodInventory, *, in_memory: bool) -> tuple[str, ...]:
-    """Return the processes outside of the pods with the most resident memory or threads."""
+    """Return the processes outside of the pods with the most resident memory or threads.
+
+    psutil completes a long name from the command line, and reading that waits for a process that waits for memory;
+    ``process_iter`` keeps an object for each process. Hence neither is used.
+    """
     inside = read_processes(path for each in pods.handles.values() for path in each.cgroups) or frozenset()
     found = []
-    for process in psutil.process_iter(["pid", "name", "memory_info", "num_threads"]):
-        known = process.info
-        amount = known["memory_info"].rss if in_memory and known["memory_info"] else known["num_threads"] or 0
-        if known["pid"] not in inside and amount:
-            found.append((f"{known['name']} (process {known['pid']})", amount))
+    with suppress(OSError):
+        for pid in frozenset(psutil.pids()) - inside:
+            with suppress(psutil.Error, OSError):
+                process = psutil.Process(pid)
+                amount = process.memory_info().rss if in_memory else process.num_threads()
+                name = Path(f"{psutil.PROCFS_PATH}/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+                found += [(f"{name} (process {pid})", amount)] if amount else []
     return _shown(found, format_bytes if in_memory else str)
 
 

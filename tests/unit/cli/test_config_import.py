@@ -142,6 +142,7 @@ def test_symbolic_link_is_kept_and_its_target_replaced(kubelet: Path, target: Pa
     assert dry_run_in(target) is True
 
 
+@pytest.mark.usefixtures("proc")
 def test_configuration_in_force_on_the_node_is_read_with_its_drop_ins_and_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,7 @@ def test_summary_counts_problems_and_warnings(problems: int, warnings: int, text
     assert summary([Finding("agent", each, "evidence") for each in verdicts]) == text
 
 
+@pytest.mark.usefixtures("proc")
 def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_settings: Settings, tmp_path: Path) -> None:
     make_node(tmp_path)
     assert [each.verdict for each in checks.kubelet_findings(node_settings, tmp_path)] == [Verdict.SKIPPED] * 3
@@ -98,6 +99,7 @@ def test_unseen_configuration_of_a_kubelet_is_absent_only_on_a_node_without_kube
     assert config.evidence.startswith(statement)
 
 
+@pytest.mark.usefixtures("proc")
 @pytest.mark.parametrize(("through_api", "running"), [(True, True), (True, False), (False, True), (False, False)])
 def test_restart_of_evicted_pods_is_warned_of_only_if_they_are_evicted_through_the_runtime(
     node_settings: Settings, tmp_path: Path, *, through_api: bool, running: bool
@@ -111,6 +113,7 @@ def test_restart_of_evicted_pods_is_warned_of_only_if_they_are_evicted_through_t
     assert ("kubelet-overlap-eviction" in {each.check for each in findings}) is not running
 
 
+@pytest.mark.usefixtures("proc")
 @pytest.mark.parametrize(
     ("name", "flags", "own", "verdict"),
     [

@@ -5,25 +5,30 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from nodeagent.host.signals import SignalPaths, read_signals
 from nodeagent.model.pressure import MemorySource, Signal
+from tests.support.kernel_tree import UNUSED_MEMORY, VMSTAT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("proc")
 NOW = datetime(2026, 1, 10, 12, tzinfo=UTC)
 MIB = 1 << 20
-MEMINFO = """\
+MEMINFO = f"""\
+{UNUSED_MEMORY}\
 MemTotal:        4194304 kB
 MemFree:             100 kB
 MemAvailable:    2097152 kB
-SwapTotal: {swap} kB
+SwapTotal: {{swap}} kB
 SwapFree:            512 kB
 """
 FILES = {
     "proc/meminfo": MEMINFO.format(swap=1024),
+    "proc/vmstat": VMSTAT,
     "proc/loadavg": "0.10 0.20 0.30 3/250 9999\n",
     "proc/sys/kernel/pid_max": "32768\n",
     "proc/sys/kernel/threads-max": "20000\n",
@@ -57,6 +62,7 @@ def read(
         if text is not None:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
+    psutil.PROCFS_PATH = str(root / "proc")  # restored by the fixture
     signals, warnings = read_signals(SignalPaths(str(root)), StoppedClock(), source=source, root=root)
     assert {each.observed_at.at for each in signals} <= {NOW}
     return {each.signal: (each.available, each.capacity) for each in signals}, warnings

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.kube.kubelet_config import merge_patch, parse_flags, read_kubelet_config
+from tests.support.kubelet_tree import add_process
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PID = 812
+pytestmark = pytest.mark.usefixtures("proc")
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -26,7 +28,8 @@ def kubelet(**fields: Any) -> str:
 
 
 def run(root: Path, *words: str) -> None:
-    write(root, f"proc/{PID}/cmdline", "".join(f"{word}\0" for word in words))
+    (root / "proc").mkdir(exist_ok=True)
+    add_process(root, PID, "kubelet", words)
 
 
 HIGH = "imageGCHighThresholdPercent"
@@ -163,7 +166,7 @@ def test_thresholds_in_flags_replace_the_whole_map(tmp_path: Path) -> None:
 
 
 def test_other_flags_are_returned_by_name(tmp_path: Path) -> None:
-    run(tmp_path, "kubelet", "--root-dir=/srv/kubelet", "--v", "4", "--enable-server", "--hostname-override=n1")
+    run(tmp_path, "kubelet", "--root-dir=/srv/kubelet", "--v", "4", "--hostname-override=n1", "--enable-server")
     flags = read_kubelet_config(tmp_path, [PID]).flags
     assert flags == {"root-dir": "/srv/kubelet", "v": "4", "enable-server": "true", "hostname-override": "n1"}
 

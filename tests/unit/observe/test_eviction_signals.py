@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from nodeagent.observe.eviction_signals import SignalLayout
 
+pytestmark = pytest.mark.usefixtures("proc")
 MIB = 1 << 20
 PARENT = "/kubepods/burstable/poduid-web"
 THREADS = 4

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nodeagent.model.memory import MemoryCounters, NodeMemory
     from nodeagent.plan.eviction.state import Evaluation
 
+pytestmark = pytest.mark.usefixtures("proc")
 DATA: Final = Path(__file__).parents[2] / "data/memory"
 DOCUMENT: Final = Path(__file__).parents[3] / "nodeagent/docs/eviction.md"
 EARLIER: Final = ", 5 s earlier"

@@ -24,6 +24,8 @@ from tests.unit.observe.pod_node import BEST_EFFORT, BURSTABLE, GUARANTEED, IMAG
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("proc")
+
 
 @pytest.mark.parametrize("node", ["1.6", "1.7", "2.1", "cri-o"], indirect=True)
 async def test_pod_facts_are_complete_on_every_runtime(node: Node) -> None:
