@@ -95,6 +95,15 @@ def test_conditions_are_applied_beside_those_of_the_kubelet_and_removed(cluster:
     agent.start()
     agent.wait("the condition is present", lambda: bool(cluster.condition("nodeagent.dev/ImageGCDegraded")))
     assert cluster.condition("Ready")["reason"] == "KubeletReady"
+    agent.stop()
+    before = cluster.node_object()["status"]
+    agent.withdraw()
+    after = cluster.node_object()["status"]
+    assert [each["type"] for each in after["conditions"]] == [
+        each["type"] for each in before["conditions"] if not each["type"].startswith("nodeagent.dev/")
+    ]
+    for field in ("addresses", "capacity", "nodeInfo"):
+        assert after[field] == before[field]
     assert agent.events("api_request_failed") == []
 
 
