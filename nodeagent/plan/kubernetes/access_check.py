@@ -27,6 +27,10 @@ _FIXES: Final = (
         "make /etc/machine-id of the node readable for the agent; in a container mount it read-only",
     ),
     ("has no ids", "wait until the kubelet has reported the node status"),
+    (
+        "no Node object",
+        "set kubelet.node_name to the name of this node's object; if it was deleted, restart the kubelet or the agent",
+    ),
     ("Node object", "set kubelet.node_name to the name of this node's object"),
 )
 """Fix by words of an error; the first match counts."""
@@ -68,7 +72,7 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
         return Finding(CHECK, Verdict.PROBLEM, lacking, fix)
     if left_s is not None and left_s < _SOON_S:
         return Finding(CHECK, Verdict.WARNING, f"the client certificate expires at {until}", _RENEW)
-    state = "the node is registered" if is_registered else "the node is not registered yet"
+    state = "the node is registered" if is_registered else "there is no Node object with this name"
     return Finding(CHECK, Verdict.OK, f"the API server answers and grants every rule; {state}")
 
 

@@ -253,7 +253,7 @@ def test_document_lists_every_rule_with_its_settings_purpose_and_risk() -> None:
     [
         ("m", "m", "1 pods of this node, whose ids match", ""),
         ("other", "m", "the Node object is of another machine: its machine id is other", "kubelet.node_name"),
-        (None, "m", "there is no Node object with this name", "kubelet.node_name"),
+        (None, "m", "there is no Node object with this name", "if it was deleted"),
         ("m", "", "the machine id of this machine is unknown", "mount it read-only"),
         ("", "m", "the Node object has no ids", "wait until the kubelet"),
     ],
